@@ -1,0 +1,23 @@
+// Every header that the code of an instruction set needs, included before its target pragma: a
+// standard template instantiated under the pragma would be merged by the linker into the baseline
+// and crash older machines.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+
+#include "cpu/buffer.h"
+#include "cpu/float_env.h"
+#include "cpu/kernels.h"
+#include "cpu/packed.h"
+#include "epilogue/epilogues.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif

@@ -1,0 +1,52 @@
+// What an instruction set provides, and which one runs. Each isa_*.cpp fills one Kernels table;
+// isa.cpp lists them, best first, and picks.
+#pragma once
+
+#include <cstdint>
+
+#include "problem.h"
+
+namespace scaled_mm::cpu {
+
+// How a product is cut into tasks: blocks of rows times blocks of columns, numbered row block by
+// row block. A task owns its part of D alone; nothing is summed across tasks.
+struct Tiling {
+  int64_t block_rows = 0;
+  int64_t row_blocks = 0;
+  int64_t col_blocks = 0;  // of kColBlock columns
+  int64_t tasks() const { return row_blocks * col_blocks; }
+};
+
+// The columns that a task computes. A multiple of the panel width (packed.h).
+inline constexpr int kColBlock = 64;
+
+// Index of an epilogue in registry.def; kRaw is int8_mm's.
+inline constexpr int kRaw = -1;
+
+// The range of some elements of x: what a scale is made from.
+struct Range {
+  float lo = 0.0f;  // min(0, min x)
+  float hi = 0.0f;  // max(0, max x)
+  bool finite = true;
+};
+
+struct Kernels {
+  const char* name;
+  bool (*available)();
+  int tile_rows;  // rows that are computed at a time, at most
+
+  // Runs tasks [begin, end) of the product.
+  void (*gemm)(const Problem& p, const Tiling& tiling, int epilogue, int64_t begin, int64_t end);
+  // The range of rows [begin, end) together.
+  Range (*range)(const QuantizeProblem& p, int64_t begin, int64_t end);
+  // Quantises rows [begin, end); unless the scales are given, `all` (per tensor) or each row's own
+  // range (all == nullptr) makes them.
+  void (*quantize)(const QuantizeProblem& p, const Range* all, int64_t begin, int64_t end);
+};
+
+// The instruction set in use: SCALED_MM_CPU_ISA, or the best that this machine runs.
+const Kernels& kernels();
+
+extern const Kernels avx512_vnni_kernels, avx_vnni_kernels, avx2_kernels, portable_kernels;
+
+}  // namespace scaled_mm::cpu

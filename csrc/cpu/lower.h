@@ -1,0 +1,169 @@
+// An epilogue's type (epilogue/epilogues.h) lowered to code: one row of a tile at a time, each
+// element by the expression, the rounding to the output dtype last. Plain loops of fixed length,
+// which the compiler turns into the vectors of the instruction set around it.
+//
+// No include guard: every isa_*.cpp includes this once, inside its own namespace.
+
+// The operands of one block of columns, widened and laid side by side: element n of the block.
+struct RowOperands {
+  alignas(64) float floats[kNumOperands][kColBlock];
+  alignas(64) int32_t ints[kNumOperands][kColBlock];
+
+  template <class T>
+  T* of(Operand id) {
+    if constexpr (std::is_same_v<T, float>) return floats[static_cast<int>(id)];
+    else return ints[static_cast<int>(id)];
+  }
+
+  template <class L>
+  void load(const Problem& p, int64_t col, int count) {
+    using T = typename L::value;
+    const Vector& v = p.operands[static_cast<int>(L::id)];
+    T* to = of<T>(L::id);
+    if (!v.data) {  // only an optional operand gets here absent
+      std::fill(to, to + kColBlock, T(epilogue::kAbsentBias));
+      return;
+    }
+    std::fill(to, to + kColBlock, T(0));
+    if constexpr (std::is_same_v<T, float>) {
+      with_format(v.dtype, [&](auto format) {
+        using S = typename decltype(format)::storage;
+        const S* from = static_cast<const S*>(v.data) + col * v.stride;
+        if (v.stride == 1) return format.widen(from, to, count);
+        for (int i = 0; i < count; ++i) format.widen(from + i * v.stride, to + i, 1);
+      });
+    } else {
+      const T* from = static_cast<const T*>(v.data) + col * v.stride;
+      for (int i = 0; i < count; ++i) to[i] = from[i * v.stride];
+    }
+  }
+};
+
+// One row of a tile: its accumulators, and the operands that hold for the whole row.
+struct RowContext {
+  const int32_t* acc;
+  RowOperands& cols;
+  const Problem& p;
+  int64_t m;
+};
+
+// fma(x, y, z) rounded once. Without the instruction: the product is exact in float64, and the sum
+// is rounded to odd there, so that the rounding to float32 sees on which side of a tie it lies.
+inline float fused_multiply_add(float x, float y, float z) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fmaf(x, y, z);
+#else
+  const double product = double(x) * double(y), addend = z;
+  double sum = product + addend;
+  const double part = sum - product;
+  const double error = (product - (sum - part)) + (addend - part);
+  uint64_t bits;
+  std::memcpy(&bits, &sum, sizeof bits);
+  if (error != 0.0 && error == error && (bits & 1) == 0) {
+    bits += ((error > 0.0) == (sum > 0.0)) ? 1 : -1;
+    std::memcpy(&sum, &bits, sizeof sum);
+  }
+  return static_cast<float>(sum);
+#endif
+}
+
+inline float apply(epilogue::ToFloat, int32_t x) { return static_cast<float>(x); }
+inline float apply(epilogue::Mul, float x, float y) { return x * y; }
+inline float apply(epilogue::Fma, float x, float y, float z) { return fused_multiply_add(x, y, z); }
+inline int32_t apply(epilogue::Mul, int32_t x, int32_t y) {
+  return static_cast<int32_t>(static_cast<uint32_t>(x) * static_cast<uint32_t>(y));
+}
+inline int32_t apply(epilogue::Sub, int32_t x, int32_t y) {
+  return static_cast<int32_t>(static_cast<uint32_t>(x) - static_cast<uint32_t>(y));
+}
+
+// Lower<E> reads what is constant along the row when it is made, and gives element n of the row.
+template <class E>
+struct Lower;
+
+template <>
+struct Lower<epilogue::Acc> {
+  const int32_t* acc;
+  explicit Lower(const RowContext& row) : acc(row.acc) {}
+  static void load(RowOperands&, const Problem&, int64_t, int) {}
+  int32_t operator[](int n) const { return acc[n]; }
+};
+
+template <Operand Id, class T, bool ScalarOk>
+struct Lower<epilogue::Leaf<Id, T, epilogue::Axis::Row, ScalarOk>> {
+  using L = epilogue::Leaf<Id, T, epilogue::Axis::Row, ScalarOk>;
+  const T* values;
+  explicit Lower(const RowContext& row) : values(row.cols.of<T>(Id)) {}
+  static void load(RowOperands& to, const Problem& p, int64_t col, int count) {
+    to.load<L>(p, col, count);
+  }
+  T operator[](int n) const { return values[n]; }
+};
+
+template <Operand Id, class T, bool ScalarOk>
+struct Lower<epilogue::Leaf<Id, T, epilogue::Axis::Col, ScalarOk>> {
+  T value;
+  explicit Lower(const RowContext& row) {
+    const Vector& v = row.p.operands[static_cast<int>(Id)];
+    value = static_cast<const T*>(v.data)[row.m * v.stride];
+  }
+  static void load(RowOperands&, const Problem&, int64_t, int) {}
+  T operator[](int) const { return value; }
+};
+
+template <class L>
+struct Lower<epilogue::Optional<L>> : Lower<L> {
+  using Lower<L>::Lower;
+};
+
+template <class Op, class... Args>
+struct Lower<epilogue::Apply<Op, Args...>> {
+  std::tuple<Lower<Args>...> args;
+  explicit Lower(const RowContext& row) : args(Lower<Args>(row)...) {}
+  static void load(RowOperands& to, const Problem& p, int64_t col, int count) {
+    (Lower<Args>::load(to, p, col, count), ...);
+  }
+  auto operator[](int n) const {
+    return std::apply([n](const auto&... arg) { return apply(Op{}, arg[n]...); }, args);
+  }
+};
+
+// --- the functions that the product calls ---------------------------------------------------------
+
+// Loads the operands of columns [col, col + count); then a row of that block, `count` elements.
+struct Epilogue {
+  void (*load)(RowOperands& to, const Problem& p, int64_t col, int count);
+  void (*write_row)(const RowContext& row, int count, void* out);
+};
+
+template <class E, class Format>
+void write_row(const RowContext& row, int count, void* out) {
+  using S = typename Format::storage;
+  const Lower<E> element(row);
+  alignas(64) float d[kColBlock];
+  for (int n = 0; n < kColBlock; ++n) d[n] = element[n];
+  if (count == kColBlock) return Format::narrow(d, static_cast<S*>(out), kColBlock);
+  alignas(64) S rounded[kColBlock];
+  Format::narrow(d, rounded, kColBlock);
+  std::memcpy(out, rounded, count * sizeof(S));
+}
+
+inline void write_accumulators(const RowContext& row, int count, void* out) {
+  std::memcpy(out, row.acc, count * sizeof(int32_t));
+}
+
+// epilogue: index in registry.def, or kRaw.
+inline Epilogue find_epilogue(int epilogue, ScalarType out_dtype) {
+  Epilogue found{Lower<epilogue::Acc>::load, write_accumulators};
+  int index = 0;
+#define EPILOGUE(name)                                                       \
+  if (epilogue == index++) {                                                 \
+    found.load = Lower<epilogue::name>::load;                                \
+    with_format(out_dtype, [&](auto format) {                                \
+      found.write_row = write_row<epilogue::name, decltype(format)>;         \
+    });                                                                      \
+  }
+#include "epilogue/registry.def"
+#undef EPILOGUE
+  return found;
+}

@@ -1,0 +1,34 @@
+// The packed weight: one layout for every instruction set.
+//
+//   panel 0: columns 0..15          panel 1: columns 16..31     ...
+//   +-------------------------+
+//   | k = 0..3   64 bytes     |     the 64 bytes of a group of four k:
+//   | k = 4..7   64 bytes     |
+//   | ...                     |       column 0          column 1           column 15
+//   | last group, k past K: 0 |       k k+1 k+2 k+3     k k+1 k+2 k+3  ... k k+1 k+2 k+3
+//   | skew       64 bytes     |
+//   +-------------------------+
+//
+// An element is b ^ 0x80, that is b + 128 as uint8: the unsigned side of the u8 x s8 dot products.
+//   sum_k a*(b + 128) = sum_k a*b + 128 * sum_k a
+// so a row's accumulators start at -128 times its sum. Elements past K are 0 and multiply A's
+// padding; columns past N are computed and dropped. The skew keeps equal offsets of neighbouring
+// panels out of one cache set when K is a power of two.
+#pragma once
+
+#include <cstdint>
+
+namespace scaled_mm::cpu {
+
+inline constexpr int kPanel = 16;                   // columns of a panel
+inline constexpr int kGroup = 4;                    // values of k that lie together
+inline constexpr int kGroupBytes = kPanel * kGroup;  // one cache line
+
+constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+constexpr int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
+
+constexpr int64_t groups(int64_t k) { return ceil_div(k, kGroup); }
+constexpr int64_t panels(int64_t n) { return ceil_div(n, kPanel); }
+constexpr int64_t panel_bytes(int64_t k) { return (groups(k) + 1) * kGroupBytes; }
+
+}  // namespace scaled_mm::cpu

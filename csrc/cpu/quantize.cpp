@@ -1,0 +1,70 @@
+// quantize_int8 on the CPU: the arithmetic is in quantize_rows.h, here are threads.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "cpu/kernels.h"
+#include "cpu/packed.h"
+#include "namespace.h"
+
+namespace scaled_mm::cpu {
+namespace {
+
+// Rows that one thread should take at least: about 2^14 elements.
+int64_t grain(const QuantizeProblem& p) {
+  return std::max<int64_t>(1, (int64_t{1} << 14) / std::max<int64_t>(p.cols, 1));
+}
+
+// The range of the whole tensor: each piece of rows its own, then all of them together.
+Range whole_range(const QuantizeProblem& p, const Kernels& isa) {
+  const int64_t step = grain(p), pieces = ceil_div(p.rows, step);
+  std::vector<Range> ranges(static_cast<size_t>(pieces));
+  torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      ranges[i] = isa.range(p, i * step, std::min((i + 1) * step, p.rows));
+    }
+  });
+  Range whole;
+  for (const Range& range : ranges) {
+    whole.lo = std::min(whole.lo, range.lo);
+    whole.hi = std::max(whole.hi, range.hi);
+    whole.finite &= range.finite;
+  }
+  return whole;
+}
+
+void run(const QuantizeProblem& p) {
+  const Kernels& isa = kernels();
+  const bool shared = !p.given && !p.per_token;
+  Range whole;
+  if (shared) whole = whole_range(p, isa);
+  const Range* all = shared ? &whole : nullptr;
+  torch::stable::parallel_for(0, p.rows, grain(p), [&](int64_t begin, int64_t end) {
+    isa.quantize(p, all, begin, end);
+  });
+}
+
+std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
+                                                                bool per_token) {
+  Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token);
+  run(checked.problem);
+  std::optional<Tensor> azp;
+  if (!symmetric) azp = checked.outputs[2];
+  return {checked.outputs[0], checked.outputs[1], azp};
+}
+
+Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<Tensor> azp) {
+  Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp);
+  run(checked.problem);
+  return checked.outputs[0];
+}
+
+}  // namespace
+}  // namespace scaled_mm::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
+  ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cpu::quantize_int8));
+  ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cpu::quantize_int8_static));
+}

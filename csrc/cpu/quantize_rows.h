@@ -1,0 +1,117 @@
+// The quantiser over rows (docs/numerics.md): float32, one rounding per operation, true division.
+// Plain loops for the compiler to vectorise; comparisons are written so that NaN falls where the
+// contract wants it.
+//
+// No include guard: every isa_*.cpp includes this once, inside its own namespace.
+
+// One row of x as float32: the row itself, or a widened copy in `scratch`.
+inline const float* widen_row(const QuantizeProblem& p, int64_t row, float* scratch) {
+  const float* result = scratch;
+  with_format(p.x_dtype, [&](auto format) {
+    using S = typename decltype(format)::storage;
+    const S* x = static_cast<const S*>(p.x.data) + row * p.x.row_stride;
+    if (p.x.col_stride != 1) {
+      for (int64_t k = 0; k < p.cols; ++k) format.widen(x + k * p.x.col_stride, scratch + k, 1);
+    } else if constexpr (std::is_same_v<S, float>) {
+      result = x;
+    } else {
+      format.widen(x, scratch, p.cols);
+    }
+  });
+  return result;
+}
+
+// Reductions run on integers, which order like the floats they stand for once negative ones have
+// their magnitude flipped, and which a compiler may reorder.
+inline void extend(Range& range, const float* x, int64_t count) {
+  const auto ordered = [](float value) {
+    const int32_t bits = static_cast<int32_t>(to_bits(value));
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+  };
+  const auto back = [](int32_t key) {
+    return from_bits(static_cast<uint32_t>(key ^ ((key >> 31) & 0x7fffffff)));
+  };
+  int32_t lo = ordered(range.lo), hi = ordered(range.hi), largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t key = ordered(x[i]);
+    const int32_t magnitude = static_cast<int32_t>(to_bits(x[i]) & 0x7fffffff);
+    lo = std::min(lo, key);
+    hi = std::max(hi, key);
+    largest = std::max(largest, magnitude);
+  }
+  range.finite &= largest < 0x7f800000;
+  range.lo = back(lo);
+  range.hi = back(hi);
+}
+
+struct Quantizer {
+  float scale;
+  int32_t azp;
+};
+
+inline Quantizer quantizer(const Range& range, bool symmetric) {
+  if (!range.finite) return {std::numeric_limits<float>::quiet_NaN(), 0};
+  if (symmetric) return {std::max(std::max(-range.lo, range.hi) / 127.0f, FLT_MIN), 0};
+  float scale = (range.hi - range.lo) / 255.0f;
+  if (std::isinf(scale)) scale = (range.hi / 2 - range.lo / 2) / 127.5f;
+  scale = std::max(scale, FLT_MIN);
+  const float azp = std::rint(-128.0f - range.lo / scale);
+  return {scale, static_cast<int32_t>(std::min(std::max(azp, -128.0f), 127.0f))};
+}
+
+// Adding and taking away 1.5 * 2^23 rounds to the nearest even integer; magnitudes from 2^22 on
+// are left alone, being far outside the range that is kept.
+inline float round_even(float x) {
+#if defined(__SSE4_1__) || defined(__aarch64__)
+  return __builtin_rintf(x);
+#else
+  const float shifted = (x + 12582912.0f) - 12582912.0f;
+  return (x < 4194304.0f) & (x > -4194304.0f) ? shifted : x;
+#endif
+}
+
+inline void quantize_row(const float* x, int64_t count, Quantizer quantizer, float lowest,
+                         int8_t* q) {
+  const float azp = static_cast<float>(quantizer.azp);
+  for (int64_t k = 0; k < count; ++k) {
+    float value = round_even(x[k] / quantizer.scale) + azp;
+    value = value == value ? value : 0.0f;  // NaN
+    value = value > lowest ? value : lowest;
+    value = value < 127.0f ? value : 127.0f;
+    q[k] = static_cast<int8_t>(static_cast<int32_t>(value));
+  }
+}
+
+inline Range range_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
+  const FloatEnvironment environment;
+  Buffer<float> scratch(static_cast<size_t>(p.cols));
+  Range range;
+  for (int64_t row = begin; row < end; ++row) {
+    extend(range, widen_row(p, row, scratch.data()), p.cols);
+  }
+  return range;
+}
+
+inline void quantize_rows(const QuantizeProblem& p, const Range* all, int64_t begin, int64_t end) {
+  const FloatEnvironment environment;
+  Buffer<float> scratch(static_cast<size_t>(p.cols));
+  const float lowest = p.symmetric ? -127.0f : -128.0f;
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = widen_row(p, row, scratch.data());
+    float* scale = p.scale + row * p.scale_stride;
+    int32_t* azp = p.azp ? p.azp + row * p.azp_stride : nullptr;
+    Quantizer use{};
+    if (p.given) {
+      use = {*scale, azp ? *azp : 0};
+    } else {
+      Range own;
+      if (!all) extend(own, x, p.cols);
+      use = quantizer(all ? *all : own, p.symmetric);
+      if (p.per_token) {
+        *scale = use.scale;
+        if (azp) *azp = use.azp;
+      }
+    }
+    quantize_row(x, p.cols, use, lowest, p.q + row * p.cols);
+  }
+}

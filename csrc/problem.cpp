@@ -1,0 +1,332 @@
+#include "problem.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <string>
+
+#include "check.h"
+
+namespace scaled_mm {
+namespace {
+
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+// --- how values read in a message ---------------------------------------------------------------
+
+std::string name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::Bool: return "bool";
+    default: return torch::headeronly::toString(dtype);
+  }
+}
+
+std::string shape_text(Sizes sizes) {
+  std::string text = "(";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    text += (i ? ", " : "") + std::to_string(sizes[i]);
+  }
+  return text + (sizes.size() == 1 ? ",)" : ")");
+}
+std::string shape(const Tensor& t) { return "shape " + shape_text(t.sizes()); }
+
+std::string device(const Tensor& t) {
+  if (t.is_cpu()) return "cpu";
+  return cat(t.is_cuda() ? "cuda" : "device", ":", t.get_device_index());
+}
+
+// --- rules that several arguments share -----------------------------------------------------------
+
+void must_be(const char* argument, const Tensor& t, ScalarType dtype) {
+  if (t.scalar_type() != dtype) refuse(argument, "be " + name(dtype), name(t.scalar_type()));
+}
+
+void must_share_device(const char* argument, const Tensor& t, const char* other_name,
+                       const Tensor& other) {
+  if (t.is_cpu() != other.is_cpu() || t.get_device_index() != other.get_device_index()) {
+    refuse(argument, cat("be on the device of ", other_name, " (", device(other), ")"), device(t));
+  }
+}
+
+bool equal(Sizes sizes, const std::vector<int64_t>& expected) {
+  if (sizes.size() != expected.size()) return false;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (sizes[i] != expected[i]) return false;
+  }
+  return true;
+}
+
+// t with every dimension but the last folded into one, [..., K] -> [M, K]. A view where the
+// strides allow it, else a copy; either way `inputs` keeps it alive.
+template <class T>
+Matrix<const T> fold_rows(const Tensor& t, int64_t rows, std::vector<Tensor>& inputs) {
+  const int64_t cols = t.size(t.dim() - 1);
+  const Tensor& folded = inputs.emplace_back(
+      t.dim() == 2 ? t : torch::stable::reshape(t, std::vector<int64_t>{rows, cols}));
+  return {static_cast<const T*>(folded.const_data_ptr()), folded.stride(0), folded.stride(1)};
+}
+
+int64_t count_rows(const Tensor& t) {
+  int64_t rows = 1;
+  for (int64_t i = 0; i + 1 < t.dim(); ++i) rows *= t.size(i);
+  return rows;
+}
+
+Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  return torch::stable::empty(sizes, dtype, std::nullopt, like.device());
+}
+
+// --- the weight -----------------------------------------------------------------------------------
+
+Weight check_weight(const Tensor& b, const Shape& b_shape) {
+  Weight weight;
+  if (b_shape) {
+    if (b_shape->size() != 2) refuse("b_shape", "be (K, N)", shape_text(*b_shape));
+    weight.k = (*b_shape)[0];
+    weight.n = (*b_shape)[1];
+    must_be("b", b, ScalarType::Byte);
+    const int64_t bytes = packed_weight_bytes(weight.k, weight.n);
+    if (b.dim() != 1 || b.numel() != bytes || !b.is_contiguous()) {
+      refuse("b",
+             cat("be a contiguous packed buffer of ", bytes, " bytes for a weight of shape ",
+                 shape_text(*b_shape)),
+             shape(b));
+    }
+    weight.packed = static_cast<const uint8_t*>(b.const_data_ptr());
+  } else {
+    must_be("b", b, ScalarType::Char);
+    if (b.dim() != 2) refuse("b", "be a matrix [K, N]", shape(b));
+    weight.k = b.size(0);
+    weight.n = b.size(1);
+    weight.plain = {static_cast<const int8_t*>(b.const_data_ptr()), b.stride(0), b.stride(1)};
+  }
+  if (weight.k > kMaxK) {
+    refuse("b", cat("have K <= ", kMaxK, " rows (beyond it an int32 sum could wrap)"),
+           cat("K=", weight.k));
+  }
+  return weight;
+}
+
+// --- A times B ------------------------------------------------------------------------------------
+
+Checked<Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                               ScalarType out_dtype) {
+  Checked<Problem> checked;
+  Problem& p = checked.problem;
+  must_be("a", a, ScalarType::Char);
+  if (a.dim() < 1) refuse("a", "have at least one dimension [..., K]", shape(a));
+  must_share_device("b", b, "a", a);
+  p.b = check_weight(b, b_shape);
+  p.m = count_rows(a);
+  p.n = p.b.n;
+  p.k = p.b.k;
+  if (a.size(a.dim() - 1) != p.k) {
+    refuse("a", cat("have K=", p.k, " columns, the rows of b"), shape(a));
+  }
+  p.a = fold_rows<int8_t>(a, p.m, checked.inputs);
+  checked.inputs.push_back(b);
+
+  std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
+  sizes.back() = p.n;
+  const Tensor& d = checked.outputs.emplace_back(new_empty(a, sizes, out_dtype));
+  p.d = d.mutable_data_ptr();
+  p.out_dtype = out_dtype;
+  return checked;
+}
+
+// One epilogue operand against what its leaf declares (epilogue/expr.h).
+template <class Leaf>
+void check_operand(const std::optional<Tensor>& given, const Tensor& a, Checked<Problem>& checked) {
+  if (!given) return;
+  Problem& p = checked.problem;
+  const Tensor& t = *given;
+  const char* argument = kOperandNames[static_cast<int>(Leaf::id)];
+
+  if (Leaf::id == Operand::bias) {
+    if (t.scalar_type() != p.out_dtype && t.scalar_type() != ScalarType::Float) {
+      refuse(argument, cat("be float32 or the output's ", name(p.out_dtype)),
+             name(t.scalar_type()));
+    }
+  } else {
+    must_be(argument, t, std::is_same_v<typename Leaf::value, float> ? ScalarType::Float
+                                                                     : ScalarType::Int);
+  }
+  must_share_device(argument, t, "a", a);
+
+  const bool per_row = Leaf::axis == epilogue::Axis::Col;
+  std::vector<int64_t> flat, with_one;  // the two shapes that a vector may have
+  if (per_row) {
+    flat.assign(a.sizes().begin(), a.sizes().end() - 1);
+    with_one = flat;
+    with_one.push_back(1);
+  } else {
+    flat = {p.n};
+    with_one = {1, p.n};
+  }
+  const bool one = Leaf::scalar_ok && t.numel() == 1;
+  if (!one && !equal(t.sizes(), flat) && !equal(t.sizes(), with_one)) {
+    refuse(argument,
+           cat("have ", Leaf::scalar_ok ? "1 or " : "", per_row ? "M=" : "N=", per_row ? p.m : p.n,
+               " elements, in shape ", shape_text(flat), " or ", shape_text(with_one)),
+           shape(t));
+  }
+  const int64_t count = t.numel();
+  const Tensor& vector = checked.inputs.emplace_back(
+      t.dim() == 1 ? t : torch::stable::reshape(t, std::vector<int64_t>{count}));
+  p.operands[static_cast<int>(Leaf::id)] = {vector.const_data_ptr(), t.scalar_type(),
+                                            count == 1 ? 0 : vector.stride(0)};
+  p.given |= bit(Leaf::id);
+}
+
+void check_azp_forms(OperandSet given) {
+  const bool azp = given & bit(Operand::azp), adj = given & bit(Operand::azp_adj);
+  if ((azp || adj) && (given & bit(Operand::azp_with_adj))) {
+    refuse("azp_with_adj",
+           "be given alone (it already holds azp * azp_adj), or azp and azp_adj without it",
+           cat("azp_with_adj together with ", azp ? "azp" : "azp_adj"));
+  }
+  if (azp && !adj) refuse("azp_adj", "be given with azp (see scaled_mm.azp_adj)", "azp alone");
+  if (adj && !azp) refuse("azp", "be given with azp_adj", "azp_adj alone");
+}
+
+void check_out_dtype(ScalarType dtype) {
+  std::string known;
+#define DTYPE(name, scalar_type, storage)         \
+  if (dtype == ScalarType::scalar_type) return; \
+  known += (known.empty() ? "" : ", ") + std::string(#name);
+#include "dtypes.def"
+#undef DTYPE
+  refuse("out_dtype", "be one of " + known, name(dtype));
+}
+
+// --- quantisers -----------------------------------------------------------------------------------
+
+Checked<QuantizeProblem> check_activation(const Tensor& x) {
+  Checked<QuantizeProblem> checked;
+  QuantizeProblem& p = checked.problem;
+  p.x_dtype = x.scalar_type();
+  if (p.x_dtype != ScalarType::Float && p.x_dtype != ScalarType::BFloat16 &&
+      p.x_dtype != ScalarType::Half) {
+    refuse("x", "be float32, bfloat16 or float16", name(p.x_dtype));
+  }
+  if (x.dim() < 1) refuse("x", "have at least one dimension [..., K]", shape(x));
+  p.rows = count_rows(x);
+  p.cols = x.size(x.dim() - 1);
+  p.x = fold_rows<void>(x, p.rows, checked.inputs);
+  const std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  const Tensor& q = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Char));
+  p.q = static_cast<int8_t*>(q.mutable_data_ptr());
+  return checked;
+}
+
+// A given scale or azp of the static quantiser: one element, or one for each row of x.
+template <class T>
+int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, ScalarType dtype,
+                    T*& data, Checked<QuantizeProblem>& checked) {
+  must_be(argument, t, dtype);
+  must_share_device(argument, t, "x", x);
+  std::vector<int64_t> flat(x.sizes().begin(), x.sizes().end() - 1), with_one = flat;
+  with_one.push_back(1);
+  if (t.numel() != 1 && !equal(t.sizes(), flat) && !equal(t.sizes(), with_one)) {
+    refuse(argument,
+           cat("have 1 or ", checked.problem.rows, " elements, in shape ", shape_text(flat), " or ",
+               shape_text(with_one)),
+           shape(t));
+  }
+  const Tensor& vector = checked.inputs.emplace_back(
+      torch::stable::reshape(t, std::vector<int64_t>{t.numel()}));
+  data = static_cast<T*>(vector.data_ptr());
+  return t.numel() == 1 ? 0 : vector.stride(0);
+}
+
+}  // namespace
+
+Checked<Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                                 const Tensor& scale_b, const std::optional<Tensor>& bias,
+                                 const std::optional<Tensor>& azp,
+                                 const std::optional<Tensor>& azp_adj,
+                                 const std::optional<Tensor>& azp_with_adj, ScalarType out_dtype,
+                                 const Shape& b_shape) {
+  check_out_dtype(out_dtype);
+  Checked<Problem> checked = check_product(a, b, b_shape, out_dtype);
+  check_operand<epilogue::ScaleA>(scale_a, a, checked);
+  check_operand<epilogue::ScaleB>(scale_b, a, checked);
+  check_operand<epilogue::Bias>(bias, a, checked);
+  check_operand<epilogue::Azp>(azp, a, checked);
+  check_operand<epilogue::AzpAdj>(azp_adj, a, checked);
+  check_operand<epilogue::AzpWithAdj>(azp_with_adj, a, checked);
+  check_azp_forms(checked.problem.given);
+  return checked;
+}
+
+Checked<Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape) {
+  return check_product(a, b, b_shape, ScalarType::Int);
+}
+
+Checked<ColumnSums> check_azp_adj(const Tensor& b, const std::optional<Tensor>& azp,
+                                  const Shape& b_shape) {
+  Checked<ColumnSums> checked;
+  checked.problem.b = check_weight(b, b_shape);
+  checked.inputs.push_back(b);
+  if (azp) {
+    must_be("azp", *azp, ScalarType::Int);
+    must_share_device("azp", *azp, "b", b);
+    if (azp->numel() != 1) refuse("azp", "have 1 element (one zero point per tensor)", shape(*azp));
+    checked.problem.azp = static_cast<const int32_t*>(azp->const_data_ptr());
+    checked.inputs.push_back(*azp);
+  }
+  const Tensor& out = checked.outputs.emplace_back(
+      new_empty(b, {1, checked.problem.b.n}, ScalarType::Int));
+  checked.problem.out = static_cast<int32_t*>(out.mutable_data_ptr());
+  return checked;
+}
+
+Checked<Weight> check_pack_weight(const Tensor& b) {
+  Checked<Weight> checked;
+  checked.problem = check_weight(b, std::nullopt);
+  checked.inputs.push_back(b);
+  const int64_t bytes = packed_weight_bytes(checked.problem.k, checked.problem.n);
+  checked.outputs.push_back(new_empty(b, {bytes}, ScalarType::Byte));
+  return checked;
+}
+
+Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token) {
+  Checked<QuantizeProblem> checked = check_activation(x);
+  QuantizeProblem& p = checked.problem;
+  p.symmetric = symmetric;
+  p.per_token = per_token;
+  std::vector<int64_t> sizes{1};
+  if (per_token) {
+    sizes.assign(x.sizes().begin(), x.sizes().end());
+    sizes.back() = 1;
+  }
+  p.scale_stride = p.azp_stride = per_token ? 1 : 0;
+  const Tensor& scale = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Float));
+  p.scale = static_cast<float*>(scale.mutable_data_ptr());
+  if (!symmetric) {
+    const Tensor& azp = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Int));
+    p.azp = static_cast<int32_t*>(azp.mutable_data_ptr());
+  }
+  return checked;
+}
+
+Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
+                                               const std::optional<Tensor>& azp) {
+  Checked<QuantizeProblem> checked = check_activation(x);
+  QuantizeProblem& p = checked.problem;
+  p.given = true;
+  p.symmetric = !azp;
+  p.scale_stride = check_given("scale", scale, x, ScalarType::Float, p.scale, checked);
+  if (azp) p.azp_stride = check_given("azp", *azp, x, ScalarType::Int, p.azp, checked);
+  return checked;
+}
+
+}  // namespace scaled_mm

@@ -1,0 +1,31 @@
+"""Quantised linear layers in one kernel: `D = scale_a * scale_b * (A B - azp * 1 B) + bias`.
+
+`scaled_mm` multiplies int8 activations by int8 weights, exactly, and applies scales, bias and
+activation zero points in the epilogue; the rest prepares its operands. `scaled_mm.reference` is
+the definition of every op in plain, exact, slow code.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from . import _library as _library  # loads the kernels: nothing below works without them
+from . import reference
+from .azp import azp_adj, azp_with_adj
+from .ops import PackedWeight, int8_mm, pack_weight_int8, scaled_mm
+from .quantize import quantize_int8, quantize_weight_int8
+
+try:
+    __version__ = version("scaled-mm")
+except PackageNotFoundError:  # a source tree that was built in place and never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "PackedWeight",
+    "azp_adj",
+    "azp_with_adj",
+    "int8_mm",
+    "pack_weight_int8",
+    "quantize_int8",
+    "quantize_weight_int8",
+    "reference",
+    "scaled_mm",
+]

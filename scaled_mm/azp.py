@@ -1,0 +1,62 @@
+"""`azp_adj` and `azp_with_adj`: the part of a zero-point product that depends on the weight alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .ops import PackedWeight, weight_arguments
+
+_ops = torch.ops.scaled_mm
+
+
+def azp_adj(b: Tensor | PackedWeight) -> Tensor:
+    """Column sums of a weight, `1 B`: what a zero point is multiplied by in the epilogue.
+
+        A (B) with A = scale_a * (Q - azp)  =>  scale_a * (Q B - azp * (1 B))
+
+    Args:
+        b: int8 [K, N] or `PackedWeight`.
+
+    Returns:
+        int32 [1, N], for `scaled_mm(..., azp=..., azp_adj=...)`.
+
+    Raises:
+        ValueError: b is not an int8 matrix, or K > 131071.
+    """
+    weight, b_shape = weight_arguments(b)
+    return _ops.azp_adj(weight, b_shape=b_shape)
+
+
+def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
+    """Column sums of a weight times one per-tensor zero point, `azp * 1 B`, modulo 2^32.
+
+    Args:
+        b: int8 [K, N] or `PackedWeight`.
+        azp: int32, one element: the activations' static zero point.
+
+    Returns:
+        int32 [1, N], for `scaled_mm(..., azp_with_adj=...)`.
+
+    Raises:
+        ValueError: b is not an int8 matrix, K > 131071, or azp is not one int32.
+    """
+    weight, b_shape = weight_arguments(b)
+    return _ops.azp_with_adj(weight, azp, b_shape=b_shape)
+
+
+# --- shapes only ----------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("scaled_mm::azp_adj")
+def _(b: Tensor, *, b_shape: Sequence[int] | None = None) -> Tensor:
+    n = b_shape[1] if b_shape is not None else b.shape[1]
+    return b.new_empty([1, n], dtype=torch.int32)
+
+
+@torch.library.register_fake("scaled_mm::azp_with_adj")
+def _(b: Tensor, azp: Tensor, *, b_shape: Sequence[int] | None = None) -> Tensor:
+    n = b_shape[1] if b_shape is not None else b.shape[1]
+    return b.new_empty([1, n], dtype=torch.int32)

@@ -1,0 +1,188 @@
+"""`scaled_mm`, `int8_mm`, `pack_weight_int8`: the products.
+
+The checks and the kernels are behind `torch.ops.scaled_mm.*` (csrc/problem.cpp); what stands here
+is the public signature, the packed weight, and the shape-only kernels that `torch.compile` and
+`torch.export` run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.scaled_mm
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight B [K, N] laid out for the kernels by `pack_weight_int8`; pass it wherever `b` goes.
+
+    Opaque, and particular to this version of the library and to the device: keep the plain int8
+    weight in checkpoints and pack it again after loading.
+
+    Attributes:
+        data: uint8 [bytes], the buffer.
+        k: rows of B.
+        n: columns of B.
+    """
+
+    data: Tensor
+    k: int
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, N), the shape of the weight that was packed."""
+        return (self.k, self.n)
+
+
+torch.export.register_dataclass(PackedWeight, serialized_type_name="scaled_mm.PackedWeight")
+
+
+def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, tuple[int, int] | None]:
+    """What the ops take for a weight: its tensor, and its shape when that is a packed buffer."""
+    return (b.data, b.shape) if isinstance(b, PackedWeight) else (b, None)
+
+
+def refuse_grad(**operands: Tensor | None) -> None:
+    """Refuses operands that autograd would want a gradient for: these are inference ops."""
+    if torch.is_grad_enabled():
+        for name, operand in operands.items():
+            if operand is not None and operand.requires_grad:
+                raise ValueError(
+                    f"{name} must not require grad (use torch.no_grad() or .detach()), "
+                    "got requires_grad=True"
+                )
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor | PackedWeight,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    azp: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp_with_adj: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Int8 matrix product with the dequantisation fused into its epilogue.
+
+        D = scale_a * scale_b * (A B - azp * 1 B) + bias
+
+    The product is exact, the rest is float32 in a fixed order (docs/numerics.md), so the bits of D
+    do not depend on tiles, threads, instruction set, device, or how M is cut. The operands given
+    choose the epilogue: ScaledEpilogue; with bias ScaledEpilogueBias; with azp_with_adj
+    ScaledEpilogueAzp; with azp and azp_adj ScaledEpilogueAzpPerToken, both with or without bias.
+
+    Args:
+        a: int8 [..., K], the activations; any strides and alignment. Fast: rows contiguous.
+        b: int8 [K, N], the weight, any strides; or a `PackedWeight`, same bits, faster. Fast: the
+            transpose of a contiguous [N, K] weight; other strides are packed at every call.
+        scale_a: float32, one element, or one per token in shape [...] or [..., 1].
+        scale_b: float32, one element, or one per channel in shape [N] or [1, N].
+        bias: out_dtype or float32, [N] or [1, N].
+        azp: int32, the activations' zero points, shaped like scale_a; needs azp_adj.
+        azp_adj: int32 [N] or [1, N], the column sums of b (`scaled_mm.azp_adj`). Any other vector
+            is legal too: the result then is a rank-1 update of the product.
+        azp_with_adj: int32 [N] or [1, N], one per-tensor zero point times the column sums
+            (`scaled_mm.azp_with_adj`); instead of azp and azp_adj.
+        out_dtype: bfloat16, float16 or float32.
+
+    Returns:
+        D [..., N] of out_dtype.
+
+    Raises:
+        ValueError: an operand breaks a rule above, K > 131071 (an int32 sum could wrap), or an
+            operand requires grad in grad mode. The message names argument, rule and value.
+
+    Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
+    algebra.
+    """
+    refuse_grad(scale_a=scale_a, scale_b=scale_b, bias=bias)
+    weight, b_shape = weight_arguments(b)
+    return _ops.scaled_mm(
+        a,
+        weight,
+        scale_a,
+        scale_b,
+        bias=bias,
+        azp=azp,
+        azp_adj=azp_adj,
+        azp_with_adj=azp_with_adj,
+        out_dtype=out_dtype,
+        b_shape=b_shape,
+    )
+
+
+def int8_mm(a: Tensor, b: Tensor | PackedWeight) -> Tensor:
+    """Exact int8 matrix product, `D = A B` in int32, without an epilogue.
+
+    Args:
+        a: int8 [..., K], as for `scaled_mm`.
+        b: int8 [K, N] or `PackedWeight`, as for `scaled_mm`.
+
+    Returns:
+        int32 [..., N].
+
+    Raises:
+        ValueError: a or b breaks a rule, or K > 131071.
+    """
+    weight, b_shape = weight_arguments(b)
+    return _ops.int8_mm(a, weight, b_shape=b_shape)
+
+
+def pack_weight_int8(b: Tensor) -> PackedWeight:
+    """Lays a weight out the way the kernels read it best, once for many products.
+
+    Args:
+        b: int8 [K, N], any strides.
+
+    Returns:
+        A `PackedWeight`; products with it have the same bits as with b. On the CPU it takes
+        K + 4 bytes per column, with K rounded up to 4 and N to 16.
+
+    Raises:
+        ValueError: b is not an int8 matrix, or K > 131071.
+    """
+    return PackedWeight(_ops.pack_weight_int8(b), b.shape[0], b.shape[1])
+
+
+# --- shapes only ----------------------------------------------------------------------------------
+
+
+def _product_shape(a: Tensor, b: Tensor, b_shape: Sequence[int] | None) -> list[int]:
+    return [*a.shape[:-1], b_shape[1] if b_shape is not None else b.shape[1]]
+
+
+@torch.library.register_fake("scaled_mm::scaled_mm")
+def _(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    azp: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp_with_adj: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    b_shape: Sequence[int] | None = None,
+) -> Tensor:
+    return a.new_empty(_product_shape(a, b, b_shape), dtype=out_dtype)
+
+
+@torch.library.register_fake("scaled_mm::int8_mm")
+def _(a: Tensor, b: Tensor, *, b_shape: Sequence[int] | None = None) -> Tensor:
+    return a.new_empty(_product_shape(a, b, b_shape), dtype=torch.int32)
+
+
+@torch.library.register_fake("scaled_mm::pack_weight_int8")
+def _(b: Tensor) -> Tensor:
+    # The size of the CPU layout (csrc/cpu/packed.h): panels of 16 columns, groups of 4 rows.
+    k, n = b.shape
+    return b.new_empty([(n + 15) // 16 * ((k + 3) // 4 + 1) * 64], dtype=torch.uint8)
