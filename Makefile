@@ -70,8 +70,9 @@ cross: $(VENV)/.base ## compile the CPU sources for aarch64, where a cross compi
 	torch=$$(python -c 'import torch; print(torch.__path__[0])'); \
 	for source in $(CPP); do \
 	  echo "aarch64 $$source"; \
-	  aarch64-linux-gnu-g++ -c -o /dev/null -std=c++20 -O1 -ffp-contract=off -Wall -Wextra -Werror \
-	    -DTORCH_TARGET_VERSION=0x020b000000000000ULL -Icsrc -isystem $$torch/include $$source; \
+	  aarch64-linux-gnu-g++ -c -o /dev/null -std=c++20 -O1 -ffp-contract=off -fvisibility=hidden \
+	    -Wall -Wextra -Werror -DTORCH_TARGET_VERSION=0x020b000000000000ULL -Icsrc \
+	    -isystem $$torch/include $$source; \
 	done
 
 cuda: $(VENV)/.base ## both libraries; needs nvcc, no GPU
