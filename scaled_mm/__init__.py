@@ -8,7 +8,7 @@ the definition of every op in plain, exact, slow code.
 from importlib.metadata import PackageNotFoundError, version
 
 from . import _library as _library  # loads the kernels: nothing below works without them
-from . import reference
+from . import nn, reference
 from .azp import azp_adj, azp_with_adj
 from .ops import PackedWeight, int8_mm, pack_weight_int8, scaled_mm
 from .quantize import quantize_int8, quantize_weight_int8
@@ -23,6 +23,7 @@ __all__ = [
     "azp_adj",
     "azp_with_adj",
     "int8_mm",
+    "nn",
     "pack_weight_int8",
     "quantize_int8",
     "quantize_weight_int8",

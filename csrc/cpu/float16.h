@@ -22,7 +22,7 @@ inline uint16_t float_to_bfloat16(float value) {
 }
 inline float bfloat16_to_float(uint16_t value) { return from_bits(uint32_t{value} << 16); }
 
-#if !defined(__F16C__)
+#if !defined(SCALED_MM_HAS_FMA_F16C)
 inline uint16_t float_to_float16(float value) {
   const uint32_t bits = to_bits(value), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);   // NaN
@@ -56,7 +56,7 @@ struct BFloat16 {
 
 struct Half {
   using storage = uint16_t;
-#if defined(__F16C__)
+#if defined(SCALED_MM_HAS_FMA_F16C)
   static void narrow(const float* from, uint16_t* to, int64_t count) {
     int64_t i = 0;
     for (; i + 8 <= count; i += 8) {
@@ -90,6 +90,19 @@ struct Float {
   }
   static void widen(const float* from, float* to, int64_t count) { narrow(from, to, count); }
 };
+
+// The same from elements that lie `stride` apart.
+template <class Format>
+inline void widen_strided(const typename Format::storage* from, int64_t stride, float* to,
+                          int64_t count) {
+  if (stride == 1) return Format::widen(from, to, count);
+  typename Format::storage gathered[64];
+  for (int64_t first = 0; first < count; first += 64) {
+    const int64_t some = std::min<int64_t>(64, count - first);
+    for (int64_t i = 0; i < some; ++i) gathered[i] = from[(first + i) * stride];
+    Format::widen(gathered, to + first, some);
+  }
+}
 
 // Calls use(format) with the 16- or 32-bit format that a dtype names.
 template <class Use>

@@ -152,6 +152,6 @@ inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t b
 
 // Known at compile time: code of this instruction set must not run while the library loads.
 constexpr Kernels table(const char* name, bool (*available)()) {
-  return {name, available, std::max(Micro::kRows, Micro::kDotRows), gemm, range_rows,
-          quantize_rows};
+  return {name, available, std::max(Micro::kRows, Micro::kDotRows), gemm, quantize_rows,
+          range_rows, quantizer};
 }

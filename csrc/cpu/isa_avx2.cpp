@@ -8,6 +8,8 @@
 #include "cpu/isa_headers.h"
 
 #if defined(__x86_64__)
+// g++ 12 does not define __FMA__ and its kin for a target pragma.
+#define SCALED_MM_HAS_FMA_F16C
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
 
@@ -17,7 +19,7 @@ struct ARows;
 
 struct Micro {
   using Cell = int32_t;  // two int16: a pair of one plane
-  static constexpr int kRows = 5, kPanels = 1, kDotRows = 4, kDotCols = 2;
+  static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 2;
   static constexpr int64_t cells(int64_t k) { return round_up(k, 32) / 2; }
 
   // The row's pairs in runs of 16 cells: 8 of the even plane, 8 of the odd (32 values of k).

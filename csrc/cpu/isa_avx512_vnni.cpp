@@ -2,6 +2,8 @@
 #include "cpu/isa_headers.h"
 
 #if defined(__x86_64__)
+// g++ 12 does not define __FMA__ and its kin for a target pragma.
+#define SCALED_MM_HAS_FMA_F16C
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
 
@@ -16,9 +18,9 @@ inline V broadcast(int32_t x) { return _mm512_set1_epi32(x); }
 inline V dpbusd(V sum, V u8, V s8) { return _mm512_dpbusd_epi32(sum, u8, s8); }
 inline V flip_sign(V x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
 inline uint32_t horizontal_sum(V x) {
-  // maskz: g++ 12 warns of its own header in the plain form (and in _mm512_reduce_add_epi32).
-  const __m256i high = _mm512_maskz_extracti64x4_epi64(0xf, x, 1);
-  const __m256i halves = _mm256_add_epi32(_mm512_castsi512_si256(x), high);
+  __m256i half[2];  // by memcpy: g++ 12 warns of its own header in _mm512_castsi512_si256
+  std::memcpy(half, &x, sizeof half);
+  const __m256i halves = _mm256_add_epi32(half[0], half[1]);
   __m128i sum =
       _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));

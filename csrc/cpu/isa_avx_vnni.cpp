@@ -2,6 +2,8 @@
 #include "cpu/isa_headers.h"
 
 #if defined(__x86_64__)
+// g++ 12 does not define __FMA__ and its kin for a target pragma.
+#define SCALED_MM_HAS_FMA_F16C
 #pragma GCC push_options
 #pragma GCC target("avxvnni,avx2,fma,f16c")
 

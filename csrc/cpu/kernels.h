@@ -30,6 +30,11 @@ struct Range {
   bool finite = true;
 };
 
+struct Quantizer {
+  float scale;
+  int32_t azp;
+};
+
 struct Kernels {
   const char* name;
   bool (*available)();
@@ -37,11 +42,11 @@ struct Kernels {
 
   // Runs tasks [begin, end) of the product.
   void (*gemm)(const Problem& p, const Tiling& tiling, int epilogue, int64_t begin, int64_t end);
-  // The range of rows [begin, end) together.
+  // Quantises rows [begin, end), by the scales given or by each row's own, which it writes.
+  void (*quantize)(const QuantizeProblem& p, int64_t begin, int64_t end);
+  // For one scale per tensor: the range of rows [begin, end), and what the whole range makes.
   Range (*range)(const QuantizeProblem& p, int64_t begin, int64_t end);
-  // Quantises rows [begin, end); unless the scales are given, `all` (per tensor) or each row's own
-  // range (all == nullptr) makes them.
-  void (*quantize)(const QuantizeProblem& p, const Range* all, int64_t begin, int64_t end);
+  Quantizer (*quantizer)(const Range& range, bool symmetric);
 };
 
 // The instruction set in use: SCALED_MM_CPU_ISA, or the best that this machine runs.

@@ -29,8 +29,7 @@ struct RowOperands {
       with_format(v.dtype, [&](auto format) {
         using S = typename decltype(format)::storage;
         const S* from = static_cast<const S*>(v.data) + col * v.stride;
-        if (v.stride == 1) return format.widen(from, to, count);
-        for (int i = 0; i < count; ++i) format.widen(from + i * v.stride, to + i, 1);
+        widen_strided<decltype(format)>(from, v.stride, to, count);
       });
     } else {
       const T* from = static_cast<const T*>(v.data) + col * v.stride;
@@ -50,7 +49,7 @@ struct RowContext {
 // fma(x, y, z) rounded once. Without the instruction: the product is exact in float64, and the sum
 // is rounded to odd there, so that the rounding to float32 sees on which side of a tie it lies.
 inline float fused_multiply_add(float x, float y, float z) {
-#if defined(__FMA__) || defined(__aarch64__)
+#if defined(SCALED_MM_HAS_FMA_F16C) || defined(__aarch64__)
   return __builtin_fmaf(x, y, z);
 #else
   const double product = double(x) * double(y), addend = z;

@@ -35,14 +35,16 @@ Range whole_range(const QuantizeProblem& p, const Kernels& isa) {
   return whole;
 }
 
-void run(const QuantizeProblem& p) {
+void run(QuantizeProblem p) {
   const Kernels& isa = kernels();
-  const bool shared = !p.given && !p.per_token;
-  Range whole;
-  if (shared) whole = whole_range(p, isa);
-  const Range* all = shared ? &whole : nullptr;
+  if (!p.given && !p.per_token) {  // one scale for all: make it, and go on as if it were given
+    const Quantizer all = isa.quantizer(whole_range(p, isa), p.symmetric);
+    *p.scale = all.scale;
+    if (p.azp) *p.azp = all.azp;
+    p.given = true;
+  }
   torch::stable::parallel_for(0, p.rows, grain(p), [&](int64_t begin, int64_t end) {
-    isa.quantize(p, all, begin, end);
+    isa.quantize(p, begin, end);
   });
 }
 

@@ -10,12 +10,10 @@ inline const float* widen_row(const QuantizeProblem& p, int64_t row, float* scra
   with_format(p.x_dtype, [&](auto format) {
     using S = typename decltype(format)::storage;
     const S* x = static_cast<const S*>(p.x.data) + row * p.x.row_stride;
-    if (p.x.col_stride != 1) {
-      for (int64_t k = 0; k < p.cols; ++k) format.widen(x + k * p.x.col_stride, scratch + k, 1);
-    } else if constexpr (std::is_same_v<S, float>) {
-      result = x;
+    if (std::is_same_v<S, float> && p.x.col_stride == 1) {
+      result = reinterpret_cast<const float*>(x);
     } else {
-      format.widen(x, scratch, p.cols);
+      widen_strided<decltype(format)>(x, p.x.col_stride, scratch, p.cols);
     }
   });
   return result;
@@ -44,12 +42,8 @@ inline void extend(Range& range, const float* x, int64_t count) {
   range.hi = back(hi);
 }
 
-struct Quantizer {
-  float scale;
-  int32_t azp;
-};
-
 inline Quantizer quantizer(const Range& range, bool symmetric) {
+  const FloatEnvironment environment;
   if (!range.finite) return {std::numeric_limits<float>::quiet_NaN(), 0};
   if (symmetric) return {std::max(std::max(-range.lo, range.hi) / 127.0f, FLT_MIN), 0};
   float scale = (range.hi - range.lo) / 255.0f;
@@ -62,7 +56,7 @@ inline Quantizer quantizer(const Range& range, bool symmetric) {
 // Adding and taking away 1.5 * 2^23 rounds to the nearest even integer; magnitudes from 2^22 on
 // are left alone, being far outside the range that is kept.
 inline float round_even(float x) {
-#if defined(__SSE4_1__) || defined(__aarch64__)
+#if defined(SCALED_MM_HAS_FMA_F16C) || defined(__aarch64__)
   return __builtin_rintf(x);
 #else
   const float shifted = (x + 12582912.0f) - 12582912.0f;
@@ -92,26 +86,22 @@ inline Range range_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
   return range;
 }
 
-inline void quantize_rows(const QuantizeProblem& p, const Range* all, int64_t begin, int64_t end) {
+inline void quantize_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
   Buffer<float> scratch(static_cast<size_t>(p.cols));
   const float lowest = p.symmetric ? -127.0f : -128.0f;
   for (int64_t row = begin; row < end; ++row) {
     const float* x = widen_row(p, row, scratch.data());
-    float* scale = p.scale + row * p.scale_stride;
-    int32_t* azp = p.azp ? p.azp + row * p.azp_stride : nullptr;
-    Quantizer use{};
-    if (p.given) {
-      use = {*scale, azp ? *azp : 0};
-    } else {
-      Range own;
-      if (!all) extend(own, x, p.cols);
-      use = quantizer(all ? *all : own, p.symmetric);
-      if (p.per_token) {
-        *scale = use.scale;
-        if (azp) *azp = use.azp;
-      }
+    float& scale = p.scale[row * p.scale_stride];
+    int32_t no_azp = 0;
+    int32_t& azp = p.azp ? p.azp[row * p.azp_stride] : no_azp;
+    if (!p.given) {
+      Range range;
+      extend(range, x, p.cols);
+      const Quantizer own = quantizer(range, p.symmetric);
+      scale = own.scale;
+      azp = own.azp;
     }
-    quantize_row(x, p.cols, use, lowest, p.q + row * p.cols);
+    quantize_row(x, p.cols, {scale, azp}, lowest, p.q + row * p.cols);
   }
 }
