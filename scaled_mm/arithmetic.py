@@ -14,6 +14,8 @@ transformations (Dekker 1971, Knuth's TwoSum; round to odd: Boldo and Melquiond 
 depends on a fused multiply-add or a long double.
 """
 
+# mypy: no-warn-return-any
+# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -79,11 +81,10 @@ def to_odd(x: Array, tail: Array) -> Array:
     float64 has 29 over float32).
     """
     bits = np.atleast_1d(x).view(np.int64)
-    inexact_and_even = (np.abs(tail) > 0) & (
-        bits & 1 == 0
-    )  # a NaN tail (x infinite) compares false
+    even = bits & 1 == 0
+    inexact = np.abs(tail) > 0  # false for a NaN, the tail of an infinite x
     step = np.where((tail > 0) == (x > 0), 1, -1)
-    return (bits + inexact_and_even * step).view(np.float64)
+    return (bits + (inexact & even) * step).view(np.float64)
 
 
 def sum_to_odd(parts: list[Array]) -> Array:

@@ -1,5 +1,7 @@
 """How good is an int8 GEMM's output? The verdict behind `scaled_mm.reference.check`."""
 
+# mypy: no-warn-return-any
+# (numpy types its operators as Any)
 from __future__ import annotations
 
 import math
@@ -110,7 +112,7 @@ def judge(
     else:
         bound = BOUND_ULP[report.out_dtype] * one
     distance = np.where(terms.inside, _distance(out, r0, to), 0)
-    fraction = np.where(distance == 0, 0, distance / bound)
+    fraction = _in_units(distance, bound)
     worst = int(np.argmax(fraction))
     further = report.worst_index is None or fraction.flat[worst] > report.worst_of_bound
     return replace(
@@ -118,8 +120,8 @@ def judge(
         different=report.different + len(different),
         first_different=report.first_different + tuple(index(i) for i in different[:room]),
         outside=report.outside + int(np.count_nonzero(~terms.inside)),
-        beyond=report.beyond + int(np.count_nonzero(distance > bound)),
-        worst_ulp=max(report.worst_ulp, float(np.max(distance / one))),
+        beyond=report.beyond + int(np.count_nonzero(fraction > 1)),
+        worst_ulp=max(report.worst_ulp, float(np.max(_in_units(distance, one)))),
         worst_of_bound=float(fraction.flat[worst]) if further else report.worst_of_bound,
         worst_index=index(worst) if further else report.worst_index,
     )
@@ -128,6 +130,11 @@ def judge(
 def _same(x: Array, y: Array) -> Array:
     """The same bits, or both NaN."""
     return ((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))
+
+
+def _in_units(distance: Array, unit: Array) -> Array:
+    """distance / unit, but 0 and infinity stay what they are where the unit is infinite or NaN."""
+    return np.where((distance == 0) | np.isinf(distance), distance, distance / unit)
 
 
 def _distance(out: Array, exact: Array, to: Format) -> Array:

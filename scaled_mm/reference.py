@@ -8,6 +8,8 @@ Tensors of any device go in (they are moved to the CPU), CPU tensors come out. A
 checked: an operand that the ops refuse has no meaning here.
 """
 
+# mypy: no-warn-return-any
+# (numpy types its operators as Any)
 from __future__ import annotations
 
 import inspect

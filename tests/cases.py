@@ -245,7 +245,14 @@ def _extremes() -> Iterator[Case]:
     # One product a b = 1, so that the output is scale_a rounded: overflow, ties, subnormals, zeros.
     edges = {
         torch.float16: (65519.99, 65520.0, 65504.0, 65488.0, 2.0**-24, 2.0**-25, 3 * 2.0**-25),
-        torch.bfloat16: (3.3961775e38, 3.3895314e38, 2.0**-133, 2.0**-134, 3 * 2.0**-134, 1 + 2**-8),
+        torch.bfloat16: (
+            3.3961775e38,
+            3.3895314e38,
+            2.0**-133,
+            2.0**-134,
+            3 * 2.0**-134,
+            1 + 2**-8,
+        ),
         torch.float32: (3.4028235e38, 2.0**-149, 1.1754942e-38),
     }
     for out, values in edges.items():

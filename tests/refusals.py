@@ -1,0 +1,145 @@
+"""What the ops refuse, as data: `<argument> must <rule>, got <value>` in whatever words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cases import Operands
+
+M, N, K = 128, 96, 64
+MAX_K = 131071
+
+
+def _int8(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int8)
+
+
+def _int32(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int32)
+
+
+GOOD: dict[str, Callable[[], Operands]] = {
+    "scaled_mm": lambda: {
+        "a": _int8(M, K),
+        "b": _int8(N, K).t(),
+        "scale_a": torch.ones(M, 1),
+        "scale_b": torch.ones(1, N),
+    },
+    "int8_mm": lambda: {"a": _int8(M, K), "b": _int8(N, K).t()},
+    "azp_adj": lambda: {"b": _int8(N, K).t()},
+    "azp_with_adj": lambda: {"b": _int8(N, K).t(), "azp": _int32(1)},
+    "pack_weight_int8": lambda: {"b": _int8(N, K).t()},
+    "quantize_int8": lambda: {"x": torch.ones(M, K)},
+    "quantize_weight_int8": lambda: {"w": torch.ones(N, K)},
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A good call of `op` with `change` made to it; the message names `argument` and `value`."""
+
+    name: str
+    op: str
+    change: Operands
+    argument: str
+    value: str
+    error: type[Exception] = ValueError
+
+    def build(self, device: str = "cpu") -> Operands:
+        """The keyword arguments of the op."""
+        operands = {**GOOD[self.op](), **self.change}
+        return {k: v.to(device) if hasattr(v, "to") else v for k, v in operands.items()}
+
+    @property
+    def message(self) -> str:
+        """The pattern that the message matches."""
+        return rf"^{self.argument} must .*got .*{re.escape(self.value)}"
+
+
+def _table() -> list[Refusal]:
+    table: list[Refusal] = []
+
+    def refuse(name: str, argument: str, value: str, op: str = "scaled_mm", **change: Any) -> None:
+        table.append(Refusal(f"{op}-{name}", op, change, argument, value))
+
+    half, grad = torch.float16, {"requires_grad": True}
+    for op in ("scaled_mm", "int8_mm"):
+        refuse("a-uint8", "a", "uint8", op, a=_int8(M, K).to(torch.uint8))
+        refuse("a-float", "a", "float32", op, a=torch.ones(M, K))
+        refuse("a-0d", "a", "()", op, a=_int8())
+        refuse("a-columns", "a", "(128, 65)", op, a=_int8(M, K + 1))
+    for op in ("scaled_mm", "int8_mm", "azp_adj", "pack_weight_int8"):
+        refuse("b-uint8", "b", "uint8", op, b=_int8(K, N).to(torch.uint8))
+        refuse("b-1d", "b", "(64,)", op, b=_int8(K))
+        refuse("b-3d", "b", "(2, 64, 96)", op, b=_int8(2, K, N))
+        long = {"a": _int8(1, MAX_K + 1)} if op.endswith("mm") else {}
+        refuse("k", "b", str(MAX_K + 1), op, b=_int8(MAX_K + 1, 1), **long)
+
+    wrong_side = "scales on the wrong side"
+    refuse("scale-a-float16", "scale_a", "float16", scale_a=torch.ones(M, 1, dtype=half))
+    refuse("scale-a-int32", "scale_a", "int32", scale_a=_int32(M, 1))
+    refuse("scale-a-short", "scale_a", "(64, 1)", scale_a=torch.ones(64, 1))
+    refuse("scale-a-empty", "scale_a", "(0,)", scale_a=torch.ones(0))
+    refuse("scale-a-matrix", "scale_a", "(128, 96)", scale_a=torch.ones(M, N))
+    refuse("scale-a-transposed", "scale_a", "(1, 128)", scale_a=torch.ones(1, M))
+    refuse(wrong_side, "scale_a", "(1, 96)", scale_a=torch.ones(1, N), scale_b=torch.ones(M, 1))
+    refuse("scale-a-square", "scale_a", "(1, 128)", b=_int8(K, M), scale_a=torch.ones(1, M))
+    refuse("scale-b-float64", "scale_b", "float64", scale_b=torch.ones(1, N).double())
+    refuse("scale-b-long", "scale_b", "(97,)", scale_b=torch.ones(N + 1))
+    refuse("scale-b-transposed", "scale_b", "(96, 1)", scale_b=torch.ones(N, 1))
+    refuse("scale-b-square", "scale_b", "(64, 1)", b=_int8(K, K), scale_b=torch.ones(K, 1))
+    refuse("scale-a-nd", "scale_a", "(6, 1)", a=_int8(2, 3, K), scale_a=torch.ones(6, 1))
+    refuse("scale-a-grad", "scale_a", "requires_grad", scale_a=torch.ones(M, 1, **grad))
+    refuse("scale-b-grad", "scale_b", "requires_grad", scale_b=torch.ones(1, N, **grad))
+
+    refuse("bias-other-half", "bias", "float16", bias=torch.ones(N, dtype=half))
+    refuse("bias-float64", "bias", "float64", bias=torch.ones(N).double())
+    refuse("bias-short", "bias", "(95,)", bias=torch.ones(N - 1))
+    refuse("bias-scalar", "bias", "(1,)", bias=torch.ones(1))
+    refuse("bias-matrix", "bias", "(128, 96)", bias=torch.ones(M, N))
+    refuse("bias-grad", "bias", "requires_grad", bias=torch.ones(N, **grad))
+
+    adj = {"azp_adj": _int32(1, N)}
+    refuse("azp-int8", "azp", "int8", azp=_int8(M, 1), **adj)
+    refuse("azp-int64", "azp", "int64", azp=_int32(M, 1).long(), **adj)
+    refuse("azp-float", "azp", "float32", azp=torch.ones(M, 1), **adj)
+    refuse("azp-short", "azp", "(127,)", azp=_int32(M - 1), **adj)
+    refuse("azp-alone", "azp_adj", "azp", azp=_int32(M, 1))
+    refuse("azp-adj-alone", "azp", "azp_adj", **adj)
+    refuse("azp-adj-int64", "azp_adj", "int64", azp=_int32(1), azp_adj=_int32(N).long())
+    refuse("azp-adj-scalar", "azp_adj", "(1,)", azp=_int32(1), azp_adj=_int32(1))
+    refuse("azp-with-adj-int8", "azp_with_adj", "int8", azp_with_adj=_int8(N))
+    refuse("azp-with-adj-short", "azp_with_adj", "(1, 95)", azp_with_adj=_int32(1, N - 1))
+    both = "azp_with_adj together with azp"
+    refuse("azp-both-forms", "azp_with_adj", both, azp=_int32(1), **adj, azp_with_adj=_int32(N))
+    refuse("azp-two-adj", "azp_with_adj", f"{both}_adj", **adj, azp_with_adj=_int32(N))
+
+    refuse("out-float64", "out_dtype", "float64", out_dtype=torch.float64)
+    refuse("out-int8", "out_dtype", "int8", out_dtype=torch.int8)
+
+    refuse("azp-two", "azp", "(2,)", "azp_with_adj", azp=_int32(2))
+    refuse("azp-int64", "azp", "int64", "azp_with_adj", azp=_int32(1).long())
+
+    x = "quantize_int8"
+    one = torch.ones(1)
+    refuse("x-float64", "x", "float64", x, x=torch.ones(M, K).double())
+    refuse("x-int8", "x", "int8", x, x=_int8(M, K))
+    refuse("x-0d", "x", "()", x, x=torch.ones(()))
+    refuse("x-grad", "x", "requires_grad", x, x=torch.ones(M, K, **grad))
+    refuse("scale-float16", "scale", "float16", x, scale=one.half())
+    refuse("scale-short", "scale", "(64, 1)", x, scale=torch.ones(64, 1))
+    refuse("azp-symmetric", "symmetric", "True", x, scale=one, azp=_int32(1))
+    refuse("azp-without-scale", "scale", "azp", x, azp=_int32(1), symmetric=False)
+    refuse("scale-without-azp", "azp", "scale", x, scale=one, symmetric=False)
+    refuse("azp-int8", "azp", "int8", x, scale=one, azp=_int8(1), symmetric=False)
+    refuse("azp-short", "azp", "(64,)", x, scale=one, azp=_int32(64), symmetric=False)
+    refuse("w-float64", "w", "float64", "quantize_weight_int8", w=torch.ones(N, K).double())
+    refuse("w-1d", "w", "(64,)", "quantize_weight_int8", w=torch.ones(K))
+    return table
+
+
+REFUSALS = {refusal.name: refusal for refusal in _table()}

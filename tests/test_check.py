@@ -1,0 +1,165 @@
+"""`reference.check`: what it counts, what it lets pass, and that the published bounds hold."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, OUT_DTYPES, Case, Vector, random_case
+
+from scaled_mm import reference
+from scaled_mm.arithmetic import FORMATS, ulp
+from scaled_mm.check import BOUND_ULP, Report
+
+DTYPE_IDS = [str(dtype)[6:] for dtype in OUT_DTYPES]
+
+
+def check(operands: dict[str, Any], out: torch.Tensor | None = None) -> Report:
+    operands = dict(operands)
+    out = reference.scaled_mm(**operands) if out is None else out
+    operands.pop("out_dtype")
+    return reference.check(out, **operands)
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    return Case("check", 9, 21, 33, **changes).build()
+
+
+def test_reference_passes() -> None:
+    """R1 is within its bound everywhere, and R0 within half an ulp of itself."""
+    rng = np.random.default_rng(1)
+    named = (case.build() for case in CASES.values())
+    for operands in itertools.chain(named, (random_case(rng).build(rng=rng) for _ in range(1000))):
+        report = check(operands)
+        assert report.ok, report
+        exact = check(operands, reference.scaled_mm_exact(**operands))
+        assert exact.beyond == 0
+        assert exact.worst_ulp <= 0.5
+
+
+@pytest.mark.parametrize("dtype", OUT_DTYPES, ids=DTYPE_IDS)
+def test_every_wrong_bit_counts(dtype: torch.dtype) -> None:
+    operands = plain(out_dtype=dtype, lead=(3, 3))
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    for bit, index in ((0, (0, 0, 0)), (0, (2, 2, 20)), (9, (1, 0, 7))):
+        out = reference.scaled_mm(**operands)
+        out.view(bits)[index] ^= 1 << bit
+        report = check(operands, out)
+        assert (report.different, report.first_different) == (1, (index,))
+        assert not report.ok
+        assert report.worst_index == index
+        assert report.beyond == (dtype != torch.float32 or bit > 1)
+        assert f"{index}" in str(report)
+
+
+def test_rows_are_judged_in_blocks() -> None:
+    """Indices survive the cut: an output large enough to be judged in several pieces."""
+    operands = Case("blocks", 70, 3000, 3).build()
+    out = reference.scaled_mm(**operands)
+    wrong = ((0, 0), (21, 2999), (43, 1), (69, 2999))
+    for index in wrong:
+        out[index] = math.nan
+    report = check(operands, out)
+    assert (report.different, report.beyond, report.first_different) == (4, 4, wrong)
+    assert (report.worst_index, report.worst_ulp) == ((0, 0), math.inf)
+
+
+def test_zeros_and_nans() -> None:
+    """-0 is not +0; a NaN is any NaN; a NaN is not a number, an infinity not a finite value."""
+    zero = plain(scale_a=Vector((0.0,)), scale_b=Vector((1.0,)))
+    out = reference.scaled_mm(**zero)
+    assert check(zero, -out).different == out.numel()
+    assert check(zero, -out).accurate
+    nan = plain(bias=Vector((math.nan,)))
+    payload = reference.scaled_mm(**nan)
+    payload.view(torch.int16)[0, 0] = 0x7FC1
+    assert check(nan, payload).ok
+    for value in (0.0, math.inf, -math.inf):
+        wrong = check(nan, torch.full_like(payload, value))
+        assert (wrong.different, wrong.beyond) == (out.numel(), out.numel())
+
+
+def test_overflow() -> None:
+    """An infinity is right from half an ulp below the next power of two on, and wrong before."""
+    scales = (65519.99, 65520.0, 65504.0, 70000.0, 1e9)
+    case = Case(
+        "overflow", 5, 1, 1, a="one", b="one", scale_a=Vector(scales), scale_b=Vector((1.0,))
+    )
+    operands = {**case.build(), "out_dtype": torch.float16}
+    assert check(operands).ok
+    inf = check(operands, torch.full((5, 1), math.inf, dtype=torch.float16))
+    assert (inf.different, inf.beyond) == (2, 1)  # 65519.99 is 0.50025 ulp away, and allowed 0.5004
+    largest = check(operands, torch.full((5, 1), 65504.0, dtype=torch.float16))
+    assert (largest.different, largest.beyond) == (3, 2)
+
+
+def test_outside_the_exact_domain() -> None:
+    """t beyond int32 and products that under- or overflow float32 are counted, not judged."""
+    wraps = plain(azp=Vector((2**31 - 1,)), azp_adj=Vector((2**20,)))
+    report = check(wraps)
+    assert report.ok
+    assert report.outside == report.elements
+    assert not check(wraps, reference.scaled_mm_exact(**wraps)).ok
+    tiny = plain(scale_a=Vector((1e20,)), scale_b=Vector((1e-44,)))
+    assert check(tiny).outside == check(tiny).elements
+    assert check(plain()).outside == 0
+
+
+def test_someone_elses_epilogue() -> None:
+    """Rounding before the bias, as unfused code does: most elements differ, many by far."""
+    operands = plain(bias=Vector("cancel"))
+    a, b, bias = operands["a"], operands["b"], operands["bias"]
+    dequantised = (a.int() @ b.int()).float() * operands["scale_a"] * operands["scale_b"]
+    report = check(operands, dequantised.bfloat16() + bias)
+    assert not report.ok
+    assert not report.accurate
+    assert report.worst_of_bound > 10
+    assert str(report).startswith("NOT OK")
+
+
+def test_empty() -> None:
+    for name in ("empty-m-none-False", "empty-n-none-False"):
+        report = check(CASES[name].build())
+        assert report.ok
+        assert report.elements == 0
+        assert report.worst_index is None
+
+
+@pytest.mark.parametrize("dtype", OUT_DTYPES, ids=DTYPE_IDS)
+def test_bound_without_bias_is_nearly_met(dtype: torch.dtype) -> None:
+    """Operands chosen so that every rounding errs the same way just below a power of two."""
+    rng, n = np.random.default_rng(2), 200_000
+    t = 2**24 + 2 * rng.integers(0, 2**13, n) + 1
+    s_b = np.float32(1 + rng.integers(0, 2**12, n) * 2.0**-23)
+    near = 2.0**25 if dtype == torch.float32 else 2.0**25 * (1 - 2.0 ** -FORMATS[dtype].bits / 2)
+    s_a = np.float32(near / (t * np.float64(s_b)) * (1 + rng.integers(-2, 3, n) * 2.0**-24))
+    scale = 2.0**-12
+    # A B = 0, so that t = -azp azp_adj.
+    operands = {
+        "a": torch.zeros(n, 1, dtype=torch.int8),
+        "b": torch.ones(1, 1, dtype=torch.int8),
+        "scale_a": torch.from_numpy(np.float32(s_a * scale)),
+        "azp": torch.from_numpy(-t).int(),
+        "azp_adj": torch.ones(1, dtype=torch.int32),
+    }
+    worst = 0.0
+    for one in np.unique(s_b)[:: 2**8]:
+        chosen = torch.from_numpy(s_b == one)
+        part = {name: x[chosen] if len(x) == n else x for name, x in operands.items()}
+        part["scale_b"] = torch.full((1,), float(one))
+        report = check({**part, "out_dtype": dtype})
+        assert report.ok, report
+        worst = max(worst, report.worst_ulp)
+    assert worst > (2.0 if dtype == torch.float32 else 0.5)
+    assert worst <= BOUND_ULP[dtype]
+
+
+def test_ulp() -> None:
+    for dtype, to in FORMATS.items():
+        x = torch.tensor([1.0, 1.5, 3.0, torch.finfo(dtype).smallest_normal], dtype=dtype)
+        expected = [torch.finfo(dtype).eps * e for e in (1, 1, 2)] + [2.0**to.min_exponent]
+        assert ulp(x.double().numpy(), to).tolist() == expected
