@@ -53,7 +53,7 @@ class Layout:
 ROW, COLUMN = Layout(), Layout("column")
 
 MATRIX: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
-    "full": lambda rng, shape: rng.integers(-128, 128, shape),
+    "full": lambda rng, shape: rng.integers(-128, 128, shape, np.int8),
     "extreme": lambda rng, shape: rng.choice([-128, 127], shape),
     "small": lambda rng, shape: rng.integers(-1, 2, shape),
     "lowest": lambda rng, shape: np.full(shape, -128),
