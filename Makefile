@@ -88,6 +88,7 @@ gpu-bench: $(VENV)/.base ## the CUDA kernels against theirs; after `make cuda`
 # ASan and UBSan see the CPU library only: it is loaded from a copy of the package under build/asan.
 # Leaks are not looked for: CPython and torch keep memory to the end by design.
 asan: $(VENV)/.test ## a part of the tests under AddressSanitizer and UBSan
+	rm -rf build/asan
 	SCALED_MM_SANITIZE=1 python setup.py --quiet build --build-lib build/asan
 	cd build/asan && \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
