@@ -63,7 +63,12 @@ struct Half {
       const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), half);
     }
-    for (; i < count; ++i) to[i] = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
+    if (i < count) {
+      float rest[8] = {};
+      std::memcpy(rest, from + i, (count - i) * sizeof(float));
+      const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(rest), _MM_FROUND_TO_NEAREST_INT);
+      std::memcpy(to + i, &half, (count - i) * sizeof(uint16_t));
+    }
   }
   static void widen(const uint16_t* from, float* to, int64_t count) {
     int64_t i = 0;

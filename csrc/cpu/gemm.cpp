@@ -7,7 +7,6 @@
 #include "check.h"
 #include "cpu/kernels.h"
 #include "cpu/packed.h"
-#include "cpu/weight.h"
 #include "epilogue/epilogues.h"
 #include "namespace.h"
 
@@ -31,15 +30,15 @@ int choose_epilogue(OperandSet given) {
 
 // A block of A's rows stays in a core's L2 while columns of the weight pass by: the more rows, the
 // fewer times the weight is read. Small problems are cut finer, so that every thread has work.
-Tiling choose_tiling(const Problem& p, int tile_rows) {
-  constexpr int64_t kBlockBytes = 256 * 1024;  // a quarter of the smallest L2 in use
+Tiling choose_tiling(const Problem& p, const Kernels& isa) {
+  constexpr int64_t kBlockBytes = 512 * 1024;  // half of the L2 of current server cores
   const int64_t threads = torch::stable::get_num_threads();
-  const int64_t fitting = kBlockBytes / std::max<int64_t>(2 * p.k, 1) / tile_rows * tile_rows;
+  const int64_t fitting = kBlockBytes / std::max<int64_t>(p.k * isa.a_value_bytes, 1);
   Tiling t;
   t.col_blocks = ceil_div(p.n, kColBlock);
-  t.row_blocks = ceil_div(p.m, std::max<int64_t>(fitting, tile_rows));
+  t.row_blocks = ceil_div(p.m, std::max<int64_t>(fitting, isa.tile_rows));
   const int64_t wanted = ceil_div(4 * threads, t.col_blocks);
-  t.row_blocks = std::max(t.row_blocks, std::min(wanted, ceil_div(p.m, tile_rows)));
+  t.row_blocks = std::max(t.row_blocks, std::min(wanted, ceil_div(p.m, isa.tile_rows)));
   t.block_rows = ceil_div(p.m, t.row_blocks);
   t.row_blocks = ceil_div(p.m, t.block_rows);
   return t;
@@ -55,8 +54,7 @@ Tensor run(Checked<Problem> checked, int epilogue) {
   Problem& p = checked.problem;
   const Kernels& isa = kernels();
   if (p.m > 0 && p.n > 0) {
-    Buffer<uint8_t> repacked = pack_unless_streamable(p.b);
-    const Tiling tiling = choose_tiling(p, isa.tile_rows);
+    const Tiling tiling = choose_tiling(p, isa);
     torch::stable::parallel_for(
         0, tiling.tasks(), grain(p, tiling),
         [&](int64_t begin, int64_t end) { isa.gemm(p, tiling, epilogue, begin, end); });

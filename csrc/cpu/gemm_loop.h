@@ -4,28 +4,19 @@
 // No include guard: every isa_*.cpp includes this once, inside its own namespace, after its
 //
 //   struct Micro {
-//     using Cell = ...;                         // the form in which A's values are kept
 //     static constexpr int kRows, kPanels;      // a tile against a packed weight, at most
 //     static constexpr int kDotRows, kDotCols;  // a tile against a plain weight, at most
-//     static constexpr int64_t cells(int64_t k);  // Cells that a row of K values takes
-//     // One row of A as Cells; values past K are 0.
-//     static void load_row(const int8_t* a, int64_t stride, int64_t k, Cell* cells);
-//     // acc[r * kColBlock + n] = init[r] + sum_k a[r, k] * (b[k, n] + 128), for R rows and
-//     // P panels of a packed weight, or C columns of a plain one whose values of k lie together.
-//     template <int R, int P>
-//     static void tile(const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t groups,
+//     static constexpr int kValueBytes;         // bytes that a value of A takes in its row
+//     static constexpr int64_t row_bytes(int64_t k);
+//     static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row);
+//
+//     // acc[r * kColBlock + n] = init[r] + sum_k a[r, k] * (b[k, n] + 128), against panels of a
+//     // packed weight, or columns of a plain one whose values of k lie together.
+//     static void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t k,
 //                      int32_t* acc);
-//     template <int R, int C>
-//     static void dot(const ARows& a, const int8_t* b, int64_t col_stride, int64_t k,
-//                     int32_t* acc);
+//     static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
+//                     int64_t k, int32_t* acc);
 //   };
-
-// Rows of A as the microkernel reads them.
-struct ARows {
-  const Micro::Cell* cells;
-  int64_t stride;       // from row to row
-  const int32_t* init;  // -128 * sum_k a[m, k], see packed.h
-};
 
 // A block of A's rows, converted once and used for every block of columns that follows.
 class RowBlock {
@@ -34,8 +25,8 @@ class RowBlock {
       : p_(p),
         block_rows_(tiling.block_rows),
         // A line more than needed between rows: lengths that are powers of two would collide.
-        stride_(Micro::cells(p.k) + 64 / sizeof(Micro::Cell)),
-        cells_(static_cast<size_t>(stride_ * block_rows_)),
+        stride_(round_up(Micro::row_bytes(p.k), 64) + 64),
+        data_(static_cast<size_t>(stride_ * block_rows_)),
         init_(static_cast<size_t>(block_rows_)) {}
 
   void load(int64_t index) {
@@ -45,7 +36,7 @@ class RowBlock {
     count_ = std::min(block_rows_, p_.m - first_);
     for (int64_t r = 0; r < count_; ++r) {
       const int8_t* row = p_.a.data + (first_ + r) * p_.a.row_stride;
-      Micro::load_row(row, p_.a.col_stride, p_.k, cells_.data() + r * stride_);
+      Micro::load_row(row, p_.a.col_stride, p_.k, data_.data() + r * stride_);
       uint32_t sum = 0;
       for (int64_t k = 0; k < p_.k; ++k) sum += static_cast<uint32_t>(row[k * p_.a.col_stride]);
       init_[r] = static_cast<int32_t>(sum * uint32_t(-128));
@@ -55,73 +46,61 @@ class RowBlock {
   int64_t first() const { return first_; }
   int64_t count() const { return count_; }
   ARows from(int64_t row) const {
-    return {cells_.data() + row * stride_, stride_, init_.data() + row};
+    return {data_.data() + row * stride_, stride_, init_.data() + row};
   }
 
  private:
   const Problem& p_;
   int64_t block_rows_, stride_;
   int64_t index_ = -1, first_ = 0, count_ = 0;
-  Buffer<Micro::Cell> cells_;
+  Buffer<char> data_;
   Buffer<int32_t> init_;
 };
 
-// Calls use(integral_constant<int, n>) for 1 <= n <= Max.
-template <int Max, class Use>
-inline void with_constant(int n, const Use& use) {
-  if constexpr (Max > 1) {
-    if (n < Max) return with_constant<Max - 1>(n, use);
-  }
-  use(std::integral_constant<int, Max>{});
-}
-
-// acc [rows][kColBlock] = A's rows times columns [col, col + count) of the weight.
-template <int R>
-inline void multiply_packed(const Problem& p, const ARows& a, int64_t col, int count,
+// acc [rows][kColBlock] = A's rows times `count` columns of the weight.
+inline void multiply_packed(int rows, const ARows& a, const uint8_t* b, int64_t k, int count,
                             int32_t* acc) {
-  const int64_t stride = panel_bytes(p.k);
-  const uint8_t* b = p.b.packed + (col / kPanel) * stride;
-  constexpr int kAtOnce = Micro::kPanels;
-  const int last = static_cast<int>(ceil_div(count, kPanel));
-  for (int panel = 0; panel < last; panel += kAtOnce) {
-    with_constant<kAtOnce>(std::min(kAtOnce, last - panel), [&](auto at_once) {
-      Micro::template tile<R, at_once>(a, b + panel * stride, stride, groups(p.k),
-                                       acc + panel * kPanel);
-    });
+  const int panels = static_cast<int>(ceil_div(count, kPanel));
+  for (int first = 0; first < panels; first += Micro::kPanels) {
+    Micro::tile(rows, std::min(Micro::kPanels, panels - first), a, b + first * panel_bytes(k), k,
+                acc + first * kPanel);
   }
 }
 
-template <int R>
-inline void multiply_plain(const Problem& p, const ARows& a, int64_t col, int count, int32_t* acc) {
-  const int64_t stride = p.b.plain.col_stride;
-  const int8_t* b = p.b.plain.data + col * stride;
-  constexpr int kAtOnce = Micro::kDotCols;
-  int n = 0;
-  for (; n + kAtOnce <= count; n += kAtOnce) {
-    Micro::template dot<R, kAtOnce>(a, b + n * stride, stride, p.k, acc + n);
+inline void multiply_plain(int rows, const ARows& a, const int8_t* b, int64_t stride, int64_t k,
+                           int count, int32_t* acc) {
+  for (int n = 0; n < count; n += Micro::kDotCols) {
+    Micro::dot(rows, std::min(Micro::kDotCols, count - n), a, b + n * stride, stride, k, acc + n);
   }
-  for (; n < count; ++n) Micro::template dot<R, 1>(a, b + n * stride, stride, p.k, acc + n);
 }
 
-// Cuts `rows` into tiles of nearly equal height, none above Max, and calls use(first, height).
-template <int Max, class Use>
-inline void for_each_tile(int64_t rows, const Use& use) {
-  const int64_t tiles = ceil_div(rows, Max);
+// Cuts `rows` into tiles of nearly equal height, none above `most`, and calls use(first, height).
+template <class Use>
+inline void for_each_tile(int64_t rows, int most, const Use& use) {
+  const int64_t tiles = ceil_div(rows, most);
   for (int64_t t = 0, first = 0; t < tiles; ++t) {
     const int64_t height = ceil_div(rows - first, tiles - t);
-    with_constant<Max>(static_cast<int>(height), [&](auto fixed) { use(first, fixed); });
+    use(first, static_cast<int>(height));
     first += height;
   }
 }
+
+// From this many rows on, packing a plain weight pays for itself within a task.
+inline constexpr int kRowsWorthPacking = 24;
 
 inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
   const Epilogue finish = find_epilogue(epilogue, p.out_dtype);
   const int64_t out_size = p.out_dtype == ScalarType::Float || epilogue == kRaw ? 4 : 2;
-  constexpr int kRows = std::max(Micro::kRows, Micro::kDotRows);
+  const Matrix<const int8_t>& plain = p.b.plain;
+  const bool in_place = !p.b.packed && (plain.row_stride == 1 || p.k == 1) &&
+                        tiling.block_rows < kRowsWorthPacking;
+  const bool pack_here = !p.b.packed && !in_place;
+  constexpr int kPanels = kColBlock / kPanel, kRows = std::max(Micro::kRows, Micro::kDotRows);
   alignas(64) int32_t acc[kRows][kColBlock] = {};
   RowOperands operands;
   RowBlock rows(p, tiling);
+  Buffer<uint8_t> scratch(pack_here ? kPanels * panel_bytes(p.k) : 0);
 
   for (int64_t task = begin; task < end; ++task) {
     rows.load(task / tiling.col_blocks);
@@ -136,22 +115,35 @@ inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t b
         finish.write_row({acc[r], operands, p, m}, count, out);
       }
     };
-    if (p.b.packed) {
-      for_each_tile<Micro::kRows>(rows.count(), [&](int64_t first, auto height) {
-        multiply_packed<height>(p, rows.from(first), col, count, acc[0]);
+    if (in_place) {
+      const int8_t* b = plain.data + col * plain.col_stride;
+      for_each_tile(rows.count(), Micro::kDotRows, [&](int64_t first, int height) {
+        multiply_plain(height, rows.from(first), b, plain.col_stride, p.k, count, acc[0]);
         write(first, height);
       });
-    } else {
-      for_each_tile<Micro::kDotRows>(rows.count(), [&](int64_t first, auto height) {
-        multiply_plain<height>(p, rows.from(first), col, count, acc[0]);
-        write(first, height);
-      });
+      continue;
     }
+    if (pack_here) {
+      for (int i = 0; i * kPanel < count; ++i) {
+        pack_panel(p.b, col / kPanel + i, scratch.data() + i * panel_bytes(p.k));
+      }
+    }
+    const uint8_t* b = pack_here ? scratch.data() : p.b.packed + col / kPanel * panel_bytes(p.k);
+    for_each_tile(rows.count(), Micro::kRows, [&](int64_t first, int height) {
+      multiply_packed(height, rows.from(first), b, p.k, count, acc[0]);
+      write(first, height);
+    });
   }
 }
 
 // Known at compile time: code of this instruction set must not run while the library loads.
 constexpr Kernels table(const char* name, bool (*available)()) {
-  return {name, available, std::max(Micro::kRows, Micro::kDotRows), gemm, quantize_rows,
-          range_rows, quantizer};
+  return {name,
+          available,
+          std::max(Micro::kRows, Micro::kDotRows),
+          Micro::kValueBytes,
+          gemm,
+          quantize_rows,
+          range_rows,
+          quantizer};
 }

@@ -10,6 +10,9 @@ namespace {
 // Best first. A line here and one isa_*.cpp is all that an instruction set takes.
 constexpr const Kernels* kAll[] = {
 #if defined(__x86_64__)
+#if defined(__linux__)
+    &amx_int8_kernels,
+#endif
     &avx512_vnni_kernels,
     &avx_vnni_kernels,
     &avx2_kernels,

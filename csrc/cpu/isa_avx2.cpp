@@ -15,125 +15,127 @@
 
 namespace scaled_mm::cpu::avx2 {
 
-struct ARows;
+inline __m256i load(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+inline void store(void* to, __m256i x) { _mm256_storeu_si256(static_cast<__m256i*>(to), x); }
+inline __m256i even_bytes(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi16(0xff)); }
+inline __m256i odd_bytes(__m256i x) { return _mm256_srli_epi16(x, 8); }
+inline __m256i multiply_add(__m256i sum, __m256i x, __m256i y) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
+}
+inline uint32_t horizontal_sum(__m256i x) {
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
+}
 
 struct Micro {
-  using Cell = int32_t;  // two int16: a pair of one plane
-  static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 2;
-  static constexpr int64_t cells(int64_t k) { return round_up(k, 32) / 2; }
+  static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 2, kValueBytes = 2;
+  static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, 32); }
 
-  // The row's pairs in runs of 16 cells: 8 of the even plane, 8 of the odd (32 values of k).
-  static void load_row(const int8_t* a, int64_t stride, int64_t k, Cell* cells) {
-    alignas(32) int8_t padded[32];
+  // The row in runs of 32 values: 32 bytes of the even plane, 32 of the odd.
+  static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row) {
     for (int64_t first = 0; first < round_up(k, 32); first += 32) {
+      alignas(32) int8_t padded[32];
       const int8_t* from = a + first;
       if (stride != 1 || first + 32 > k) {
         for (int i = 0; i < 32; ++i) padded[i] = first + i < k ? a[(first + i) * stride] : 0;
         from = padded;
       }
-      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-      const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
-      const __m256i odd = _mm256_srai_epi16(bytes, 8);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(cells + first / 2), even);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(cells + first / 2 + 8), odd);
+      const __m256i bytes = load(from);
+      store(row + 2 * first, _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8));
+      store(row + 2 * first + 32, _mm256_srai_epi16(bytes, 8));
     }
   }
 
-  template <int R, int P>
-  static void tile(const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t groups,
-                   int32_t* acc);
+  static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+    with_constant<kRows>(rows, [&](auto r) { fixed_tile<r>(a, b, k, acc); });
+  }
+  static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
+                  int64_t k, int32_t* acc) {
+    with_constant<kDotRows>(rows, [&](auto r) {
+      with_constant<kDotCols>(cols, [&](auto c) { fixed_dot<r, c>(a, b, col_stride, k, acc); });
+    });
+  }
+
+ private:
+  // Lanes are columns: a pair of values of one row is broadcast to all of them.
+  template <int R>
+  static void fixed_tile(const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+    __m256i sum[R][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_set1_epi32(a.init[r]);
+
+    int64_t pair = 0;  // of the even plane; its odd twin is 8 pairs on
+    for (int64_t g = 0; g < groups(k); ++g, pair += g % 8 ? 1 : 9) {
+      const __m256i w0 = load(b + g * kGroupBytes), w1 = load(b + g * kGroupBytes + 32);
+      const __m256i even0 = even_bytes(w0), even1 = even_bytes(w1);
+      const __m256i odd0 = odd_bytes(w0), odd1 = odd_bytes(w1);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const __m256i even = _mm256_set1_epi32(a.row<int32_t>(r)[pair]);
+        sum[r][0] = multiply_add(sum[r][0], even0, even);
+        sum[r][1] = multiply_add(sum[r][1], even1, even);
+        const __m256i odd = _mm256_set1_epi32(a.row<int32_t>(r)[pair + 8]);
+        sum[r][0] = multiply_add(sum[r][0], odd0, odd);
+        sum[r][1] = multiply_add(sum[r][1], odd1, odd);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      store(acc + r * kColBlock, sum[r][0]);
+      store(acc + r * kColBlock + 8, sum[r][1]);
+    }
+  }
+
+  // Lanes are values of k, added together at the end.
   template <int R, int C>
-  static void dot(const ARows& a, const int8_t* b, int64_t col_stride, int64_t k, int32_t* acc);
+  static void fixed_dot(const ARows& a, const int8_t* b, int64_t col_stride, int64_t k,
+                        int32_t* acc) {
+    const __m256i offset = _mm256_set1_epi8(-128);
+    __m256i sum[R][C] = {};
+    const auto step = [&](const int8_t* from, int64_t stride, int64_t first) {
+      __m256i even[C], odd[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        const __m256i w = _mm256_xor_si256(load(from + c * stride), offset);
+        even[c] = even_bytes(w);
+        odd[c] = odd_bytes(w);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const char* run = a.row<char>(r) + 2 * first;
+        const __m256i x = load(run), y = load(run + 32);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+          sum[r][c] = multiply_add(multiply_add(sum[r][c], even[c], x), odd[c], y);
+        }
+      }
+    };
+    int64_t first = 0;
+    for (; first + 32 <= k; first += 32) step(b + first, col_stride, first);
+    if (first < k) {
+      alignas(32) int8_t tail[C][32] = {};
+      for (int c = 0; c < C; ++c) std::memcpy(tail[c], b + c * col_stride + first, k - first);
+      step(tail[0], 32, first);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        acc[r * kColBlock + c] =
+            static_cast<int32_t>(static_cast<uint32_t>(a.init[r]) + horizontal_sum(sum[r][c]));
+      }
+    }
+  }
 };
 
 #include "cpu/float16.h"
 #include "cpu/lower.h"
 #include "cpu/quantize_rows.h"
 #include "cpu/gemm_loop.h"
-
-inline __m256i load(const void* from) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
-}
-inline __m256i even_bytes(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi16(0xff)); }
-inline __m256i odd_bytes(__m256i x) { return _mm256_srli_epi16(x, 8); }
-inline __m256i multiply_add(__m256i sum, __m256i x, __m256i y) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
-}
-
-template <int R, int P>
-void Micro::tile(const ARows& a, const uint8_t* b, int64_t, int64_t groups, int32_t* acc) {
-  __m256i sum[R][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_set1_epi32(a.init[r]);
-
-  const int32_t* cell = a.cells;
-  for (int64_t g = 0; g < groups; ++g, cell += g % 8 ? 1 : 9) {
-    const __m256i w0 = load(b + g * kGroupBytes), w1 = load(b + g * kGroupBytes + 32);
-    const __m256i even0 = even_bytes(w0), even1 = even_bytes(w1);
-    const __m256i odd0 = odd_bytes(w0), odd1 = odd_bytes(w1);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const __m256i even = _mm256_set1_epi32(cell[r * a.stride]);
-      sum[r][0] = multiply_add(sum[r][0], even0, even);
-      sum[r][1] = multiply_add(sum[r][1], even1, even);
-      const __m256i odd = _mm256_set1_epi32(cell[r * a.stride + 8]);
-      sum[r][0] = multiply_add(sum[r][0], odd0, odd);
-      sum[r][1] = multiply_add(sum[r][1], odd1, odd);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(acc + r * kColBlock), sum[r][0]);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(acc + r * kColBlock + 8), sum[r][1]);
-  }
-}
-
-inline int32_t horizontal_sum(__m256i x) {
-  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
-  return _mm_cvtsi128_si32(sum);
-}
-
-// Each lane sums its own values of k; the lanes are added at the end.
-template <int R, int C>
-void Micro::dot(const ARows& a, const int8_t* b, int64_t col_stride, int64_t k, int32_t* acc) {
-  const __m256i offset = _mm256_set1_epi8(-128);
-  __m256i sum[R][C] = {};
-  const auto step = [&](const int8_t* from, int64_t stride, int64_t cell) {
-    __m256i even[C], odd[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      const __m256i w = _mm256_xor_si256(load(from + c * stride), offset);
-      even[c] = even_bytes(w);
-      odd[c] = odd_bytes(w);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const int32_t* cells = a.cells + r * a.stride + cell;
-      const __m256i x = load(cells), y = load(cells + 8);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) {
-        sum[r][c] = multiply_add(multiply_add(sum[r][c], even[c], x), odd[c], y);
-      }
-    }
-  };
-  int64_t first = 0;
-  for (; first + 32 <= k; first += 32) step(b + first, col_stride, first / 2);
-  if (first < k) {
-    alignas(32) int8_t tail[C][32] = {};
-    for (int c = 0; c < C; ++c) std::memcpy(tail[c], b + c * col_stride + first, k - first);
-    step(tail[0], 32, first / 2);
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      acc[r * kColBlock + c] = static_cast<int32_t>(static_cast<uint32_t>(a.init[r]) +
-                                                    static_cast<uint32_t>(horizontal_sum(sum[r][c])));
-    }
-  }
-}
 
 inline bool available() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

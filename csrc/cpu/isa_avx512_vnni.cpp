@@ -1,4 +1,4 @@
-// AVX512-VNNI: 64-byte vectors, 32 registers; a tile of 6 rows by 4 panels holds 24 sums.
+// AVX512-VNNI: vpdpbusd on 64-byte vectors.
 #include "cpu/isa_headers.h"
 
 #if defined(__x86_64__)
@@ -9,37 +9,19 @@
 
 namespace scaled_mm::cpu::avx512_vnni {
 
-using V = __m512i;
-inline constexpr int kTileRows = 6, kTilePanels = 4, kDotTileRows = 6, kDotTileCols = 4;
-
-inline V load(const void* from) { return _mm512_loadu_si512(from); }
-inline void store(void* to, V x) { _mm512_storeu_si512(to, x); }
-inline V broadcast(int32_t x) { return _mm512_set1_epi32(x); }
-inline V dpbusd(V sum, V u8, V s8) { return _mm512_dpbusd_epi32(sum, u8, s8); }
-inline V flip_sign(V x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
-inline uint32_t horizontal_sum(V x) {
-  __m256i half[2];  // by memcpy: g++ 12 warns of its own header in _mm512_castsi512_si256
-  std::memcpy(half, &x, sizeof half);
-  const __m256i halves = _mm256_add_epi32(half[0], half[1]);
-  __m128i sum =
-      _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
-  return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
-}
-
+#include "cpu/avx512_vectors.h"
 #include "cpu/vnni_micro.h"
+using Micro = VnniMicro;
 
-inline bool available() {
-  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
+#include "cpu/float16.h"
+#include "cpu/lower.h"
+#include "cpu/quantize_rows.h"
+#include "cpu/gemm_loop.h"
 
 }  // namespace scaled_mm::cpu::avx512_vnni
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const Kernels avx512_vnni_kernels = avx512_vnni::table("avx512_vnni", avx512_vnni::available);
+constinit const Kernels avx512_vnni_kernels = avx512_vnni::table("avx512_vnni", avx512_vnni::runs_avx512_vnni);
 }
 #endif

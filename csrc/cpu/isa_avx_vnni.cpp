@@ -25,6 +25,12 @@ inline uint32_t horizontal_sum(V x) {
 }
 
 #include "cpu/vnni_micro.h"
+using Micro = VnniMicro;
+
+#include "cpu/float16.h"
+#include "cpu/lower.h"
+#include "cpu/quantize_rows.h"
+#include "cpu/gemm_loop.h"
 
 inline bool available() {
   return __builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("fma") &&

@@ -16,6 +16,7 @@
 #include "cpu/float_env.h"
 #include "cpu/kernels.h"
 #include "cpu/packed.h"
+#include "cpu/weight.h"
 #include "epilogue/epilogues.h"
 
 #if defined(__x86_64__)

@@ -38,7 +38,8 @@ struct Quantizer {
 struct Kernels {
   const char* name;
   bool (*available)();
-  int tile_rows;  // rows that are computed at a time, at most
+  int tile_rows;      // rows that are computed at a time, at most
+  int a_value_bytes;  // bytes that a value of A takes while it is multiplied
 
   // Runs tasks [begin, end) of the product.
   void (*gemm)(const Problem& p, const Tiling& tiling, int epilogue, int64_t begin, int64_t end);
@@ -52,6 +53,6 @@ struct Kernels {
 // The instruction set in use: SCALED_MM_CPU_ISA, or the best that this machine runs.
 const Kernels& kernels();
 
-extern const Kernels avx512_vnni_kernels, avx_vnni_kernels, avx2_kernels, portable_kernels;
+extern const Kernels amx_int8_kernels, avx512_vnni_kernels, avx_vnni_kernels, avx2_kernels, portable_kernels;
 
 }  // namespace scaled_mm::cpu

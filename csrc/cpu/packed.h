@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace scaled_mm::cpu {
 
@@ -30,5 +31,27 @@ constexpr int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
 constexpr int64_t groups(int64_t k) { return ceil_div(k, kGroup); }
 constexpr int64_t panels(int64_t n) { return ceil_div(n, kPanel); }
 constexpr int64_t panel_bytes(int64_t k) { return (groups(k) + 1) * kGroupBytes; }
+
+// Rows of A as a microkernel reads them: each instruction set has its own form for the values
+// (Micro::load_row), zeros after the last.
+struct ARows {
+  const char* data;
+  int64_t stride;       // bytes from row to row
+  const int32_t* init;  // -128 * sum_k a[m, k], see above
+
+  template <class T>
+  const T* row(int r) const {
+    return reinterpret_cast<const T*>(data + r * stride);
+  }
+};
+
+// Calls use(integral_constant<int, n>) for 1 <= n <= Max.
+template <int Max, class Use>
+inline void with_constant(int n, const Use& use) {
+  if constexpr (Max > 1) {
+    if (n < Max) return with_constant<Max - 1>(n, use);
+  }
+  use(std::integral_constant<int, Max>{});
+}
 
 }  // namespace scaled_mm::cpu

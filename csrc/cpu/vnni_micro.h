@@ -4,114 +4,118 @@
 //
 // No include guard: an isa_*.cpp includes this inside its own namespace, after its vector type V
 // with load, store, broadcast, dpbusd, flip_sign, horizontal_sum, and the constants kTileRows,
-// kTilePanels, kDotRows, kDotCols that fill its register file.
+// kTilePanels, kDotTileRows, kDotTileCols that fill its register file.
 
-struct ARows;
+inline constexpr int kPrefetchBytes = 512;  // ahead in each panel: panels come from L2
 
-struct Micro {
-  using Cell = int8_t;
+struct VnniMicro {
   static constexpr int kRows = kTileRows, kPanels = kTilePanels;
   static constexpr int kDotRows = kDotTileRows, kDotCols = kDotTileCols;
-  static constexpr int64_t cells(int64_t k) { return round_up(k, 64); }
+  static constexpr int kValueBytes = 1;
+  static constexpr int64_t row_bytes(int64_t k) { return round_up(k, 64); }
 
-  static void load_row(const int8_t* a, int64_t stride, int64_t k, Cell* cells) {
+  static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row) {
     if (stride == 1) {
-      std::memcpy(cells, a, k);
+      std::memcpy(row, a, k);
     } else {
-      for (int64_t i = 0; i < k; ++i) cells[i] = a[i * stride];
+      for (int64_t i = 0; i < k; ++i) row[i] = static_cast<char>(a[i * stride]);
     }
-    std::memset(cells + k, 0, Micro::cells(k) - k);
+    std::memset(row + k, 0, row_bytes(k) - k);
   }
 
+  static void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t k,
+                   int32_t* acc) {
+    with_constant<kTileRows>(rows, [&](auto r) {
+      with_constant<kTilePanels>(panels, [&](auto p) { fixed_tile<r, p>(a, b, k, acc); });
+    });
+  }
+  static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
+                  int64_t k, int32_t* acc) {
+    with_constant<kDotRows>(rows, [&](auto r) {
+      with_constant<kDotCols>(cols, [&](auto c) { fixed_dot<r, c>(a, b, col_stride, k, acc); });
+    });
+  }
+
+ private:
+  // Lanes are columns: a group of four k of one row is broadcast to all of them.
   template <int R, int P>
-  static void tile(const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t groups,
-                   int32_t* acc);
-  template <int R, int C>
-  static void dot(const ARows& a, const int8_t* b, int64_t col_stride, int64_t k, int32_t* acc);
-};
-
-#include "cpu/float16.h"
-#include "cpu/lower.h"
-#include "cpu/quantize_rows.h"
-#include "cpu/gemm_loop.h"
-
-// Lanes are columns: a group of four k of one row is broadcast to all of them.
-template <int R, int P>
-void Micro::tile(const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t groups,
-                 int32_t* acc) {
-  constexpr int kVectors = kGroupBytes / sizeof(V);  // of one panel's group
-  V sum[R][P][kVectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[r][p][v] = broadcast(a.init[r]);
-    }
-  }
-  for (int64_t g = 0; g < groups; ++g) {
-    V w[P][kVectors];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        w[p][v] = load(b + p * panel_stride + g * kGroupBytes + v * sizeof(V));
-      }
-    }
+  static void fixed_tile(const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+    constexpr int kVectors = kGroupBytes / sizeof(V);  // of one panel's group
+    const int64_t panel_stride = panel_bytes(k);
+    V sum[R][P][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, a.cells + r * a.stride + g * kGroup, sizeof four);
-      const V x = broadcast(four);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sum[r][p][v] = dpbusd(sum[r][p][v], w[p][v], x);
+        for (int v = 0; v < kVectors; ++v) sum[r][p][v] = broadcast(a.init[r]);
       }
     }
-  }
-  constexpr int kLanes = sizeof(V) / sizeof(int32_t);
+    for (int64_t g = 0; g < groups(k); ++g) {
+      V w[P][kVectors];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
+      for (int p = 0; p < P; ++p) {
+        const uint8_t* group = b + p * panel_stride + g * kGroupBytes;
+        _mm_prefetch(group + kPrefetchBytes, _MM_HINT_T0);
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        store(acc + r * kColBlock + p * kPanel + v * kLanes, sum[r][p][v]);
+        for (int v = 0; v < kVectors; ++v) w[p][v] = load(group + v * sizeof(V));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        int32_t four;
+        std::memcpy(&four, a.row<char>(r) + g * kGroup, sizeof four);
+        const V x = broadcast(four);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) sum[r][p][v] = dpbusd(sum[r][p][v], w[p][v], x);
+        }
       }
     }
-  }
-}
-
-// Lanes are values of k, added together at the end.
-template <int R, int C>
-void Micro::dot(const ARows& a, const int8_t* b, int64_t col_stride, int64_t k, int32_t* acc) {
-  V sum[R][C] = {};
-  const auto step = [&](const int8_t* from, int64_t stride, int64_t first) {
-    V w[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) w[c] = flip_sign(load(from + c * stride));
+    constexpr int kLanes = sizeof(V) / sizeof(int32_t);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const V x = load(a.cells + r * a.stride + first);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sum[r][c] = dpbusd(sum[r][c], w[c], x);
-    }
-  };
-  constexpr int64_t kStep = sizeof(V);
-  int64_t first = 0;
-  for (; first + kStep <= k; first += kStep) step(b + first, col_stride, first);
-  if (first < k) {
-    alignas(64) int8_t tail[C][kStep] = {};
-    for (int c = 0; c < C; ++c) std::memcpy(tail[c], b + c * col_stride + first, k - first);
-    step(tail[0], kStep, first);
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      acc[r * kColBlock + c] =
-          static_cast<int32_t>(static_cast<uint32_t>(a.init[r]) + horizontal_sum(sum[r][c]));
+      for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          store(acc + r * kColBlock + p * kPanel + v * kLanes, sum[r][p][v]);
+        }
+      }
     }
   }
-}
+
+  // Lanes are values of k, added together at the end.
+  template <int R, int C>
+  static void fixed_dot(const ARows& a, const int8_t* b, int64_t col_stride, int64_t k,
+                        int32_t* acc) {
+    V sum[R][C] = {};
+    const auto step = [&](const int8_t* from, int64_t stride, int64_t first) {
+      V w[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) w[c] = flip_sign(load(from + c * stride));
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const V x = load(a.row<char>(r) + first);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) sum[r][c] = dpbusd(sum[r][c], w[c], x);
+      }
+    };
+    constexpr int64_t kStep = sizeof(V);
+    int64_t first = 0;
+    for (; first + kStep <= k; first += kStep) step(b + first, col_stride, first);
+    if (first < k) {
+      alignas(64) int8_t tail[C][kStep] = {};
+      for (int c = 0; c < C; ++c) std::memcpy(tail[c], b + c * col_stride + first, k - first);
+      step(tail[0], kStep, first);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        acc[r * kColBlock + c] =
+            static_cast<int32_t>(static_cast<uint32_t>(a.init[r]) + horizontal_sum(sum[r][c]));
+      }
+    }
+  }
+};

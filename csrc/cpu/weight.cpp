@@ -24,27 +24,36 @@ int64_t columns_per_task(int64_t k) {
   return std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(k, 1));
 }
 
-// Four values of k of one column, as they lie in a packed group.
-uint32_t load_group(const int8_t* column, int64_t stride, int64_t left) {
+// Four values of k of one column, as they lie in a packed group; the first `count` are there.
+uint32_t gather_group(const int8_t* column, int64_t stride, int64_t count) {
   uint32_t group = 0;
-  for (int i = 0; i < kGroup && i < left; ++i) {
-    const uint8_t value = static_cast<uint8_t>(column[i * stride]) ^ 0x80;
-    group |= uint32_t{value} << (8 * i);
+  for (int64_t i = 0; i < std::min<int64_t>(kGroup, count); ++i) {
+    group |= uint32_t{static_cast<uint8_t>(column[i * stride] ^ 0x80)} << (8 * i);
   }
   return group;
 }
 
-void pack_panel(const Weight& b, int64_t panel, uint8_t* out) {
-  const int64_t first = panel * kPanel;
-  const int count = static_cast<int>(std::min<int64_t>(kPanel, b.n - first));
-  const Matrix<const int8_t>& plain = b.plain;
-  std::memset(out, 0, panel_bytes(b.k));
-  for (int64_t g = 0; g < groups(b.k); ++g) {
-    const int8_t* from = plain.data + g * kGroup * plain.row_stride + first * plain.col_stride;
-    const int64_t left = b.k - g * kGroup;
-    for (int n = 0; n < count; ++n) {
-      const uint32_t group = load_group(from + n * plain.col_stride, plain.row_stride, left);
-      std::memcpy(out + g * kGroupBytes + n * kGroup, &group, sizeof group);
+// One whole group of one whole panel, for the two usual layouts: values of k side by side (the
+// transpose of a [N, K] weight), or columns side by side.
+void pack_group(const int8_t* from, const Matrix<const int8_t>& b, uint32_t* out) {
+  if (b.row_stride == 1) {
+    for (int n = 0; n < kPanel; ++n) {
+      std::memcpy(out + n, from + n * b.col_stride, kGroup);
+      out[n] ^= 0x80808080u;
+    }
+  } else if (b.col_stride == 1) {
+    const uint8_t* row[kGroup];
+    for (int i = 0; i < kGroup; ++i) {
+      row[i] = reinterpret_cast<const uint8_t*>(from + i * b.row_stride);
+    }
+    for (int n = 0; n < kPanel; ++n) {
+      const uint32_t group = uint32_t{row[0][n]} | uint32_t{row[1][n]} << 8 |
+                             uint32_t{row[2][n]} << 16 | uint32_t{row[3][n]} << 24;
+      out[n] = group ^ 0x80808080u;
+    }
+  } else {
+    for (int n = 0; n < kPanel; ++n) {
+      out[n] = gather_group(from + n * b.col_stride, b.row_stride, kGroup);
     }
   }
 }
@@ -84,26 +93,41 @@ Tensor azp_with_adj(const Tensor& b, const Tensor& azp, Shape b_shape) {
 }
 
 Tensor pack_weight_int8(const Tensor& b) {
-  Checked<Weight> checked = check_pack_weight(b);
-  pack(checked.problem, static_cast<uint8_t*>(checked.outputs[0].mutable_data_ptr()));
+  const Checked<Weight> checked = check_pack_weight(b);
+  const Weight& weight = checked.problem;
+  uint8_t* packed = static_cast<uint8_t*>(checked.outputs[0].mutable_data_ptr());
+  const int64_t grain = std::max<int64_t>(1, columns_per_task(weight.k) / kPanel);
+  torch::stable::parallel_for(0, panels(weight.n), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      pack_panel(weight, i, packed + i * panel_bytes(weight.k));
+    }
+  });
   return checked.outputs[0];
 }
 
 }  // namespace
 
-void pack(const Weight& b, uint8_t* packed) {
-  const int64_t grain = std::max<int64_t>(1, columns_per_task(b.k) / kPanel);
-  torch::stable::parallel_for(0, panels(b.n), grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) pack_panel(b, i, packed + i * panel_bytes(b.k));
-  });
-}
-
-Buffer<uint8_t> pack_unless_streamable(Weight& b) {
-  if (b.packed || b.plain.row_stride == 1 || b.k <= 1) return Buffer<uint8_t>(0);
-  Buffer<uint8_t> buffer(static_cast<size_t>(packed_weight_bytes(b.k, b.n)));
-  pack(b, buffer.data());
-  b.packed = buffer.data();
-  return buffer;
+void pack_panel(const Weight& b, int64_t panel, uint8_t* out) {
+  const int64_t first = panel * kPanel, whole_groups = b.k / kGroup;
+  const int64_t count = std::min<int64_t>(kPanel, b.n - first);
+  const int8_t* from = b.plain.data + first * b.plain.col_stride;
+  uint32_t* group = reinterpret_cast<uint32_t*>(out);  // buffers are aligned for it
+  int64_t g = 0;
+  if (count == kPanel) {
+    for (; g < whole_groups; ++g) {
+      pack_group(from + g * kGroup * b.plain.row_stride, b.plain, group + g * kPanel);
+    }
+  }
+  for (; g < groups(b.k); ++g) {
+    const int8_t* row = from + g * kGroup * b.plain.row_stride;
+    for (int64_t n = 0; n < kPanel; ++n) {
+      group[g * kPanel + n] =
+          n < count ? gather_group(row + n * b.plain.col_stride, b.plain.row_stride,
+                                   b.k - g * kGroup)
+                    : 0;
+    }
+  }
+  std::memset(group + g * kPanel, 0, kGroupBytes);  // the skew
 }
 
 }  // namespace cpu
