@@ -19,5 +19,6 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "quantize_int8(Tensor x, *, bool symmetric=True, bool per_token=True) "
       "-> (Tensor, Tensor, Tensor?)");
+  ops.def("quantize_weight_int8(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)");
   ops.def("quantize_int8_static(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor");
 }

@@ -209,15 +209,15 @@ void check_out_dtype(ScalarType dtype) {
 
 // --- quantisers -----------------------------------------------------------------------------------
 
-Checked<QuantizeProblem> check_activation(const Tensor& x) {
+Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x) {
   Checked<QuantizeProblem> checked;
   QuantizeProblem& p = checked.problem;
   p.x_dtype = x.scalar_type();
   if (p.x_dtype != ScalarType::Float && p.x_dtype != ScalarType::BFloat16 &&
       p.x_dtype != ScalarType::Half) {
-    refuse("x", "be float32, bfloat16 or float16", name(p.x_dtype));
+    refuse(argument, "be float32, bfloat16 or float16", name(p.x_dtype));
   }
-  if (x.dim() < 1) refuse("x", "have at least one dimension [..., K]", shape(x));
+  if (x.dim() < 1) refuse(argument, "have at least one dimension [..., K]", shape(x));
   p.rows = count_rows(x);
   p.cols = x.size(x.dim() - 1);
   p.x = fold_rows<void>(x, p.rows, checked.inputs);
@@ -225,6 +225,20 @@ Checked<QuantizeProblem> check_activation(const Tensor& x) {
   const Tensor& q = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Char));
   p.q = static_cast<int8_t*>(q.mutable_data_ptr());
   return checked;
+}
+
+// The outputs of a dynamic quantiser besides q.
+void add_scales(Checked<QuantizeProblem>& checked, const Tensor& x,
+                const std::vector<int64_t>& sizes, bool symmetric, bool per_token) {
+  QuantizeProblem& p = checked.problem;
+  p.symmetric = symmetric;
+  p.per_token = per_token;
+  p.scale_stride = p.azp_stride = per_token ? 1 : 0;
+  const Tensor& scale = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Float));
+  p.scale = static_cast<float*>(scale.mutable_data_ptr());
+  if (symmetric) return;
+  const Tensor& azp = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Int));
+  p.azp = static_cast<int32_t*>(azp.mutable_data_ptr());
 }
 
 // A given scale or azp of the static quantiser: one element, or one for each row of x.
@@ -299,28 +313,26 @@ Checked<Weight> check_pack_weight(const Tensor& b) {
 }
 
 Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token) {
-  Checked<QuantizeProblem> checked = check_activation(x);
-  QuantizeProblem& p = checked.problem;
-  p.symmetric = symmetric;
-  p.per_token = per_token;
+  Checked<QuantizeProblem> checked = check_quantizable("x", x);
   std::vector<int64_t> sizes{1};
   if (per_token) {
     sizes.assign(x.sizes().begin(), x.sizes().end());
     sizes.back() = 1;
   }
-  p.scale_stride = p.azp_stride = per_token ? 1 : 0;
-  const Tensor& scale = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Float));
-  p.scale = static_cast<float*>(scale.mutable_data_ptr());
-  if (!symmetric) {
-    const Tensor& azp = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Int));
-    p.azp = static_cast<int32_t*>(azp.mutable_data_ptr());
-  }
+  add_scales(checked, x, sizes, symmetric, per_token);
+  return checked;
+}
+
+Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel) {
+  if (w.dim() != 2) refuse("w", "be a matrix [N, K]", shape(w));
+  Checked<QuantizeProblem> checked = check_quantizable("w", w);
+  add_scales(checked, w, {1, per_channel ? w.size(0) : 1}, true, per_channel);
   return checked;
 }
 
 Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
                                                const std::optional<Tensor>& azp) {
-  Checked<QuantizeProblem> checked = check_activation(x);
+  Checked<QuantizeProblem> checked = check_quantizable("x", x);
   QuantizeProblem& p = checked.problem;
   p.given = true;
   p.symmetric = !azp;

@@ -106,6 +106,8 @@ Checked<ColumnSums> check_azp_adj(const Tensor& b, const std::optional<Tensor>& 
 Checked<Weight> check_pack_weight(const Tensor& b);
 // outputs: q, scale and (unless symmetric) azp.
 Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token);
+// outputs: q [N, K], scale [1, N] or [1, 1].
+Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel);
 // outputs: q.
 Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
                                                const std::optional<Tensor>& azp);

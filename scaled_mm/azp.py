@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .ops import PackedWeight, weight_arguments
+from .ops import PackedWeight, accept, weight_arguments
 
 _ops = torch.ops.scaled_mm
 
@@ -27,6 +27,7 @@ def azp_adj(b: Tensor | PackedWeight) -> Tensor:
         ValueError: b is not an int8 matrix, or K > 131071.
     """
     weight, b_shape = weight_arguments(b)
+    accept(b=weight)
     return _ops.azp_adj(weight, b_shape=b_shape)
 
 
@@ -44,6 +45,7 @@ def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
         ValueError: b is not an int8 matrix, K > 131071, or azp is not one int32.
     """
     weight, b_shape = weight_arguments(b)
+    accept(b=weight, azp=azp)
     return _ops.azp_with_adj(weight, azp, b_shape=b_shape)
 
 

@@ -47,15 +47,22 @@ def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, tuple[int, int] 
     return (b.data, b.shape) if isinstance(b, PackedWeight) else (b, None)
 
 
-def refuse_grad(**operands: Tensor | None) -> None:
-    """Refuses operands that autograd would want a gradient for: these are inference ops."""
-    if torch.is_grad_enabled():
-        for name, operand in operands.items():
-            if operand is not None and operand.requires_grad:
-                raise ValueError(
-                    f"{name} must not require grad (use torch.no_grad() or .detach()), "
-                    "got requires_grad=True"
-                )
+def accept(**operands: object) -> None:
+    """Refuses what only Python can see: an operand that is no tensor, or that wants a gradient
+    (these are inference ops). Everything else is asked in csrc/problem.cpp."""
+    for name, operand in operands.items():
+        if not isinstance(operand, Tensor):
+            raise TypeError(f"{name} must be a Tensor, got {type(operand).__name__}")
+        if operand.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name} must not require grad (use torch.no_grad() or .detach()), "
+                "got requires_grad=True"
+            )
+
+
+def accept_optional(**operands: object) -> None:
+    """`accept` for operands that may be None."""
+    accept(**{name: operand for name, operand in operands.items() if operand is not None})
 
 
 def scaled_mm(
@@ -99,12 +106,14 @@ def scaled_mm(
     Raises:
         ValueError: an operand breaks a rule above, K > 131071 (an int32 sum could wrap), or an
             operand requires grad in grad mode. The message names argument, rule and value.
+        TypeError: an operand is no tensor.
 
     Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
     algebra.
     """
-    refuse_grad(scale_a=scale_a, scale_b=scale_b, bias=bias)
     weight, b_shape = weight_arguments(b)
+    accept(a=a, b=weight, scale_a=scale_a, scale_b=scale_b)
+    accept_optional(bias=bias, azp=azp, azp_adj=azp_adj, azp_with_adj=azp_with_adj)
     return _ops.scaled_mm(
         a,
         weight,
@@ -131,8 +140,10 @@ def int8_mm(a: Tensor, b: Tensor | PackedWeight) -> Tensor:
 
     Raises:
         ValueError: a or b breaks a rule, or K > 131071.
+        TypeError: a or b is no tensor.
     """
     weight, b_shape = weight_arguments(b)
+    accept(a=a, b=weight)
     return _ops.int8_mm(a, weight, b_shape=b_shape)
 
 
@@ -149,6 +160,7 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
     Raises:
         ValueError: b is not an int8 matrix, or K > 131071.
     """
+    accept(b=b)
     return PackedWeight(_ops.pack_weight_int8(b), b.shape[0], b.shape[1])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ops import refuse_grad
+from .ops import accept, accept_optional
 
 _ops = torch.ops.scaled_mm
 
@@ -51,7 +51,8 @@ def quantize_int8(
 
     Source: ONNX DynamicQuantizeLinear and gemmlowp for the range that always holds zero.
     """
-    refuse_grad(x=x, scale=scale)
+    accept(x=x)
+    accept_optional(scale=scale, azp=azp)
     if azp is not None and symmetric:
         raise ValueError("symmetric must be False when azp is given, got symmetric=True")
     if azp is not None and scale is None:
@@ -79,11 +80,8 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
     Raises:
         ValueError: w is not a float matrix, or requires grad in grad mode (pass `w.detach()`).
     """
-    refuse_grad(w=w)
-    if w.dim() != 2:
-        raise ValueError(f"w must be a matrix [N, K], got shape {tuple(w.shape)}")
-    q, scale, _ = _ops.quantize_int8(w, symmetric=True, per_token=per_channel)
-    return q, scale.view(1, -1)
+    accept(w=w)
+    return _ops.quantize_weight_int8(w, per_channel=per_channel)
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -99,6 +97,12 @@ def _(
         x.new_empty(shape, dtype=torch.float32),
         None if symmetric else x.new_empty(shape, dtype=torch.int32),
     )
+
+
+@torch.library.register_fake("scaled_mm::quantize_weight_int8")
+def _(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
+    n = w.shape[0] if per_channel else 1
+    return w.new_empty(w.shape, dtype=torch.int8), w.new_empty([1, n], dtype=torch.float32)
 
 
 @torch.library.register_fake("scaled_mm::quantize_int8_static")

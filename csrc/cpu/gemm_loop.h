@@ -86,7 +86,7 @@ inline void for_each_tile(int64_t rows, int most, const Use& use) {
 }
 
 // From this many rows on, packing a plain weight pays for itself within a task.
-inline constexpr int kRowsWorthPacking = 24;
+inline constexpr int kRowsWorthPacking = 16;
 
 inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t begin, int64_t end) {
   const FloatEnvironment environment;

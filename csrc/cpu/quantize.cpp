@@ -50,15 +50,21 @@ void run(QuantizeProblem p) {
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
                                                                 bool per_token) {
-  Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token);
+  const Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token);
   run(checked.problem);
   std::optional<Tensor> azp;
   if (!symmetric) azp = checked.outputs[2];
   return {checked.outputs[0], checked.outputs[1], azp};
 }
 
+std::tuple<Tensor, Tensor> quantize_weight_int8(const Tensor& w, bool per_channel) {
+  const Checked<QuantizeProblem> checked = check_quantize_weight(w, per_channel);
+  run(checked.problem);
+  return {checked.outputs[0], checked.outputs[1]};
+}
+
 Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<Tensor> azp) {
-  Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp);
+  const Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp);
   run(checked.problem);
   return checked.outputs[0];
 }
@@ -68,5 +74,6 @@ Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cpu::quantize_int8));
+  ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cpu::quantize_weight_int8));
   ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cpu::quantize_int8_static));
 }

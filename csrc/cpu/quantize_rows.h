@@ -53,14 +53,13 @@ inline Quantizer quantizer(const Range& range, bool symmetric) {
   return {scale, static_cast<int32_t>(std::min(std::max(azp, -128.0f), 127.0f))};
 }
 
-// Adding and taking away 1.5 * 2^23 rounds to the nearest even integer; magnitudes from 2^22 on
-// are left alone, being far outside the range that is kept.
 inline float round_even(float x) {
 #if defined(SCALED_MM_HAS_FMA_F16C) || defined(__aarch64__)
   return __builtin_rintf(x);
 #else
-  const float shifted = (x + 12582912.0f) - 12582912.0f;
-  return (x < 4194304.0f) & (x > -4194304.0f) ? shifted : x;
+  // From 2^23 on floats are integers; below, adding 2^23 leaves no room for a fraction.
+  const float shift = std::copysign(8388608.0f, x);
+  return std::fabs(x) < 8388608.0f ? (x + shift) - shift : x;
 #endif
 }
 
