@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _library, reference
+from .. import __version__, _library, reference
 from .contenders import CONTENDERS, DTYPES, Case, Contender, Route, make_case
 
 CHECKED_ROWS = 16  # of every output, against the reference
@@ -173,6 +173,7 @@ def machine() -> dict[str, Any]:
         "last_level_cache": last_level_cache(),
         "threads": torch.get_num_threads(),
         "isa": _library.cpu_isa(),
+        "scaled_mm": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),

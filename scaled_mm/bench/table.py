@@ -17,10 +17,10 @@ VERDICTS = {
     "float": "no int8 product",
 }
 SUMMARY = {
-    "packed / best right route": ("best_right", "packed"),
-    "packed / best route": ("best", "packed"),
-    "plain / best right route": ("best_right", "plain"),
-    "plain / best route": ("best", "plain"),
+    "packed / best right": ("best_right", "packed"),
+    "plain / best right": ("best_right", "plain"),
+    "packed / best": ("best", "packed"),  # shown where the best is not right
+    "plain / best": ("best", "plain"),
 }
 
 
@@ -37,6 +37,12 @@ def verdict(entries: list[dict[str, Any]]) -> str:
     return VERDICTS[text].format(**counts) if text in VERDICTS else text
 
 
+def speed(gops: float | None) -> str:
+    if gops is None:
+        return "-"
+    return f"{gops:.0f}" if gops >= 100 else f"{gops:.3g}"
+
+
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
     """Title and rows, the header first, of a table per weight shape."""
     settings = result["settings"]
@@ -48,9 +54,11 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
         rows = [["GOP/s", *(f"M={case['m']}" for case in cases), "output"]]
         for i, first in enumerate(cases[0]["routes"]):
             entries = [case["routes"][i] for case in cases]
-            speeds = ["-" if e["gops"] is None else f"{e['gops']:.4g}" for e in entries]
-            rows.append([first["name"], *speeds, verdict(entries)])
+            rows.append([first["name"], *(speed(e["gops"]) for e in entries), verdict(entries)])
+        same = all(case.get("best") == case.get("best_right") for case in cases)
         for title, (key, ours) in SUMMARY.items():
+            if same and key == "best":
+                continue
             ratios = [f"{case[key][ours]:.2f}x" if key in case else "-" for case in cases]
             names = dict.fromkeys(case[key]["name"] for case in cases if key in case)
             rows.append([title, *ratios, ", ".join(names)])
@@ -61,8 +69,8 @@ def machine_line(result: dict[str, Any]) -> str:
     m = result["machine"]
     flags = ", ".join(m["flags"]) or "none of note"
     return (
-        f"{m['cpu']} ({flags}), {m['threads']} threads, {m['last_level_cache'] >> 20} MiB "
-        f"last-level cache; ISA path {m['isa']}; torch {m['torch']}"
+        f"scaled_mm {m['scaled_mm']}, ISA path {m['isa']}; torch {m['torch']}; {m['cpu']} ({flags})"
+        f", {m['threads']} threads, {m['last_level_cache'] >> 20} MiB last-level cache"
     )
 
 
@@ -83,5 +91,5 @@ def show(result: dict[str, Any], console: Console) -> None:
         for i, name in enumerate(header):
             table.add_column(name, justify="right" if 0 < i < len(header) - 1 else "left")
         for row in rows:
-            table.add_row(*row, end_section=row is rows[-1 - len(SUMMARY)])
+            table.add_row(*row, style="bold" if row[0] in SUMMARY else None)
         console.print(table)
