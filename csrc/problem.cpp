@@ -186,17 +186,6 @@ void check_operand(const std::optional<Tensor>& given, const Tensor& a, Checked<
   p.given |= bit(Leaf::id);
 }
 
-void check_azp_forms(OperandSet given) {
-  const bool azp = given & bit(Operand::azp), adj = given & bit(Operand::azp_adj);
-  if ((azp || adj) && (given & bit(Operand::azp_with_adj))) {
-    refuse("azp_with_adj",
-           "be given alone (it already holds azp * azp_adj), or azp and azp_adj without it",
-           cat("azp_with_adj together with ", azp ? "azp" : "azp_adj"));
-  }
-  if (azp && !adj) refuse("azp_adj", "be given with azp (see scaled_mm.azp_adj)", "azp alone");
-  if (adj && !azp) refuse("azp", "be given with azp_adj", "azp_adj alone");
-}
-
 void check_out_dtype(ScalarType dtype) {
   std::string known;
 #define DTYPE(name, scalar_type, storage)         \
@@ -277,7 +266,6 @@ Checked<Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor&
   check_operand<epilogue::Azp>(azp, a, checked);
   check_operand<epilogue::AzpAdj>(azp_adj, a, checked);
   check_operand<epilogue::AzpWithAdj>(azp_with_adj, a, checked);
-  check_azp_forms(checked.problem.given);
   return checked;
 }
 

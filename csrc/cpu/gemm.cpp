@@ -4,29 +4,13 @@
 
 #include <algorithm>
 
-#include "check.h"
 #include "cpu/kernels.h"
 #include "cpu/packed.h"
-#include "epilogue/epilogues.h"
+#include "epilogue/registry.h"
 #include "namespace.h"
 
 namespace scaled_mm::cpu {
 namespace {
-
-// The first epilogue of the registry that reads exactly the operands given.
-int choose_epilogue(OperandSet given) {
-  int index = 0;
-#define EPILOGUE(name)                                              \
-  if (epilogue::serves<epilogue::name>(given)) return index; \
-  ++index;
-#include "epilogue/registry.def"
-#undef EPILOGUE
-  std::string operands;
-  for (int i = 0; i < kNumOperands; ++i) {
-    if (given >> i & 1) operands += (operands.empty() ? "" : ", ") + std::string(kOperandNames[i]);
-  }
-  refuse("the operands", "be those of one epilogue (csrc/epilogue/registry.def)", operands);
-}
 
 // A block of A's rows stays in a core's L2 while columns of the weight pass by: the more rows, the
 // fewer times the weight is read. Small problems are cut finer, so that every thread has work.
@@ -68,7 +52,7 @@ Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const 
                  ScalarType out_dtype, Shape b_shape) {
   Checked<Problem> checked = check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj,
                                              azp_with_adj, out_dtype, b_shape);
-  const int epilogue = choose_epilogue(checked.problem.given);
+  const int epilogue = epilogue::choose(checked.problem.given);
   return run(std::move(checked), epilogue);
 }
 

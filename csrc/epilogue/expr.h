@@ -1,8 +1,8 @@
 // The vocabulary of an epilogue: what is left to compute once the int32 accumulator of one element
 // D[m, n] stands. An epilogue is a type built from these words; it has no code of its own.
 // Each backend lowers the type once (cpu/lower.h; later one lowering per CUTLASS generation), and
-// everything else about an epilogue (which operands it needs, which it may do without) is read
-// off the type at the bottom of this file.
+// everything else about an epilogue is read off the type: `required`, the operands it needs, and
+// `accepted`, those it reads when they are given.
 #pragma once
 
 #include <cstdint>
@@ -79,28 +79,6 @@ struct Apply {
   static constexpr OperandSet required = (Args::required | ...);
   static constexpr OperandSet accepted = (Args::accepted | ...);
 };
-
-// The value type of an expression: that of its first argument, except for a conversion.
-template <class E>
-struct ValueOf {
-  using type = typename E::value;
-};
-template <class Op, class First, class... Rest>
-struct ValueOf<Apply<Op, First, Rest...>> : ValueOf<First> {};
-template <class X>
-struct ValueOf<Apply<ToFloat, X>> {
-  using type = float;
-};
-template <class E>
-using value_of = typename ValueOf<E>::type;
-
-// --- what an epilogue says about itself ---------------------------------------------------------
-
-// An epilogue serves a call when every operand it needs was given and every operand given is read.
-template <class E>
-constexpr bool serves(OperandSet given) {
-  return (E::required & ~given) == 0 && (given & ~E::accepted) == 0;
-}
 
 }  // namespace epilogue
 }  // namespace scaled_mm
