@@ -1,0 +1,42 @@
+"""Fixtures of all tests: the instruction set that the kernels use, and poisoned outputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+# One BLAS thread, set before numpy is loaded: the reference's products are small, and OpenBLAS's
+# threads spin while they wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import pytest
+import torch
+from helpers import ISAS
+from hypothesis import settings
+
+settings.register_profile("scaled_mm", derandomize=True, deadline=None, database=None)
+settings.load_profile("scaled_mm")
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction set that this machine runs, forced in turn."""
+    monkeypatch.setenv("SCALED_MM_CPU_ISA", request.param)
+    return request.param
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that torch.empty hands out holds NaN, or the largest integer."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """The test may call torch.set_num_threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

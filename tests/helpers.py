@@ -1,0 +1,60 @@
+"""What the tests share: equality of bits, operands that must stay as they were, fresh processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import scaled_mm
+
+ISAS = scaled_mm._library.cpu_isas()
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bit patterns of x as integers, every NaN the same one."""
+    if not x.is_floating_point():
+        return x
+    x = torch.where(x.isnan(), torch.full_like(x, torch.nan), x)
+    return x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def assert_bits(got: Tensor | None, expected: Tensor | None, *context: object) -> None:
+    """The same shape, dtype and bits; tolerance zero, NaN equals NaN, -0 is not +0."""
+    if got is None or expected is None:
+        assert got is expected, context
+        return
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype), context
+    if not torch.equal(bits(got), bits(expected)):
+        at = (bits(got) != bits(expected)).nonzero()
+        first = tuple(at[0].tolist())
+        raise AssertionError(
+            f"{len(at)} of {got.numel()} elements differ, the first at {first}: "
+            f"{got[first].item()!r} for {expected[first].item()!r}; {context}"
+        )
+
+
+def bytes_of(operands: Iterable[Any]) -> list[Tensor]:
+    """A copy of the memory behind every tensor, poison between its elements included."""
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    return [torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).clone() for x in tensors]
+
+
+def run_python(code: str, *arguments: str, timeout: float = 300, **env: str) -> str:
+    """Standard output of `python -c code` in a process that imports what this one does."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": path, **env},
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
