@@ -1,0 +1,136 @@
+"""pack_weight_int8, azp_adj, azp_with_adj: weights of every layout and tail, on every instruction
+set; a packed weight gives what the plain one gives."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from cases import COLUMN, ROW, Layout
+from helpers import assert_bits, bytes_of
+from torch import Tensor
+
+import scaled_mm
+from scaled_mm import reference
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+LAYOUTS = {
+    "row": ROW,
+    "column": COLUMN,
+    "row-padded": Layout(pad=5),
+    "column-padded": Layout("column", pad=3),
+    "row-sliced": Layout(step=2),
+    "column-sliced": Layout("column", step=3, pad=1, offset=1),
+    "column-misaligned": Layout("column", offset=3),
+    "odd": Layout(odd=1000),
+}
+SIZES = (*range(1, 22), 31, 32, 33, 47, 48, 49, 63, 64, 65, 80)
+
+
+def weight(k: int, n: int, seed: int = 0) -> Tensor:
+    rng = np.random.default_rng((seed, k, n))
+    return torch.from_numpy(rng.integers(-128, 128, (k, n), np.int8))
+
+
+def assert_weight(b: Tensor, *context: object) -> None:
+    before = bytes_of([b])[0]
+    packed = scaled_mm.pack_weight_int8(b)
+    assert packed.shape == tuple(b.shape), context
+    sums = reference.azp_adj(b)
+    for x in (b, packed):
+        assert_bits(scaled_mm.azp_adj(x), sums, *context)
+        for azp in (-128, 2**31 - 1):
+            z = torch.tensor([azp], dtype=torch.int32)
+            assert_bits(scaled_mm.azp_with_adj(x, z), reference.azp_with_adj(b, z), azp, *context)
+    a = weight(3, len(b), 1)
+    assert_bits(scaled_mm.int8_mm(a, packed), reference.int8_mm(a, b), *context)
+    assert torch.equal(bytes_of([b])[0], before), context
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_tails(isa: str, layout: str) -> None:
+    for k in SIZES:
+        for n in (1, 2, 15, 16, 17, 32, 40):
+            assert_weight(LAYOUTS[layout].place(weight(k, n), "cpu"), isa, layout, k, n)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_packs_to_the_same_bytes(isa: str, layout: str) -> None:
+    for k, n in ((1, 1), (5, 3), (16, 16), (37, 41), (64, 48), (67, 33)):
+        b = weight(k, n)
+        packed = scaled_mm.pack_weight_int8(LAYOUTS[layout].place(b, "cpu"))
+        assert torch.equal(packed.data, scaled_mm.pack_weight_int8(b).data)
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 0), (0, 5), (5, 0)])
+def test_empty(isa: str, k: int, n: int) -> None:
+    assert_weight(weight(k, n), isa)
+
+
+def test_large(isa: str) -> None:
+    for k, n in ((4099, 300), (3, 20_001), (131071, 2)):
+        b = weight(k, n)
+        assert_weight(b, isa)
+        assert_weight(COLUMN.place(b, "cpu"), isa)
+
+
+@pytest.mark.parametrize("value", [-128, 127])
+def test_largest_sums(isa: str, value: int) -> None:
+    b = torch.full((17, 131071), value, dtype=torch.int8).t()
+    for x in (b, b.contiguous(), scaled_mm.pack_weight_int8(b)):
+        assert scaled_mm.azp_adj(x).tolist() == [[value * 131071] * 17]
+
+
+@pytest.mark.parametrize("azp", [0, 1, -1, 127, -(2**31), 12_345_678, 33_554_433])
+def test_product_with_the_zero_point_wraps(isa: str, azp: int) -> None:
+    for b in (weight(70, 20), torch.full((1000, 3), -128, dtype=torch.int8)):
+        exact = [azp * s for s in b.long().sum(0).tolist()]
+        wrapped = [[(x + 2**31) % 2**32 - 2**31 for x in exact]]
+        z = torch.tensor([azp], dtype=torch.int32)
+        assert scaled_mm.azp_with_adj(b, z).tolist() == wrapped
+        assert scaled_mm.azp_with_adj(scaled_mm.pack_weight_int8(b), z).tolist() == wrapped
+
+
+@pytest.mark.parametrize("form", [(), (1,), (1, 1), (1, 1, 1)])
+def test_azp_of_any_one_element_shape(form: tuple[int, ...]) -> None:
+    b, azp = weight(9, 5), torch.full(form, -7, dtype=torch.int32)
+    assert_bits(scaled_mm.azp_with_adj(b, azp), -7 * reference.azp_adj(b))
+
+
+def copies(packed: scaled_mm.PackedWeight) -> dict[str, scaled_mm.PackedWeight]:
+    file = io.BytesIO()
+    torch.save(packed, file)
+    file.seek(0)
+    return {
+        "copy": copy.copy(packed),
+        "deepcopy": copy.deepcopy(packed),
+        "torch.save": torch.load(file, weights_only=False),
+    }
+
+
+@pytest.mark.parametrize("name", ["copy", "deepcopy", "torch.save"])
+def test_packed_weight_copied(name: str) -> None:
+    packed = scaled_mm.pack_weight_int8(weight(37, 21))
+    again = copies(packed)[name]
+    assert (again.k, again.n, again.shape) == (37, 21, (37, 21))
+    assert torch.equal(again.data, packed.data)
+    a = weight(4, 37)
+    assert_bits(scaled_mm.int8_mm(a, again), scaled_mm.int8_mm(a, packed))
+
+
+def test_packed_weight_is_frozen() -> None:
+    packed = scaled_mm.pack_weight_int8(weight(4, 4))
+    with pytest.raises(AttributeError):
+        packed.k = 5
+
+
+def test_packed_weight_is_a_pytree_node() -> None:
+    packed = scaled_mm.pack_weight_int8(weight(37, 21))
+    leaves, spec = torch.utils._pytree.tree_flatten(packed)
+    assert any(leaf is packed.data for leaf in leaves)
+    again = torch.utils._pytree.tree_unflatten(leaves, spec)
+    assert (again.data is packed.data, again.shape) == (True, (37, 21))
