@@ -1,0 +1,145 @@
+"""The demo from the model file to the report: everything but its looks."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from . import bert, data
+from .measure import (
+    Inspector,
+    cosines,
+    embed,
+    linear_share,
+    observe,
+    race,
+    rank_correlation,
+    speedup,
+)
+from .schemes import SCHEMES, calibrate, quantise
+
+FLOAT32, BFLOAT16 = "torch float32", "torch bfloat16"
+SAMPLE = 7
+"""By default every 7th token's outputs are recomputed by the reference, at every layer."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the demo's table: a scheme, or torch in a float dtype."""
+
+    name: str
+    cosine_mean: float
+    """Cosine similarity of the evaluation sentences' embeddings to float32's: mean and least."""
+    cosine_min: float
+    rank_correlation: float
+    """Spearman's rho of all pairwise similarities with float32's."""
+    sqnr_db: dict[str, float]
+    """Per quantised layer, in running order; none for torch."""
+    elements: int
+    """Layer outputs recomputed by `scaled_mm.reference`, and how many differ in any bit."""
+    off_r1: int
+    milliseconds: float
+    """Forward pass of all sentences, median of the rounds."""
+    times_float32: float
+    """How many times as fast as torch float32 and bfloat16, medians of the rounds' ratios."""
+    times_bfloat16: float
+
+    def median_db(self) -> float:
+        return statistics.median(self.sqnr_db.values())
+
+    def worst_layer(self) -> str:
+        return min(self.sqnr_db, key=lambda layer: self.sqnr_db[layer])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `scaled-mm demo` prints."""
+
+    baselines: list[Result]
+    schemes: list[Result]
+    sentences: int
+    evaluated: int
+    """The sentences behind all columns but the times; the others calibrated the static scales."""
+    tokens: int
+    """Of all sentences, with their [CLS] and [SEP], without padding."""
+    stride: int
+    """Every how many-th token the bits were compared for."""
+    rounds: int
+    threads: int
+    linear_share: float
+    """Part of the float32 forward pass spent in the Linears."""
+
+
+def run(
+    rounds: int | None = None,
+    stride: int = SAMPLE,
+    tick: Callable[[str, float], None] = lambda stage, done: None,
+) -> Report:
+    """Quantise MiniLM-L6-v2 under every scheme and measure each.
+
+    Even sentences calibrate, odd ones evaluate; the forward passes of all of them are timed.
+
+    Args:
+        rounds: of timing; None chooses by the speed of the machine.
+        stride: compare bits for every stride-th token.
+        tick: called with the stage at work and the part of the whole that is done.
+
+    Raises:
+        ModuleNotFoundError: an extra is missing; the message names the command that installs it.
+        ValueError: the model file is not the published one.
+    """
+    tick("reading the model", 0.0)
+    folder = data.model_folder()
+    tokens = data.tokenize(folder, data.sentences())
+    original = bert.load(folder)
+
+    tick("calibrating", 0.1)
+    ranges = calibrate(original, data.batches(tokens[0::2]))
+    evaluation = data.batches(tokens[1::2])
+    contenders = {FLOAT32: original, BFLOAT16: copy.deepcopy(original).bfloat16()}
+    found = {name: embed(encoder, evaluation) for name, encoder in contenders.items()}
+
+    inspectors, off_r1 = {}, {}
+    for place, scheme in enumerate(SCHEMES):
+        tick("comparing every layer", 0.2 + 0.1 * place)
+        contenders[scheme.name] = quantise(original, scheme, ranges)
+        inspectors[scheme.name] = Inspector(scheme, original, stride)
+        found[scheme.name] = observe(contenders[scheme.name], evaluation, inspectors[scheme.name])
+        off_r1[scheme.name] = inspectors[scheme.name].off_r1()
+
+    tick("timing", 0.6)
+    everything = data.batches(tokens)
+    seconds = race(contenders, everything, rounds, lambda done: tick("timing", 0.6 + 0.4 * done))
+    share = linear_share(original, everything)
+
+    def result(name: str) -> Result:
+        similar = cosines(found[name], found[FLOAT32])
+        inspector = inspectors.get(name)
+        return Result(
+            name=name,
+            cosine_mean=float(similar.mean()),
+            cosine_min=float(similar.min()),
+            rank_correlation=rank_correlation(found[name], found[FLOAT32]),
+            sqnr_db=inspector.sqnr_db() if inspector else {},
+            elements=inspector.elements() if inspector else 0,
+            off_r1=off_r1.get(name, 0),
+            milliseconds=1e3 * statistics.median(seconds[name]),
+            times_float32=speedup(seconds[name], seconds[FLOAT32]),
+            times_bfloat16=speedup(seconds[name], seconds[BFLOAT16]),
+        )
+
+    return Report(
+        baselines=[result(name) for name in (FLOAT32, BFLOAT16)],
+        schemes=[result(scheme.name) for scheme in SCHEMES],
+        sentences=len(tokens),
+        evaluated=len(tokens[1::2]),
+        tokens=sum(map(len, tokens)),
+        stride=stride,
+        rounds=len(seconds[FLOAT32]),
+        threads=torch.get_num_threads(),
+        linear_share=share,
+    )

@@ -1,0 +1,67 @@
+"""The demo's table."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .run import Report, Result
+
+_COLUMNS = (  # all of it fits a terminal of 80 columns
+    "cosine\nmean",
+    "\nleast",
+    "rank\ncorr.",
+    "SQNR\nmedian",
+    "dB\nworst",
+    "off\nR1",
+    "\nms",
+    "x as\nfp32",
+    "fast\nbf16",
+)
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report: a row per contender, then what the numbers are of."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("Linears in", min_width=18)
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in report.baselines:
+        table.add_row(*_cells(result), style="dim", end_section=result is report.baselines[-1])
+    for result in report.schemes:
+        table.add_row(*_cells(result))
+    console.print(table)
+
+    first, share = report.schemes[0], report.linear_share
+    every = "every token" if report.stride == 1 else f"every {report.stride}th token"
+    console.print(
+        f"Accuracy: {report.evaluated} sentences against float32; the other "
+        f"{report.sentences - report.evaluated} calibrated the static scales.\n"
+        f"Off R1: outputs that differ in any bit from scaled_mm.reference, of "
+        f"{first.elements:,} per scheme\nrecomputed from the layers' inputs "
+        f"({every}, all {len(first.sqnr_db)} layers).\n"
+        f"Time: {report.sentences} sentences ({report.tokens} tokens) in length-sorted batches, "
+        f"{report.threads} threads;\nmedians of {report.rounds} interleaved rounds. "
+        f"The Linears take {share:.0%} of the float32 pass:\n"
+        f"making them faster can win {1 / (1 - share):.1f}x at most.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _cells(result: Result) -> list[str]:
+    cells = [
+        result.name,
+        f"{result.cosine_mean:.4f}",
+        f"{result.cosine_min:.4f}",
+        f"{result.rank_correlation:.4f}",
+    ]
+    if result.sqnr_db:
+        worst = result.worst_layer()
+        cells += [f"{result.median_db():.1f}", f"{result.sqnr_db[worst]:.1f}\n{worst}"]
+        cells += [str(result.off_r1)]
+    else:
+        cells += [""] * 3
+    cells += [f"{result.milliseconds:.0f}"]
+    return cells + [f"{times:.2f}" for times in (result.times_float32, result.times_bfloat16)]
