@@ -147,10 +147,8 @@ def _onednn(case: Case) -> Route:
         raise Unsupported("one scale and zero point per tensor only")
     x = (case.a.int() + 128).to(torch.uint8)
     scale, zero = float(case.scale_a), 128 + int(case.azp or 0)
-    weight_scales, weight_zeros = (
-        case.scale_b.flatten(),
-        torch.zeros(case.b.shape[1], dtype=torch.int32),
-    )
+    weight_scales = case.scale_b.flatten()
+    weight_zeros = torch.zeros_like(weight_scales, dtype=torch.int32)
     bias = case.operands.get("bias")
     bias = None if bias is None else bias.flatten().float()
 
