@@ -12,9 +12,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 import torch
 from helpers import ISAS
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("scaled_mm", derandomize=True, deadline=None, database=None)
+settings.register_profile(
+    "scaled_mm",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # isa holds for all examples
+)
 settings.load_profile("scaled_mm")
 
 

@@ -1,0 +1,233 @@
+"""What must not change a bit: threads, repetition, the floating-point mode of the caller or of a
+worker, a fork; and what chooses the instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from cases import Case, Vector
+from helpers import ISAS, bits, run_python
+from quantize_cases import QuantizeCase
+from torch import Tensor
+
+import scaled_mm
+
+CASES = {
+    "bias": Case("bias", 70, 200, 300, bias=Vector("signed")),
+    "azp": Case("azp", 33, 130, 600, azp=Vector("int8"), azp_adj=Vector("sums")),
+    "subnormal": Case("subnormal", 70, 200, 9, scale_a=Vector("wide"), scale_b=Vector("wide")),
+    "float16": Case("float16", 70, 200, 9, scale_a=Vector("wide"), out_dtype=torch.float16),
+    "ties": Case("ties", 70, 200, 2000, a="extreme", scale_a=Vector((0.3,)), bias=Vector("signed")),
+    "float32": Case("float32", 40, 70, 9, scale_a=Vector("mixed"), out_dtype=torch.float32),
+}
+QUANTIZE_CASES = {
+    "token": QuantizeCase("token", "normal", (300, 200)),
+    "asymmetric": QuantizeCase("asymmetric", "scaled", (300, 200), symmetric=False),
+    "tensor": QuantizeCase("tensor", "positive", (300, 200), symmetric=False, per_token=False),
+    "denormal": QuantizeCase("denormal", "denormal", (300, 200), scale=Vector((1e-42,), "1")),
+    "float16": QuantizeCase("float16", "denormal", (300, 200), torch.float16),
+    "least": QuantizeCase("least", "scale-near-least", (300, 200), symmetric=False),
+}
+# Built once, in the ordinary mode: flushing denormals would change the operands.
+PRODUCTS = {name: case.build() for name, case in CASES.items()}
+QUANTISED = {name: case.build() for name, case in QUANTIZE_CASES.items()}
+
+
+def outputs() -> Iterator[Tensor]:
+    """Every op on every case above."""
+    for operands in PRODUCTS.values():
+        weight = scaled_mm.pack_weight_int8(operands["b"])
+        yield weight.data
+        yield scaled_mm.scaled_mm(**operands)
+        yield scaled_mm.scaled_mm(**{**operands, "b": weight})
+        yield scaled_mm.int8_mm(operands["a"], weight)
+        yield scaled_mm.azp_adj(operands["b"])
+    for operands in QUANTISED.values():
+        yield from filter(torch.is_tensor, scaled_mm.quantize_int8(**operands))
+
+
+def digest() -> str:
+    """One hash for all bits of all outputs."""
+    state = hashlib.sha256()
+    for out in outputs():
+        state.update(bits(out).contiguous().numpy().tobytes())
+    return state.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """The bits on the instruction set that runs without being asked for."""
+    return digest()
+
+
+def test_every_isa(isa: str, expected: str) -> None:
+    assert digest() == expected
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("count", range(1, 9))
+def test_threads(isa: str, count: int, expected: str) -> None:
+    torch.set_num_threads(count)
+    assert digest() == expected
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_thousand_runs(isa: str) -> None:
+    torch.set_num_threads(4)
+    operands = Case("again", 64, 200, 96, bias=Vector("signed")).build()
+    x = QuantizeCase("again", "normal", (64, 300)).build()["x"]
+    hashes = set()
+    for _ in range(1000):
+        out = scaled_mm.scaled_mm(**operands)
+        q, scale, _ = scaled_mm.quantize_int8(x)
+        data = b"".join(bits(t).numpy().tobytes() for t in (out, q, scale))
+        hashes.add(hashlib.sha256(data).digest())
+    assert len(hashes) == 1
+
+
+# --- floating-point modes -------------------------------------------------------------------------
+
+x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="FE_* constants of x86-64")
+ROUNDING = {"down": 0x400, "up": 0x800, "to-zero": 0xC00}
+
+
+@pytest.fixture
+def flush_denormal() -> Iterator[None]:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    yield
+    torch.set_flush_denormal(False)
+
+
+def test_flush_denormal(isa: str, expected: str, flush_denormal: None) -> None:
+    assert digest() == expected
+    assert torch.tensor([1e-40]).mul(1.0).item() == 0, "the caller's mode is restored"
+
+
+@x86_only
+@pytest.mark.parametrize("mode", ROUNDING)
+def test_rounding_mode(isa: str, expected: str, mode: str) -> None:
+    libm = ctypes.CDLL("libm.so.6")
+    assert libm.fesetround(ROUNDING[mode]) == 0
+    try:
+        got, restored = digest(), libm.fegetround()
+    finally:
+        libm.fesetround(0)
+    assert got == expected
+    assert restored == ROUNDING[mode]
+
+
+IN_A_STRANGE_MODE = """
+import ctypes, sys, torch
+torch.set_num_threads(1)
+from test_environment import digest
+
+libm, x = ctypes.CDLL("libm.so.6"), torch.arange(4e6)
+nearest = x / 7
+torch.set_flush_denormal(True)
+libm.fesetround(int(sys.argv[1]))
+torch.set_num_threads(4)  # workers are born in the mode of the thread that makes them
+x.div(7)
+libm.fesetround(0)
+torch.set_flush_denormal(False)
+assert not torch.equal(x.div(7), nearest), "no worker is in the strange mode"
+print(digest())
+"""
+
+
+@x86_only
+@pytest.mark.parametrize("mode", ROUNDING)
+def test_rounding_mode_of_workers(isa: str, expected: str, mode: str) -> None:
+    assert run_python(IN_A_STRANGE_MODE, str(ROUNDING[mode])).strip() == expected
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+FORK = """
+import os, sys, torch, test_environment
+before = test_environment.digest()
+torch.set_num_threads(4)
+assert test_environment.digest() == before
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)  # as torch asks of a forked child: OpenMP's workers are not in it
+    os._exit(0 if test_environment.digest() == before else 1)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0
+assert test_environment.digest() == before  # and the parent goes on
+print(before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_fork_after_use(isa: str, expected: str) -> None:
+    assert run_python(FORK).strip() == expected
+
+
+# --- the choice of an instruction set -------------------------------------------------------------
+
+KNOWN_ISAS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "portable")
+
+
+def test_isas() -> None:
+    assert [isa for isa in KNOWN_ISAS if isa in ISAS] == ISAS
+    assert ISAS[-1] == "portable"
+
+
+def test_isa_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCALED_MM_CPU_ISA", raising=False)
+    assert scaled_mm._library.cpu_isa() == ISAS[0]
+    monkeypatch.setenv("SCALED_MM_CPU_ISA", "portable")
+    assert scaled_mm._library.cpu_isa() == "portable"
+    monkeypatch.setenv("SCALED_MM_CPU_ISA", "")
+    assert scaled_mm._library.cpu_isa() == ISAS[0]
+    assert scaled_mm.int8_mm(*(torch.ones(2, 2, dtype=torch.int8),) * 2).tolist() == [[2, 2]] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["avx3", "AVX2", "avx2 ", "none", *(isa for isa in KNOWN_ISAS if isa not in ISAS)]
+)
+def test_unavailable_isa(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("SCALED_MM_CPU_ISA", name)
+    one = torch.ones(1, 1, dtype=torch.int8)
+    message = (
+        rf"^SCALED_MM_CPU_ISA must be one that this machine runs \({', '.join(ISAS)}\), got {name}$"
+    )
+    for call in (
+        lambda: scaled_mm.scaled_mm(one, one, torch.ones(1), torch.ones(1)),
+        lambda: scaled_mm.int8_mm(one, one),
+        lambda: scaled_mm.quantize_int8(torch.ones(1, 1)),
+        lambda: scaled_mm.quantize_int8(torch.ones(1, 1), scale=torch.ones(1)),
+        lambda: scaled_mm.quantize_weight_int8(torch.ones(1, 1)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_tree_without_its_library(tmp_path: Path) -> None:
+    """The sources without `_C_cpu.abi3.so` say which command makes it."""
+    package = Path(scaled_mm.__file__).parent
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(package, tmp_path / "scaled_mm", ignore=ignored)
+    done = subprocess.run(
+        [sys.executable, "-c", "import scaled_mm"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: scaled_mm is not built")
+    assert "`make build`" in last
