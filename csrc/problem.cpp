@@ -43,7 +43,8 @@ std::string device(const Tensor& t) {
   return cat(t.is_cuda() ? "cuda" : "device", ":", t.get_device_index());
 }
 
-// --- rules that several arguments share -----------------------------------------------------------
+// --- rules that several arguments share
+// -----------------------------------------------------------
 
 void must_be(const char* argument, const Tensor& t, ScalarType dtype) {
   if (t.scalar_type() != dtype) refuse(argument, "be " + name(dtype), name(t.scalar_type()));
@@ -84,7 +85,8 @@ Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarTy
   return torch::stable::empty(sizes, dtype, std::nullopt, like.device());
 }
 
-// --- the weight -----------------------------------------------------------------------------------
+// --- the weight
+// -----------------------------------------------------------------------------------
 
 Weight check_weight(const Tensor& b, const Shape& b_shape) {
   Weight weight;
@@ -115,7 +117,8 @@ Weight check_weight(const Tensor& b, const Shape& b_shape) {
   return weight;
 }
 
-// --- A times B ------------------------------------------------------------------------------------
+// --- A times B
+// ------------------------------------------------------------------------------------
 
 Checked<Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_shape,
                                ScalarType out_dtype) {
@@ -156,8 +159,8 @@ void check_operand(const std::optional<Tensor>& given, const Tensor& a, Checked<
              name(t.scalar_type()));
     }
   } else {
-    must_be(argument, t, std::is_same_v<typename Leaf::value, float> ? ScalarType::Float
-                                                                     : ScalarType::Int);
+    must_be(argument, t,
+            std::is_same_v<typename Leaf::value, float> ? ScalarType::Float : ScalarType::Int);
   }
   must_share_device(argument, t, "a", a);
 
@@ -188,7 +191,7 @@ void check_operand(const std::optional<Tensor>& given, const Tensor& a, Checked<
 
 void check_out_dtype(ScalarType dtype) {
   std::string known;
-#define DTYPE(name, scalar_type, storage)         \
+#define DTYPE(name, scalar_type, storage)       \
   if (dtype == ScalarType::scalar_type) return; \
   known += (known.empty() ? "" : ", ") + std::string(#name);
 #include "dtypes.def"
@@ -196,7 +199,8 @@ void check_out_dtype(ScalarType dtype) {
   refuse("out_dtype", "be one of " + known, name(dtype));
 }
 
-// --- quantisers -----------------------------------------------------------------------------------
+// --- quantisers
+// -----------------------------------------------------------------------------------
 
 Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x) {
   Checked<QuantizeProblem> checked;
@@ -244,8 +248,8 @@ int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, Scal
                shape_text(with_one)),
            shape(t));
   }
-  const Tensor& vector = checked.inputs.emplace_back(
-      torch::stable::reshape(t, std::vector<int64_t>{t.numel()}));
+  const Tensor& vector =
+      checked.inputs.emplace_back(torch::stable::reshape(t, std::vector<int64_t>{t.numel()}));
   data = static_cast<T*>(vector.data_ptr());
   return t.numel() == 1 ? 0 : vector.stride(0);
 }
@@ -285,8 +289,8 @@ Checked<ColumnSums> check_azp_adj(const Tensor& b, const std::optional<Tensor>& 
     checked.problem.azp = static_cast<const int32_t*>(azp->const_data_ptr());
     checked.inputs.push_back(*azp);
   }
-  const Tensor& out = checked.outputs.emplace_back(
-      new_empty(b, {1, checked.problem.b.n}, ScalarType::Int));
+  const Tensor& out =
+      checked.outputs.emplace_back(new_empty(b, {1, checked.problem.b.n}, ScalarType::Int));
   checked.problem.out = static_cast<int32_t*>(out.mutable_data_ptr());
   return checked;
 }

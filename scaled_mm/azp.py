@@ -1,4 +1,4 @@
-"""`azp_adj` and `azp_with_adj`: the part of a zero-point product that depends on the weight alone."""
+"""`azp_adj` and `azp_with_adj`: the part of a zero point that depends on the weight alone."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ inline uint32_t horizontal_sum(V x) {
   __m256i half[2];  // by memcpy: g++ 12 warns of its own header in _mm512_castsi512_si256
   std::memcpy(half, &x, sizeof half);
   const __m256i halves = _mm256_add_epi32(half[0], half[1]);
-  __m128i sum =
-      _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));

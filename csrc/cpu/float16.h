@@ -1,5 +1,6 @@
 // float32 to and from the 16-bit formats, over whole runs of elements. Rounding is to nearest even
-// with subnormals kept (the conversions of AVX512-BF16 flush them, so bfloat16 is done in integers).
+// with subnormals kept (the conversions of AVX512-BF16 flush them, so bfloat16 is done in
+// integers).
 //
 // No include guard: every isa_*.cpp includes this once, inside its own namespace.
 

@@ -50,8 +50,8 @@ Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const 
                  std::optional<Tensor> bias, std::optional<Tensor> azp,
                  std::optional<Tensor> azp_adj, std::optional<Tensor> azp_with_adj,
                  ScalarType out_dtype, Shape b_shape) {
-  Checked<Problem> checked = check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj,
-                                             azp_with_adj, out_dtype, b_shape);
+  Checked<Problem> checked =
+      check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, out_dtype, b_shape);
   const int epilogue = epilogue::choose(checked.problem.given);
   return run(std::move(checked), epilogue);
 }

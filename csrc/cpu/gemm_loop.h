@@ -93,8 +93,8 @@ inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t b
   const Epilogue finish = find_epilogue(epilogue, p.out_dtype);
   const int64_t out_size = p.out_dtype == ScalarType::Float || epilogue == kRaw ? 4 : 2;
   const Matrix<const int8_t>& plain = p.b.plain;
-  const bool in_place = !p.b.packed && (plain.row_stride == 1 || p.k == 1) &&
-                        tiling.block_rows < kRowsWorthPacking;
+  const bool in_place =
+      !p.b.packed && (plain.row_stride == 1 || p.k == 1) && tiling.block_rows < kRowsWorthPacking;
   const bool pack_here = !p.b.packed && !in_place;
   constexpr int kPanels = kColBlock / kPanel, kRows = std::max(Micro::kRows, Micro::kDotRows);
   alignas(64) int32_t acc[kRows][kColBlock] = {};

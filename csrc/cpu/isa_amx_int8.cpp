@@ -17,7 +17,7 @@
 // g++ 12 does not define __FMA__ and its kin for a target pragma.
 #define SCALED_MM_HAS_FMA_F16C
 #pragma GCC push_options
-#pragma GCC target( \
+#pragma GCC target(                                                                  \
     "amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c," \
     "prefer-vector-width=512")
 
@@ -119,9 +119,8 @@ inline bool available() {
   constexpr unsigned kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kAmxTile) &&
-         (edx & kAmxInt8) && runs_avx512_vnni() &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kAmxTile) && (edx & kAmxInt8) &&
+         runs_avx512_vnni() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 }  // namespace scaled_mm::cpu::amx_int8

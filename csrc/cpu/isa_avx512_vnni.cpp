@@ -5,7 +5,8 @@
 // g++ 12 does not define __FMA__ and its kin for a target pragma.
 #define SCALED_MM_HAS_FMA_F16C
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
 
 namespace scaled_mm::cpu::avx512_vnni {
 
@@ -22,6 +23,7 @@ using Micro = VnniMicro;
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const Kernels avx512_vnni_kernels = avx512_vnni::table("avx512_vnni", avx512_vnni::runs_avx512_vnni);
+constinit const Kernels avx512_vnni_kernels =
+    avx512_vnni::table("avx512_vnni", avx512_vnni::runs_avx512_vnni);
 }
 #endif

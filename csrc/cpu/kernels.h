@@ -53,6 +53,7 @@ struct Kernels {
 // The instruction set in use: SCALED_MM_CPU_ISA, or the best that this machine runs.
 const Kernels& kernels();
 
-extern const Kernels amx_int8_kernels, avx512_vnni_kernels, avx_vnni_kernels, avx2_kernels, portable_kernels;
+extern const Kernels amx_int8_kernels, avx512_vnni_kernels, avx_vnni_kernels, avx2_kernels,
+    portable_kernels;
 
 }  // namespace scaled_mm::cpu

@@ -11,8 +11,10 @@ struct RowOperands {
 
   template <class T>
   T* of(Operand id) {
-    if constexpr (std::is_same_v<T, float>) return floats[static_cast<int>(id)];
-    else return ints[static_cast<int>(id)];
+    if constexpr (std::is_same_v<T, float>)
+      return floats[static_cast<int>(id)];
+    else
+      return ints[static_cast<int>(id)];
   }
 
   template <class L>
@@ -127,7 +129,8 @@ struct Lower<epilogue::Apply<Op, Args...>> {
   }
 };
 
-// --- the functions that the product calls ---------------------------------------------------------
+// --- the functions that the product calls
+// ---------------------------------------------------------
 
 // Loads the operands of columns [col, col + count); then a row of that block, `count` elements.
 struct Epilogue {
@@ -155,12 +158,12 @@ inline void write_accumulators(const RowContext& row, int count, void* out) {
 inline Epilogue find_epilogue(int epilogue, ScalarType out_dtype) {
   Epilogue found{Lower<epilogue::Acc>::load, write_accumulators};
   int index = 0;
-#define EPILOGUE(name)                                                       \
-  if (epilogue == index++) {                                                 \
-    found.load = Lower<epilogue::name>::load;                                \
-    with_format(out_dtype, [&](auto format) {                                \
-      found.write_row = write_row<epilogue::name, decltype(format)>;         \
-    });                                                                      \
+#define EPILOGUE(name)                                               \
+  if (epilogue == index++) {                                         \
+    found.load = Lower<epilogue::name>::load;                        \
+    with_format(out_dtype, [&](auto format) {                        \
+      found.write_row = write_row<epilogue::name, decltype(format)>; \
+    });                                                              \
   }
 #include "epilogue/registry.def"
 #undef EPILOGUE

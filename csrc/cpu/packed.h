@@ -21,8 +21,8 @@
 
 namespace scaled_mm::cpu {
 
-inline constexpr int kPanel = 16;                   // columns of a panel
-inline constexpr int kGroup = 4;                    // values of k that lie together
+inline constexpr int kPanel = 16;                    // columns of a panel
+inline constexpr int kGroup = 4;                     // values of k that lie together
 inline constexpr int kGroupBytes = kPanel * kGroup;  // one cache line
 
 constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }

@@ -43,9 +43,8 @@ void run(QuantizeProblem p) {
     if (p.azp) *p.azp = all.azp;
     p.given = true;
   }
-  torch::stable::parallel_for(0, p.rows, grain(p), [&](int64_t begin, int64_t end) {
-    isa.quantize(p, begin, end);
-  });
+  torch::stable::parallel_for(0, p.rows, grain(p),
+                              [&](int64_t begin, int64_t end) { isa.quantize(p, begin, end); });
 }
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,

@@ -169,10 +169,9 @@ void pack_panel(const Weight& b, int64_t panel, uint8_t* out) {
   for (; g < groups(b.k); ++g) {
     const int8_t* row = from + g * kGroup * b.plain.row_stride;
     for (int64_t n = 0; n < kPanel; ++n) {
-      group[g * kPanel + n] =
-          n < count ? gather_group(row + n * b.plain.col_stride, b.plain.row_stride,
-                                   b.k - g * kGroup)
-                    : 0;
+      group[g * kPanel + n] = n < count ? gather_group(row + n * b.plain.col_stride,
+                                                       b.plain.row_stride, b.k - g * kGroup)
+                                        : 0;
     }
   }
   std::memset(group + g * kPanel, 0, kGroupBytes);  // the skew

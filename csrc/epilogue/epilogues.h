@@ -20,8 +20,7 @@ using ScaledEpilogueBias = Apply<Fma, ScaleA, Rescaled<Acc>, Bias>;
 
 // One zero point for the whole activation, multiplied into the column sums beforehand.
 // D = RN(scale_a[m] * RN(scale_b[n] * RN(acc - azp_with_adj[n])) + bias[n])
-using ScaledEpilogueAzp =
-    Apply<Fma, ScaleA, Rescaled<Apply<Sub, Acc, AzpWithAdj>>, Optional<Bias>>;
+using ScaledEpilogueAzp = Apply<Fma, ScaleA, Rescaled<Apply<Sub, Acc, AzpWithAdj>>, Optional<Bias>>;
 
 // One zero point per token (or one for all); azp_adj[n] = sum_k b[k, n].
 // D = RN(scale_a[m] * RN(scale_b[n] * RN(acc - azp[m] * azp_adj[n])) + bias[n])
