@@ -50,7 +50,8 @@ def command(
         extra(name)
     if threads is not None:
         torch.set_num_threads(threads)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=1.0)
         report = run(
             rounds,

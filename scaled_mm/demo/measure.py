@@ -28,8 +28,7 @@ Visit = Callable[[str, nn.Module, Tensor, Tensor], None]
 @torch.inference_mode()
 def embed(encoder: Encoder, batches: Sequence[Batch]) -> Tensor:
     """Embeddings, float32 [sentences, hidden], in the order of the sentences."""
-    rows = torch.cat([batch.rows for batch in batches])
-    return torch.cat([encoder(batch.ids, batch.mask).float() for batch in batches])[rows.argsort()]
+    return _in_order([encoder(batch.ids, batch.mask).float() for batch in batches], batches)
 
 
 @torch.inference_mode()
@@ -52,6 +51,10 @@ def observe(encoder: Encoder, batches: Sequence[Batch], visit: Visit) -> Tensor:
     finally:
         for hook in hooks:
             hook.remove()
+    return _in_order(embeddings, batches)
+
+
+def _in_order(embeddings: list[Tensor], batches: Sequence[Batch]) -> Tensor:
     return torch.cat(embeddings)[torch.cat([batch.rows for batch in batches]).argsort()]
 
 

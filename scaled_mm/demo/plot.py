@@ -31,6 +31,6 @@ def plot(results: Sequence[Result], path: Path) -> None:
     axes.set_ylabel("SQNR of the layer's output, dB")
     axes.set_title("MiniLM-L6-v2 in int8: quantisation noise per layer (higher is better)")
     axes.grid(axis="y", color="0.85")
-    axes.set_ylim(top=axes.get_ylim()[1] + 4)  # room for the legend
-    axes.legend(loc="upper left", ncols=4)
+    axes.set_ylim(top=axes.get_ylim()[1] + 6)  # room for the legend
+    axes.legend(loc="upper center", ncols=2)
     figure.savefig(path, dpi=120)
