@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from cases import Operands
 
@@ -66,6 +68,30 @@ def _table() -> list[Refusal]:
     def refuse(name: str, argument: str, value: str, op: str = "scaled_mm", **change: Any) -> None:
         table.append(Refusal(f"{op}-{name}", op, change, argument, value))
 
+    not_tensors = {"list": [1], "int": 1, "float": 0.5, "ndarray": np.ones((K, N), np.int8)}
+    operands = {
+        "scaled_mm": "a b scale_a scale_b bias azp azp_adj azp_with_adj",
+        "int8_mm": "a b",
+        "azp_adj": "b",
+        "azp_with_adj": "b azp",
+        "pack_weight_int8": "b",
+        "quantize_int8": "x scale azp",
+        "quantize_weight_int8": "w",
+    }
+    for op, names in operands.items():
+        for name, (kind, value) in itertools.product(names.split(), not_tensors.items()):
+            change = {name: value}
+            table.append(Refusal(f"{op}-{name}-{kind}", op, change, name, kind, TypeError))
+    for op in ("scaled_mm", "int8_mm"):
+        for name, none in itertools.product(("a", "b"), (None, "")):
+            kind = type(none).__name__
+            table.append(Refusal(f"{op}-{name}-{kind}", op, {name: none}, name, kind, TypeError))
+    for value in ("bfloat16", None, float):
+        kind, change = type(value).__name__, {"out_dtype": value}
+        table.append(
+            Refusal(f"out-dtype-{kind}", "scaled_mm", change, "out_dtype", kind, TypeError)
+        )
+
     half, grad = torch.float16, {"requires_grad": True}
     for op in ("scaled_mm", "int8_mm"):
         refuse("a-uint8", "a", "uint8", op, a=_int8(M, K).to(torch.uint8))
@@ -114,9 +140,9 @@ def _table() -> list[Refusal]:
     refuse("azp-adj-scalar", "azp_adj", "(1,)", azp=_int32(1), azp_adj=_int32(1))
     refuse("azp-with-adj-int8", "azp_with_adj", "int8", azp_with_adj=_int8(N))
     refuse("azp-with-adj-short", "azp_with_adj", "(1, 95)", azp_with_adj=_int32(1, N - 1))
-    both = "azp_with_adj together with azp"
-    refuse("azp-both-forms", "azp_with_adj", both, azp=_int32(1), **adj, azp_with_adj=_int32(N))
-    refuse("azp-two-adj", "azp_with_adj", f"{both}_adj", **adj, azp_with_adj=_int32(N))
+    all_of_them = {"azp": _int32(1), **adj, "azp_with_adj": _int32(N)}
+    refuse("azp-both-forms", "azp_with_adj", "azp, azp_adj, azp_with_adj", **all_of_them)
+    refuse("azp-two-adj", "azp_adj", "azp_adj, azp_with_adj", **adj, azp_with_adj=_int32(N))
 
     refuse("out-float64", "out_dtype", "float64", out_dtype=torch.float64)
     refuse("out-int8", "out_dtype", "int8", out_dtype=torch.int8)
@@ -138,7 +164,13 @@ def _table() -> list[Refusal]:
     refuse("azp-int8", "azp", "int8", x, scale=one, azp=_int8(1), symmetric=False)
     refuse("azp-short", "azp", "(64,)", x, scale=one, azp=_int32(64), symmetric=False)
     refuse("w-float64", "w", "float64", "quantize_weight_int8", w=torch.ones(N, K).double())
+    refuse("azp-long", "azp", "(1, 128)", x, scale=one, azp=_int32(1, M), symmetric=False)
+    refuse("scale-empty", "scale", "(0,)", x, scale=torch.ones(0))
+    refuse("scale-grad", "scale", "requires_grad", x, scale=torch.ones(1, **grad))
     refuse("w-1d", "w", "(64,)", "quantize_weight_int8", w=torch.ones(K))
+    refuse("w-3d", "w", "(2, 96, 64)", "quantize_weight_int8", w=torch.ones(2, N, K))
+    refuse("w-int8", "w", "int8", "quantize_weight_int8", w=_int8(N, K))
+    refuse("w-grad", "w", "requires_grad", "quantize_weight_int8", w=torch.ones(N, K, **grad))
     return table
 
 
