@@ -1,0 +1,131 @@
+"""Run by test_guard_pages.py in a process of its own: every operand of every op lies in memory
+whose neighbouring pages cannot be touched, and ends at the one above or begins at the one below.
+
+    |  no access  |  . . . . operand  |  no access  |     or     |  no access  |  operand . . . .  |
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import scaled_mm
+from scaled_mm import reference
+
+PAGE = mmap.PAGESIZE
+ROOM = 64 * PAGE
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Guarded:
+    """Memory between two pages without access, handed out tensor by tensor."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, ROOM + 2 * PAGE)
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        for page in (self.base, self.base + PAGE + ROOM):
+            if LIBC.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+
+    def place(self, x: Tensor, at_end: bool, column_major: bool = False) -> Tensor:
+        """x with its last byte before the guard page above, or its first after the one below."""
+        x = x.t() if column_major else x
+        size = x.numel() * x.element_size()
+        offset = PAGE + (ROOM - size if at_end else 0)
+        if size == 0:
+            return x
+        flat = torch.frombuffer(self.memory, dtype=x.dtype, count=x.numel(), offset=offset)
+        placed = flat.view(x.shape).copy_(x)
+        return placed.t() if column_major else placed
+
+
+NAMES = ("a", "b", "packed", "scale_a", "scale_b", "bias", "azp", "azp_adj", "x", "scale", "w")
+GUARDED = {name: Guarded() for name in NAMES}
+RNG = np.random.default_rng(0)
+
+
+def int8(*shape: int) -> Tensor:
+    return torch.from_numpy(RNG.integers(-128, 128, shape, np.int8))
+
+
+def floats(*shape: int) -> Tensor:
+    return torch.from_numpy(RNG.standard_normal(shape).astype(np.float32))
+
+
+def expect(got: Tensor, expected: Tensor, *context: object) -> None:
+    if not torch.equal(got, expected):
+        raise SystemExit(f"wrong result: {context}")
+
+
+def product(m: int, n: int, k: int, at_end: bool, column_major: bool, dtype: torch.dtype) -> None:
+    values = {
+        "a": int8(m, k),
+        "b": int8(k, n),
+        "scale_a": floats(m, 1),
+        "scale_b": floats(1, n),
+        "bias": floats(n).to(dtype),
+        "azp": int8(m, 1).int(),
+        "azp_adj": int8(1, n).int(),
+    }
+    context = (m, n, k, at_end, column_major, dtype)
+    expected = reference.scaled_mm(**values, out_dtype=dtype)
+    placed: dict[str, Any] = {
+        name: GUARDED[name].place(x, at_end, name == "b" and column_major)
+        for name, x in values.items()
+    }
+    b = placed["b"]
+    expect(scaled_mm.scaled_mm(**placed, out_dtype=dtype), expected, "plain", *context)
+    expect(scaled_mm.azp_adj(b), reference.azp_adj(b), "azp_adj", *context)
+    packed = scaled_mm.pack_weight_int8(b)
+    data = GUARDED["packed"].place(packed.data, at_end)
+    placed["b"] = scaled_mm.PackedWeight(data, k, n)
+    expect(scaled_mm.scaled_mm(**placed, out_dtype=dtype), expected, "packed", *context)
+    expect(scaled_mm.azp_adj(placed["b"]), reference.azp_adj(b), "azp_adj packed", *context)
+
+
+def quantisers(m: int, k: int, at_end: bool, dtype: torch.dtype) -> None:
+    x = GUARDED["x"].place(floats(m, k).to(dtype), at_end)
+    scale = GUARDED["scale"].place(floats(m, 1).abs(), at_end)
+    azp = GUARDED["azp"].place(int8(m, 1).int(), at_end)
+    for options in (
+        {},
+        {"symmetric": False},
+        {"symmetric": False, "per_token": False},
+        {"scale": scale},
+        {"scale": scale, "azp": azp, "symmetric": False},
+    ):
+        got, expected = (f.quantize_int8(x, **options) for f in (scaled_mm, reference))
+        expect(got[0], expected[0], "quantize_int8", m, k, at_end, dtype, options)
+    w = GUARDED["w"].place(floats(m, k).to(dtype), at_end)
+    expect(scaled_mm.quantize_weight_int8(w)[0], reference.quantize_weight_int8(w)[0], "weight", k)
+
+
+def main() -> None:
+    ends, orders = (True, False), (True, False)
+    for k, at_end, order in itertools.product(range(1, 71), ends, orders):
+        product(1 + k % 20, 1 + k * 7 % 40, k, at_end, order, torch.float32)
+    for n, at_end, order in itertools.product(range(1, 41), ends, orders):
+        product(3, n, 32, at_end, order, torch.bfloat16)
+        product(17, n, 5, at_end, order, torch.float16)
+    for m, at_end, order in itertools.product(range(1, 21), ends, orders):
+        product(m, 16, 64, at_end, order, torch.float16)
+        product(m, 33, 37, at_end, order, torch.bfloat16)
+    for m, n, k in ((33, 80, 129), (20, 64, 256), (65, 17, 100)):
+        for at_end, order in itertools.product(ends, orders):
+            product(m, n, k, at_end, order, torch.float32)
+    for k, at_end in itertools.product(range(1, 71), ends):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            quantisers(1 + k % 5, k, at_end, dtype)
+
+
+if sys.argv[1:] == ["fault"]:  # that the guard guards
+    ctypes.string_at(GUARDED["a"].base + PAGE + ROOM, 1)
+main()
+print("no access outside")
