@@ -1,0 +1,294 @@
+"""ScaledLinear: what it computes is `reference` composed from its buffers, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bits
+from torch import Tensor, nn
+
+from scaled_mm import quantize_int8, reference
+from scaled_mm.nn import ScaledLinear
+
+K, N = 44, 21
+SCALE, AZP = 0.037, -31
+SCHEMES: dict[str, dict[str, Any]] = {
+    "dynamic-token": {},
+    "dynamic-token-asymmetric": {"symmetric": False},
+    "dynamic-tensor": {"per_token": False},
+    "dynamic-tensor-asymmetric": {"per_token": False, "symmetric": False},
+    "static": {"dynamic": False, "input_scale": torch.tensor(SCALE)},
+    "static-asymmetric": {
+        "dynamic": False,
+        "symmetric": False,
+        "input_scale": SCALE,
+        "input_azp": torch.tensor([[AZP]], dtype=torch.int32),
+    },
+}
+BUFFERS = {
+    "dynamic-token": {"weight", "weight_scale", "bias"},
+    "dynamic-token-asymmetric": {"weight", "weight_scale", "bias", "azp_adj"},
+    "dynamic-tensor": {"weight", "weight_scale", "bias"},
+    "dynamic-tensor-asymmetric": {"weight", "weight_scale", "bias", "azp_adj"},
+    "static": {"weight", "weight_scale", "bias", "input_scale"},
+    "static-asymmetric": {
+        "weight",
+        "weight_scale",
+        "bias",
+        "input_scale",
+        "input_zero_point",
+        "azp_with_adj",
+    },
+}
+schemes = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def linear(bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(K, N, bias, dtype=dtype)
+
+
+def layer(scheme: str, bias: bool = True, dtype: torch.dtype = torch.float32) -> ScaledLinear:
+    return ScaledLinear.from_linear(linear(bias, dtype), **SCHEMES[scheme])
+
+
+def x_of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(*shape, K, generator=generator) + 0.7).to(dtype)
+
+
+def by_reference(scheme: str, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The scheme in the words of the reference, from a state dict."""
+    options = SCHEMES[scheme]
+    symmetric, dynamic = options.get("symmetric", True), options.get("dynamic", True)
+    q, scale, azp = reference.quantize_int8(
+        x,
+        scale=state.get("input_scale"),
+        azp=state.get("input_zero_point"),
+        symmetric=symmetric,
+        per_token=options.get("per_token", dynamic),
+    )
+    b = state["weight"].t()
+    adjust: dict[str, Tensor] = {}
+    if not symmetric and dynamic:
+        adjust = {"azp": azp, "azp_adj": reference.azp_adj(b)}
+    elif not symmetric:
+        adjust = {"azp_with_adj": reference.azp_with_adj(b, state["input_zero_point"])}
+    return reference.scaled_mm(
+        q, b, scale, state["weight_scale"], bias=state.get("bias"), out_dtype=x.dtype, **adjust
+    )
+
+
+@schemes
+@pytest.mark.parametrize("bias", [True, False])
+def test_is_the_reference(isa: str, scheme: str, bias: bool) -> None:
+    module = layer(scheme, bias)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for shape in ((), (1,), (5,), (2, 3), (0,), (33,)):
+            x = x_of(*shape, dtype=dtype)
+            out = module(x)
+            assert_bits(out, by_reference(scheme, module.state_dict(), x), scheme, dtype, shape)
+
+
+@schemes
+def test_buffers(scheme: str) -> None:
+    source = linear()
+    before = copy.deepcopy(source.state_dict())
+    state = ScaledLinear.from_linear(source, **SCHEMES[scheme]).state_dict()
+    assert state.keys() == BUFFERS[scheme]
+    q, scale = reference.quantize_weight_int8(source.weight.detach())
+    assert_bits(state["weight"], q)
+    assert_bits(state["weight_scale"], scale.view(-1, 1))
+    assert_bits(state["bias"], source.bias.detach())
+    if "azp_adj" in state:
+        assert_bits(state["azp_adj"], reference.azp_adj(q.t()))
+    if "azp_with_adj" in state:
+        zero = state["input_zero_point"]
+        assert_bits(zero, torch.tensor([AZP], dtype=torch.int32))
+        assert_bits(state["azp_with_adj"], reference.azp_with_adj(q.t(), zero))
+    if "input_scale" in state:
+        assert_bits(state["input_scale"], torch.tensor([SCALE]))
+    for name, x in source.state_dict().items():
+        assert_bits(x, before[name])
+    assert not list(layer(scheme).parameters())
+
+
+@schemes
+def test_close_to_the_float_layer(scheme: str) -> None:
+    """Quantisation costs about a hundredth: a layer that drops an operand is far away."""
+    x, source = x_of(64), linear()
+    options = dict(SCHEMES[scheme])
+    if not options.get("dynamic", True):
+        symmetric = options.get("symmetric", True)
+        _, scale, azp = quantize_int8(x, symmetric=symmetric, per_token=False)
+        options |= {"input_scale": scale} | ({} if symmetric else {"input_azp": azp})
+    expected = source(x).detach()
+    error = ScaledLinear.from_linear(source, **options)(x) - expected
+    assert error.norm() < 0.02 * expected.norm()
+
+
+@schemes
+def test_state_dict_round_trip(scheme: str) -> None:
+    module, x = layer(scheme), x_of(9)
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    options = {k: v for k, v in SCHEMES[scheme].items() if not k.startswith("input_")}
+    again = ScaledLinear(K, N, **options)
+    assert again(x).shape == (9, N)  # packs the weight that it has, zeros
+    again.load_state_dict(torch.load(file))
+    assert_bits(again(x), module(x))
+    assert again.state_dict().keys() == module.state_dict().keys()
+
+
+@schemes
+def test_state_dict_inside_a_model(scheme: str) -> None:
+    model = nn.Sequential(layer(scheme), nn.ReLU())
+    x, other = x_of(3), nn.Sequential(layer(scheme), nn.ReLU())
+    other[0].weight.zero_()
+    other[0].pack()
+    assert not torch.equal(other(x), model(x))
+    other.load_state_dict(model.state_dict())
+    assert_bits(other(x), model(x))
+
+
+@schemes
+def test_state_dict_assigned_to_a_meta_layer(scheme: str) -> None:
+    module, x = layer(scheme), x_of(9)
+    options = {k: v for k, v in SCHEMES[scheme].items() if not k.startswith("input_")}
+    again = ScaledLinear(K, N, device="meta", **options)
+    again.load_state_dict(module.state_dict(), assign=True)
+    assert_bits(again(x), module(x))
+
+
+COPIES: dict[str, Callable[[ScaledLinear], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "to-cpu": lambda module: copy.deepcopy(module).to("cpu"),
+    "bfloat16": lambda module: copy.deepcopy(module).to(torch.bfloat16),
+    "half": lambda module: copy.deepcopy(module).half(),
+    "double-float": lambda module: copy.deepcopy(module).double().float(),
+    "eval": lambda module: copy.deepcopy(module).eval(),
+    "in-a-model": lambda module: nn.Sequential(copy.deepcopy(module)).bfloat16(),
+}
+
+
+@schemes
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_keep_every_buffer(scheme: str, name: str) -> None:
+    module, x = layer(scheme), x_of(6, dtype=torch.bfloat16)
+    again = COPIES[name](module)
+    states = zip(again.state_dict().values(), module.state_dict().values(), strict=True)
+    assert all((y.dtype, torch.equal(y, z)) == (z.dtype, True) for y, z in states)
+    assert_bits(again(x), module(x))
+
+
+def test_a_copy_has_its_own_weight() -> None:
+    module, x = layer("dynamic-token"), x_of(4)
+    expected = module(x)
+    other = copy.deepcopy(module)
+    other.weight.neg_()
+    other.pack()
+    assert_bits(module(x), expected)
+    assert not torch.equal(other(x), expected)
+
+
+def test_a_written_weight_is_packed_again() -> None:
+    module, x = layer("dynamic-token", bias=False), x_of(4)
+    expected = module(x)
+    module.weight.neg_()
+    module.pack()
+    assert_bits(module(x), -expected)
+
+
+@schemes
+def test_dtype_of_the_output_is_that_of_the_input(scheme: str) -> None:
+    for weights in (torch.float32, torch.bfloat16, torch.float16):
+        module = layer(scheme, dtype=weights)
+        assert module.weight_scale.dtype == torch.float32
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert module(x_of(2, dtype=dtype)).dtype == dtype
+
+
+@schemes
+def test_compile(scheme: str) -> None:
+    torch._dynamo.reset()
+    module = layer(scheme)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled(x_of(4))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (2, 9, 40):
+            assert_bits(compiled(x_of(m)), module(x_of(m)), scheme, m)
+
+
+@schemes
+@pytest.mark.filterwarnings("ignore:No complete tensor found in the group")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_export(scheme: str) -> None:
+    module, m = layer(scheme), torch.export.Dim("m", min=2, max=4096)
+    program = torch.export.export(module, (x_of(5),), dynamic_shapes={"x": {0: m}})
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    for exported in (program, torch.export.load(file)):
+        for rows in (2, 9, 40):
+            assert_bits(exported.module()(x_of(rows)), module(x_of(rows)), scheme)
+    assert set(program.state_dict) == BUFFERS[scheme]
+
+
+@schemes
+def test_modes(scheme: str) -> None:
+    module, x = layer(scheme), x_of(7)
+    expected = module(x)
+    for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")):
+        with mode():
+            assert_bits(module(x), expected)
+    with pytest.raises(ValueError, match=r"^x must not require grad .*got requires_grad=True$"):
+        module(x.clone().requires_grad_())
+
+
+def test_meta_device() -> None:
+    for options in ({}, {"symmetric": False}, {"dynamic": False}):
+        module = ScaledLinear(K, N, device="meta", **options)
+        out = module(torch.empty(3, K, device="meta"))
+        assert (out.shape, out.dtype, out.is_meta) == ((3, N), torch.float32, True)
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "static-without-scale": ({"dynamic": False}, r"input_scale must be given"),
+    "static-without-azp": (
+        {"dynamic": False, "symmetric": False, "input_scale": 1.0},
+        r"input_azp must be given",
+    ),
+    "dynamic-with-scale": ({"input_scale": 1.0}, r"input_scale must not be given"),
+    "symmetric-with-azp": (
+        {"dynamic": False, "input_scale": 1.0, "input_azp": 3},
+        r"input_azp must not be given",
+    ),
+    "static-per-token": (
+        {"dynamic": False, "input_scale": 1.0, "per_token": True},
+        r"per_token must be False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused(name: str) -> None:
+    options, message = REFUSALS[name]
+    with pytest.raises(ValueError, match=rf"^{message} .*, got .+$"):
+        ScaledLinear.from_linear(linear(), **options)
+
+
+def test_input_of_another_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^a must have K=44 columns.*got shape \(3, 43\)$"):
+        layer("dynamic-token")(torch.ones(3, K - 1))
+
+
+def test_repr_says_the_scheme() -> None:
+    text = repr(layer("static-asymmetric"))
+    for part in (f"in_features={K}", f"out_features={N}", "dynamic=False", "symmetric=False"):
+        assert part in text
