@@ -87,13 +87,15 @@ gpu-bench: $(VENV)/.base ## the CUDA kernels against theirs; after `make cuda`
 
 # ASan and UBSan see the CPU library only: it is loaded from a copy of the package under build/asan.
 # Leaks are not looked for: CPython and torch keep memory to the end by design.
-asan: $(VENV)/.test ## a part of the tests under AddressSanitizer and UBSan
+SANITIZED := environment epilogues guard_pages properties quantize refusals scaled_mm weight
+
+asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
 	rm -rf build/asan
 	SCALED_MM_SANITIZE=1 python setup.py --quiet build --build-lib build/asan
 	cd build/asan && \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(PYTEST) -m "not slow and not gpu" $(CURDIR)/tests
+	$(PYTEST) -m "not slow and not gpu" $(SANITIZED:%=$(CURDIR)/tests/test_%.py)
 
 clean: ## remove what was built
 	rm -rf build dist scaled_mm.egg-info scaled_mm/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
