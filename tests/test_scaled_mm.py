@@ -57,14 +57,15 @@ def test_random_many(isa: str, seed: int) -> None:
     assert_random(isa, seed, 5000)
 
 
+BIAS = Vector("signed", dtype=torch.float32)
 # Sizes that are cut into several blocks of rows and of columns, with a tail each.
 BLOCKS = {
     case.name: case
     for case in (
-        Case("both", 130, 193, 257, bias=Vector("signed")),
+        Case("both", 130, 193, 257, bias=BIAS),
         Case("rows", 300, 17, 64, azp=Vector("int8"), azp_adj=Vector("sums")),
         Case("rows-long-k", 70, 33, 20_001, a="extreme", b="extreme"),
-        Case("columns", 5, 1025, 96, bias=Vector("signed")),
+        Case("columns", 5, 1025, 96, bias=BIAS),
         Case("columns-one-row", 1, 4111, 200, azp_with_adj=Vector("sums")),
         Case("lead", 6 * 29, 130, 80, (6, 29), azp=Vector("int8"), azp_adj=Vector("sums")),
     )
@@ -74,9 +75,7 @@ BLOCKS = {
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks(isa: str, name: str) -> None:
     for out_dtype in (torch.bfloat16, torch.float32):
-        operands = {**BLOCKS[name].build(), "out_dtype": out_dtype}
-        operands.pop("bias", None)
-        assert_case(BLOCKS[name], operands, isa)
+        assert_case(BLOCKS[name], {**BLOCKS[name].build(), "out_dtype": out_dtype}, isa)
 
 
 @pytest.mark.parametrize("m", [1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 97])
@@ -86,6 +85,29 @@ def test_every_height_of_tile(isa: str, m: int) -> None:
         for k in (1, 4, 31, 64, 67):
             case = Case("height", m, n, k, bias=Vector("signed"), out_dtype=torch.float32)
             assert_case(case, case.build(), isa)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_nan_of_any_payload_stays_nan(isa: str, out_dtype: torch.dtype) -> None:
+    """Signalling ones, and significands of all ones, out of which a rounding could carry."""
+    patterns = (0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FFFFFFF)
+    both = np.array([p | sign for p in patterns for sign in (0, 2**31)], np.uint32)
+    nan = torch.from_numpy(both.view(np.float32))
+    one, eight = torch.ones(1, 1, dtype=torch.int8), torch.ones(1, 8, dtype=torch.int8)
+    scale = torch.ones(1)
+    for operands in (
+        {"a": one, "b": eight, "scale_a": scale, "scale_b": nan},
+        {"a": one, "b": eight, "scale_a": scale, "scale_b": scale, "bias": nan},
+        {"a": eight.t(), "b": one, "scale_a": nan, "scale_b": scale},
+    ):
+        out = scaled_mm.scaled_mm(**operands, out_dtype=out_dtype)
+        assert out.isnan().all(), (out, operands)
+    for half in {torch.bfloat16: [0x7F81, 0xFFFF], torch.float16: [0x7C01, 0xFFFF]}.get(
+        out_dtype, []
+    ):
+        bias = torch.full((8,), half - 2**16 * (half > 2**15), dtype=torch.int16).view(out_dtype)
+        out = scaled_mm.scaled_mm(one, eight, scale, scale, bias=bias, out_dtype=out_dtype)
+        assert out.isnan().all(), (out, bias)
 
 
 @pytest.mark.parametrize(("a", "b"), [(-128, -128), (127, -128), (-128, 127), (127, 127)])
