@@ -86,7 +86,8 @@ gpu-bench: $(VENV)/.base ## the CUDA kernels against theirs; after `make cuda`
 	scaled-mm bench --device cuda
 
 # ASan and UBSan see the CPU library only: it is loaded from a copy of the package under build/asan.
-# Leaks are not looked for: CPython and torch keep memory to the end by design.
+# Leaks are not looked for: CPython and torch keep memory to the end by design. pytest must leave
+# file descriptor 2 alone, or a report would die with the process.
 SANITIZED := environment epilogues guard_pages properties quantize refusals scaled_mm weight
 
 asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
@@ -95,7 +96,7 @@ asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
 	cd build/asan && \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(PYTEST) -m "not slow and not gpu" $(SANITIZED:%=$(CURDIR)/tests/test_%.py)
+	$(PYTEST) --capture=sys -m "not slow and not gpu" $(SANITIZED:%=$(CURDIR)/tests/test_%.py)
 
 clean: ## remove what was built
 	rm -rf build dist scaled_mm.egg-info scaled_mm/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
