@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,11 @@ def test_a_thousand_runs(isa: str) -> None:
         data = b"".join(bits(t).numpy().tobytes() for t in (out, q, scale))
         hashes.add(hashlib.sha256(data).digest())
     assert len(hashes) == 1
+
+
+def test_calls_from_many_threads(isa: str, expected: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: digest(), range(24))) == {expected}
 
 
 # --- floating-point modes -------------------------------------------------------------------------
