@@ -75,6 +75,22 @@ Matrix<const T> fold_rows(const Tensor& t, int64_t rows, std::vector<Tensor>& in
   return {static_cast<const T*>(folded.const_data_ptr()), folded.stride(0), folded.stride(1)};
 }
 
+// t's elements in order as a vector: t itself where one stride leads through them, else a copy.
+Vector as_vector(const Tensor& t, std::vector<Tensor>& inputs) {
+  int64_t stride = 1;
+  int long_dims = 0;
+  for (int64_t i = 0; i < t.dim(); ++i) {
+    if (t.size(i) == 1) continue;
+    stride = t.stride(i);
+    ++long_dims;
+  }
+  if (long_dims > 1) stride = 1;
+  if (t.numel() == 1) stride = 0;
+  const bool copied = long_dims > 1 && !t.is_contiguous();
+  const Tensor& vector = inputs.emplace_back(copied ? torch::stable::contiguous(t) : t);
+  return {vector.const_data_ptr(), t.scalar_type(), stride};
+}
+
 int64_t count_rows(const Tensor& t) {
   int64_t rows = 1;
   for (int64_t i = 0; i + 1 < t.dim(); ++i) rows *= t.size(i);
@@ -181,11 +197,7 @@ void check_operand(const std::optional<Tensor>& given, const Tensor& a, Checked<
                " elements, in shape ", shape_text(flat), " or ", shape_text(with_one)),
            shape(t));
   }
-  const int64_t count = t.numel();
-  const Tensor& vector = checked.inputs.emplace_back(
-      t.dim() == 1 ? t : torch::stable::reshape(t, std::vector<int64_t>{count}));
-  p.operands[static_cast<int>(Leaf::id)] = {vector.const_data_ptr(), t.scalar_type(),
-                                            count == 1 ? 0 : vector.stride(0)};
+  p.operands[static_cast<int>(Leaf::id)] = as_vector(t, checked.inputs);
   p.given |= bit(Leaf::id);
 }
 
@@ -248,10 +260,9 @@ int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, Scal
                shape_text(with_one)),
            shape(t));
   }
-  const Tensor& vector =
-      checked.inputs.emplace_back(torch::stable::reshape(t, std::vector<int64_t>{t.numel()}));
-  data = static_cast<T*>(vector.data_ptr());
-  return t.numel() == 1 ? 0 : vector.stride(0);
+  const Vector vector = as_vector(t, checked.inputs);
+  data = static_cast<T*>(const_cast<void*>(vector.data));  // it is given, so it is only read
+  return vector.stride;
 }
 
 }  // namespace

@@ -37,9 +37,7 @@ class RowBlock {
     for (int64_t r = 0; r < count_; ++r) {
       const int8_t* row = p_.a.data + (first_ + r) * p_.a.row_stride;
       Micro::load_row(row, p_.a.col_stride, p_.k, data_.data() + r * stride_);
-      uint32_t sum = 0;
-      for (int64_t k = 0; k < p_.k; ++k) sum += static_cast<uint32_t>(row[k * p_.a.col_stride]);
-      init_[r] = static_cast<int32_t>(sum * uint32_t(-128));
+      init_[r] = -128 * sum_row(row);  // |sum| <= 128 * kMaxK: this fits
     }
   }
 
@@ -50,6 +48,16 @@ class RowBlock {
   }
 
  private:
+  int32_t sum_row(const int8_t* row) const {
+    int32_t sum = 0;
+    if (p_.a.col_stride == 1) {
+      for (int64_t k = 0; k < p_.k; ++k) sum += row[k];
+    } else {
+      for (int64_t k = 0; k < p_.k; ++k) sum += row[k * p_.a.col_stride];
+    }
+    return sum;
+  }
+
   const Problem& p_;
   int64_t block_rows_, stride_;
   int64_t index_ = -1, first_ = 0, count_ = 0;
