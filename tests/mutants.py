@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     *_mutants(
         "csrc/epilogue/expr.h",
-        PRODUCTS,
+        "test_properties",
         absent_bias_is_plus_zero=("kAbsentBias = -0.0f", "kAbsentBias = 0.0f"),
     ),
     *_mutants(
@@ -77,7 +77,7 @@ MUTANTS = [
     *_mutants(
         "csrc/cpu/gemm_loop.h",
         PRODUCTS,
-        row_sum_factor=("sum * uint32_t(-128)", "sum * uint32_t(-127)"),
+        row_sum_factor=("-128 * sum_row(row)", "-127 * sum_row(row)"),
         row_of_the_first_tile=("= rows.first() + first + r;", "= rows.first() + r;"),
         first_panel_packed_four_times=(
             "pack_panel(p.b, col / kPanel + i,",
@@ -217,7 +217,8 @@ MUTANTS = [
     *_mutants(
         "csrc/problem.cpp",
         PRODUCTS,
-        stride_of_one_element_used=("count == 1 ? 0 : vector.stride(0)", "vector.stride(0)"),
+        stride_of_one_element_used=("if (t.numel() == 1) stride = 0;", ""),
+        vector_of_two_strides_in_place=("copied ? torch::stable::contiguous(t) : t", "t"),
         column_stride_of_b_ignored=("b.stride(0), b.stride(1)}", "b.stride(0), b.size(0)}"),
         folded_rows_contiguous=("folded.stride(0), folded.stride(1)}", "cols, folded.stride(1)}"),
         scale_per_token_taken_for_one=(
@@ -238,10 +239,7 @@ MUTANTS = [
     *_mutants(
         "csrc/problem.cpp",
         "test_quantize",
-        static_scale_of_the_first_row=(
-            "return t.numel() == 1 ? 0 : vector.stride(0);",
-            "return 0;",
-        ),
+        static_scale_of_the_first_row=("return vector.stride;", "return 0;"),
     ),
     *_mutants(
         "csrc/cpu/isa.cpp",
