@@ -87,6 +87,31 @@ def test_every_height_of_tile(isa: str, m: int) -> None:
             assert_case(case, case.build(), isa)
 
 
+def test_bias_is_fused_to_the_last_bit(isa: str) -> None:
+    """scale_a scale_b is half an ulp of the bias but for less than float64 can hold of their sum:
+    rounding that sum to float64 first makes a tie of it, and the tie is decided wrongly."""
+    rng = np.random.default_rng(0)
+    x = np.float32(rng.uniform(1, 2, 20_000))
+    y = np.float32(1 / x)
+    off = np.float64(x) * np.float64(y) - 1
+    near = np.flatnonzero((off != 0) & (np.abs(off) < 2.0**-30))[:128]
+    n = len(near)
+    bias = np.float32(rng.choice([1, 1 + 2.0**-23, -1, -1 - 2.0**-23], n))
+    operands = {
+        "a": torch.ones(n, 1, dtype=torch.int8),
+        "b": torch.ones(1, n, dtype=torch.int8),
+        "scale_a": torch.from_numpy(y[near] * np.float32(2.0**-24) * np.sign(bias)),
+        "scale_b": torch.from_numpy(x[near]),
+        "bias": torch.from_numpy(bias),
+        "out_dtype": torch.float32,
+    }
+    case = Case("fused", n, n, 1)
+    assert_case(case, operands, isa)
+    twice = operands["scale_a"].double() * operands["scale_b"].double() + operands["bias"].double()
+    wrong = twice.float() != reference.scaled_mm(**operands).diagonal()
+    assert wrong.sum() > n // 4, "the operands show the difference"
+
+
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_nan_of_any_payload_stays_nan(isa: str, out_dtype: torch.dtype) -> None:
     """Signalling ones, and significands of all ones, out of which a rounding could carry."""
