@@ -17,6 +17,8 @@
 //     static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
 //                     int64_t k, int32_t* acc);
 //   };
+//
+// One Micro serves one call of gemm, so it may hold state.
 
 // A block of A's rows, converted once and used for every block of columns that follows.
 class RowBlock {
@@ -66,19 +68,19 @@ class RowBlock {
 };
 
 // acc [rows][kColBlock] = A's rows times `count` columns of the weight.
-inline void multiply_packed(int rows, const ARows& a, const uint8_t* b, int64_t k, int count,
-                            int32_t* acc) {
+inline void multiply_packed(Micro& micro, int rows, const ARows& a, const uint8_t* b, int64_t k,
+                            int count, int32_t* acc) {
   const int panels = static_cast<int>(ceil_div(count, kPanel));
   for (int first = 0; first < panels; first += Micro::kPanels) {
-    Micro::tile(rows, std::min(Micro::kPanels, panels - first), a, b + first * panel_bytes(k), k,
-                acc + first * kPanel);
+    micro.tile(rows, std::min(Micro::kPanels, panels - first), a, b + first * panel_bytes(k), k,
+               acc + first * kPanel);
   }
 }
 
-inline void multiply_plain(int rows, const ARows& a, const int8_t* b, int64_t stride, int64_t k,
-                           int count, int32_t* acc) {
+inline void multiply_plain(Micro& micro, int rows, const ARows& a, const int8_t* b, int64_t stride,
+                           int64_t k, int count, int32_t* acc) {
   for (int n = 0; n < count; n += Micro::kDotCols) {
-    Micro::dot(rows, std::min(Micro::kDotCols, count - n), a, b + n * stride, stride, k, acc + n);
+    micro.dot(rows, std::min(Micro::kDotCols, count - n), a, b + n * stride, stride, k, acc + n);
   }
 }
 
@@ -108,6 +110,7 @@ inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t b
   alignas(64) int32_t acc[kRows][kColBlock] = {};
   RowOperands operands;
   RowBlock rows(p, tiling);
+  Micro micro;
   Buffer<uint8_t> scratch(pack_here ? kPanels * panel_bytes(p.k) : 0);
 
   for (int64_t task = begin; task < end; ++task) {
@@ -126,7 +129,7 @@ inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t b
     if (in_place) {
       const int8_t* b = plain.data + col * plain.col_stride;
       for_each_tile(rows.count(), Micro::kDotRows, [&](int64_t first, int height) {
-        multiply_plain(height, rows.from(first), b, plain.col_stride, p.k, count, acc[0]);
+        multiply_plain(micro, height, rows.from(first), b, plain.col_stride, p.k, count, acc[0]);
         write(first, height);
       });
       continue;
@@ -138,7 +141,7 @@ inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t b
     }
     const uint8_t* b = pack_here ? scratch.data() : p.b.packed + col / kPanel * panel_bytes(p.k);
     for_each_tile(rows.count(), Micro::kRows, [&](int64_t first, int height) {
-      multiply_packed(height, rows.from(first), b, p.k, count, acc[0]);
+      multiply_packed(micro, height, rows.from(first), b, p.k, count, acc[0]);
       write(first, height);
     });
   }

@@ -26,6 +26,10 @@ namespace scaled_mm::cpu::amx_int8 {
 #include "cpu/avx512_vectors.h"
 #include "cpu/vnni_micro.h"
 
+// g++'s tile intrinsics do not say that they read memory: this makes what was written to it, and
+// to everything else, be there.
+inline void written(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
+
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -33,37 +37,45 @@ struct TileConfig {
 };
 
 // Rows, padding and products with a plain weight are those of AVX512-VNNI.
-struct Micro : VnniMicro {
+class Micro : public VnniMicro {
+ public:
   static constexpr int kRows = 32, kPanels = 2;
 
-  static void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t k,
-                   int32_t* acc) {
-    const int upper = std::min(rows, 16), lower = rows - upper;
-    configure(upper, lower);
-    for (int r = 0; r < rows; ++r) {
-      for (int n = 0; n < panels * kPanel; ++n) acc[r * kColBlock + n] = a.init[r];
-    }
-    if (lower > 0 && panels > 1) {
+  Micro() = default;
+  Micro(const Micro&) = delete;
+  Micro& operator=(const Micro&) = delete;
+  ~Micro() {
+    if (configured_rows_) _tile_release();
+  }
+
+  void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+    if (rows != configured_rows_) configure(rows);
+    for (int r = 0; r < rows; ++r) std::fill_n(acc + r * kColBlock, kPanels * kPanel, a.init[r]);
+    if (rows > 16 && panels > 1) {
       multiply<true, true>(a, b, k, acc);
-    } else if (lower > 0) {
+    } else if (rows > 16) {
       multiply<true, false>(a, b, k, acc);
     } else if (panels > 1) {
       multiply<false, true>(a, b, k, acc);
     } else {
       multiply<false, false>(a, b, k, acc);
     }
-    _tile_release();
   }
 
  private:
-  static void configure(int upper, int lower) {
+  int configured_rows_ = 0;  // a configuration takes as long as a small tile: keep it
+
+  void configure(int rows) {
+    const int upper = std::min(rows, 16), lower = rows - upper;
+    const int tile_rows[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
     alignas(64) TileConfig config;
-    const int rows[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
     for (int t = 0; t < 8; ++t) {
-      config.row_bytes[t] = rows[t] ? 64 : 0;
-      config.rows[t] = static_cast<uint8_t>(rows[t]);
+      config.row_bytes[t] = tile_rows[t] ? 64 : 0;
+      config.rows[t] = static_cast<uint8_t>(tile_rows[t]);
     }
+    written(&config);
     _tile_loadconfig(&config);
+    configured_rows_ = rows;
   }
 
   template <bool Lower, bool Right>
@@ -71,6 +83,7 @@ struct Micro : VnniMicro {
     constexpr int kStride = kColBlock * sizeof(int32_t);
     constexpr int kTileGroups = 16;
     int32_t *const right = acc + kPanel, *const below = acc + 16 * kColBlock;
+    written(acc);
     _tile_loadd(0, acc, kStride);
     if constexpr (Right) _tile_loadd(1, right, kStride);
     if constexpr (Lower) _tile_loadd(2, below, kStride);
@@ -99,6 +112,7 @@ struct Micro : VnniMicro {
       alignas(64) uint8_t tail[2][kTileGroups * kGroupBytes] = {};
       std::memcpy(tail[0], b + g * kGroupBytes, (groups(k) - g) * kGroupBytes);
       if (Right) std::memcpy(tail[1], next + g * kGroupBytes, (groups(k) - g) * kGroupBytes);
+      written(tail);
       step(tail[0], tail[1], g * kGroup);
     }
 
