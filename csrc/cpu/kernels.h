@@ -25,8 +25,8 @@ inline constexpr int kRaw = -1;
 
 // The range of some elements of x: what a scale is made from.
 struct Range {
-  float lo = 0.0f;  // min(0, min x)
-  float hi = 0.0f;  // max(0, max x)
+  float lo = 0.0f;  // min(0, min x), or 0 for a symmetric quantiser
+  float hi = 0.0f;  // max(0, max x), or max |x|
   bool finite = true;
 };
 
