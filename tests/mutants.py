@@ -127,7 +127,7 @@ MUTANTS = [
         PRODUCTS,
         fourth_of_a_group_dropped=(" + w[3] * x[3])", ")"),
         weight_not_offset=("x[i] * (w[i] + 128)", "x[i] * w[i]"),
-        padding_of_a_unset=("i < k ? a[i * stride] : 0", "i < k ? a[i * stride] : 1"),
+        last_of_k_dropped=("i < k ? a[i * stride] : 0", "i + 1 < k ? a[i * stride] : 0"),
     ),
     *_mutants(
         "csrc/cpu/avx512_vectors.h",
@@ -169,7 +169,7 @@ MUTANTS = [
         "test_quantize",
         half_away_from_zero=("__builtin_rintf(x)", "__builtin_roundf(x)"),
         half_away_in_the_portable_path=("(x + shift) - shift : x", "std::round(x) : x"),
-        reciprocal_of_the_scale=("x[k] / quantizer.scale", "x[k] * (1.0f / quantizer.scale)"),
+        reciprocal_of_the_scale=("x[k] / by.scale", "x[k] * (1.0f / by.scale)"),
         infinity_in_a_range=("largest < 0x7f800000", "largest <= 0x7f800000"),
         wide_range_overflows=("if (std::isinf(scale))", "if (false)"),
         scale_of_zeros_is_zero=("scale = std::max(scale, FLT_MIN);", ""),
