@@ -104,12 +104,19 @@ Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarTy
 // --- the weight
 // -----------------------------------------------------------------------------------
 
+// Far above any weight, far below where the size of its buffer would overflow.
+constexpr int64_t kMaxPackedN = int64_t{1} << 40;
+
 Weight check_weight(const Tensor& b, const Shape& b_shape) {
   Weight weight;
   if (b_shape) {
     if (b_shape->size() != 2) refuse("b_shape", "be (K, N)", shape_text(*b_shape));
     weight.k = (*b_shape)[0];
     weight.n = (*b_shape)[1];
+    if (weight.k < 0 || weight.k > kMaxK || weight.n < 0 || weight.n > kMaxPackedN) {
+      refuse("b_shape", cat("be (K, N) with 0 <= K <= ", kMaxK, " and 0 <= N <= ", kMaxPackedN),
+             shape_text(*b_shape));
+    }
     must_be("b", b, ScalarType::Byte);
     const int64_t bytes = packed_weight_bytes(weight.k, weight.n);
     if (b.dim() != 1 || b.numel() != bytes || !b.is_contiguous()) {

@@ -106,7 +106,7 @@ def scaled_mm(
     Raises:
         ValueError: an operand breaks a rule above, K > 131071 (an int32 sum could wrap), or an
             operand requires grad in grad mode. The message names argument, rule and value.
-        TypeError: an operand is no tensor.
+        TypeError: an operand is no tensor, or out_dtype no dtype.
 
     Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
     algebra.
@@ -114,6 +114,8 @@ def scaled_mm(
     weight, b_shape = weight_arguments(b)
     accept(a=a, b=weight, scale_a=scale_a, scale_b=scale_b)
     accept_optional(bias=bias, azp=azp, azp_adj=azp_adj, azp_with_adj=azp_with_adj)
+    if not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
     return _ops.scaled_mm(
         a,
         weight,
