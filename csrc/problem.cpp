@@ -113,10 +113,21 @@ Weight check_weight(const Tensor& b, const Shape& b_shape) {
     if (b_shape->size() != 2) refuse("b_shape", "be (K, N)", shape_text(*b_shape));
     weight.k = (*b_shape)[0];
     weight.n = (*b_shape)[1];
-    if (weight.k < 0 || weight.k > kMaxK || weight.n < 0 || weight.n > kMaxPackedN) {
-      refuse("b_shape", cat("be (K, N) with 0 <= K <= ", kMaxK, " and 0 <= N <= ", kMaxPackedN),
+    if (weight.k < 0 || weight.n < 0 || weight.n > kMaxPackedN) {
+      refuse("b_shape", cat("be (K, N) with 0 <= K and 0 <= N <= ", kMaxPackedN),
              shape_text(*b_shape));
     }
+  } else {
+    must_be("b", b, ScalarType::Char);
+    if (b.dim() != 2) refuse("b", "be a matrix [K, N]", shape(b));
+    weight.k = b.size(0);
+    weight.n = b.size(1);
+  }
+  if (weight.k > kMaxK) {
+    refuse("b", cat("have K <= ", kMaxK, " rows (beyond it an int32 sum could wrap)"),
+           cat("K=", weight.k));
+  }
+  if (b_shape) {
     must_be("b", b, ScalarType::Byte);
     const int64_t bytes = packed_weight_bytes(weight.k, weight.n);
     if (b.dim() != 1 || b.numel() != bytes || !b.is_contiguous()) {
@@ -127,15 +138,7 @@ Weight check_weight(const Tensor& b, const Shape& b_shape) {
     }
     weight.packed = static_cast<const uint8_t*>(b.const_data_ptr());
   } else {
-    must_be("b", b, ScalarType::Char);
-    if (b.dim() != 2) refuse("b", "be a matrix [K, N]", shape(b));
-    weight.k = b.size(0);
-    weight.n = b.size(1);
     weight.plain = {static_cast<const int8_t*>(b.const_data_ptr()), b.stride(0), b.stride(1)};
-  }
-  if (weight.k > kMaxK) {
-    refuse("b", cat("have K <= ", kMaxK, " rows (beyond it an int32 sum could wrap)"),
-           cat("K=", weight.k));
   }
   return weight;
 }
