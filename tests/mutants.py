@@ -209,8 +209,8 @@ MUTANTS = [
         "csrc/cpu/gemm.cpp",
         PRODUCTS,
         rest_of_the_rows_dropped=(
-            "t.block_rows = ceil_div(p.m, t.row_blocks);",
-            "t.block_rows = p.m / t.row_blocks;",
+            "t.row_blocks = ceil_div(p.m, t.block_rows);",
+            "t.row_blocks = p.m / t.block_rows;",
         ),
         empty_output_launched=("if (p.m > 0 && p.n > 0)", "if (true)"),
     ),
@@ -221,14 +221,14 @@ MUTANTS = [
         vector_of_two_strides_in_place=("copied ? torch::stable::contiguous(t) : t", "t"),
         column_stride_of_b_ignored=("b.stride(0), b.stride(1)}", "b.stride(0), b.size(0)}"),
         folded_rows_contiguous=("folded.stride(0), folded.stride(1)}", "cols, folded.stride(1)}"),
-        scale_per_token_taken_for_one=(
-            "const bool one = Leaf::scalar_ok && t.numel() == 1;",
-            "const bool one = Leaf::scalar_ok && (t.numel() == 1 || t.size(0) == 1);",
-        ),
     ),
     *_mutants(
         "csrc/problem.cpp",
         "test_refusals",
+        scale_per_token_taken_for_one=(
+            "const bool one = Leaf::scalar_ok && t.numel() == 1;",
+            "const bool one = Leaf::scalar_ok && (t.numel() == 1 || t.size(0) == 1);",
+        ),
         k_of_131072=("weight.k > kMaxK", "weight.k > kMaxK + 1"),
         bias_of_one_element=("Leaf::scalar_ok && t.numel() == 1", "t.numel() == 1"),
         bias_of_any_dtype=("t.scalar_type() != p.out_dtype &&", "false &&"),

@@ -84,6 +84,11 @@ def build() -> str:
     return (done.stdout + done.stderr)[-3000:] if done.returncode else ""
 
 
+def run_tests(names: str) -> subprocess.CompletedProcess[str]:
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu")
+    return run("-m", "pytest", *options, *[f"tests/{name}.py" for name in names.split()])
+
+
 def judge(mutant: Mutant) -> Verdict:
     path = COPY / mutant.path
     original = path.read_text()
@@ -93,9 +98,7 @@ def judge(mutant: Mutant) -> Verdict:
     try:
         if mutant.compiled and (errors := build()):
             return Verdict("BROKEN", errors)
-        tests = [f"tests/{name}.py" for name in mutant.tests.split()]
-        options = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu")
-        done = run("-m", "pytest", *options, *tests)
+        done = run_tests(mutant.tests)
     except subprocess.TimeoutExpired:
         return Verdict("killed", "did not end")
     finally:
@@ -116,7 +119,9 @@ def main(words: list[str]) -> int:
     copy_tree(isas)
     if errors := build():
         raise SystemExit(f"the copy does not build:\n{errors}")
-    # Compiled ones by file, so that a build undoes one mutant and makes the next.
+    for name in sorted({name for mutant in chosen for name in mutant.tests.split()}):
+        if (done := run_tests(name)).returncode:
+            raise SystemExit(f"{name} fails without a mutant:\n{done.stdout[-3000:]}")
     counts: dict[str, int] = {}
     for mutant in chosen:
         start = time.monotonic()
