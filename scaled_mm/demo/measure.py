@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
 from collections import defaultdict
@@ -147,6 +148,20 @@ def _ranks(values: Tensor) -> Tensor:
     """Rank of each value, float64; equal values share the mean of their ranks."""
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts - 1) / 2).double()[place]
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, for everyone's sake: on the CPU a layer's output is
+    megabytes, and fetching its pages from the kernel anew can take as long as the layer. Where the
+    C library is not glibc nothing happens."""
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # mallopt(3)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return
+    mallopt(mmap_threshold, 2**30)
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(top_pad, 2**28)
 
 
 def race(

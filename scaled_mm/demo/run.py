@@ -14,6 +14,7 @@ from .measure import (
     Inspector,
     cosines,
     embed,
+    keep_freed_memory,
     linear_share,
     observe,
     race,
@@ -112,6 +113,7 @@ def run(
         off_r1[scheme.name] = inspectors[scheme.name].off_r1()
 
     tick("timing", 0.6)
+    keep_freed_memory()
     everything = data.batches(tokens)
     seconds = race(contenders, everything, rounds, lambda done: tick("timing", 0.6 + 0.4 * done))
     share = linear_share(original, everything)
