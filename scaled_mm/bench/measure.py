@@ -176,7 +176,7 @@ def machine() -> dict[str, Any]:
         "scaled_mm": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
 
 
