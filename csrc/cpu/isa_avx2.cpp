@@ -15,21 +15,11 @@
 
 namespace scaled_mm::cpu::avx2 {
 
-inline __m256i load(const void* from) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
-}
-inline void store(void* to, __m256i x) { _mm256_storeu_si256(static_cast<__m256i*>(to), x); }
-inline __m256i even_bytes(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi16(0xff)); }
-inline __m256i odd_bytes(__m256i x) { return _mm256_srli_epi16(x, 8); }
-inline __m256i multiply_add(__m256i sum, __m256i x, __m256i y) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
-}
-inline uint32_t horizontal_sum(__m256i x) {
-  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
-  return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
-}
+#include "cpu/avx2_vectors.h"
+
+inline V even_bytes(V x) { return _mm256_and_si256(x, _mm256_set1_epi16(0xff)); }
+inline V odd_bytes(V x) { return _mm256_srli_epi16(x, 8); }
+inline V multiply_add(V sum, V x, V y) { return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y)); }
 
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 2, kValueBytes = 2;
@@ -44,7 +34,7 @@ struct Micro {
         for (int i = 0; i < 32; ++i) padded[i] = first + i < k ? a[(first + i) * stride] : 0;
         from = padded;
       }
-      const __m256i bytes = load(from);
+      const V bytes = load(from);
       store(row + 2 * first, _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8));
       store(row + 2 * first + 32, _mm256_srai_epi16(bytes, 8));
     }
@@ -64,21 +54,21 @@ struct Micro {
   // Lanes are columns: a pair of values of one row is broadcast to all of them.
   template <int R>
   static void fixed_tile(const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
-    __m256i sum[R][2];
+    V sum[R][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_set1_epi32(a.init[r]);
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = broadcast(a.init[r]);
 
     int64_t pair = 0;  // of the even plane; its odd twin is 8 pairs on
     for (int64_t g = 0; g < groups(k); ++g, pair += g % 8 ? 1 : 9) {
-      const __m256i w0 = load(b + g * kGroupBytes), w1 = load(b + g * kGroupBytes + 32);
-      const __m256i even0 = even_bytes(w0), even1 = even_bytes(w1);
-      const __m256i odd0 = odd_bytes(w0), odd1 = odd_bytes(w1);
+      const V w0 = load(b + g * kGroupBytes), w1 = load(b + g * kGroupBytes + 32);
+      const V even0 = even_bytes(w0), even1 = even_bytes(w1);
+      const V odd0 = odd_bytes(w0), odd1 = odd_bytes(w1);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const __m256i even = _mm256_set1_epi32(a.row<int32_t>(r)[pair]);
+        const V even = broadcast(a.row<int32_t>(r)[pair]);
         sum[r][0] = multiply_add(sum[r][0], even0, even);
         sum[r][1] = multiply_add(sum[r][1], even1, even);
-        const __m256i odd = _mm256_set1_epi32(a.row<int32_t>(r)[pair + 8]);
+        const V odd = broadcast(a.row<int32_t>(r)[pair + 8]);
         sum[r][0] = multiply_add(sum[r][0], odd0, odd);
         sum[r][1] = multiply_add(sum[r][1], odd1, odd);
       }
@@ -94,20 +84,19 @@ struct Micro {
   template <int R, int C>
   static void fixed_dot(const ARows& a, const int8_t* b, int64_t col_stride, int64_t k,
                         int32_t* acc) {
-    const __m256i offset = _mm256_set1_epi8(-128);
-    __m256i sum[R][C] = {};
+    V sum[R][C] = {};
     const auto step = [&](const int8_t* from, int64_t stride, int64_t first) {
-      __m256i even[C], odd[C];
+      V even[C], odd[C];
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        const __m256i w = _mm256_xor_si256(load(from + c * stride), offset);
+        const V w = flip_sign(load(from + c * stride));
         even[c] = even_bytes(w);
         odd[c] = odd_bytes(w);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const char* run = a.row<char>(r) + 2 * first;
-        const __m256i x = load(run), y = load(run + 32);
+        const V x = load(run), y = load(run + 32);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
           sum[r][c] = multiply_add(multiply_add(sum[r][c], even[c], x), odd[c], y);

@@ -1,4 +1,5 @@
-// AVX-VNNI: vpdpbusd on 32-byte vectors, 16 registers; a tile of 6 rows by 1 panel holds 12 sums.
+// AVX-VNNI: vpdpbusd on 32-byte vectors. With 16 registers, a tile of 6 rows by 1 panel holds 12
+// sums.
 #include "cpu/isa_headers.h"
 
 #if defined(__x86_64__)
@@ -9,20 +10,10 @@
 
 namespace scaled_mm::cpu::avx_vnni {
 
-using V = __m256i;
-inline constexpr int kTileRows = 6, kTilePanels = 1, kDotTileRows = 6, kDotTileCols = 2;
+#include "cpu/avx2_vectors.h"
 
-inline V load(const void* from) { return _mm256_loadu_si256(static_cast<const V*>(from)); }
-inline void store(void* to, V x) { _mm256_storeu_si256(static_cast<V*>(to), x); }
-inline V broadcast(int32_t x) { return _mm256_set1_epi32(x); }
+inline constexpr int kTileRows = 6, kTilePanels = 1, kDotTileRows = 6, kDotTileCols = 2;
 inline V dpbusd(V sum, V u8, V s8) { return _mm256_dpbusd_avx_epi32(sum, u8, s8); }
-inline V flip_sign(V x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
-inline uint32_t horizontal_sum(V x) {
-  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
-  return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
-}
 
 #include "cpu/vnni_micro.h"
 using Micro = VnniMicro;
