@@ -109,11 +109,16 @@ MUTANTS = [
         ),
         odd_bytes_signed=("return _mm256_srli_epi16(x, 8);", "return _mm256_srai_epi16(x, 8);"),
         planes_of_a_row=("pair += g % 8 ? 1 : 9", "pair += g % 8 ? 1 : 8"),
-        horizontal_sum_of_half=("_mm_shuffle_epi32(sum, 0xb1)", "_mm_shuffle_epi32(sum, 0x4e)"),
         tile_starts_at_zero=(
-            "sum[r][0] = sum[r][1] = _mm256_set1_epi32(a.init[r])",
-            "sum[r][0] = sum[r][1] = _mm256_setzero_si256()",
+            "sum[r][0] = sum[r][1] = broadcast(a.init[r])",
+            "sum[r][0] = sum[r][1] = broadcast(0)",
         ),
+    ),
+    *_mutants(
+        "csrc/cpu/avx2_vectors.h",
+        PRODUCTS,
+        isa="avx2",
+        horizontal_sum_of_half=("_mm_shuffle_epi32(sum, 0xb1)", "_mm_shuffle_epi32(sum, 0x4e)"),
     ),
     *_mutants(
         "csrc/cpu/isa_avx2.cpp",
