@@ -11,7 +11,7 @@ namespace {
 
 using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
-// --- how values read in a message ---------------------------------------------------------------
+// --- how values read in a message --------------------------------------------------------------
 
 std::string name(ScalarType dtype) {
   switch (dtype) {
@@ -43,8 +43,7 @@ std::string device(const Tensor& t) {
   return cat(t.is_cuda() ? "cuda" : "device", ":", t.get_device_index());
 }
 
-// --- rules that several arguments share
-// -----------------------------------------------------------
+// --- rules that several arguments share --------------------------------------------------------
 
 void must_be(const char* argument, const Tensor& t, ScalarType dtype) {
   if (t.scalar_type() != dtype) refuse(argument, "be " + name(dtype), name(t.scalar_type()));
@@ -101,8 +100,7 @@ Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarTy
   return torch::stable::empty(sizes, dtype, std::nullopt, like.device());
 }
 
-// --- the weight
-// -----------------------------------------------------------------------------------
+// --- the weight --------------------------------------------------------------------------------
 
 // Far above any weight, far below where the size of its buffer would overflow.
 constexpr int64_t kMaxPackedN = int64_t{1} << 40;
@@ -143,8 +141,7 @@ Weight check_weight(const Tensor& b, const Shape& b_shape) {
   return weight;
 }
 
-// --- A times B
-// ------------------------------------------------------------------------------------
+// --- A times B ---------------------------------------------------------------------------------
 
 Checked<Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_shape,
                                ScalarType out_dtype) {
@@ -221,8 +218,7 @@ void check_out_dtype(ScalarType dtype) {
   refuse("out_dtype", "be one of " + known, name(dtype));
 }
 
-// --- quantisers
-// -----------------------------------------------------------------------------------
+// --- quantisers --------------------------------------------------------------------------------
 
 Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x) {
   Checked<QuantizeProblem> checked;

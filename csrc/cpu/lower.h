@@ -129,8 +129,7 @@ struct Lower<epilogue::Apply<Op, Args...>> {
   }
 };
 
-// --- the functions that the product calls
-// ---------------------------------------------------------
+// --- the functions that the product calls ------------------------------------------------------
 
 // Loads the operands of columns [col, col + count); then a row of that block, `count` elements.
 struct Epilogue {

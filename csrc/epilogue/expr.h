@@ -22,7 +22,7 @@ constexpr OperandSet bit(Operand operand) { return OperandSet{1} << static_cast<
 
 namespace epilogue {
 
-// --- leaves -----------------------------------------------------------------------------------
+// --- leaves ------------------------------------------------------------------------------------
 
 // The accumulator sum_k a[m, k] * b[k, n].
 struct Acc {
@@ -66,7 +66,7 @@ struct Optional : L {
 };
 inline constexpr float kAbsentBias = -0.0f;
 
-// --- operations -------------------------------------------------------------------------------
+// --- operations --------------------------------------------------------------------------------
 // Integer operations wrap modulo 2^32; float operations round to nearest even, one rounding each.
 
 struct ToFloat {};  // int32 -> float32, rounded
