@@ -23,7 +23,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet --no-warn-conflicts -c tools/co
 INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
 
-.PHONY: help demo test test-slow bench build lint format abi asan cross cuda gpu-test gpu-bench \
+.PHONY: help demo test test-slow mutate bench build lint format abi asan cross cuda gpu-test gpu-bench \
         clean distclean FORCE
 
 help:
@@ -41,6 +41,9 @@ test: $(VENV)/.test $(LIBRARY) ## the tests, without the slow ones
 
 test-slow: $(VENV)/.test $(LIBRARY) ## the full counts
 	$(PYTEST) -m "slow and not gpu"
+
+mutate: $(VENV)/.test $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow)
+	python tests/mutate.py
 
 bench: $(VENV)/.base $(LIBRARY) ## the CPU kernels against what torch offers
 	scaled-mm bench
@@ -82,7 +85,10 @@ cuda: $(VENV)/.base ## both libraries; needs nvcc, no GPU
 gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	$(PYTEST) -m gpu
 
-gpu-bench: $(VENV)/.base ## the CUDA kernels against theirs; after `make cuda`
+gpu-mutate: $(VENV)/.test $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow)
+	python tests/mutate.py
+
+bench: $(VENV)/.base ## the CUDA kernels against theirs; after `make cuda`
 	scaled-mm bench --device cuda
 
 # ASan and UBSan see the CPU library only: it is loaded from a copy of the package under build/asan.

@@ -20,6 +20,8 @@ from .contenders import CONTENDERS, DTYPES, Case, Contender, Route, make_case
 CHECKED_ROWS = 16  # of every output, against the reference
 SLICE_SECONDS = 0.02  # a contender's share of a round is at least this long
 BUDGET_SECONDS = 2.0  # and over all rounds about this long: slow ones take part in fewer
+OURS = {contender.name for contender in CONTENDERS if contender.ours}
+PATIENCE_SECONDS = 0.5  # one that takes this long for a call is left out of the cases that follow
 COPIES_BYTES = 2**30  # at most this much memory goes into one contender's copies of the weight
 
 
@@ -119,12 +121,18 @@ def prepare(contender: Contender, case: Case, settings: Settings) -> Runner:
 
 
 @torch.inference_mode()
-def measure(case: Case, settings: Settings) -> list[Entry]:
-    """An entry per contender of the device, in the order of the table."""
+def measure(case: Case, settings: Settings, slow: set[str]) -> list[Entry]:
+    """An entry per contender of the device, in the order of the table.
+
+    `slow`: those left out for having taken too long before; who does so now is added.
+    """
     entries: list[Entry] = []
     runners: list[Runner] = []
     for contender in CONTENDERS:
         if settings.device not in contender.devices or contender.name in settings.without:
+            continue
+        if contender.name in slow:
+            entries.append(Entry(contender.name, "left out: too slow at a shape before"))
             continue
         try:
             runners.append(prepare(contender, case, settings))
@@ -142,6 +150,8 @@ def measure(case: Case, settings: Settings) -> list[Entry]:
     for entry in entries:
         if own := times.get(entry.name):
             entry.microseconds = 1e6 * statistics.median(own)
+            if entry.microseconds > 1e6 * PATIENCE_SECONDS and entry.name not in OURS:
+                slow.add(entry.name)
             entry.gops = 2e-3 * math.prod(case.mkn) / entry.microseconds
             entry.times_packed = median_ratio(own, times["packed"])
             entry.times_plain = median_ratio(own, times["plain"])
@@ -187,10 +197,11 @@ def run(
 ) -> dict[str, Any]:
     """Measures every (M, K, N) of `shapes`; the result is JSON-ready."""
     results = []
+    slow: set[str] = set()
     for m, k, n in shapes:
         progress(f"M={m} K={k} N={n}")
         case = make_case(m, k, n, settings.epilogue, DTYPES[settings.out_dtype], settings.device)
-        entries = measure(case, settings)
+        entries = measure(case, settings, slow)
         summary = {}
         for key, right in (("best", False), ("best_right", True)):
             if found := best(entries, right=right):
