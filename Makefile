@@ -85,10 +85,7 @@ cuda: $(VENV)/.base ## both libraries; needs nvcc, no GPU
 gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	$(PYTEST) -m gpu
 
-gpu-mutate: $(VENV)/.test $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow)
-	python tests/mutate.py
-
-bench: $(VENV)/.base ## the CUDA kernels against theirs; after `make cuda`
+gpu-bench: $(VENV)/.base ## the CUDA kernels against theirs; after `make cuda`
 	scaled-mm bench --device cuda
 
 # ASan and UBSan see the CPU library only: it is loaded from a copy of the package under build/asan.
