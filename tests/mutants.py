@@ -135,18 +135,6 @@ MUTANTS = [
         last_of_k_dropped=("i < k ? a[i * stride] : 0", "i + 1 < k ? a[i * stride] : 0"),
     ),
     *_mutants(
-        "csrc/cpu/avx512_vectors.h",
-        PRODUCTS,
-        isa="avx512_vnni",
-        saturating_vpdpbusds=("_mm512_dpbusd_epi32(", "_mm512_dpbusds_epi32("),
-    ),
-    *_mutants(
-        "csrc/cpu/isa_avx_vnni.cpp",
-        PRODUCTS,
-        isa="avx_vnni",
-        saturating_vpdpbusds_256=("_mm256_dpbusd_avx_epi32(", "_mm256_dpbusds_avx_epi32("),
-    ),
-    *_mutants(
         "csrc/cpu/isa_amx_int8.cpp",
         PRODUCTS,
         isa="amx_int8",

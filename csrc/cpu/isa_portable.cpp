@@ -3,8 +3,6 @@
 
 namespace scaled_mm::cpu::portable {
 
-// Sums are unsigned: with the weight offset to u8 they may pass 2^31 on the way to a result that
-// fits int32.
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 1, kValueBytes = 2;
   static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, kGroup); }
