@@ -1,6 +1,6 @@
 // The microkernel of the instruction sets that have vpdpbusd: sum += four products u8 x s8 in each
-// 32-bit lane, wrapping (never vpdpbusds, which saturates). The weight is the u8 side, b ^ 0x80, so
-// A needs no preparation but padding.
+// 32-bit lane, at full width. The weight is the u8 side, b ^ 0x80, so A needs no preparation but
+// padding.
 //
 // No include guard: an isa_*.cpp includes this inside its own namespace, after its vector type V
 // with load, store, broadcast, dpbusd, flip_sign, horizontal_sum, and the constants kTileRows,
