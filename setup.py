@@ -68,9 +68,10 @@ HEADERS = sources("csrc/**/*.h", "csrc/**/*.def", "csrc/**/*.cuh")
 def cpu_library() -> CppExtension:
     return CppExtension(
         "scaled_mm._C_cpu",
-        sources("csrc/*.cpp", "csrc/cpu/*.cpp"),
+        # config.cpp holds the tuning tables of the CUDA kernels: `scaled-mm explain` reads them here.
+        sources("csrc/*.cpp", "csrc/cpu/*.cpp", "csrc/cuda/config.cpp"),
         depends=HEADERS,
-        include_dirs=[str(ROOT / "csrc")],
+        include_dirs=[str(ROOT / "csrc"), arch_list("cpu", present_archs())],
         extra_compile_args={"cxx": HOST_FLAGS},
         extra_link_args=LINK_FLAGS,
         py_limited_api=True,
@@ -126,14 +127,18 @@ def capabilities() -> list[int] | None:
     return [10 * int(major) + int(minor) for major, minor in found] or None
 
 
+def present_archs() -> list[str]:
+    return sorted(p.name for p in (ROOT / "csrc/cuda").glob("sm[0-9]*"))
+
+
 def arch_folders() -> list[str]:
     """The csrc/cuda/smXX to build: per capability the newest one of its major that it can run."""
-    present = {int(p.name[2:]): p.name for p in (ROOT / "csrc/cuda").glob("sm[0-9]*")}
+    present = [int(name[2:]) for name in present_archs()]
     wanted = capabilities()
     if wanted is None:
-        return [present[cc] for cc in sorted(present)]
+        return present_archs()
     serving = [max((s for s in present if cc // 10 * 10 <= s <= cc), default=0) for cc in wanted]
-    return [present[cc] for cc in sorted({cc for cc in serving if cc})]
+    return [f"sm{cc}" for cc in sorted({cc for cc in serving if cc})]
 
 
 def gencode(arch: str) -> str:
@@ -141,19 +146,32 @@ def gencode(arch: str) -> str:
     return f"-gencode=arch=compute_{cc},code=sm_{cc}"
 
 
-def instance_stubs(arch: str) -> list[str]:
-    """One translation unit per row of the arch's table: `ROW(name, ...)` at the start of a line.
+def arch_list(folder: str, archs: list[str]) -> str:
+    """The folder of a generated archs.h, which names the tuning tables that a library holds."""
+    path = ROOT / "build/stubs" / folder / "archs.h"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    includes = "".join(f'#include "cuda/{arch}/arch.h"\n' for arch in archs)
+    names = " ".join(f"ARCH({arch})" for arch in archs)
+    text = f"#pragma once\n\n{includes}\n#define SCALED_MM_ARCHS {names}\n"
+    if not path.is_file() or path.read_text() != text:
+        path.write_text(text)
+    return str(path.parent)
 
-    A stub defines SCALED_MM_ROW as that name and includes the arch's instance.h, which
-    instantiates the row's kernels.
+
+def instance_stubs(arch: str) -> list[str]:
+    """One translation unit per row of the arch's table: `ROW(name, kernel, ...)` begins a line.
+
+    A stub defines SCALED_MM_ROW as that name and includes the arch's header for that kind of
+    kernel, which instantiates the row's kernels.
     """
     folder = ROOT / "build/stubs" / arch
     folder.mkdir(parents=True, exist_ok=True)
     stubs = []
     for table in (ROOT / "csrc/cuda" / arch).glob("table.h"):
-        for row in re.findall(r"^\s*ROW\((\w+)", table.read_text(), re.MULTILINE):
+        rows = re.findall(r"^\s*ROW\((\w+),\s*(\w+)", table.read_text(), re.MULTILINE)
+        for row, kernel in rows:
             stub = folder / f"{row}.cu"
-            text = f'#define SCALED_MM_ROW {row}\n#include "cuda/{arch}/instance.h"\n'
+            text = f'#define SCALED_MM_ROW {row}\n#include "cuda/{arch}/{kernel}.h"\n'
             if not stub.is_file() or stub.read_text() != text:  # else it would be recompiled
                 stub.write_text(text)
             stubs.append(str(stub.relative_to(ROOT)))
@@ -165,9 +183,9 @@ def cuda_library() -> CppExtension:
     cpp_extension.CUDA_HOME = str(home)
     library = CppExtension(
         "scaled_mm._C_cuda",
-        [path for path in sources("csrc/*.cpp", "csrc/cuda/*.cpp") if path != "csrc/ops.cpp"],
+        sources("csrc/problem.cpp", "csrc/cuda/*.cpp", *(f"csrc/cuda/{arch}/*.cpp" for arch in archs)),
         depends=HEADERS,
-        include_dirs=[str(ROOT / "csrc"), *cutlass_includes(), str(home / "include")],
+        include_dirs=[str(ROOT / "csrc"), arch_list("cuda", archs), str(home / "include")],
         library_dirs=[str(home / "lib64")],
         libraries=["cudart_static", "rt", "dl", "pthread"],
         extra_compile_args={"cxx": [*HOST_FLAGS, "-DUSE_CUDA"]},
@@ -180,11 +198,13 @@ def cuda_library() -> CppExtension:
         ],
         py_limited_api=True,
     )
-    # (folder of the objects, sources, -gencode flags): the front for all archs, the rest for one.
-    library.device_code = [("front", sources("csrc/cuda/*.cu"), [gencode(arch) for arch in archs])]
+    # (folder of the objects, sources, nvcc's flags): the front for all archs, the rest for one.
+    headers = [f"-isystem={path}" for path in cutlass_includes()]  # CUTLASS's own headers warn
+    everywhere = [gencode(arch) for arch in archs]
+    library.device_code = [("front", sources("csrc/cuda/*.cu"), everywhere)]
     for arch in archs:
         code = sources(f"csrc/cuda/{arch}/*.cu") + instance_stubs(arch)
-        library.device_code.append((arch, code, [gencode(arch)]))
+        library.device_code.append((arch, code, [gencode(arch), *headers]))
     return library
 
 
@@ -194,12 +214,12 @@ class BuildLibrary(BuildExtension):
     def build_extension(self, ext):
         folder = "sanitize" if SANITIZE else ext.name.rpartition(".")[2]
         self.build_temp = str(ROOT / "build" / folder)
-        for group, code, gencodes in getattr(ext, "device_code", []):
+        for group, code, flags in getattr(ext, "device_code", []):
             if code:
-                ext.extra_objects += self.compile_device_code(ext, group, code, gencodes)
+                ext.extra_objects += self.compile_device_code(ext, group, code, flags)
         super().build_extension(ext)
 
-    def compile_device_code(self, ext, group, code, gencodes):
+    def compile_device_code(self, ext, group, code, flags):
         folder = Path(self.build_temp, group)
         if torch.version.cuda is None:  # then torch's ninja rule for .cu leaves out the headers
             changed = max((ROOT / header).stat().st_mtime for header in HEADERS)
@@ -210,7 +230,7 @@ class BuildLibrary(BuildExtension):
             code,
             output_dir=str(folder),
             include_dirs=ext.include_dirs,
-            extra_postargs={"cxx": [], "nvcc": [*DEVICE_FLAGS, *gencodes]},
+            extra_postargs={"cxx": [], "nvcc": [*DEVICE_FLAGS, *flags]},
             depends=ext.depends,
         )
 

@@ -96,10 +96,6 @@ int64_t count_rows(const Tensor& t) {
   return rows;
 }
 
-Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
-  return torch::stable::empty(sizes, dtype, std::nullopt, like.device());
-}
-
 // --- the weight --------------------------------------------------------------------------------
 
 // Far above any weight, far below where the size of its buffer would overflow.
@@ -272,6 +268,10 @@ int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, Scal
 }
 
 }  // namespace
+
+Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  return torch::stable::empty(sizes, dtype, std::nullopt, like.device());
+}
 
 Checked<Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                  const Tensor& scale_b, const std::optional<Tensor>& bias,

@@ -112,6 +112,9 @@ Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel
 Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
                                                const std::optional<Tensor>& azp);
 
+// A new row-major tensor on the device of `like`, uninitialised.
+Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
+
 // Size of a packed weight; each backend has its own layout and defines it.
 int64_t packed_weight_bytes(int64_t k, int64_t n);
 

@@ -12,16 +12,18 @@ from typing import Any
 
 import typer
 
-from . import bench, demo, info
+from . import bench, demo, explain, info
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.command,
     "info": info.command,
     "bench": bench.command,
+    "explain": explain.command,
 }
 
 app = typer.Typer(
-    help="Quantised linear layers for PyTorch: see them work, see what is built, time them.",
+    help="Quantised linear layers for PyTorch: see them work, see what is built, time them, "
+    "ask which kernel a shape gets.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )

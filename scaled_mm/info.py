@@ -24,60 +24,81 @@ from .ops import int8_mm, pack_weight_int8, scaled_mm
 from .quantize import quantize_int8
 
 _ISA = "SCALED_MM_CPU_ISA"
-_M, _K, _N = 37, 203, 83  # no multiple of any tile: body and tails both run
+_SIZES = (37, 203, 83)  # M, K, N: no multiple of any tile, so that body and tails both run
+_ALIGNED = (70, 1040, 272)  # the GPU's kernels read these in place; the above are relaid first
 
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """A small problem on one CPU instruction set, against `scaled_mm.reference`."""
+    """A small problem on one CPU instruction set, or on the GPU, against `scaled_mm.reference`."""
 
     isa: str
+    """The instruction set, or the arch of the CUDA kernels ("sm90")."""
     elements: int
     different: int
 
 
 def self_check(isa: str) -> SelfCheck:
-    """Run the four epilogues in every output dtype, plain and packed, and all quantisers on `isa`.
+    """`_check` on the CPU with `isa`.
 
     Raises:
         ValueError: this machine does not run `isa`.
     """
+    with _forced(isa):
+        return SelfCheck(isa, *_check("cpu", _SIZES))
+
+
+def gpu_self_check() -> SelfCheck:
+    """`_check` on the current GPU, which must be served."""
+    pairs = [_check("cuda", sizes) for sizes in (_SIZES, _ALIGNED)]
+    elements, different = map(sum, zip(*pairs, strict=True))
+    return SelfCheck(_arch_of_gpu(torch.cuda.current_device()), elements, different)
+
+
+def _check(device: str, sizes: tuple[int, int, int]) -> tuple[int, int]:
+    """Run the four epilogues in every output dtype, plain and packed, and all quantisers.
+
+    Returns:
+        how many elements there were, and how many were off the reference's bits.
+    """
+    m, k, n = sizes
     generator = torch.Generator().manual_seed(0)
     elements = different = 0
 
     def compare(got: Tensor, want: Tensor) -> None:
         nonlocal elements, different
         elements += got.numel()
-        different += int((_bits(got) != _bits(want)).sum())
+        different += int((_bits(got.cpu()) != _bits(want)).sum())
 
-    x = torch.randn(_M, _K, generator=generator)
-    b = torch.randint(-128, 128, (_N, _K), generator=generator, dtype=torch.int8).t()
-    scale_b = torch.rand(_N, generator=generator) + 0.01
-    bias = torch.randn(_N, generator=generator)
+    x = torch.randn(m, k, generator=generator)
+    b = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8).t()
+    scale_b = torch.rand(n, generator=generator) + 0.01
+    bias = torch.randn(n, generator=generator)
     adj = reference.azp_adj(b)
-    with _forced(isa):
-        for symmetric in (True, False):
-            for per_token in (True, False):
-                ours = quantize_int8(x, symmetric=symmetric, per_token=per_token)
-                want = reference.quantize_int8(x, symmetric=symmetric, per_token=per_token)
-                for part, expected in zip(ours, want, strict=True):
-                    if part is not None and expected is not None:
-                        compare(part, expected)
-        a, scale_a, azp = reference.quantize_int8(x, symmetric=False)
-        for operands in (
-            {},
-            {"bias": bias},
-            {"azp_with_adj": -128 * adj, "bias": bias},
-            {"azp": azp, "azp_adj": adj, "bias": bias},
-        ):
-            for out_dtype in (torch.bfloat16, torch.float16, torch.float32):
-                exact = reference.scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, **operands)
-                for weight in (b, pack_weight_int8(b)):
-                    compare(
-                        scaled_mm(a, weight, scale_a, scale_b, out_dtype=out_dtype, **operands),
-                        exact,
-                    )
-    return SelfCheck(isa, elements, different)
+    for symmetric in (True, False):
+        for per_token in (True, False):
+            ours = quantize_int8(x.to(device), symmetric=symmetric, per_token=per_token)
+            want = reference.quantize_int8(x, symmetric=symmetric, per_token=per_token)
+            for part, expected in zip(ours, want, strict=True):
+                if part is not None and expected is not None:
+                    compare(part, expected)
+    a, scale_a, azp = reference.quantize_int8(x, symmetric=False)
+    assert azp is not None
+    weight = b.to(device)
+    weights = (weight, pack_weight_int8(weight))
+    for operands in (
+        {},
+        {"bias": bias},
+        {"azp_with_adj": -128 * adj, "bias": bias},
+        {"azp": azp, "azp_adj": adj, "bias": bias},
+    ):
+        given = {name: operand.to(device) for name, operand in operands.items()}
+        scales = (scale_a.to(device), scale_b.to(device))
+        for out_dtype in (torch.bfloat16, torch.float16, torch.float32):
+            exact = reference.scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, **operands)
+            for each in weights:
+                compare(scaled_mm(a.to(device), each, *scales, out_dtype=out_dtype, **given), exact)
+    return elements, different
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -113,6 +134,7 @@ def facts() -> dict[str, str]:
         "scaled_mm": __version__,
         "CPU library": _library.CPU_LIBRARY.name,
         "CUDA library": _cuda_library(),
+        "GPU": _gpus(),
         "CPU": f"{_cpu_model()}, {torch.get_num_threads()} threads",
         "instruction set": _library.cpu_isa() + forced,
         "others it runs": ", ".join(
@@ -126,12 +148,38 @@ def facts() -> dict[str, str]:
 
 
 def _cuda_library() -> str:
+    name = _library.CUDA_LIBRARY.name
     if not _library.CUDA_LIBRARY.exists():
         return "not built"
     if not torch.version.cuda:
-        return f"{_library.CUDA_LIBRARY.name}, not loaded: this torch has no CUDA"
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return f"{_library.CUDA_LIBRARY.name}, {', '.join(gpus) or 'no GPU found'}"
+        return f"{name}, not loaded: this torch has no CUDA"
+    return f"{name} for {', '.join(_library.cuda_archs()) or 'no arch'}"
+
+
+def _gpus() -> str:
+    """Every GPU with its arch, and what the library has no kernels for."""
+    if not torch.cuda.is_available():
+        return "none found"
+    archs = _library.cuda_archs()
+    named = []
+    for index in range(torch.cuda.device_count()):
+        arch = _arch_of_gpu(index)
+        without = "" if arch in archs else ", no kernels"
+        named.append(f"{torch.cuda.get_device_name(index)} ({arch}{without})")
+    return "; ".join(named)
+
+
+def _arch_of_gpu(index: int) -> str:
+    """As the CUDA library names it: "sm90"."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm{major}{minor}"
+
+
+def serves_gpu() -> bool:
+    """Whether the CUDA library has kernels for the current GPU."""
+    if not torch.cuda.is_available():
+        return False
+    return _arch_of_gpu(torch.cuda.current_device()) in _library.cuda_archs()
 
 
 def _cpu_model() -> str:
@@ -150,6 +198,8 @@ def command(
     """Show what is built, what runs on this machine, and whether it computes right."""
     known = facts()
     checks = [self_check(isa) for isa in _library.cpu_isas()]
+    if serves_gpu():
+        checks.append(gpu_self_check())
     if as_json:
         print(json.dumps({**known, "self-check": [asdict(check) for check in checks]}, indent=1))
     else:

@@ -1,4 +1,5 @@
-"""Fixtures of all tests: the instruction set that the kernels use, and poisoned outputs."""
+"""Fixtures of all tests: the instruction set that the kernels use, and poisoned outputs. At the end
+of a run on a GPU, what was compared there."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 # threads spin while they wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import cuda_support
 import pytest
 import torch
 from helpers import ISAS
@@ -46,3 +48,29 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def compared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the test compared on a GPU goes into its report."""
+    cuda_support.COUNTS.clear()
+    yield
+    if cuda_support.COUNTS:
+        request.node.user_properties.append(("compared", dict(cuda_support.COUNTS)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Cases, elements and differences of all tests, by row of the tuning table."""
+    total: dict[str, list[int]] = {}
+    for report in (r for reports in terminalreporter.stats.values() for r in reports):
+        if getattr(report, "when", None) != "teardown":
+            continue
+        for what, counts in dict(report.user_properties).get("compared", {}).items():
+            total[what] = [x + y for x, y in zip(total.get(what, [0] * 3), counts, strict=True)]
+    if not total:
+        return
+    terminalreporter.section(f"compared on {cuda_support.DEVICE}")
+    total["all"] = [sum(column) for column in zip(*total.values(), strict=True)]
+    for what, (cases, elements, different) in total.items():
+        line = f"{what}: {cases:,} cases, {elements:,} elements, {different:,} different"
+        terminalreporter.write_line(line)

@@ -1,16 +1,26 @@
 """`scaled-mm bench`: the structure of its result and its verdicts; no time is looked at."""
 
+import copy
+import io
+import itertools
 import json
+import math
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from scaled_mm import bench
-from scaled_mm.bench.contenders import CONTENDERS, EPILOGUES, make_case
+from scaled_mm.bench import host, measure, table
+from scaled_mm.bench.clocks import CpuClock, Stopwatch
+from scaled_mm.bench.contenders import CONTENDERS, EPILOGUES, Contender, make_case
 from scaled_mm.bench.measure import Entry, Settings, best, judge
+from scaled_mm.cli import main
 
-VERDICTS = ("exact", "rounding", "wrong", "float")  # anything else says why there are no numbers
+VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none
 COMPILED = "_int_mm compiled"  # minutes of compiler time for nothing here
+RECORDS = sorted(Path(__file__).parent.parent.glob("docs/benchmarks/*.json"))
 
 
 @pytest.fixture(scope="module", params=EPILOGUES)
@@ -22,7 +32,7 @@ def result(request):
 def test_every_contender_has_an_entry(result):
     for case in result["results"]:
         assert [r["name"] for r in case["routes"]] == [
-            c.name for c in CONTENDERS if c.name != COMPILED
+            c.name for c in CONTENDERS if c.name != COMPILED and "cpu" in c.devices
         ]
         for route in case["routes"]:
             assert (route["gops"] is None) == (route["verdict"] not in VERDICTS)
@@ -50,6 +60,11 @@ def test_tables_from_json(result):
     assert text.count("packed / best right") == 1
 
 
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_records_are_their_json(path):
+    assert bench.markdown(json.loads(path.read_text())) == path.with_suffix(".md").read_text()
+
+
 def test_wrong_numbers_are_shown_and_not_right():
     case = make_case(3, 32, 16, "bias", torch.bfloat16)
     entry = Entry("fast", gops=9.0)
@@ -61,7 +76,266 @@ def test_wrong_numbers_are_shown_and_not_right():
     assert best([entry, slow], right=True) is slow
 
 
+def test_sums_without_an_epilogue_are_no_best():
+    sums, other = Entry("_int_mm sums", "sums", gops=9.0), Entry("other", "exact", gops=1.0)
+    assert best([sums, other], right=False) is other
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_a_sample_of_rows_and_columns_is_judged(epilogue):
+    case = make_case(40, 32, 48, epilogue, torch.float32)
+    out = CONTENDERS[1].prepare(case).run(case.a, case.b)
+    entry = Entry("plain")
+    judge(entry, case, out, most=32 * 20)
+    assert (entry.verdict, entry.checked) == ("exact", 16 * 20)
+    out[-1, -1] += 1  # the corners belong to the sample
+    judge(entry, case, out, most=32 * 20)
+    assert (entry.verdict, entry.off_r1) == ("wrong", 1)
+
+
+def test_bytes_moved():
+    case = make_case(3, 32, 16, "azp-per-token", torch.float16)
+    vectors = 4 * 3 + 4 * 16 + 2 * 16 + 4 * 3 + 4 * 16  # scales, bias, azp, azp_adj
+    assert case.bytes_moved() == 3 * 32 + 32 * 16 + 2 * 3 * 16 + vectors
+
+
+# --- the GPU's contenders and tables, without a GPU -----------------------------------------------
+
+
+class Sundial(CpuClock):
+    """Says that every call takes 10, 20, 30 ... us, in the order of the contenders."""
+
+    bandwidth = 1e9
+
+    def __init__(self):
+        self.hours = itertools.count(1)
+
+    def weight_copies(self, size):
+        return 3
+
+    activation_copies = weight_copies
+
+    def stopwatch(self, calls):
+        assert len(calls) == 3
+        for call in calls:
+            call()
+        seconds = 1e-5 * next(self.hours)
+        return Stopwatch(lambda: seconds, seconds, calls)
+
+    def machine(self):
+        return {
+            "gpu": "Sundial",
+            "sms": 1,
+            "copy_tb_per_s": 1e-3,
+            "cuda": "13.0",
+            "triton": None,
+            "power_limit": "1 W",
+            "scaled_mm": "0",
+            "torch": "2",
+        }
+
+
+def fails(case):
+    raise RuntimeError("CUDA error: [unlucky]\nand a second line")
+
+
+@pytest.fixture
+def gpu_result(monkeypatch):
+    """What a run on a GPU returns, of CPU kernels timed by a sundial; one contender fails, one has
+    no form for M = 2."""
+    broken = Contender("broken", "fails", fails, ("cuda",))
+    kept = [c for c in CONTENDERS if c.name in ("plain", "bf16 mm", "_int_mm sums")]
+    monkeypatch.setattr(measure, "CONTENDERS", [*kept, broken])
+    monkeypatch.setattr(measure, "clock_of", lambda device: Sundial())
+    real = make_case
+    monkeypatch.setattr(measure, "make_case", lambda *case: real(*case[:-1], "cpu"))
+    return bench.run([(2, 16, 32), (64, 16, 32)], Settings(device="cuda", rounds=2))
+
+
+def test_a_broken_contender_ends_nothing(gpu_result):
+    for case in gpu_result["results"]:
+        entries = {route["name"]: route for route in case["routes"]}
+        assert list(entries) == ["plain", "bf16 mm", "_int_mm sums", "broken"]
+        assert entries["broken"]["verdict"] == "CUDA error: [unlucky]"
+        assert entries["broken"]["microseconds"] is None
+        assert entries["plain"]["verdict"] == "exact"
+        assert entries["plain"]["floor_share"] * entries["plain"]["microseconds"] == pytest.approx(
+            case["floor_us"]
+        )
+        assert case["best_right"]["name"] == "bf16 mm"  # sums are no result
+        assert case["best_right"]["packed"] is None
+        assert case["floor_us"] == pytest.approx(case["bytes"] / 1e3)
+
+
+def test_nobody_but_ours_fails(monkeypatch, gpu_result):
+    """Without ours there are times and no ratios."""
+    broken = Contender("plain", "fails", fails, ("cuda",), ours=True)
+    others = [c for c in CONTENDERS if c.name == "bf16 mm"]
+    monkeypatch.setattr(measure, "CONTENDERS", [broken, *others])
+    result = bench.run([(2, 16, 32)], Settings(device="cuda", rounds=1))
+    plain, other = result["results"][0]["routes"]
+    assert (plain["verdict"], plain["gops"]) == ("CUDA error: [unlucky]", None)
+    assert other["microseconds"] and other["times_plain"] is None
+    assert "| plain / best right | - | bf16 mm |" in bench.markdown(result)
+
+
+def test_what_fails_in_a_round_is_out(monkeypatch, gpu_result):
+    class Stopped(Sundial):
+        def stopwatch(self, calls):
+            if next(self.hours) > 1:
+                return super().stopwatch(calls)
+            rounds = iter([1.0])
+            return Stopwatch(lambda: next(rounds), 0.01, calls)
+
+    monkeypatch.setattr(measure, "clock_of", lambda device: Stopped())
+    result = bench.run([(2, 16, 32)], Settings(device="cuda", rounds=3))
+    plain, other, *_ = result["results"][0]["routes"]
+    assert (plain["verdict"], plain["microseconds"]) == ("StopIteration", None)
+    assert other["microseconds"] and other["times_plain"] is None
+
+
+def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
+    """The shapes that are done are shown, and the exit code says that something is wrong."""
+
+    class Broken(Sundial):
+        def clear(self):
+            raise RuntimeError("CUDA error: an illegal memory access\nmore")
+
+    monkeypatch.setattr(measure, "clock_of", lambda device: Broken())
+    result = bench.measured([(2, 16, 32), (3, 16, 32)], Settings(device="cuda", rounds=1), None)
+    assert [case["m"] for case in result["results"]] == [2]
+    err = capsys.readouterr().err
+    assert err.endswith("scaled-mm: stopped: CUDA error: an illegal memory access\n")
+
+
+def test_gpu_tables(gpu_result):
+    gpu_result = json.loads(json.dumps(gpu_result))
+    text = bench.markdown(gpu_result)
+    assert text.startswith("scaled_mm 0; torch 2, CUDA 13.0, driver unknown, Triton none; Sundial")
+    for row in (
+        "| us | M=2 | M=64 | output |",
+        "| plain | 10.0 | 40.0 | equal to R1 |",
+        "| bf16 mm | 20.0 | 50.0 | no int8 product |",
+        "| broken | - | - | CUDA error: [unlucky] |",
+        "| HBM floor |",
+        "| % of floor (plain) |",
+        "| plain / best right | 2.00x | 1.25x | bf16 mm |",
+        f"geomean {math.sqrt(2.5):.2f}x over 2 cells, worst 1.25x at M=64 K=16 N=32 (bf16 mm)",
+    ):
+        assert row in text
+    console = Console(width=200, record=True, file=io.StringIO())
+    bench.show(gpu_result, console)
+    assert "CUDA error: [unlucky]" in console.export_text()
+
+
+def test_reasons_stand_beside_the_verdict():
+    ran = {"verdict": "exact", "off_r1": 0, "beyond_bound": 0, "checked": 9}
+    missing = {**ran, "verdict": "M > 16 only"}
+    assert table.verdict_and_reasons([missing, missing, ran]) == "equal to R1; M > 16 only"
+    assert table.verdict_and_reasons([missing]) == "M > 16 only"
+
+
+def test_roofline(gpu_result, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "roofline.png"
+    bench.plot(gpu_result, path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000
+
+
+def test_roofline_needs_floors(result, tmp_path):
+    with pytest.raises(ValueError, match=r"^--png must be given with shapes measured by --device"):
+        bench.plot(result, tmp_path / "roofline.png")
+
+
+def test_host_table(gpu_result):
+    rows = [{"name": "plain, ScaledEpilogue", "verdict": "", "microseconds": 7.25}]
+    rows += [{"name": "triton", "verdict": "no module", "microseconds": None}]
+    result = {**copy.deepcopy(gpu_result), "results": []}
+    result["host"] = {"m": 32, "k": 512, "n": 512, "calls": 2000, "rows": rows}
+    text = bench.markdown(result)
+    assert "**Host time of an eager call, M=32 K=512 N=512**" in text
+    assert "| plain, ScaledEpilogue | 7.2 |  |" in text
+    assert "| triton | - | no module |" in text
+
+
+def test_host_calls():
+    """Every label has a call, or the reason why it has none."""
+    made = host.calls(Settings(without=(COMPILED,)))
+    assert list(made)[:4] == [f"plain, {name}" for name in EPILOGUES.values()]
+    for label, call in made.items():
+        if label.startswith("plain"):
+            assert call().shape == (host.M, host.N)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("text", ["4096", "0x1x1", "1x2x3x4", "axbxc", "1x-2x3"])
 def test_shape_is_refused_by_rule_and_value(text):
     with pytest.raises(ValueError, match=f"--shape must be MxKxN.*got {text}"):
         bench.parse_shape(text)
+
+
+def test_shapes_asked_for():
+    assert bench.shapes_of("cpu", [], [], []) == [(m, 4096, 4096) for m in (1, 16, 64, 512)]
+    assert len(bench.shapes_of("cuda", [], [], [])) == 4 * 14
+    assert bench.shapes_of("cuda", [], ["8x9"], [3, 4]) == [(3, 8, 9), (4, 8, 9)]
+    assert bench.shapes_of("cuda", ["1x2x3"], [], []) == [(1, 2, 3)]
+    with pytest.raises(ValueError, match="--weight must be KxN, such as 4096x4096, got 8"):
+        bench.shapes_of("cpu", [], ["8"], [])
+    with pytest.raises(ValueError, match="--shape must be given without"):
+        bench.shapes_of("cpu", ["1x2x3"], [], [4])
+
+
+def test_files(tmp_path, capsys):
+    json_file, markdown_file = tmp_path / "x.json", tmp_path / "x.md"
+    measured = ["--shape", "2x16x16", "--rounds", "1", "--without", COMPILED]
+    assert main(["bench", *measured, "--json", str(json_file)]) == 0
+    assert main(["bench", "--read", str(json_file), "--markdown", str(markdown_file)]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("packed / best right") == 2
+    assert err == "1/1: M=2 K=16 N=16\n"
+    assert markdown_file.read_text() == bench.markdown(json.loads(json_file.read_text()))
+
+
+@pytest.mark.parametrize("verdict", ["rounding", "wrong", "it failed"])
+def test_exit_code_when_ours_is_not_exact(result, verdict, tmp_path):
+    result = copy.deepcopy(result)
+    result["results"][0]["routes"][1]["verdict"] = verdict
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(result))
+    assert main(["bench", "--read", str(path)]) == 1
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(params=[pytest.param(epilogue, marks=gpu) for epilogue in EPILOGUES])
+def measured_on_gpu(request):
+    settings = Settings(epilogue=request.param, device="cuda", rounds=2)
+    return bench.run([(1, 512, 512), (64, 512, 1024), (300, 512, 512)], settings)
+
+
+def test_gpu_run(measured_on_gpu):
+    for case in measured_on_gpu["results"]:
+        for route in case["routes"]:
+            small = case["m"] <= 16 and route["name"].startswith("_int_mm")
+            assert (route["microseconds"] is None) == small, route
+            if small:
+                assert route["verdict"] == "M > 16 only"
+            elif route["name"] == "plain":
+                assert route["verdict"] == "exact"
+            else:
+                assert route["verdict"] in ("exact", "rounding", "float", "sums")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_host_run(capsys):
+    assert main(["bench", "--device", "cuda", "--host", "--rounds", "1"]) == 0
+    assert "Host time of an eager call" in capsys.readouterr().out

@@ -18,7 +18,12 @@ REFUSED = [  # arguments, what the one line says
     (["demo", "--rounds", "many"], "Invalid value for '--rounds'"),
     (["demo", "--out", "no/such/folder/x.png"], "--out must lie in a folder that exists, got no/"),
     (["demo", "--out", "x.txt"], "--out must end in .png, got x.txt"),
+    (["demo", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got tpu"),
     (["bench", "--shape", "4x4"], "--shape must be MxKxN"),
+    (["bench", "--device", "tpu"], "--device must be one of cpu, cuda, got tpu"),
+    (["bench", "--host"], "--host must be given with --device cuda, got cpu"),
+    (["explain", "1", "2"], "Missing argument 'K'"),
+    (["explain", "1", "2", "x"], "Invalid value for 'K'"),
 ]
 
 
@@ -71,6 +76,42 @@ def test_info_json(capsys, monkeypatch):
     assert [check["isa"] for check in checks] == _library.cpu_isas()
     assert all(check["different"] == 0 and check["elements"] > 70_000 for check in checks)
     assert _library.cpu_isa() == worst  # as it was
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """A GPU that the library serves; its kernels are the CPU's."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(9, 0), (7, 0)][index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+    monkeypatch.setattr(_library, "cuda_archs", lambda: ["sm90"], raising=False)
+    check = info._check
+    monkeypatch.setattr(info, "_check", lambda device, sizes: check("cpu", sizes))
+
+
+def test_info_of_a_gpu(a_gpu, capsys):
+    assert main(["info", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert known["GPU"] == "GPU 0 (sm90); GPU 1 (sm70, no kernels)"
+    checks = known["self-check"]
+    assert [check["isa"] for check in checks] == [*_library.cpu_isas(), "sm90"]
+    assert checks[-1]["different"] == 0
+    assert checks[-1]["elements"] > checks[0]["elements"]  # aligned sizes too
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bench", "--device must be cpu where torch sees no GPU, got cuda"),
+        ("demo", "--device must be cpu where no GPU is served, got cuda"),
+    ],
+)
+def test_no_gpu(command, said, capsys):
+    assert main([command, "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
 
 
 def test_info_refuses_an_unknown_instruction_set(capsys, monkeypatch):

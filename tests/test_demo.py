@@ -234,6 +234,33 @@ def test_race_runs_every_contender_in_every_round(encoder, batches, rounds, monk
     assert done == pytest.approx([turn / length for turn in range(1, length + 1)])
 
 
+def test_repeatable_work_on_the_cpu_is_itself():
+    assert measure.repeatable(print, on_gpu=False) is print
+
+
+@pytest.mark.parametrize(
+    ("asked", "served", "means"),
+    [("auto", False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
+)
+def test_device(asked, served, means, monkeypatch):
+    monkeypatch.setattr(demo, "serves_gpu", lambda: served)
+    assert demo.chosen_device(asked) == means
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu(encoder, batches, scheme):
+    encoder, batches = encoder.cuda(), [batch.to("cuda") for batch in batches]
+    quantised = quantise(encoder, scheme, calibrate(encoder, batches))
+    inspector = measure.Inspector(scheme, encoder, stride=1)
+    embeddings = measure.observe(quantised, batches, inspector)
+    assert inspector.off_r1() == 0
+    assert measure.cosines(embeddings, measure.embed(encoder, batches)).min() > 0.99
+    seconds = measure.race({"one": encoder, "other": quantised}, batches, rounds=2)
+    assert [len(times) for times in seconds.values()] == [2, 2]
+    assert measure.linear_share(encoder, batches) > 0
+
+
 def test_speedup_is_the_median_of_ratios():
     assert measure.speedup([1.0, 2.0, 4.0], [2.0, 2.0, 20.0]) == 2.0
 

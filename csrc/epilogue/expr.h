@@ -66,6 +66,14 @@ struct Optional : L {
 };
 inline constexpr float kAbsentBias = -0.0f;
 
+// What an absent operand reads as where the bits must be those of an epilogue without it: a bias as
+// above; a zero point is 1 once it has been multiplied into the column sums.
+template <class L>
+constexpr typename L::value neutral() {
+  if constexpr (L::id == Operand::bias) return kAbsentBias;
+  return typename L::value(1);
+}
+
 // --- operations --------------------------------------------------------------------------------
 // Integer operations wrap modulo 2^32; float operations round to nearest even, one rounding each.
 

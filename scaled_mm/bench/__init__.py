@@ -5,12 +5,17 @@ slows them all; a ratio is the median of the ratios within the rounds. Between c
 rotate through copies that together exceed the last-level cache, because in a model every layer has
 weights of its own (`--warm`: one copy). Outputs are judged too: a fast route with wrong numbers
 (int8 through oneDNN on a CPU without VNNI) is shown, but does not count as best right route.
+
+On a GPU a round is one replay of a CUDA graph, and every time is set against the HBM floor: the
+operands and the output once, at the bandwidth of a copy measured in the same run.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,64 +23,152 @@ import torch
 import typer
 from rich.console import Console
 
+from . import host as host_time
+from .clocks import clock_of
 from .contenders import CONTENDERS, DTYPES, EPILOGUES
-from .measure import Settings, run
+from .measure import OURS, Settings, growing, in_short, run
+from .roofline import plot
 from .table import markdown, show
 
-__all__ = ["command", "markdown", "run", "show"]
+__all__ = ["command", "markdown", "plot", "run", "show"]
 
-DEFAULT_SHAPES = ["1x4096x4096", "16x4096x4096", "64x4096x4096", "512x4096x4096"]
+DEFAULT_SHAPES = {  # device -> weights (K, N), M
+    "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
+    "cuda": (
+        [(4096, 4096), (8192, 28672), (14336, 4096), (8192, 8192)],
+        [2**i for i in range(14)],
+    ),
+}
 
 
-def one_of(option: str, value: str, choices: Any) -> str:
+def one_of(option: str, value: str, choices: Iterable[str]) -> str:
+    choices = list(choices)
     if value not in choices:
         raise ValueError(f"{option} must be one of {', '.join(choices)}, got {value}")
     return value
 
 
+def parse_sizes(option: str, form: str, example: str, text: str) -> tuple[int, ...]:
+    """Positive sizes joined by x, as many as `form` ("MxKxN") has."""
+    if not re.fullmatch("x".join([r"[1-9]\d*"] * (1 + form.count("x"))), text):
+        raise ValueError(f"{option} must be {form}, such as {example}, got {text}")
+    return tuple(map(int, text.split("x")))
+
+
 def parse_shape(text: str) -> tuple[int, int, int]:
-    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", text):
-        raise ValueError(f"--shape must be MxKxN, such as 64x4096x4096, got {text}")
-    m, k, n = map(int, text.split("x"))
+    m, k, n = parse_sizes("--shape", "MxKxN", "64x4096x4096", text)
     return m, k, n
 
 
+def shapes_of(
+    device: str, shape: list[str], weight: list[str], m: list[int]
+) -> list[tuple[int, int, int]]:
+    """The (M, K, N) asked for: each --shape, or every --weight with every --m."""
+    if shape:
+        if weight or m:
+            raise ValueError("--shape must be given without --weight and --m, got both")
+        return [parse_shape(text) for text in shape]
+    weights, every_m = DEFAULT_SHAPES[device]
+    if weight:
+        pairs = [parse_sizes("--weight", "KxN", "4096x4096", text) for text in weight]
+        weights = [(k, n) for k, n in pairs]
+    return [(tokens, k, n) for k, n in weights for tokens in (m or every_m)]
+
+
+def progress() -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Say what is being measured, and stop: one line that changes, or where stderr is no terminal
+    a line for each shape."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return lambda text: print(text, file=sys.stderr, flush=True), lambda: None
+    status = console.status("")
+    status.start()
+    return lambda text: status.update(f"measuring {text}"), status.stop
+
+
+def write_json(result: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measured(
+    shapes: list[tuple[int, int, int]], settings: Settings, json_file: Path | None
+) -> dict[str, Any]:
+    """`run`, keeping the JSON file up to date: a run that is cut off leaves what it has."""
+    say, done = progress()
+    result: dict[str, Any] = {}
+    try:
+        for result in growing(shapes, settings, say):
+            if json_file is not None:
+                write_json(result, json_file)
+    except RuntimeError as reason:  # a GPU that a kernel has brought down: show what there is
+        if not result:
+            raise
+        print("scaled-mm: stopped:", in_short(reason), file=sys.stderr)
+    finally:
+        done()
+    return result
+
+
+def host_measured(settings: Settings) -> dict[str, Any]:
+    if settings.device != "cuda":
+        raise ValueError(f"--host must be given with --device cuda, got {settings.device}")
+    return host_time.run(settings, clock_of(settings.device).machine())
+
+
 def command(
-    shape: Annotated[list[str], typer.Option(help="MxKxN; may be repeated.")] = DEFAULT_SHAPES,
+    shape: Annotated[list[str] | None, typer.Option(help="MxKxN; may be repeated.")] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option(help="KxN, with every --m; may be repeated.")
+    ] = None,
+    m: Annotated[
+        list[int] | None, typer.Option("--m", min=1, help="With every --weight; may be repeated.")
+    ] = None,
     epilogue: Annotated[str, typer.Option(help=", ".join(EPILOGUES))] = "scaled",
     dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="cpu; nothing else has kernels yet.")] = "cpu",
+    device: Annotated[str, typer.Option(help=", ".join(DEFAULT_SHAPES))] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Default: torch's own.")] = None,
     cold: Annotated[bool, typer.Option("--cold/--warm", help="Weights from memory.")] = True,
     rounds: Annotated[int, typer.Option(min=1)] = 9,
     without: Annotated[list[str] | None, typer.Option(help="A contender to leave out.")] = None,
+    host: Annotated[
+        bool, typer.Option("--host", help="Time what a call costs the host, on small operands.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
+    png_file: Annotated[
+        Path | None, typer.Option("--png", help="Draw the roofline of a GPU's result.")
+    ] = None,
     read: Annotated[
         Path | None, typer.Option(help="Show the result in this JSON; measure nothing.")
     ] = None,
 ) -> None:
     """Time the kernels against what torch offers instead, and check everyone's numbers."""
-    devices = {name: None for contender in CONTENDERS for name in contender.devices}
-    names = [contender.name for contender in CONTENDERS if not contender.ours]
+    names = dict.fromkeys(contender.name for contender in CONTENDERS if not contender.ours)
     if read is not None:
         result = json.loads(read.read_text())
     else:
         settings = Settings(
             epilogue=one_of("--epilogue", epilogue, EPILOGUES),
             out_dtype=one_of("--dtype", dtype, DTYPES),
-            device=one_of("--device", device, devices),
+            device=one_of("--device", device, DEFAULT_SHAPES),
             cold=cold,
             rounds=rounds,
             without=tuple(one_of("--without", name, names) for name in without or ()),
         )
-        shapes = [parse_shape(text) for text in shape]
+        shapes = shapes_of(device, shape or [], weight or [], m or [])
         if threads is not None:
             torch.set_num_threads(threads)
-        with Console(stderr=True).status("") as status:
-            result = run(shapes, settings, lambda text: status.update(f"measuring {text}"))
-    show(result, Console())
+        result = host_measured(settings) if host else measured(shapes, settings, json_file)
+    show(result, Console(width=None if sys.stdout.isatty() else 240))
     if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(result, json_file)
     if markdown_file is not None:
         markdown_file.write_text(markdown(result))
+    if png_file is not None:
+        plot(result, png_file)
+    if any(
+        route["name"] in OURS and route["verdict"] != "exact"
+        for case in result["results"]
+        for route in case["routes"]
+    ):
+        raise typer.Exit(1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import azp, ops
+from .. import ops
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -42,28 +43,39 @@ class Case:
     def mkn(self) -> tuple[int, int, int]:
         return self.a.shape[0], self.a.shape[1], self.b.shape[1]
 
+    def bytes_moved(self) -> int:
+        """Of every operand once and of the output: what no kernel can do without."""
+        read = (self.a, self.b, self.scale_a, self.scale_b, *self.operands.values())
+        m, _, n = self.mkn
+        return sum(x.numel() * x.itemsize for x in read) + m * n * self.out_dtype.itemsize
+
 
 def make_case(
     m: int, k: int, n: int, epilogue: str, out_dtype: torch.dtype, device: str = "cpu"
 ) -> Case:
-    random = torch.Generator().manual_seed(0)
+    random = torch.Generator(device).manual_seed(0)
 
-    def integers(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=random)
+    def integers(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.randint(-128, 128, shape, generator=random, device=device).to(dtype)
 
-    a = integers(-128, 128, m, k).to(device, torch.int8)
-    b = integers(-128, 128, n, k).to(device, torch.int8).t()
+    def floats(*shape: int) -> Tensor:  # in [0.5, 1.5)
+        return 0.5 + torch.rand(shape, generator=random, device=device)
+
+    a = integers(torch.int8, m, k)
+    b = integers(torch.int8, n, k).t()
     tokens = m if epilogue == "azp-per-token" else 1
-    zero = integers(-128, 128, tokens, 1).to(device, torch.int32)
-    scale_a = (2e-2 * (0.5 + torch.rand(tokens, 1, generator=random))).to(device)
-    scale_b = (1e-2 / math.sqrt(k) * (0.5 + torch.rand(1, n, generator=random))).to(device)
+    zero = integers(torch.int32, tokens, 1)
+    scale_a = 2e-2 * floats(tokens, 1)
+    scale_b = 1e-2 / math.sqrt(k) * floats(1, n)
     operands = {}
     if epilogue != "scaled":
-        operands["bias"] = torch.randn(1, n, generator=random).to(device, out_dtype)
-    if epilogue == "azp":
-        operands["azp_with_adj"] = azp.azp_with_adj(b, zero)
-    elif epilogue == "azp-per-token":
-        operands |= {"azp": zero, "azp_adj": azp.azp_adj(b)}
+        operands["bias"] = torch.randn(1, n, generator=random, device=device).to(out_dtype)
+    if "azp" in epilogue:
+        column_sums = b.sum(0, keepdim=True, dtype=torch.int32)
+        if epilogue == "azp":
+            operands["azp_with_adj"] = zero * column_sums
+        else:
+            operands |= {"azp": zero, "azp_adj": column_sums}
     return Case(a, b, scale_a, scale_b, operands, zero if "azp" in epilogue else None, out_dtype)
 
 
@@ -76,10 +88,12 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Route:
-    """A case made ready for one contender: `run(weight)` gives D from what `weight()` made."""
+    """A case made ready for one contender: `run(x, weight)` gives D from the activations as this
+    contender takes them and from what `weight()` made."""
 
+    x: Tensor
     weight: Callable[[], Any]
-    run: Callable[[Any], Tensor]
+    run: Callable[[Tensor, Any], Tensor]
     weight_bytes: int  # of one element
 
 
@@ -90,16 +104,31 @@ class Contender:
     prepare: Callable[[Case], Route]
     devices: tuple[str, ...] = ("cpu",)
     ours: bool = False
-    quantised: bool = True  # computes the int8 product, so that its output can be judged
+    unjudged: str = ""  # the verdict on an output that is no int8 product with its epilogue
+
+
+def _plain_weight(case: Case) -> Callable[[], Tensor]:
+    return lambda: case.b.t().clone().t()
+
+
+def _bias(case: Case, dtype: torch.dtype) -> Tensor | None:
+    bias = case.operands.get("bias")
+    return None if bias is None else bias.flatten().to(dtype)
+
+
+def _floats(case: Case) -> Tensor:
+    """The activations that the int8 ones stand for, float32 [M, K]."""
+    zero = 0 if case.azp is None else case.azp
+    return (case.a - zero) * case.scale_a
 
 
 def _ours(case: Case, weight: Callable[[], Any]) -> Route:
-    def run(b: Any) -> Tensor:
+    def run(a: Tensor, b: Any) -> Tensor:
         return ops.scaled_mm(
-            case.a, b, case.scale_a, case.scale_b, **case.operands, out_dtype=case.out_dtype
+            a, b, case.scale_a, case.scale_b, **case.operands, out_dtype=case.out_dtype
         )
 
-    return Route(weight, run, 1)
+    return Route(case.a, weight, run, 1)
 
 
 def _packed(case: Case) -> Route:
@@ -107,39 +136,120 @@ def _packed(case: Case) -> Route:
 
 
 def _plain(case: Case) -> Route:
-    return _ours(case, lambda: case.b.t().clone().t())
+    return _ours(case, _plain_weight(case))
 
 
 def _float(case: Case, dtype: torch.dtype) -> Route:
-    zero = 0 if case.azp is None else case.azp
-    x = ((case.a - zero) * case.scale_a).to(dtype)
-    bias = case.operands.get("bias")
-    bias = None if bias is None else bias.flatten().to(dtype)
+    bias = _bias(case, dtype)
 
-    def run(weight: Tensor) -> Tensor:
+    def run(x: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, weight, bias)
 
-    return Route(lambda: (case.b * case.scale_b).t().to(dtype).contiguous(), run, dtype.itemsize)
+    def weight() -> Tensor:
+        return (case.b * case.scale_b).t().to(dtype).contiguous()
+
+    return Route(_floats(case).to(dtype), weight, run, dtype.itemsize)
 
 
-def _int_mm(case: Case, transform: Callable[..., Any] = lambda function: function) -> Route:
-    operands = case.operands
-    shift = operands.get("azp_with_adj")
-    if "azp" in operands:
-        shift = operands["azp"] * operands["azp_adj"]  # made beforehand: the peer's advantage
+def _to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as e4m3 with a scale per row, float32 [rows, 1]."""
+    scale = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    return (x / scale).to(torch.float8_e4m3fn), scale
 
-    def linear(a: Tensor, b: Tensor) -> Tensor:
-        t = torch._int_mm(a, b)
-        d = case.scale_a * (case.scale_b * (t if shift is None else t - shift))
-        return (d + operands["bias"] if "bias" in operands else d).to(case.out_dtype)
 
-    linear = transform(linear)
-    return Route(lambda: case.b.t().clone().t(), lambda b: linear(case.a, b), 1)
+def _float8(case: Case) -> Route:
+    if case.out_dtype != torch.bfloat16:
+        raise Unsupported("bfloat16 output only")
+    x, scale_a = _to_float8(_floats(case))
+    weight, scale_b = _to_float8((case.b * case.scale_b).t())
+    bias = _bias(case, torch.bfloat16)
+
+    def run(x: Tensor, b: Tensor) -> Tensor:
+        return torch._scaled_mm(
+            x,
+            b,
+            scale_a=scale_a,
+            scale_b=scale_b.t(),
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+
+    return Route(x, lambda: weight.clone().t(), run, 1)
+
+
+def _accept_int_mm(case: Case) -> None:
+    if case.a.is_cuda and case.a.shape[0] <= 16:
+        raise Unsupported("M > 16 only")
+
+
+def _int_mm_linear(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    bias: Tensor | None = None,
+    azp: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp_with_adj: Tensor | None = None,
+) -> Tensor:
+    t = torch._int_mm(a, b)
+    if azp is not None:
+        assert azp_adj is not None
+        t = t - azp * azp_adj
+    if azp_with_adj is not None:
+        t = t - azp_with_adj
+    d = scale_a * (scale_b * t)
+    return (d if bias is None else d + bias).to(out_dtype)
+
+
+def _int_mm_route(case: Case, linear: Callable[..., Tensor], operands: dict[str, Tensor]) -> Route:
+    _accept_int_mm(case)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return linear(a, b, case.scale_a, case.scale_b, case.out_dtype, **operands)
+
+    return Route(case.a, _plain_weight(case), run, 1)
+
+
+def _int_mm(case: Case) -> Route:
+    operands = dict(case.operands)
+    if "azp" in operands:  # multiplied beforehand: the peer's advantage
+        operands["azp_with_adj"] = operands.pop("azp") * operands.pop("azp_adj")
+    return _int_mm_route(case, _int_mm_linear, operands)
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(what: Sequence[Any]) -> Callable[..., Tensor]:
+    """`_int_mm_linear`, compiled afresh whenever `what` it is compiled for changes."""
+    torch._dynamo.reset()
+    return torch.compile(_int_mm_linear)
 
 
 def _int_mm_compiled(case: Case) -> Route:
-    torch._dynamo.reset()
-    return _int_mm(case, torch.compile)
+    m, k, n = case.mkn
+    _accept_int_mm(case)
+    # On a GPU one weight's function serves every M, as it would in a model.
+    what = (None if case.a.is_cuda else m, k, n, *case.operands, case.out_dtype)
+    return _int_mm_route(case, _compiled(what), case.operands)
+
+
+def _int_mm_sums(case: Case) -> Route:
+    _accept_int_mm(case)
+    return Route(case.a, _plain_weight(case), torch._int_mm, 1)
+
+
+def _triton(case: Case) -> Route:
+    from . import triton_int8
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return triton_int8.scaled_mm(
+            a, b, case.scale_a, case.scale_b, out_dtype=case.out_dtype, **case.operands
+        )
+
+    return Route(case.a, _plain_weight(case), run, 1)
 
 
 def _onednn(case: Case) -> Route:
@@ -149,10 +259,9 @@ def _onednn(case: Case) -> Route:
     scale, zero = float(case.scale_a), 128 + int(case.azp or 0)
     weight_scales = case.scale_b.flatten()
     weight_zeros = torch.zeros_like(weight_scales, dtype=torch.int32)
-    bias = case.operands.get("bias")
-    bias = None if bias is None else bias.flatten().float()
+    bias = _bias(case, torch.float32)
 
-    def run(weight: Tensor) -> Tensor:
+    def run(x: Tensor, weight: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_pointwise(
             *(x, scale, zero),
             *(weight, weight_scales, weight_zeros, bias),
@@ -163,19 +272,41 @@ def _onednn(case: Case) -> Route:
     def prepack() -> Tensor:
         return torch.ops.onednn.qlinear_prepack(case.b.t(), list(x.shape))
 
-    return Route(prepack, run, 1)
+    return Route(x, prepack, run, 1)
 
+
+_BOTH, _GPU = ("cpu", "cuda"), ("cuda",)
 
 CONTENDERS = (
     Contender("packed", "scaled_mm with pack_weight_int8", _packed, ours=True),
-    Contender("plain", "scaled_mm with the int8 weight", _plain, ours=True),
+    Contender("plain", "scaled_mm with the int8 weight", _plain, _BOTH, ours=True),
     Contender(
-        "float32 mm", "linear, float32", lambda case: _float(case, torch.float32), quantised=False
+        "float32 mm",
+        "linear, float32",
+        lambda case: _float(case, torch.float32),
+        unjudged="float",
     ),
     Contender(
-        "bf16 mm", "linear, bfloat16", lambda case: _float(case, torch.bfloat16), quantised=False
+        "bf16 mm",
+        "linear, bfloat16",
+        lambda case: _float(case, torch.bfloat16),
+        _BOTH,
+        unjudged="float",
+    ),
+    Contender(
+        "fp8 rowwise",
+        "torch._scaled_mm, e4m3, a scale per row and column",
+        _float8,
+        _GPU,
+        unjudged="float",
     ),
     Contender("_int_mm", "torch._int_mm + eager epilogue", _int_mm),
+    Contender("_int_mm sums", "torch._int_mm, no epilogue", _int_mm_sums, _GPU, unjudged="sums"),
     Contender("_int_mm compiled", "the same under torch.compile", _int_mm_compiled),
+    Contender(
+        "_int_mm compiled", "torch._int_mm + epilogue under torch.compile", _int_mm_compiled, _GPU
+    ),
+    Contender("triton", "Triton kernel with a fused epilogue, autotuned", _triton, _GPU),
     Contender("onednn qlinear", "onednn.qlinear_pointwise, u8 activations", _onednn),
 )
+"""What takes part, in the order of the tables."""

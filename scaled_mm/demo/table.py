@@ -34,6 +34,9 @@ def show(report: Report, console: Console) -> None:
     console.print(table)
 
     first, share = report.schemes[0], report.linear_share
+    place = (
+        f"{report.threads} threads" if report.device == "cpu" else f"CUDA graphs on {report.device}"
+    )
     every = "every token" if report.stride == 1 else f"every {report.stride}th token"
     console.print(
         f"Accuracy: {report.evaluated} sentences against float32; the other "
@@ -42,7 +45,7 @@ def show(report: Report, console: Console) -> None:
         f"{first.elements:,} per scheme\nrecomputed from the layers' inputs "
         f"({every}, all {len(first.sqnr_db)} layers).\n"
         f"Time: {report.sentences} sentences ({report.tokens} tokens) in length-sorted batches, "
-        f"{report.threads} threads;\nmedians of {report.rounds} interleaved rounds. "
+        f"{place};\nmedians of {report.rounds} interleaved rounds. "
         f"The Linears take {share:.0%} of the float32 pass:\n"
         f"making them faster can win {1 / (1 - share):.1f}x at most.",
         highlight=False,
@@ -63,5 +66,5 @@ def _cells(result: Result) -> list[str]:
         cells += [str(result.off_r1)]
     else:
         cells += [""] * 3
-    cells += [f"{result.milliseconds:.0f}"]
+    cells += [f"{result.milliseconds:.{0 if result.milliseconds >= 10 else 2}f}"]
     return cells + [f"{times:.2f}" for times in (result.times_float32, result.times_bfloat16)]

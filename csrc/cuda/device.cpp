@@ -1,0 +1,68 @@
+#include "cuda/device.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/headeronly/util/shim_utils.h>
+
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+namespace scaled_mm::cuda {
+namespace {
+
+int attribute(cudaDeviceAttr what, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, what, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+Device ask(int index) {
+  Device device;
+  device.index = index;
+  device.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
+                      attribute(cudaDevAttrComputeCapabilityMinor, index);
+  device.sms = attribute(cudaDevAttrMultiProcessorCount, index);
+  device.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  // kHz, two transfers a clock; bits
+  device.bytes_per_us = 2e-3 * attribute(cudaDevAttrMemoryClockRate, index) *
+                        attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
+  return device;
+}
+
+const Device& facts(int index) {
+  static std::mutex mutex;
+  static std::deque<Device> known;  // a deque: references stay good
+  const std::lock_guard lock(mutex);
+  while (static_cast<int>(known.size()) <= index) known.push_back(ask(known.size()));
+  return known[index];
+}
+
+cudaStream_t current_stream(int index) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+}  // namespace
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the next call would report it again
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+Scope::Scope(int device_index)
+    : device(facts(device_index)), stream(current_stream(device_index)) {
+  int current = 0;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == device_index) return;
+  check(cudaSetDevice(device_index), "cudaSetDevice");
+  previous_ = current;
+}
+
+Scope::~Scope() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+}  // namespace scaled_mm::cuda

@@ -1,0 +1,54 @@
+// What the host code of every CUDA op needs of the device: its facts, asked once for each device;
+// the scope of a call, in which the tensors' device is current; and how a status becomes an error.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "cuda/config.h"
+
+namespace scaled_mm::cuda {
+
+struct Device : Machine {
+  int index = 0;
+  int shared_memory = 0;  // bytes that one block may ask for
+};
+
+// Does something once for each device, where the device is current: a kernel's attributes are its
+// own on every one.
+class OncePerDevice {
+ public:
+  template <class F>
+  void operator()(int device, F f) {
+    const uint64_t bit = uint64_t{1} << (device % 64);
+    if (device < 64 && (done_.load(std::memory_order_acquire) & bit)) return;
+    f();  // twice at the same time does no harm
+    done_.fetch_or(bit, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<uint64_t> done_ = 0;
+};
+
+// Throws std::runtime_error "<what>: <CUDA's text>" unless status is success.
+void check(cudaError_t status, const char* what);
+
+// For the time of a call: the tensors' device, made current if it is not (and put back after), and
+// torch's current stream on it, on which all work goes.
+class Scope {
+ public:
+  explicit Scope(int device_index);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+  const Device& device;
+  const cudaStream_t stream;
+
+ private:
+  int previous_ = -1;  // to be put back, or -1
+};
+
+}  // namespace scaled_mm::cuda

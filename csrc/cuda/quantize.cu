@@ -1,0 +1,306 @@
+// quantize_int8 on the GPU: how x is read and q written; the arithmetic is in quantizer.cuh.
+//
+//   scales of rows      quantize_rows: a team of threads holds a row in registers, so x is read
+//   once scales given        quantize_tiles one scale of all    range_of_tiles, each block its
+//   part; then quantize_tiles, each block of which
+//                       joins those parts first
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "cuda/device.h"
+#include "cuda/quantize_piece.cuh"
+#include "cuda/quantizer.cuh"
+#include "namespace.h"
+#include "problem.h"
+
+namespace scaled_mm::cuda {
+namespace {
+
+// Blocks are teams (threadIdx.y) of threads (threadIdx.x), whole warps. A team has a row, or a tile
+// of one, and each of its threads some chunks of that in registers.
+constexpr int kMaxTeam = 512;
+constexpr int kRowChunks = 8;      // that a thread holds of a row
+constexpr int kTileChunks = 4;     // that a thread holds of a tile
+constexpr int kTileThreads = 256;  // of a block with tiles, at most
+constexpr int kTileBlocks = 4;     // of such blocks an SM holds
+
+// Scales of rows: a team for each row, one team in a block unless it is a warp. What a row has
+// beyond the chunks that its team holds is read twice.
+template <class Format, int kElements>
+__global__ void __launch_bounds__(kMaxTeam) quantize_rows(const QuantizeProblem p) {
+  const int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (index >= p.rows) return;
+  const Piece<Format, kElements> row(p, index, 0, p.cols + 1);
+  const int team = blockDim.x, thread = threadIdx.x, rest = thread + kRowChunks * team;
+
+  Chunk<Format, kElements> held[kRowChunks], more[2];
+  row.load(thread, team, held);
+  Range range;
+  row.extend_by_odd(range, thread);
+  row.extend(range, thread, team, held);
+#pragma unroll 1
+  for (int chunk = rest; chunk < row.chunks(); chunk += 2 * team) {
+    row.load(chunk, team, more);
+    row.extend(range, chunk, team, more);
+  }
+  range = team == 32 ? range_of_warp(range) : range_of_block(range);
+
+  Quantizer by;
+  if (thread < 32) by = quantizer_of(range, p.symmetric);
+  if (thread == 0) {
+    p.scale[index * p.scale_stride] = by.scale;
+    if (p.azp) p.azp[index * p.azp_stride] = by.azp;
+  }
+  if (team > 32) by = share(by);
+  if (!by.is_quick) return row.store_exact(thread, team, by);
+
+  const auto quick = [&](float x) { return by.quick(x); };
+  row.store(thread, team, held, quick);
+  row.store_odd(thread, quick);
+#pragma unroll 1
+  for (int chunk = rest; chunk < row.chunks(); chunk += 2 * team) {
+    row.load(chunk, team, more);
+    row.store(chunk, team, more, quick);
+  }
+}
+
+// Rows cut into tiles of `span` chunks, numbered row by row.
+struct Tiles {
+  int64_t per_row = 0;
+  int64_t count = 0;
+  int span = 0;  // at most kTileChunks for each thread of a team
+
+  __device__ int64_t row(int64_t tile) const { return tile / per_row; }
+  template <class Format, int kElements>
+  __device__ Piece<Format, kElements> piece(const QuantizeProblem& p, int64_t tile) const {
+    const int64_t row = tile / per_row;
+    return {p, row, (tile - row * per_row) * span, span};
+  }
+};
+
+// ranges[block] = the range of all tiles of the block's teams.
+template <class Format, int kElements>
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    range_of_tiles(const QuantizeProblem p,  //
+                   const Tiles tiles,        //
+                   Range* ranges) {          // [gridDim.x]
+  const int64_t teams = int64_t{gridDim.x} * blockDim.y;
+  int64_t number = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  Range range;
+  for (; number < tiles.count; number += teams) {
+    const auto piece = tiles.piece<Format, kElements>(p, number);
+    Chunk<Format, kElements> held[kTileChunks];
+    piece.load(threadIdx.x, blockDim.x, held);
+    piece.extend_by_odd(range, threadIdx.x);
+    piece.extend(range, threadIdx.x, blockDim.x, held);
+  }
+  range = range_of_block(range);
+  if (threadIdx.x == 0 && threadIdx.y == 0) ranges[blockIdx.x] = range;
+}
+
+// The quantiser of all blocks' ranges, which the first block also writes down.
+__device__ Quantizer quantizer_of_all(const QuantizeProblem& p, const Range* ranges, int count) {
+  Range whole;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int i = thread; i < count; i += blockDim.x * blockDim.y) whole.extend(ranges[i]);
+  whole = range_of_block(whole);
+  Quantizer by;
+  if (thread < 32) by = quantizer_of(whole, p.symmetric);
+  if (blockIdx.x == 0 && thread == 0) {
+    *p.scale = by.scale;
+    if (p.azp) *p.azp = by.azp;
+  }
+  return share(by);
+}
+
+template <class Format, int kElements>
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    quantize_tiles(const QuantizeProblem p,  //
+                   const Tiles tiles,        //
+                   const Range* ranges,      // what range_of_tiles found; absent: scales are given
+                   const int num_ranges) {
+  Quantizer by;
+  if (ranges) by = quantizer_of_all(p, ranges, num_ranges);
+  const int64_t teams = int64_t{gridDim.x} * blockDim.y;
+  int64_t number = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  for (; number < tiles.count; number += teams) {
+    // From the end: that is what range_of_tiles read last, and may still be in L2.
+    const int64_t tile = tiles.count - 1 - number;
+    const auto piece = tiles.piece<Format, kElements>(p, tile);
+    Chunk<Format, kElements> held[kTileChunks];
+    piece.load(threadIdx.x, blockDim.x, held);
+    if (!ranges) {
+      const int64_t row = tiles.row(tile);
+      const int32_t azp = p.azp ? p.azp[row * p.azp_stride] : 0;
+      by = quantizer_given(p.scale[row * p.scale_stride], azp, p.symmetric);
+    }
+    if (by.is_quick) {
+      const auto quick = [&](float x) { return by.quick_limited(x); };
+      piece.store(threadIdx.x, blockDim.x, held, quick);
+      piece.store_odd(threadIdx.x, quick);
+    } else {
+      piece.store_exact(threadIdx.x, blockDim.x, by);
+    }
+  }
+}
+
+// --- launches ----------------------------------------------------------------------------------
+
+constexpr int64_t kLongRow = 1 << 17;  // elements, from which on few rows are shared out
+constexpr int64_t kLongestRow = int64_t{1} << 30;  // elements, that a team takes (Piece)
+constexpr int64_t kFewRows = 4;
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
+
+int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+int element_bytes(ScalarType dtype) { return dtype == ScalarType::Float ? 4 : 2; }
+
+// Strides that lead nowhere as those of a matrix without gaps, and rows that need no telling apart
+// as one.
+void simplify(QuantizeProblem& p) {
+  if (p.cols == 1) p.x.col_stride = 1;
+  if (p.rows == 1) p.x.row_stride = p.cols;
+  const bool one_scale = p.given ? p.scale_stride == 0 && p.azp_stride == 0 : !p.per_token;
+  if (one_scale && p.x.col_stride == 1 && p.x.row_stride == p.cols) {
+    p.cols *= p.rows;
+    p.rows = 1;
+    p.x.row_stride = p.cols;
+  }
+}
+
+// Whether x can be read 16 bytes at a time and q written in as many elements (Piece).
+bool is_aligned(const QuantizeProblem& p) {
+  const int64_t elements = 16 / element_bytes(p.x_dtype);
+  return p.x.col_stride == 1 && (p.x.row_stride - p.cols) % elements == 0 &&
+         reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
+}
+
+// How many chunks a row touches at most.
+int64_t count_chunks(int64_t cols, int elements) {
+  const int64_t shift = cols % elements ? elements - 1 : 0;
+  return ceil_div(cols + shift, elements);
+}
+
+// Threads for a row (or tile) of `chunks`, about `each` of them to a thread: whole warps.
+int team_size(int64_t chunks, int each, int most) {
+  return static_cast<int>(std::clamp<int64_t>(32 * ceil_div(chunks, 32 * each), 32, most));
+}
+
+// Few rows get all the threads that they can use, many rows fewer with more loads each.
+template <class Format, int kElements>
+void launch_rows(const QuantizeProblem& p, const Scope& scope) {
+  const int each = p.rows > 2 * scope.device.sms ? kRowChunks : 1;
+  const int team = team_size(count_chunks(p.cols, kElements), each, kMaxTeam);
+  const dim3 block(team, team == 32 ? 4 : 1);
+  const auto blocks = static_cast<unsigned>(ceil_div(p.rows, block.y));
+  quantize_rows<Format, kElements><<<blocks, block, 0, scope.stream>>>(p);
+  check(cudaGetLastError(), "quantize_rows");
+}
+
+template <class Format, int kElements>
+void launch_tiles(const QuantizeProblem& p, const Scope& scope, const Tensor& q) {
+  const int64_t chunks = count_chunks(p.cols, kElements), sms = scope.device.sms;
+  const int each = p.rows * chunks > sms * kTileThreads * kTileChunks ? kTileChunks : 1;
+  const int team = team_size(chunks, each, kTileThreads);
+  const dim3 block(team, team == 32 ? 8 : 1);
+  Tiles tiles;
+  tiles.span = team * each;
+  tiles.per_row = std::max<int64_t>(1, ceil_div(chunks, tiles.span));
+  tiles.count = p.rows * tiles.per_row;
+  // Blocks that have to join the ranges first should be few: those that run at the same time.
+  const int64_t most = p.given ? kMaxBlocks : sms * kTileBlocks * kTileThreads / (team * block.y);
+  const auto blocks =
+      static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tiles.count, block.y), 1, most));
+  std::optional<Tensor> workspace;
+  Range* ranges = nullptr;
+  if (!p.given) {
+    constexpr int64_t kFloats = sizeof(Range) / sizeof(float);
+    workspace =
+        torch::stable::empty({blocks * kFloats}, ScalarType::Float, std::nullopt, q.device());
+    ranges = static_cast<Range*>(workspace->mutable_data_ptr());
+    range_of_tiles<Format, kElements><<<blocks, block, 0, scope.stream>>>(p, tiles, ranges);
+    check(cudaGetLastError(), "range_of_tiles");
+  }
+  quantize_tiles<Format, kElements>
+      <<<blocks, block, 0, scope.stream>>>(p, tiles, ranges, static_cast<int>(blocks));
+  check(cudaGetLastError(), "quantize_tiles");
+}
+
+template <class Format, int kElements>
+void launch(const QuantizeProblem& p, const Scope& scope, const Tensor& q) {
+  if (p.given || !p.per_token) {
+    launch_tiles<Format, kElements>(p, scope, q);
+  } else {
+    launch_rows<Format, kElements>(p, scope);
+  }
+}
+
+void dispatch(QuantizeProblem p, const Scope& scope, const Tensor& q) {
+  simplify(p);
+  const bool aligned = is_aligned(p);
+  switch (p.x_dtype) {
+    case ScalarType::BFloat16:
+      return aligned ? launch<BFloat16, 8>(p, scope, q) : launch<BFloat16, 1>(p, scope, q);
+    case ScalarType::Half:
+      return aligned ? launch<Half, 8>(p, scope, q) : launch<Half, 1>(p, scope, q);
+    default: return aligned ? launch<Float, 4>(p, scope, q) : launch<Float, 1>(p, scope, q);
+  }
+}
+
+// Row `row` alone. A scale for it is then one for all.
+QuantizeProblem row_of(const QuantizeProblem& p, int64_t row) {
+  QuantizeProblem one = p;
+  one.rows = 1;
+  one.per_token = false;
+  one.x.data = static_cast<const char*>(p.x.data) + row * p.x.row_stride * element_bytes(p.x_dtype);
+  one.q += row * p.cols;
+  one.scale += row * p.scale_stride;
+  if (one.azp) one.azp += row * p.azp_stride;
+  return one;
+}
+
+void run(const QuantizeProblem& p, const Tensor& q) {
+  const bool dynamic_rows = !p.given && p.per_token;
+  const bool nothing = p.given ? p.rows == 0 || p.cols == 0 : dynamic_rows && p.rows == 0;
+  if (nothing) return;
+  const Scope scope(q.get_device_index());
+  if (dynamic_rows && (p.cols > kLongestRow || (p.cols >= kLongRow && p.rows <= kFewRows))) {
+    for (int64_t row = 0; row < p.rows; ++row) dispatch(row_of(p, row), scope, q);
+  } else {
+    dispatch(p, scope, q);
+  }
+}
+
+std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
+                                                                bool per_token) {
+  const Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token);
+  run(checked.problem, checked.outputs[0]);
+  std::optional<Tensor> azp;
+  if (!symmetric) azp = checked.outputs[2];
+  return {checked.outputs[0], checked.outputs[1], azp};
+}
+
+std::tuple<Tensor, Tensor> quantize_weight_int8(const Tensor& w, bool per_channel) {
+  const Checked<QuantizeProblem> checked = check_quantize_weight(w, per_channel);
+  run(checked.problem, checked.outputs[0]);
+  return {checked.outputs[0], checked.outputs[1]};
+}
+
+Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<Tensor> azp) {
+  const Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp);
+  run(checked.problem, checked.outputs[0]);
+  return checked.outputs[0];
+}
+
+}  // namespace
+}  // namespace scaled_mm::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
+  ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cuda::quantize_int8));
+  ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cuda::quantize_weight_int8));
+  ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cuda::quantize_int8_static));
+}

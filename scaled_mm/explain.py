@@ -1,0 +1,283 @@
+"""`scaled-mm explain M N K`: which kernel a shape gets, why not the others, and its floor.
+
+The choice is the library's own (`scaled_mm_explain`, the code that picks at every call), asked for
+any GPU: none has to be there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from . import _library
+from .bench.contenders import DTYPES, EPILOGUES
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the choice depends on of a GPU."""
+
+    name: str
+    capability: int
+    """10 major + minor."""
+    sms: int
+    bandwidth: float
+    """TB/s of its memory, by the datasheet."""
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("H200", 90, 132, 4.8),
+        Device("H100", 90, 132, 3.35),
+        Device("H100-PCIe", 90, 114, 2.0),
+        Device("H20", 90, 78, 4.0),
+        Device("A100", 80, 108, 2.0),
+    )
+}
+"""GPUs known by name: SXM boards unless the name says otherwise."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel of the table."""
+
+    name: str
+    what: str
+    predicted_us: float | None
+    """None: it does not serve the shape."""
+    chosen: bool
+    reason: str
+    """Why it is not the one."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found."""
+
+    m: int
+    n: int
+    k: int
+    epilogue: str
+    out_dtype: str
+    device: Device
+    arch: str | None
+    """The arch folder that serves the device; None: no kernels for it."""
+    archs: list[str]
+    """All that there are."""
+    bytes: int
+    """Of every operand once and of the output."""
+    floor_us: float
+    """Those bytes at the device's bandwidth."""
+    rows: list[Row]
+    """By predicted time, the chosen one first."""
+    notes: list[str]
+    """Copies that this shape would need, and the like."""
+    cpu_isa: str
+    """What would run on the CPU of this machine."""
+
+    @property
+    def chosen(self) -> Row | None:
+        return next((row for row in self.rows if row.chosen), None)
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def predicted_tops(self) -> float | None:
+        """10^12 operations a second at the chosen row's predicted time."""
+        row = self.chosen
+        if row is None or not row.predicted_us:
+            return None
+        return 1e-6 * self.operations / row.predicted_us
+
+
+def ask_library(
+    m: int, n: int, k: int, device: Device, out_bytes: int, azp: bool
+) -> dict[str, Any]:
+    """The library's answer.
+
+    Raises:
+        ImportError: the library was built before it could answer.
+    """
+    function = getattr(_library._cpu, "scaled_mm_explain", None)
+    if function is None:
+        raise ImportError(
+            f"{_library.CPU_LIBRARY.name} cannot explain, it is older than this file: run "
+            "`make build`"
+        )
+    sizes, ints = [ctypes.c_int64] * 3, [ctypes.c_int] * 2
+    function.argtypes = [*sizes, *ints, ctypes.c_double, *ints]
+    function.restype = ctypes.c_char_p
+    bytes_per_us = 1e6 * device.bandwidth
+    text: bytes = function(
+        m, n, k, device.capability, device.sms, bytes_per_us, out_bytes, int(azp)
+    )
+    answer: dict[str, Any] = json.loads(text)
+    return answer
+
+
+def explain(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    epilogue: str = "scaled",
+    out_dtype: str = "bfloat16",
+    device: Device | None = None,
+    ask: Callable[..., dict[str, Any]] | None = None,
+) -> Explanation:
+    """How `scaled_mm` would compute D [M, N] = epilogue(A [M, K] B [K, N]) on a GPU.
+
+    Args:
+        m, n, k: the sizes, of operands in the fast layout.
+        epilogue: scaled, bias, azp or azp-per-token.
+        out_dtype: bfloat16, float16 or float32.
+        device: the GPU; None: the local one, or an H200 where there is none.
+        ask: what answers, with the arguments of `ask_library`; None: that.
+
+    Raises:
+        ValueError: an argument breaks a rule.
+        ImportError: the library has to be rebuilt.
+    """
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        if size < 0:
+            raise ValueError(f"{name} must be at least 0, got {size}")
+    for name, value, choices in (
+        ("epilogue", epilogue, EPILOGUES),
+        ("out_dtype", out_dtype, DTYPES),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")
+    gpu = device or local_device() or DEVICES["H200"]
+    answer = (ask or ask_library)(m, n, k, gpu, DTYPES[out_dtype].itemsize, "azp" in epilogue)
+    rows = [
+        Row(
+            row["name"],
+            row.get("what", ""),
+            row["predicted_us"],
+            bool(row["chosen"]),
+            row.get("reason", ""),
+        )
+        for row in answer["rows"]
+    ]
+    absent = float("inf")
+    rows.sort(
+        key=lambda row: (not row.chosen, absent if row.predicted_us is None else row.predicted_us)
+    )
+    return Explanation(
+        m=m,
+        n=n,
+        k=k,
+        epilogue=epilogue,
+        out_dtype=out_dtype,
+        device=gpu,
+        arch=answer["arch"],
+        archs=answer["archs"],
+        bytes=answer["bytes"],
+        floor_us=answer["floor_us"],
+        rows=rows,
+        notes=answer.get("notes", []),
+        cpu_isa=_library.cpu_isa(),
+    )
+
+
+def local_device() -> Device | None:
+    """The current GPU, its bandwidth by memory clock and bus width; None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    clock = getattr(facts, "memory_clock_rate", 0)  # kHz, two transfers a clock
+    width = getattr(facts, "memory_bus_width", 0)  # bits
+    known = next((device for name, device in DEVICES.items() if name in facts.name), None)
+    bandwidth = 2e-12 * 1e3 * clock * width / 8
+    if not bandwidth:
+        bandwidth = (known or DEVICES["H200"]).bandwidth
+    capability = 10 * facts.major + facts.minor
+    return Device(facts.name, capability, facts.multi_processor_count, bandwidth)
+
+
+def chosen_device(name: str | None, sms: int | None, bandwidth: float | None) -> Device | None:
+    """What the options say; None: nothing."""
+    if name is not None and name not in DEVICES:
+        raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {name}")
+    if bandwidth is not None and bandwidth <= 0:
+        raise ValueError(f"--bandwidth must be above 0, got {bandwidth}")
+    if (name, sms, bandwidth) == (None, None, None):
+        return None
+    base = DEVICES[name] if name is not None else local_device() or DEVICES["H200"]
+    return Device(base.name, base.capability, sms or base.sms, bandwidth or base.bandwidth)
+
+
+def command(
+    m: Annotated[int, typer.Argument(metavar="M", help="Tokens.")],
+    n: Annotated[int, typer.Argument(metavar="N", help="Output features.")],
+    k: Annotated[int, typer.Argument(metavar="K", help="Input features.")],
+    epilogue: Annotated[str, typer.Option(help=", ".join(EPILOGUES))] = "scaled",
+    dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
+    device: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DEVICES)}. Default: the GPU here, else H200.")
+    ] = None,
+    sms: Annotated[int | None, typer.Option(min=1, help="Multiprocessors, if others.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="TB/s of memory, if another.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show which kernel a shape gets on a GPU, why not the others, and the floor of its time."""
+    gpu = chosen_device(device, sms, bandwidth)
+    found = explain(m, n, k, epilogue=epilogue, out_dtype=dtype, device=gpu)
+    if as_json:
+        more = {"operations": found.operations, "predicted_tops": found.predicted_tops}
+        print(json.dumps({**asdict(found), **more}, indent=1))
+    else:
+        show(found, Console())
+
+
+def show(found: Explanation, console: Console) -> None:
+    """Print the rows, then what the times are to be measured by."""
+    gpu, row = found.device, found.chosen
+    console.print(
+        f"M={found.m} N={found.n} K={found.k}, {EPILOGUES[found.epilogue]}, {found.out_dtype}, on "
+        f"{gpu.name}: compute capability {gpu.capability / 10}, {gpu.sms} SMs, "
+        f"{gpu.bandwidth:g} TB/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if found.arch is None:
+        built = ", ".join(found.archs) or "none"
+        console.print(
+            f"No kernels for compute capability {gpu.capability / 10}; there are: {built}.",
+            highlight=False,
+        )
+    else:
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column(f"{found.arch} kernel", no_wrap=True)
+        table.add_column("predicted us", justify="right")
+        table.add_column("")
+        for each in found.rows:
+            time = "-" if each.predicted_us is None else f"{each.predicted_us:.1f}"
+            text = f"chosen: {each.what}".rstrip(": ") if each.chosen else each.reason
+            table.add_row(
+                escape(each.name), time, escape(text), style="bold" if each.chosen else None
+            )
+        console.print(table)
+    lines = [f"floor: {found.floor_us:.1f} us, {found.bytes:,} bytes at {gpu.bandwidth:g} TB/s"]
+    work = f"operations: {found.operations:,}"
+    if row is not None and found.predicted_tops is not None:
+        work += f", {found.predicted_tops:.0f} TOPS at the predicted time"
+        if row.predicted_us and found.floor_us:
+            lines[0] += f"; predicted time {row.predicted_us / found.floor_us:.2f} times that"
+    lines += [work, *(f"note: {note}" for note in found.notes)]
+    lines.append(f"on the CPU here: {found.cpu_isa}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)

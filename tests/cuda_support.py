@@ -1,0 +1,278 @@
+"""What the GPU tests share: the device, rows of the tuning table, operands moved byte for byte, the
+comparison with the CPU backend, and the count of what was compared.
+
+SCALED_MM_TEST_DEVICE=cpu runs the tests' own logic without a GPU; streams and graphs are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+# Before CUDA starts: torch's deterministic mode, which poisons outputs, wants it for float64 @.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import numpy as np
+import pytest
+import torch
+from cases import Case, Operands, random_case
+from helpers import assert_bits, bits, bytes_of
+from quantize_cases import QuantizeCase
+from torch import Tensor
+
+import scaled_mm
+from scaled_mm import reference
+
+DEVICE = os.environ.get("SCALED_MM_TEST_DEVICE", "cuda")
+ON_CPU = DEVICE == "cpu"
+ROW_VARIABLE = "SCALED_MM_CUDA_ROW"
+NAMES: list[str] = [] if ON_CPU else getattr(scaled_mm._library, "cuda_rows", list)()
+ROWS = ["", *NAMES]  # "": the row that the shape chooses
+
+
+def _missing() -> str:
+    if ON_CPU:
+        return ""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    archs = getattr(scaled_mm._library, "cuda_archs", list)()
+    return "" if archs else "no CUDA library"
+
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(_missing()), reason=_missing())]
+streams_only = pytest.mark.skipif(ON_CPU, reason="a CPU has no streams")
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def forced(row: str) -> Iterator[None]:
+    """Products run on this row of the table; "": on the one that the shape chooses."""
+    before = os.environ.pop(ROW_VARIABLE, None)
+    if row:
+        os.environ[ROW_VARIABLE] = row
+    try:
+        yield
+    finally:
+        os.environ.pop(ROW_VARIABLE, None)
+        if before is not None:
+            os.environ[ROW_VARIABLE] = before
+
+
+# --- operands -------------------------------------------------------------------------------------
+
+
+def memory(x: Tensor) -> Tensor:
+    """All bytes of the storage of x, as a tensor that shares them."""
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+
+
+def on_device(operands: Operands, device: str | torch.device = DEVICE) -> Operands:
+    """A copy of the operands there: the same strides, offsets, poison between, and aliases."""
+    storages: dict[int, Tensor] = {}
+
+    def move(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        key = x.untyped_storage().data_ptr()
+        if key not in storages:
+            storages[key] = memory(x).clone().to(device)
+        there = storages[key].view(x.dtype)
+        return there.as_strided(x.shape, x.stride(), x.storage_offset())
+
+    return {name: move(x) for name, x in operands.items()}
+
+
+def assert_unchanged(there: Operands, here: Operands, *context: object) -> None:
+    """The bytes behind the operands on the device are those behind the ones they came from."""
+    for x, y in zip(bytes_of(there.values()), bytes_of(here.values()), strict=True):
+        assert torch.equal(x.cpu(), y), context
+
+
+# --- comparison -----------------------------------------------------------------------------------
+
+# Row of the table, or kind of op -> [cases, elements compared, elements different]
+COUNTS: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+
+
+def count(what: str, elements: int, different: int = 0) -> None:
+    for i, n in enumerate((1, elements, different)):
+        COUNTS[what][i] += n
+
+
+def how_many_differ(got: Iterable[Tensor], expected: Iterable[Tensor]) -> list[int]:
+    """For each pair, the elements with other bits; the device is waited for once."""
+    pairs = list(zip(got, expected, strict=True))
+    for x, y in pairs:
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        assert x.is_contiguous()
+    return torch.stack([(bits(x) != bits(y)).sum() for x, y in pairs]).tolist()
+
+
+def assert_outputs(
+    what: str, got: dict[str, Tensor], expected: dict[str, Tensor], *context: object
+) -> None:
+    """Outputs on the device have the bits expected, which are there too; one case is counted."""
+    different = how_many_differ(got.values(), (expected[name] for name in got))
+    count(what, sum(x.numel() for x in got.values()), sum(different))
+    for name, n in zip(got, different, strict=True):
+        if n:
+            assert_bits(got[name].cpu(), expected[name].cpu(), what, name, *context)
+
+
+def products(operands: Operands, weight: scaled_mm.PackedWeight | None) -> dict[str, Tensor]:
+    """Both products, with the weight plain and, where given, packed."""
+    got = {
+        "scaled_mm": scaled_mm.scaled_mm(**operands),
+        "int8_mm": scaled_mm.int8_mm(operands["a"], operands["b"]),
+    }
+    if weight is not None:
+        got["scaled_mm packed"] = scaled_mm.scaled_mm(**{**operands, "b": weight})
+        got["int8_mm packed"] = scaled_mm.int8_mm(operands["a"], weight)
+    return got
+
+
+def assert_products(case: Case, operands: Operands, *, r1: bool = False) -> None:
+    """Every row of the table gives the bits of the CPU backend, and (r1) of the reference."""
+    expected = products(operands, None)
+    if r1:
+        assert_bits(expected["scaled_mm"], reference.scaled_mm(**operands), "CPU", case)
+    expected = {name: x.to(DEVICE) for name, x in expected.items()}
+    expected |= {f"{name} packed": x for name, x in expected.items()}
+    there = on_device(operands)
+    weight = scaled_mm.pack_weight_int8(there["b"])
+    wrong: list[str] = []
+    for row in ROWS:
+        what = row or "chosen"
+        with forced(row):
+            try:
+                assert_outputs(what, products(there, weight), expected, case)
+            except AssertionError as error:
+                wrong.append(str(error))
+            except (RuntimeError, ValueError) as error:
+                raise AssertionError(f"row {what}: {error}; {case}") from error
+    assert not wrong, f"{len(wrong)} of {len(ROWS)} rows are wrong\n" + "\n".join(wrong[:5])
+    assert_unchanged(there, operands, case)
+
+
+def named(x: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+    """A quantiser's outputs by name, those that there are."""
+    return {n: y for n, y in zip(("q", "scale", "azp"), x, strict=False) if y is not None}
+
+
+def assert_quantized(case: QuantizeCase, operands: Operands, *, r1: bool = False) -> None:
+    """quantize_int8 gives the bits of the CPU backend, and (r1) of the reference."""
+    expected = named(scaled_mm.quantize_int8(**operands))
+    if r1:
+        for name, x in named(reference.quantize_int8(**operands)).items():
+            assert_bits(expected[name], x, "CPU", name, case)
+    there = on_device(operands)
+    got = named(scaled_mm.quantize_int8(**there))
+    given = {"scale", "azp"} & set(operands)  # returned as they came: strided perhaps
+    for name in given:
+        assert got.pop(name) is there[name]
+    assert got.keys() == expected.keys() - given, case
+    moved = {name: x.to(DEVICE) for name, x in expected.items()}
+    assert_outputs("quantize_int8", got, moved, case)
+    assert_unchanged(there, operands, case)
+
+
+# --- cases of several tiles -----------------------------------------------------------------------
+
+
+def random_large_case(rng: np.random.Generator) -> Case:
+    """As random_case, but M to 600, N to 1500, K to 5000: half of them near tiles' ends."""
+
+    def size(most: int) -> int:
+        if rng.random() < 0.5:
+            return int(rng.integers(1, most))
+        edge = int(rng.choice([16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096]))
+        return min(most, edge * int(rng.integers(1, 4)) + int(rng.integers(-1, 2)))
+
+    case = random_case(rng)
+    return replace(case, name="random large", lead=None, m=size(600), n=size(1500), k=size(5000))
+
+
+# --- the epilogue where the reference would take too long -----------------------------------------
+
+
+def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """RN32(x y + z): the product is exact in float64, the sum rounded to odd before float32."""
+    product, z = x.double() * y.double(), z.double()
+    total = product + z
+    rest = total - product
+    error = (product - (total - rest)) + (z - rest)
+    even = (total.view(torch.int64) & 1) == 0
+    inexact = error.isfinite() & (error != 0)
+    beyond = torch.nextafter(total, torch.copysign(torch.full_like(total, torch.inf), error))
+    return torch.where(inexact & even, beyond, total).float()
+
+
+def replay(acc: Tensor, operands: Operands) -> Tensor:
+    """R1 from the int32 product on, in torch on the product's device; operands thick or one."""
+    t = acc
+    if "azp" in operands:
+        t = t - operands["azp"] * operands["azp_adj"]
+    if "azp_with_adj" in operands:
+        t = t - operands["azp_with_adj"]
+    none = torch.full((1, 1), -0.0, device=acc.device)
+    d = fma(operands["scale_a"], operands["scale_b"] * t.float(), operands.get("bias", none))
+    return d.to(operands["out_dtype"])
+
+
+def layer_operands(m: int, n: int, k: int, out_dtype: torch.dtype, seed: int = 0) -> Operands:
+    """A product with every operand of ScaledEpilogueAzpPerToken, made on the device."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+
+    def int8(*shape: int) -> Tensor:
+        options = {"device": DEVICE, "generator": generator, "dtype": torch.int8}
+        return torch.randint(-128, 128, shape, **options)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=DEVICE, generator=generator)
+
+    return {
+        "a": int8(m, k),
+        "b": int8(n, k).t(),
+        "scale_a": 0.01 * normal(m, 1).exp(),
+        "scale_b": 0.01 * normal(1, n),
+        "bias": normal(1, n).to(out_dtype),
+        "azp": int8(m, 1).int(),
+        "azp_adj": torch.randint(
+            -(2**20), 2**20, (1, n), device=DEVICE, generator=generator, dtype=torch.int32
+        ),
+        "out_dtype": out_dtype,
+    }
+
+
+BY_ROW, BY_COLUMN = ("a", "scale_a", "azp"), ("b", "scale_b", "bias", "azp_adj", "azp_with_adj")
+
+
+def part(operands: Operands, rows: Any, columns: Any) -> Operands:
+    """The operands of D[rows, columns]; all vectors thick."""
+    cut = {name: operands[name][rows] for name in BY_ROW if name in operands}
+    cut |= {name: operands[name][:, columns] for name in BY_COLUMN if name in operands}
+    return {**operands, **cut}
+
+
+def exact_product(a: Tensor, b: Tensor) -> Tensor:
+    """A B as int32 through float64, which holds every sum exactly."""
+    return (a.double() @ b.double()).int()
+
+
+BLOCK = 2**27  # elements of a block that is compared at once
+
+
+def blocks(m: int, n: int, k: int) -> Iterator[tuple[slice, slice]]:
+    """D in blocks of which neither they nor their operands have many more than BLOCK elements, nor
+    either side more than 2^20 (the products there are a BLAS's)."""
+    columns = min(n, 2**20, BLOCK // max(1, k))
+    rows = min(2**20, BLOCK // max(1, k, columns))
+    for j in range(0, n, columns):
+        for i in range(0, m, rows):
+            yield slice(i, i + rows), slice(j, j + columns)

@@ -1,0 +1,148 @@
+"""Small calls of every CUDA op, for compute-sanitizer; compared with the CPU backend.
+
+    compute-sanitizer --tool memcheck python tests/sanitize_cuda.py
+    compute-sanitizer --tool racecheck python tests/sanitize_cuda.py --rows NAME,NAME --count 100
+    python tests/sanitize_cuda.py --list      the names of the rows
+
+Exit code 1 when a result is wrong. Every tensor is an allocation of its own, so that memcheck sees
+an access beyond its end, and initcheck a read of what nobody wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+
+import numpy as np
+import torch
+from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Vector, random_case
+from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
+from helpers import assert_bits
+from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
+from torch import Tensor
+
+import scaled_mm
+
+EPILOGUES = [
+    {**azp, "bias": bias, "out_dtype": out}
+    for azp in AZP_FORMS.values()
+    for bias in (None, Vector("signed"))
+    for out in OUT_DTYPES
+]
+LAYOUTS = {
+    "plain": (ROW, COLUMN),
+    "a transposed": (COLUMN, COLUMN),
+    "b row-major": (ROW, ROW),
+    "both": (COLUMN, ROW),
+    "misaligned": (Layout(offset=1), Layout("column", offset=3)),
+    "padded": (Layout(pad=5), Layout("column", pad=3)),
+    "stepped": (Layout(step=2), Layout("column", step=3)),
+    "padded by 16": (Layout(pad=16), Layout("column", pad=32)),
+}
+SIZES = (1, 2, 7, 16, 17, 33, 63, 64, 65, 96, 127, 128, 129, 160, 200, 257)
+DEPTHS = (0, 1, 15, 16, 17, 31, 32, 33, 64, 65, 100, 127, 128, 129, 192, 256, 257, 300, 640, 1030)
+
+
+def product_cases(count: int) -> Iterator[Case]:
+    """`count` products: epilogues, layouts, sizes and depths in turn; each third one random."""
+    rng = np.random.default_rng(11)
+    layouts, epilogues = itertools.cycle(LAYOUTS.items()), itertools.cycle(EPILOGUES)
+    for i in range(count):
+        if i % 3 == 2:
+            yield replace(random_case(rng), name=f"random {i}")
+            continue
+        name, (a, b) = next(layouts) if i % 2 else ("plain", LAYOUTS["plain"])
+        m, n = (int(x) for x in rng.choice(SIZES, 2))
+        same = {"a_layout": a, "b_layout": b, **next(epilogues)}
+        yield Case(f"{name} {i}", m, n, int(rng.choice(DEPTHS)), **same)
+
+
+def quantize_cases(count: int) -> Iterator[QuantizeCase]:
+    rng = np.random.default_rng(12)
+    shapes = ((1, 1), (3, 1100), (70, 33), (1, 5000), (2, 3, 64), (0, 8), (8, 0))
+    kinds = itertools.product(shapes, IN_DTYPES, (True, False), (True, False))
+    for data, (shape, dtype, symmetric, per_token) in zip(itertools.cycle(ROWS), kinds):
+        yield QuantizeCase("table", data, shape, dtype, symmetric=symmetric, per_token=per_token)
+    yield from (random_quantize_case(rng) for _ in range(count))
+
+
+class Wrong:
+    """How many results were compared, and which were wrong."""
+
+    def __init__(self) -> None:
+        self.compared, self.wrong = 0, 0
+
+    def compare(
+        self, got: dict[str, Tensor], expected: dict[str, Tensor], *context: object
+    ) -> None:
+        for name, x in got.items():
+            self.compared += 1
+            try:
+                assert_bits(x.cpu(), expected[name], name, *context)
+            except AssertionError as error:
+                self.wrong += 1
+                print(f"wrong: {error}", flush=True)
+
+
+def run_products(rows: list[str], count: int, verdict: Wrong) -> None:
+    for i, case in enumerate(product_cases(count)):
+        operands = case.build(rng=np.random.default_rng(i))
+        expected = products(operands, None)
+        expected |= {f"{name} packed": x for name, x in expected.items()}
+        there = on_device(operands)
+        weight = scaled_mm.pack_weight_int8(there["b"])
+        for row in rows:
+            with forced(row):
+                verdict.compare(products(there, weight), expected, row, case)
+        sums = {"azp_adj": scaled_mm.azp_adj(operands["b"])}
+        for b in (there["b"], weight):
+            verdict.compare({"azp_adj": scaled_mm.azp_adj(b)}, sums, case)
+        zero = torch.tensor([-77], dtype=torch.int32)
+        sums = {"azp_with_adj": scaled_mm.azp_with_adj(operands["b"], zero)}
+        got = {"azp_with_adj": scaled_mm.azp_with_adj(weight, zero.to(DEVICE))}
+        verdict.compare(got, sums, case)
+        assert_unchanged(there, operands, case)
+
+
+def run_quantizers(count: int, verdict: Wrong) -> None:
+    for i, case in enumerate(quantize_cases(count)):
+        operands = case.build(rng=np.random.default_rng(i))
+        there = on_device(operands)
+        got, expected = (named(scaled_mm.quantize_int8(**x)) for x in (there, operands))
+        verdict.compare(got, expected, case)
+        if operands["x"].dim() == 2:
+            options = {"per_channel": case.per_token}
+            got, expected = (
+                named(scaled_mm.quantize_weight_int8(x["x"], **options)) for x in (there, operands)
+            )
+            verdict.compare(got, expected, "weight", case)
+        assert_unchanged(there, operands, case)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", help="names, separated by commas (default: all)")
+    parser.add_argument("--count", type=int, default=300, help="products for each row")
+    parser.add_argument("--quantize", type=int, default=100, help="random quantisations; -1: none")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(NAMES))
+        return 0
+    rows = options.rows.split(",") if options.rows else [*NAMES, ""]
+    verdict = Wrong()
+    run_products(rows, options.count, verdict)
+    if options.quantize >= 0:
+        run_quantizers(options.quantize, verdict)
+    print(f"{len(rows)} rows, {verdict.compared:,} results compared, {verdict.wrong} wrong")
+    return 1 if verdict.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

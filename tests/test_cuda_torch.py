@@ -1,0 +1,255 @@
+"""The ops on CUDA tensors as citizens of torch: opcheck, fake tensors, compile, export, modes; and
+ScaledLinear there."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import test_torch
+import torch
+from cases import CASES, random_case
+from cuda_support import DEVICE, GPU, on_device, streams_only
+from helpers import assert_bits
+from quantize_cases import random_quantize_case
+from test_nn import BUFFERS, SCHEMES, K, N, by_reference, layer, linear, x_of
+from test_torch import CALLS, PACKED, B, metadata
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+import scaled_mm
+from scaled_mm.nn import ScaledLinear
+
+pytestmark = [
+    *GPU,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+    pytest.mark.filterwarnings("ignore:No complete tensor found in the group"),
+]
+ops = torch.ops.scaled_mm
+schemes = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def there(x: Any) -> Any:
+    """A test's operand on the device; a packed weight is packed there."""
+    if x is PACKED.data:
+        return scaled_mm.pack_weight_int8(B.to(DEVICE)).data
+    return on_device({"x": x})["x"]
+
+
+def call_on_device(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    op, arguments, options = CALLS[name]
+    return getattr(ops, op), *tree_map(there, (arguments, options))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_opcheck(name: str) -> None:
+    op, arguments, options = call_on_device(name)
+    torch.library.opcheck(op.default, arguments, options)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_same_as_on_the_cpu(name: str) -> None:
+    if name.startswith("pack"):
+        return  # its bytes are each backend's own
+    op, arguments, options = call_on_device(name)
+    here = getattr(ops, CALLS[name][0])(*CALLS[name][1], **CALLS[name][2])
+    for x, y in zip(tree_leaves(op(*arguments, **options)), tree_leaves(here), strict=True):
+        assert_bits(x if x is None else x.cpu(), y, name)
+
+
+def assert_fake(call: Callable[..., Any], operands: dict[str, Any]) -> None:
+    operands = on_device(operands)
+    real = call(**operands)
+    with FakeTensorMode() as mode:
+        fakes = {k: mode.from_tensor(x) if torch.is_tensor(x) else x for k, x in operands.items()}
+        outputs = call(**fakes)
+    assert metadata(outputs) == metadata(real)
+    devices = [[x.device for x in tree_leaves(y) if x is not None] for y in (outputs, real)]
+    assert devices[0] == devices[1]
+
+
+def test_fake_metadata_is_real() -> None:
+    """The size of a packed weight, which depends on the device, is among it."""
+    rng = np.random.default_rng(1)
+    for case in [*list(CASES.values())[::13], *(random_case(rng) for _ in range(100))]:
+        operands = case.build(rng=rng)
+        assert_fake(scaled_mm.scaled_mm, operands)
+        assert_fake(scaled_mm.int8_mm, {"a": operands["a"], "b": operands["b"]})
+        assert_fake(lambda b: scaled_mm.pack_weight_int8(b).data, {"b": operands["b"]})
+        assert_fake(scaled_mm.azp_adj, {"b": operands["b"]})
+    for _ in range(100):
+        case = random_quantize_case(rng)
+        if case.scale is None:  # a given one is returned, not made
+            assert_fake(scaled_mm.quantize_int8, case.build(rng=rng))
+
+
+# --- compile and export: the functions of test_torch, their constants moved -----------------------
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    for name in ("PLAIN", "WEIGHT_SCALE", "BIAS"):
+        monkeypatch.setattr(test_torch, name, there(getattr(test_torch, name)))
+    dynamic = test_torch.dynamic
+    monkeypatch.setattr(dynamic, "__defaults__", (test_torch.PLAIN,))
+
+
+def static(x: Tensor) -> Tensor:
+    """test_torch.static, its constants on the device of x."""
+    scale = torch.full((1,), 0.05, device=x.device)
+    azp = torch.full((1,), -7, dtype=torch.int32, device=x.device)
+    plain, weight_scale = test_torch.PLAIN, test_torch.WEIGHT_SCALE
+    q, _, _ = scaled_mm.quantize_int8(x, scale=scale, azp=azp, symmetric=False)
+    adj = scaled_mm.azp_with_adj(plain, azp)
+    return scaled_mm.scaled_mm(q, plain, scale, weight_scale, azp_with_adj=adj)
+
+
+FUNCTIONS = [f for f in test_torch.FUNCTIONS if f.__name__ != "static"] + [static]
+functions = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+
+
+def rows(m: int) -> Tensor:
+    return test_torch.x_of(m).to(DEVICE)
+
+
+def assert_compiled(function: Callable[..., Tensor], **options: Any) -> None:
+    expected = {m: function(rows(m)) for m in (0, 1, 2, 5, 7, 16, 33, 70)}
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, **options)
+    compiled(rows(5))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (2, 7, 16, 33, 70):
+            assert_bits(compiled(rows(m)), expected[m], options, m)
+    for m in (0, 1):  # sizes that dynamo specialises
+        assert_bits(compiled(rows(m)), expected[m], options, m)
+
+
+@functions
+def test_compile(moved: None, function: Callable[..., Tensor]) -> None:
+    assert_compiled(function, backend="aot_eager")
+
+
+@pytest.mark.slow
+@functions
+def test_compile_inductor(moved: None, function: Callable[..., Tensor]) -> None:
+    assert_compiled(function, backend="inductor")
+
+
+@streams_only
+@pytest.mark.slow
+def test_compile_with_graphs(moved: None) -> None:
+    """mode="reduce-overhead" records and replays CUDA graphs."""
+    compiled = torch.compile(test_torch.dynamic, fullgraph=True, mode="reduce-overhead")
+    for m in (4, 4, 4, 33, 33, 33, 4):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert_bits(compiled(rows(m)).clone(), test_torch.dynamic(rows(m)), m)
+
+
+@functions
+def test_export(moved: None, function: Callable[..., Tensor]) -> None:
+    m = torch.export.Dim("m", min=2, max=4096)
+    shapes = {"x": {0: m}}
+    program = torch.export.export(test_torch.Module(function), (rows(5),), dynamic_shapes=shapes)
+    for count in (2, 9, 40):
+        assert_bits(program.module()(rows(count)), function(rows(count)))
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast-bfloat16": lambda: torch.autocast(DEVICE, torch.bfloat16),
+    "autocast-float16": lambda: torch.autocast(DEVICE, torch.float16),
+}
+
+
+@functions
+@pytest.mark.parametrize("mode", MODES)
+def test_modes(moved: None, mode: str, function: Callable[..., Tensor]) -> None:
+    expected = function(rows(9))
+    with MODES[mode]():
+        assert_bits(function(rows(9)), expected)
+
+
+# --- ScaledLinear ---------------------------------------------------------------------------------
+
+
+@schemes
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_is_the_reference(scheme: str, bias: bool) -> None:
+    module = layer(scheme, bias).to(DEVICE)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for shape in ((), (1,), (5,), (2, 3), (0,), (33,), (300,)):
+            x = x_of(*shape, dtype=dtype)
+            out = module(x.to(DEVICE))
+            expected = by_reference(scheme, module.state_dict(), x)
+            assert_bits(out.cpu(), expected, scheme, dtype, shape)
+            assert_bits(layer(scheme, bias)(x), expected)
+
+
+@schemes
+def test_layer_made_on_the_device_is_the_layer_moved_there(scheme: str) -> None:
+    options = {k: there(v) if torch.is_tensor(v) else v for k, v in SCHEMES[scheme].items()}
+    made = ScaledLinear.from_linear(linear().to(DEVICE), **options).state_dict()
+    moved = layer(scheme).to(DEVICE).state_dict()
+    assert made.keys() == BUFFERS[scheme]
+    for name, x in made.items():
+        assert x.device == moved[name].device
+        assert_bits(x.cpu(), moved[name].cpu(), name)
+
+
+@schemes
+def test_layer_goes_and_comes_back(scheme: str) -> None:
+    module, x = layer(scheme), x_of(9)
+    expected = module(x)
+    for device in (DEVICE, "cpu", DEVICE):
+        module = module.to(device)
+        assert_bits(module(x.to(device)).cpu(), expected)
+        assert_bits(copy.deepcopy(module)(x.to(device)).cpu(), expected)
+    model = nn.Sequential(layer(scheme), nn.ReLU()).to(DEVICE).bfloat16()
+    y = x.bfloat16()
+    assert_bits(model(y.to(DEVICE)).cpu(), layer(scheme)(y).relu())
+
+
+@schemes
+def test_state_dict_between_devices(scheme: str) -> None:
+    source, x = layer(scheme), x_of(9)
+    options = {k: v for k, v in SCHEMES[scheme].items() if not k.startswith("input_")}
+    file = io.BytesIO()
+    torch.save(source.to(DEVICE).state_dict(), file)
+    for device, target in ((DEVICE, "cpu"), ("cpu", DEVICE), (DEVICE, DEVICE)):
+        file.seek(0)
+        again = ScaledLinear(K, N, device=target, **options)
+        again.load_state_dict(torch.load(file, map_location=device))
+        assert_bits(again(x.to(target)).cpu(), layer(scheme)(x))
+
+
+@schemes
+def test_compiled_layer(scheme: str) -> None:
+    torch._dynamo.reset()
+    module = layer(scheme).to(DEVICE)
+    module.pack()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled(x_of(4).to(DEVICE))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (2, 9, 40):
+            x = x_of(m).to(DEVICE)
+            assert_bits(compiled(x), module(x), scheme, m)
+
+
+@streams_only
+@schemes
+def test_layer_in_a_graph(scheme: str) -> None:
+    module, x = layer(scheme).to(DEVICE), x_of(9).to(DEVICE)
+    module.pack()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = module(x)
+    for shift in (0.0, 1.0, -3.0):
+        x.copy_(x_of(9) + shift)
+        graph.replay()
+        assert_bits(out.cpu(), by_reference(scheme, module.state_dict(), x_of(9) + shift), shift)

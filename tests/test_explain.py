@@ -1,0 +1,205 @@
+"""`scaled-mm explain`: what it makes of the library's answer."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from scaled_mm import _library
+from scaled_mm import explain as module
+from scaled_mm.cli import main
+from scaled_mm.explain import DEVICES, Device, explain, show
+
+BYTES = 64 * 4096 + 4096 * 4096 + 64 * 4096 * 2
+FLOOR = BYTES / 4.8e6
+
+
+def answer(m, n, k, device, out_bytes, azp):
+    """Three rows, the chosen one in the middle; one serves only small M."""
+    return {
+        "arch": "sm90",
+        "archs": ["sm90"],
+        "floor_us": FLOOR,
+        "bytes": BYTES,
+        "rows": [
+            {
+                "name": "stream_t16",
+                "predicted_us": None,
+                "chosen": False,
+                "reason": "serves M <= 16",
+            },
+            {
+                "name": "tiled_64x128",
+                "what": "64 x 128 tiles",
+                "predicted_us": 8.0,
+                "chosen": True,
+                "reason": "",
+            },
+            {
+                "name": "tiled_128x256",
+                "what": "128 x 256 tiles",
+                "predicted_us": 20.0,
+                "chosen": False,
+                "reason": "predicted 20.0 us, 2.5x the chosen",
+            },
+            {"name": "tiled_64x64", "predicted_us": 12.0, "chosen": False, "reason": "1.5x"},
+        ],
+    }
+
+
+def text_of(found):
+    console = Console(width=100, record=True, file=io.StringIO())
+    show(found, console)
+    return console.export_text()
+
+
+def test_rows_by_predicted_time_the_chosen_first():
+    found = explain(64, 4096, 4096, device=DEVICES["H200"], ask=answer)
+    assert [row.name for row in found.rows] == [
+        "tiled_64x128",
+        "tiled_64x64",
+        "tiled_128x256",
+        "stream_t16",
+    ]
+    assert found.chosen is found.rows[0]
+    assert found.operations == 2 * 64 * 4096 * 4096
+    assert found.predicted_tops == pytest.approx(found.operations / 8e-6 / 1e12)
+    assert found.cpu_isa == _library.cpu_isa()
+
+
+def test_the_question():
+    asked = []
+
+    def ask(*question):
+        asked.append(question)
+        return answer(*question)
+
+    device = Device("x", 90, 7, 1.5)
+    explain(1, 2, 3, epilogue="bias", device=device, ask=ask)
+    explain(1, 2, 3, epilogue="azp-per-token", out_dtype="float32", device=device, ask=ask)
+    assert asked == [(1, 2, 3, device, 2, False), (1, 2, 3, device, 4, True)]
+
+
+def test_text():
+    text = text_of(explain(64, 4096, 4096, device=DEVICES["H200"], ask=answer))
+    for said in (
+        "M=64 N=4096 K=4096, ScaledEpilogue, bfloat16, on H200: compute capability 9.0, 132 SMs",
+        "chosen: 64 x 128 tiles",
+        "predicted 20.0 us, 2.5x the chosen",
+        "serves M <= 16",
+        f"floor: {FLOOR:.1f} us, {BYTES:,} bytes at 4.8 TB/s; predicted time {8 / FLOOR:.2f} times",
+        "operations: 2,147,483,648, 268 TOPS at the predicted time",
+        f"on the CPU here: {_library.cpu_isa()}",
+    ):
+        assert said in text
+    assert "note" not in text
+
+
+def test_notes():
+    def ask(*question):
+        return {
+            **answer(*question),
+            "notes": ["K % 16 = 1: a and b are relaid first [1 copy each]"],
+        }
+
+    text = text_of(explain(64, 4096, 4097, device=DEVICES["H200"], ask=ask))
+    assert "note: K % 16 = 1: a and b are relaid first [1 copy each]" in text
+
+
+def test_a_device_without_kernels():
+    def ask(*question):
+        return {**answer(*question), "arch": None, "rows": []}
+
+    found = explain(64, 4096, 4096, device=DEVICES["A100"], ask=ask)
+    assert found.chosen is None and found.predicted_tops is None
+    text = text_of(found)
+    assert "No kernels for compute capability 8.0; there are: sm90." in text
+    assert "TOPS" not in text
+
+
+def test_an_empty_product():
+    def ask(*question):
+        return {**answer(*question), "rows": [], "bytes": 0, "floor_us": 0.0}
+
+    assert "operations: 0" in text_of(explain(0, 4096, 4096, device=DEVICES["H200"], ask=ask))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"m": -1}, "m must be at least 0, got -1"),
+        ({"n": -2}, "n must be at least 0, got -2"),
+        ({"k": -3}, "k must be at least 0, got -3"),
+        (
+            {"epilogue": "none"},
+            "epilogue must be one of scaled, bias, azp, azp-per-token, got none",
+        ),
+        ({"out_dtype": "int8"}, "out_dtype must be one of bfloat16, float16, float32, got int8"),
+    ],
+    ids=str,
+)
+def test_refusals(arguments, said):
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        explain(**{"m": 1, "n": 1, "k": 1, "ask": answer, **arguments})
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    monkeypatch.setattr(module, "ask_library", answer)
+
+
+def test_command(answered, capsys):
+    assert main(["explain", "64", "4096", "4096", "--device", "H100", "--sms", "100"]) == 0
+    assert "on H100: compute capability 9.0, 100 SMs, 3.35 TB/s" in capsys.readouterr().out
+
+
+def test_json(answered, capsys):
+    assert main(["explain", "64", "4096", "4096", "--bandwidth", "2.5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"]["bandwidth"] == 2.5
+    assert found["rows"][0] == {
+        "name": "tiled_64x128",
+        "what": "64 x 128 tiles",
+        "predicted_us": 8.0,
+        "chosen": True,
+        "reason": "",
+    }
+    assert found["operations"] == 2 * 64 * 4096 * 4096 and found["predicted_tops"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "TPU"], "--device must be one of H200, H100, H100-PCIe, H20, A100, got TPU"),
+        (["--bandwidth", "0"], "--bandwidth must be above 0, got 0.0"),
+        (["--epilogue", "x"], "epilogue must be one of scaled, bias, azp, azp-per-token, got x"),
+    ],
+    ids=lambda x: x[0] if isinstance(x, list) else "",
+)
+def test_command_refuses(answered, arguments, said, capsys):
+    assert main(["explain", "1", "1", "1", *arguments]) == 2
+    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
+
+
+def test_an_older_library(capsys, monkeypatch):
+    monkeypatch.setattr(_library, "_cpu", object())
+    assert main(["explain", "1", "1", "1"]) == 2
+    assert "cannot explain, it is older than this file: run `make build`" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    not hasattr(_library._cpu, "scaled_mm_explain"), reason="the library cannot explain yet"
+)
+@pytest.mark.parametrize("m", [0, 1, 17, 8192])
+def test_the_library_answers(m):
+    found = explain(m, 4096, 4096, device=DEVICES["H200"])
+    assert found.arch == "sm90" and "sm90" in found.archs
+    assert found.bytes >= m * 4096 + 4096 * 4096 + m * 4096 * 2
+    assert found.floor_us == pytest.approx(found.bytes / 4.8e6, rel=1e-3)
+    if m:
+        assert sum(row.chosen for row in found.rows) == 1
+        assert all(row.chosen or row.reason for row in found.rows)
