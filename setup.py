@@ -68,7 +68,7 @@ HEADERS = sources("csrc/**/*.h", "csrc/**/*.def", "csrc/**/*.cuh")
 def cpu_library() -> CppExtension:
     return CppExtension(
         "scaled_mm._C_cpu",
-        # config.cpp holds the tuning tables of the CUDA kernels: `scaled-mm explain` reads them here.
+        # config.cpp: the tuning tables of the CUDA kernels, for `scaled-mm explain`
         sources("csrc/*.cpp", "csrc/cpu/*.cpp", "csrc/cuda/config.cpp"),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cpu", present_archs())],
@@ -180,10 +180,11 @@ def instance_stubs(arch: str) -> list[str]:
 
 def cuda_library() -> CppExtension:
     home, archs = cuda_home(), arch_folders()
+    host_code = [f"{arch}/" for arch in archs]
     cpp_extension.CUDA_HOME = str(home)
     library = CppExtension(
         "scaled_mm._C_cuda",
-        sources("csrc/problem.cpp", "csrc/cuda/*.cpp", *(f"csrc/cuda/{arch}/*.cpp" for arch in archs)),
+        sources("csrc/problem.cpp", *(f"csrc/cuda/{part}*.cpp" for part in ("", *host_code))),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cuda", archs), str(home / "include")],
         library_dirs=[str(home / "lib64")],

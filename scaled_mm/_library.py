@@ -21,7 +21,12 @@ def _load() -> ctypes.CDLL:
     if torch.version.cuda and CUDA_LIBRARY.exists():
         torch.ops.load_library(str(CUDA_LIBRARY))
     library = ctypes.CDLL(str(CPU_LIBRARY))
-    library.scaled_mm_cpu_isas.restype = ctypes.c_char_p
+    for function in (
+        library.scaled_mm_cpu_isas,
+        library.scaled_mm_cuda_rows,
+        library.scaled_mm_explain,
+    ):
+        function.restype = ctypes.c_char_p
     return library
 
 
@@ -37,3 +42,22 @@ def cpu_isas() -> list[str]:
 def cpu_isa() -> str:
     """The instruction set in use: `SCALED_MM_CPU_ISA` when set, else the best."""
     return os.environ.get("SCALED_MM_CPU_ISA") or cpu_isas()[0]
+
+
+def cuda_archs() -> list[str]:
+    """The GPU architectures whose kernels are loaded, such as sm90; none without a CUDA torch."""
+    if not (torch.version.cuda and CUDA_LIBRARY.exists()):
+        return []
+    library = ctypes.CDLL(str(CUDA_LIBRARY))
+    library.scaled_mm_cuda_archs.restype = ctypes.c_char_p
+    names: bytes = library.scaled_mm_cuda_archs()
+    return names.decode().split(", ")
+
+
+def cuda_rows() -> list[str]:
+    """The rows of the tuning tables of `cuda_archs`: the names that `SCALED_MM_CUDA_ROW` takes."""
+    rows: list[str] = []
+    for arch in cuda_archs():
+        names: bytes = _cpu.scaled_mm_cuda_rows(arch.encode())
+        rows += names.decode().split(", ")
+    return rows

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import _library
-from .bench.contenders import DTYPES, EPILOGUES
+from .bench.contenders import DTYPES
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,6 @@ class Explanation:
     m: int
     n: int
     k: int
-    epilogue: str
     out_dtype: str
     device: Device
     arch: str | None
@@ -104,28 +103,20 @@ class Explanation:
         return 1e-6 * self.operations / row.predicted_us
 
 
-def ask_library(
-    m: int, n: int, k: int, device: Device, out_bytes: int, azp: bool
-) -> dict[str, Any]:
+def ask_library(m: int, n: int, k: int, device: Device, out_bytes: int) -> dict[str, Any]:
     """The library's answer.
 
     Raises:
-        ImportError: the library was built before it could answer.
+        ValueError: SCALED_MM_CUDA_ROW names no row.
     """
-    function = getattr(_library._cpu, "scaled_mm_explain", None)
-    if function is None:
-        raise ImportError(
-            f"{_library.CPU_LIBRARY.name} cannot explain, it is older than this file: run "
-            "`make build`"
-        )
+    function = _library._cpu.scaled_mm_explain
     sizes, ints = [ctypes.c_int64] * 3, [ctypes.c_int] * 2
-    function.argtypes = [*sizes, *ints, ctypes.c_double, *ints]
-    function.restype = ctypes.c_char_p
+    function.argtypes = [*sizes, *ints, ctypes.c_double, ctypes.c_int]
     bytes_per_us = 1e6 * device.bandwidth
-    text: bytes = function(
-        m, n, k, device.capability, device.sms, bytes_per_us, out_bytes, int(azp)
-    )
+    text: bytes = function(m, n, k, device.capability, device.sms, bytes_per_us, out_bytes)
     answer: dict[str, Any] = json.loads(text)
+    if "error" in answer:
+        raise ValueError(answer["error"])
     return answer
 
 
@@ -134,35 +125,30 @@ def explain(
     n: int,
     k: int,
     *,
-    epilogue: str = "scaled",
     out_dtype: str = "bfloat16",
     device: Device | None = None,
     ask: Callable[..., dict[str, Any]] | None = None,
 ) -> Explanation:
     """How `scaled_mm` would compute D [M, N] = epilogue(A [M, K] B [K, N]) on a GPU.
 
+    The choice is the same for every epilogue.
+
     Args:
         m, n, k: the sizes, of operands in the fast layout.
-        epilogue: scaled, bias, azp or azp-per-token.
         out_dtype: bfloat16, float16 or float32.
         device: the GPU; None: the local one, or an H200 where there is none.
         ask: what answers, with the arguments of `ask_library`; None: that.
 
     Raises:
-        ValueError: an argument breaks a rule.
-        ImportError: the library has to be rebuilt.
+        ValueError: an argument breaks a rule, or SCALED_MM_CUDA_ROW names no row.
     """
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size < 0:
             raise ValueError(f"{name} must be at least 0, got {size}")
-    for name, value, choices in (
-        ("epilogue", epilogue, EPILOGUES),
-        ("out_dtype", out_dtype, DTYPES),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")
+    if out_dtype not in DTYPES:
+        raise ValueError(f"out_dtype must be one of {', '.join(DTYPES)}, got {out_dtype}")
     gpu = device or local_device() or DEVICES["H200"]
-    answer = (ask or ask_library)(m, n, k, gpu, DTYPES[out_dtype].itemsize, "azp" in epilogue)
+    answer = (ask or ask_library)(m, n, k, gpu, DTYPES[out_dtype].itemsize)
     rows = [
         Row(
             row["name"],
@@ -181,7 +167,6 @@ def explain(
         m=m,
         n=n,
         k=k,
-        epilogue=epilogue,
         out_dtype=out_dtype,
         device=gpu,
         arch=answer["arch"],
@@ -225,7 +210,6 @@ def command(
     m: Annotated[int, typer.Argument(metavar="M", help="Tokens.")],
     n: Annotated[int, typer.Argument(metavar="N", help="Output features.")],
     k: Annotated[int, typer.Argument(metavar="K", help="Input features.")],
-    epilogue: Annotated[str, typer.Option(help=", ".join(EPILOGUES))] = "scaled",
     dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
     device: Annotated[
         str | None, typer.Option(help=f"{', '.join(DEVICES)}. Default: the GPU here, else H200.")
@@ -236,7 +220,7 @@ def command(
 ) -> None:
     """Show which kernel a shape gets on a GPU, why not the others, and the floor of its time."""
     gpu = chosen_device(device, sms, bandwidth)
-    found = explain(m, n, k, epilogue=epilogue, out_dtype=dtype, device=gpu)
+    found = explain(m, n, k, out_dtype=dtype, device=gpu)
     if as_json:
         more = {"operations": found.operations, "predicted_tops": found.predicted_tops}
         print(json.dumps({**asdict(found), **more}, indent=1))
@@ -248,7 +232,7 @@ def show(found: Explanation, console: Console) -> None:
     """Print the rows, then what the times are to be measured by."""
     gpu, row = found.device, found.chosen
     console.print(
-        f"M={found.m} N={found.n} K={found.k}, {EPILOGUES[found.epilogue]}, {found.out_dtype}, on "
+        f"M={found.m} N={found.n} K={found.k}, {found.out_dtype}, on "
         f"{gpu.name}: compute capability {gpu.capability / 10}, {gpu.sms} SMs, "
         f"{gpu.bandwidth:g} TB/s",
         highlight=False,

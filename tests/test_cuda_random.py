@@ -10,20 +10,20 @@ from cuda_support import GPU, assert_products, random_large_case
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 
 
-@pytest.mark.parametrize("seed", range(200, 210))
+@pytest.mark.parametrize("seed", range(200, 205))
 def test_small(seed: int) -> None:
     """Every kind of operand; each tenth case against the reference too."""
     rng = np.random.default_rng(seed)
-    for i in range(400):
+    for i in range(200):
         case = random_case(rng)
         assert_products(case, case.build(rng=rng), r1=i % 10 == 0)
 
 
-@pytest.mark.parametrize("seed", range(300, 310))
+@pytest.mark.parametrize("seed", range(300, 305))
 def test_large(seed: int) -> None:
     """Several tiles in each direction, several turns of the pipeline."""
     rng = np.random.default_rng(seed)
-    for i in range(100):
+    for i in range(60):
         case = random_large_case(rng)
         assert_products(case, case.build(rng=rng), r1=i == 0)
 

@@ -15,7 +15,7 @@ BYTES = 64 * 4096 + 4096 * 4096 + 64 * 4096 * 2
 FLOOR = BYTES / 4.8e6
 
 
-def answer(m, n, k, device, out_bytes, azp):
+def answer(m, n, k, device, out_bytes):
     """Three rows, the chosen one in the middle; one serves only small M."""
     return {
         "arch": "sm90",
@@ -76,15 +76,15 @@ def test_the_question():
         return answer(*question)
 
     device = Device("x", 90, 7, 1.5)
-    explain(1, 2, 3, epilogue="bias", device=device, ask=ask)
-    explain(1, 2, 3, epilogue="azp-per-token", out_dtype="float32", device=device, ask=ask)
-    assert asked == [(1, 2, 3, device, 2, False), (1, 2, 3, device, 4, True)]
+    explain(1, 2, 3, device=device, ask=ask)
+    explain(1, 2, 3, out_dtype="float32", device=device, ask=ask)
+    assert asked == [(1, 2, 3, device, 2), (1, 2, 3, device, 4)]
 
 
 def test_text():
     text = text_of(explain(64, 4096, 4096, device=DEVICES["H200"], ask=answer))
     for said in (
-        "M=64 N=4096 K=4096, ScaledEpilogue, bfloat16, on H200: compute capability 9.0, 132 SMs",
+        "M=64 N=4096 K=4096, bfloat16, on H200: compute capability 9.0, 132 SMs",
         "chosen: 64 x 128 tiles",
         "predicted 20.0 us, 2.5x the chosen",
         "serves M <= 16",
@@ -131,10 +131,6 @@ def test_an_empty_product():
         ({"m": -1}, "m must be at least 0, got -1"),
         ({"n": -2}, "n must be at least 0, got -2"),
         ({"k": -3}, "k must be at least 0, got -3"),
-        (
-            {"epilogue": "none"},
-            "epilogue must be one of scaled, bias, azp, azp-per-token, got none",
-        ),
         ({"out_dtype": "int8"}, "out_dtype must be one of bfloat16, float16, float32, got int8"),
     ],
     ids=str,
@@ -176,7 +172,7 @@ def test_json(answered, capsys):
     [
         (["--device", "TPU"], "--device must be one of H200, H100, H100-PCIe, H20, A100, got TPU"),
         (["--bandwidth", "0"], "--bandwidth must be above 0, got 0.0"),
-        (["--epilogue", "x"], "epilogue must be one of scaled, bias, azp, azp-per-token, got x"),
+        (["--dtype", "x"], "out_dtype must be one of bfloat16, float16, float32, got x"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
@@ -185,15 +181,6 @@ def test_command_refuses(answered, arguments, said, capsys):
     assert capsys.readouterr().err == f"scaled-mm: {said}\n"
 
 
-def test_an_older_library(capsys, monkeypatch):
-    monkeypatch.setattr(_library, "_cpu", object())
-    assert main(["explain", "1", "1", "1"]) == 2
-    assert "cannot explain, it is older than this file: run `make build`" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(
-    not hasattr(_library._cpu, "scaled_mm_explain"), reason="the library cannot explain yet"
-)
 @pytest.mark.parametrize("m", [0, 1, 17, 8192])
 def test_the_library_answers(m):
     found = explain(m, 4096, 4096, device=DEVICES["H200"])
@@ -203,3 +190,35 @@ def test_the_library_answers(m):
     if m:
         assert sum(row.chosen for row in found.rows) == 1
         assert all(row.chosen or row.reason for row in found.rows)
+
+
+def test_the_choice_follows_the_shape():
+    """Few tokens stream the weight, many fill large tiles; fewer multiprocessors may change it."""
+
+    def chosen(m, n, k, device=DEVICES["H200"]):
+        row = explain(m, n, k, device=device).chosen
+        assert row is not None
+        return row.name
+
+    assert chosen(1, 4096, 4096) == "stream_8x64"
+    assert chosen(16, 4096, 14336).startswith("stream_16x")
+    assert chosen(8192, 28672, 8192).split("_")[0] in ("ping", "coop")
+    assert chosen(4096, 4096, 0).startswith("stream_"), "nothing to load"
+
+
+def test_a_forced_row(monkeypatch, capsys):
+    monkeypatch.setenv("SCALED_MM_CUDA_ROW", "ping_64x128_2x1")
+    row = explain(1, 4096, 4096, device=DEVICES["H200"]).chosen
+    assert row is not None and row.name == "ping_64x128_2x1"
+    monkeypatch.setenv("SCALED_MM_CUDA_ROW", "none")
+    assert main(["explain", "1", "4096", "4096", "--device", "H200"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("scaled-mm: SCALED_MM_CUDA_ROW must be one of stream_8x64, ")
+    assert said.endswith(", got none\n")
+
+
+def test_notes_of_the_library():
+    aligned = explain(4096, 4096, 4096, device=DEVICES["H200"])
+    assert aligned.notes == []
+    ragged = explain(4096, 4095, 4095, device=DEVICES["H200"])
+    assert ["K=4095" in ragged.notes[0], "8190 bytes" in ragged.notes[1]] == [True, True]

@@ -1,5 +1,5 @@
-// The tuning tables as data, and the choice among their rows. Plain C++ without CUDA: the CPU library
-// holds the same tables, so that `scaled-mm explain` works where there is no GPU.
+// The tuning tables as data, and the choice among their rows. Plain C++ without CUDA: the CPU
+// library holds the same tables, so that `scaled-mm explain` works where there is no GPU.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Config {
   int swizzle = 1;  // width of the bands in which tiles are visited, at most
   // measured:
   float fixed_us = 0;  // of a call, whatever its size
-  float rate = 1;      // how fast it is where tensor cores or L2 bind, relative to predict_us's rates
+  float rate = 1;      // how fast it is where tensor cores or L2 bind, relative to predict's rates
 };
 
 struct Row {
@@ -69,8 +69,14 @@ StreamPlan plan_stream(const Config& config, const Size& size, const Machine& ma
 // The widest swizzle, up to the row's, for which CUTLASS's padding of the grid costs at most 2 %.
 int choose_swizzle(const Config& config, int64_t m, int64_t n);
 
-// Microseconds that a row is expected to take with the operands in device memory.
-double predict_us(const Config& config, const Size& size, const Machine& machine);
+// What a row is expected to take with the operands in device memory, in microseconds.
+struct Prediction {
+  double memory;  // reading and writing device memory
+  double busy;    // whatever else binds: tensor cores or L2, before the row's rate
+  double waves;   // blocks that start when others have ended
+  double us;      // all together
+};
+Prediction predict(const Config& config, const Size& size, const Machine& machine);
 
 // The row to run, as an index: SCALED_MM_CUDA_ROW when set, else the least prediction. Throws
 // std::invalid_argument when the variable names no row.

@@ -52,8 +52,7 @@ void check(cudaError_t status, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-Scope::Scope(int device_index)
-    : device(facts(device_index)), stream(current_stream(device_index)) {
+Scope::Scope(int device_index) : device(facts(device_index)), stream(current_stream(device_index)) {
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");
   if (current == device_index) return;

@@ -25,11 +25,11 @@ constexpr std::array<Run, sizeof...(I)> launches(std::index_sequence<I...>) {
 
 // The launches of an arch's rows, in the order of its table.
 std::span<const Run> launches(const Arch& arch) {
-#define ARCH(name)                                                               \
-  if (arch.rows.data() == name::kRows) {                                         \
-    static constexpr auto all =                                                  \
+#define ARCH(name)                                                                 \
+  if (arch.rows.data() == name::kRows) {                                           \
+    static constexpr auto all =                                                    \
         launches<name::RowId>(std::make_index_sequence<std::size(name::kRows)>{}); \
-    return all;                                                                  \
+    return all;                                                                    \
   }
   SCALED_MM_ARCHS
 #undef ARCH
@@ -85,9 +85,9 @@ void must_fit(const char* argument, const char* what, int64_t size) {
 
 const Arch& serving_arch(const Device& device) {
   if (const Arch* arch = find_arch(device.capability)) return *arch;
-  throw std::runtime_error(
-      cat("scaled_mm has no kernels for cuda:", device.index, " (compute capability ",
-          device.capability / 10, ".", device.capability % 10, "); built for: ", arch_names()));
+  throw std::runtime_error(cat("scaled_mm has no kernels for cuda:", device.index,
+                               " (compute capability ", device.capability / 10, ".",
+                               device.capability % 10, "); built for: ", arch_names()));
 }
 
 Tensor run(Checked<Problem> checked, Instance instance) {

@@ -1,5 +1,5 @@
-// What a row of a tuning table can be asked for. Its kernels are compiled one row to a file, and each
-// such file specialises this for its row.
+// What a row of a tuning table can be asked for. Its kernels are compiled one row to a file, and
+// each such file specialises this for its row.
 #pragma once
 
 #include "cuda/device.h"

@@ -14,20 +14,19 @@
 
 namespace scaled_mm::cuda::cutlass3 {
 
-// Out: the storage type of D.
-template <const Config& kConfig, class E, class Out>
+// kRow: of an arch's table, whose config() is found by its type. Out: the storage type of D.
+template <auto kRow, class E, class Out>
 struct Gemm {
+  static constexpr Config kConfig = config(kRow);
   static constexpr bool kPingpong = kConfig.schedule == Schedule::pingpong;
-  using Tile = cute::Shape<cute::Int<kConfig.tile_m>, cute::Int<kConfig.tile_n>,
-                           cute::Int<kConfig.tile_k>>;
-  using Cluster =
-      cute::Shape<cute::Int<kConfig.cluster_m>, cute::Int<kConfig.cluster_n>, cute::_1>;
+  using Tile =
+      cute::Shape<cute::Int<kConfig.tile_m>, cute::Int<kConfig.tile_n>, cute::Int<kConfig.tile_k>>;
+  using Cluster = cute::Shape<cute::Int<kConfig.cluster_m>, cute::Int<kConfig.cluster_n>, cute::_1>;
   using MainSchedule =
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  using EndSchedule =
-      std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
-                         cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  using EndSchedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
+                                         cutlass::epilogue::TmaWarpSpecializedCooperative>;
   using End = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float,  // accumulator, compute
@@ -37,8 +36,8 @@ struct Gemm {
   using Main = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16,
       int8_t, cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster,
-      cutlass::gemm::collective::StageCountAutoCarveout<
-          static_cast<int>(sizeof(typename End::SharedStorage))>,
+      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
+          sizeof(typename End::SharedStorage))>,
       MainSchedule>::CollectiveOp;
   using Operation = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main, End,
                                                          cutlass::gemm::PersistentScheduler>;
@@ -89,14 +88,14 @@ struct Gemm {
 };
 
 // Runs the kernel whose storage type the product asks for.
-template <const Config& kConfig, class E>
+template <auto kRow, class E>
 void run(const Product& p, const Device& device, cudaStream_t stream) {
   if constexpr (std::is_same_v<E, epilogue::RawAccumulator>) {
-    Gemm<kConfig, E, int32_t>::run(p, device, stream);
+    Gemm<kRow, E, int32_t>::run(p, device, stream);
   } else if (p.out_dtype == ScalarType::Float) {
-    Gemm<kConfig, E, float>::run(p, device, stream);
+    Gemm<kRow, E, float>::run(p, device, stream);
   } else {
-    Gemm<kConfig, E, uint16_t>::run(p, device, stream);
+    Gemm<kRow, E, uint16_t>::run(p, device, stream);
   }
 }
 

@@ -102,11 +102,13 @@ struct Visitor {
   CUTLASS_DEVICE auto hold(const Args& args) const {
     using namespace cute;
     const auto strides = [] {
-      if constexpr (L::axis == epilogue::Axis::Col) return make_stride(_1{}, _0{});
-      else return make_stride(_0{}, _1{});
+      if constexpr (L::axis == epilogue::Axis::Col)
+        return make_stride(_1{}, _0{});
+      else
+        return make_stride(_0{}, _1{});
     }();
     auto tile = make_tensor(make_smem_ptr(operands->of(L{})),
-                              make_layout(make_shape(Int<kRows>{}, Int<kCols>{}), strides));
+                            make_layout(make_shape(Int<kRows>{}, Int<kCols>{}), strides));
     auto shared = cutlass::epilogue::fusion::sm90_partition_for_epilogue<kReferenceSrc>(
         tile, args.epi_tile, args.tiled_copy, args.thread_idx);
     auto registers = make_tensor_like<typename L::value>(take<0, 3>(shared));
@@ -178,8 +180,8 @@ struct Visitor {
     const auto [tile_m, tile_n, tile_k, tile_l] = args.tile_coord_mnkl;
     const int threads = cute::size(args.tiled_copy);
     return Callbacks<decltype(hold<kReferenceSrc, Ls>(args))...>(
-        *params, *operands, int64_t{tile_m} * kRows, int64_t{tile_n} * kCols, m, n,
-        args.thread_idx, threads, hold<kReferenceSrc, Ls>(args)...);
+        *params, *operands, int64_t{tile_m} * kRows, int64_t{tile_n} * kCols, m, n, args.thread_idx,
+        threads, hold<kReferenceSrc, Ls>(args)...);
   }
 };
 

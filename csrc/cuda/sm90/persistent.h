@@ -1,5 +1,5 @@
-// A row of the table that is a persistent CUTLASS kernel. setup.py compiles this once for every such
-// row, with SCALED_MM_ROW defined as the row's name.
+// A row of the table that is a persistent CUTLASS kernel. setup.py compiles this once for every
+// such row, with SCALED_MM_ROW defined as the row's name.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1  // programmatic dependent launch: the kernel waits for it
 
 #include "cuda/cutlass3/gemm.h"
@@ -11,11 +11,10 @@ namespace scaled_mm::cuda {
 template <>
 void Launch<sm90::RowId::SCALED_MM_ROW>::run(const Product& p, const Device& device,
                                              cudaStream_t stream) {
-  static constexpr Config row = sm90::config(sm90::RowId::SCALED_MM_ROW);
+  constexpr auto row = sm90::RowId::SCALED_MM_ROW;
   switch (p.instance) {
 #define INSTANCE(name, epilogue_name) \
-  case Instance::name:                \
-    return cutlass3::run<row, epilogue::epilogue_name>(p, device, stream);
+  case Instance::name: return cutlass3::run<row, epilogue::epilogue_name>(p, device, stream);
 #include "cuda/instances.def"
 #undef INSTANCE
   }

@@ -42,9 +42,9 @@ struct StreamParams {
   int token_tiles;  // tiles of D along M
   int stages;       // of the ring
   Operands operands;
-  void* d;             // D [M, N] row-major
-  int64_t ldd;         // in elements
-  bool vectors;        // rows of D are 16-byte aligned
+  void* d;       // D [M, N] row-major
+  int64_t ldd;   // in elements
+  bool vectors;  // rows of D are 16-byte aligned
   ScalarType out_dtype;
 };
 
@@ -76,8 +76,8 @@ template <int kTokens_, int kGroups_, class E>
 struct StreamBlock {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr int kChannels = 64 * kGroups;
-  static constexpr int kConsumers = 128 * kGroups;      // threads that multiply
-  static constexpr int kThreads = kConsumers + 32;      // and the warp that loads
+  static constexpr int kConsumers = 128 * kGroups;  // threads that multiply
+  static constexpr int kThreads = kConsumers + 32;  // and the warp that loads
   static constexpr int kWeightBytes = kChannels * kChunk;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kChunk;
   // The sums lie where the stages were, token by token; 4 words apart from the next token, so that

@@ -9,8 +9,9 @@ namespace scaled_mm::cuda {
 namespace sm90 {
 namespace {
 
-template <const Config& kConfig, class E>
+template <RowId kRow, class E>
 void run_stream(const Product& p, const Device& device, cudaStream_t stream) {
+  constexpr Config kConfig = config(kRow);
   using Block = StreamBlock<kConfig.tile_m, kConfig.tile_n / 64, E>;
   const auto kernel = stream_gemm<Block::kTokens, Block::kGroups, E>;
   const StreamPlan plan = plan_stream(kConfig, {p.m, p.n, p.k, 0}, device);
@@ -61,11 +62,10 @@ void run_stream(const Product& p, const Device& device, cudaStream_t stream) {
 template <>
 void Launch<sm90::RowId::SCALED_MM_ROW>::run(const Product& p, const Device& device,
                                              cudaStream_t stream) {
-  static constexpr Config row = sm90::config(sm90::RowId::SCALED_MM_ROW);
+  constexpr auto row = sm90::RowId::SCALED_MM_ROW;
   switch (p.instance) {
 #define INSTANCE(name, epilogue_name) \
-  case Instance::name:                \
-    return sm90::run_stream<row, epilogue::epilogue_name>(p, device, stream);
+  case Instance::name: return sm90::run_stream<row, epilogue::epilogue_name>(p, device, stream);
 #include "cuda/instances.def"
 #undef INSTANCE
   }

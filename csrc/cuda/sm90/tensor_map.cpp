@@ -16,7 +16,8 @@ auto encoder() {
                                          cudaEnableDefault, &found),
         "cuTensorMapEncodeTiled");
   if (found != cudaDriverEntryPointSuccess) {
-    throw std::runtime_error("the CUDA driver has no cuTensorMapEncodeTiled: it is older than 12.0");
+    throw std::runtime_error(
+        "the CUDA driver has no cuTensorMapEncodeTiled: it is older than 12.0");
   }
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }

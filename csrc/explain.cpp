@@ -1,0 +1,109 @@
+// What `scaled-mm explain` shows: the choice of a CUDA kernel, told as JSON. In the CPU library,
+// which holds the tuning tables of every arch, so that it works where there is no GPU.
+#include <algorithm>
+#include <sstream>
+#include <string>
+
+#include "check.h"
+#include "cuda/config.h"
+
+namespace scaled_mm::cuda {
+namespace {
+
+std::string describe(const Config& c) {
+  const std::string tile = cat(c.tile_m, " tokens x ", c.tile_n, " channels");
+  if (c.kernel == Kernel::stream) return "streams the weight, tiles of " + tile;
+  const char* schedule = c.schedule == Schedule::pingpong ? "ping-pong" : "cooperative";
+  return cat("CUTLASS, ", schedule, ", tiles of ", tile, ", clusters of ", c.cluster_m, " x ",
+             c.cluster_n);
+}
+
+std::string reason(double us, double least) {
+  std::ostringstream text;
+  text.precision(2);
+  text << std::fixed << us / least << " times the time of the row chosen";
+  return text.str();
+}
+
+void notes(std::ostream& json, const Size& size, bool streams) {
+  const char* separator = "";
+  const auto note = [&](const std::string& text) {
+    json << separator << '"' << text << '"';
+    separator = ", ";
+  };
+  if (size.k % 16) {
+    note(cat("K=", size.k,
+             " is no multiple of 16: contiguous operands are copied into rows that are "
+             "16-byte aligned, the weight once when it is packed"));
+  }
+  if (!streams && size.n * size.out_bytes % 16) {
+    note(cat("rows of D of ", size.n * size.out_bytes,
+             " bytes are not 16-byte aligned: D is written padded and copied"));
+  }
+}
+
+std::string explain(const Size& size, const Machine& machine) {
+  std::ostringstream json;
+  const double bytes =
+      double(size.n) * size.k + double(size.m) * size.k + double(size.m) * size.n * size.out_bytes;
+  json << "{\"bytes\": " << static_cast<int64_t>(bytes)
+       << ", \"floor_us\": " << bytes / machine.bytes_per_us << ", \"archs\": [";
+  for (const Arch& arch : archs()) {
+    json << (&arch == archs().data() ? "" : ", ") << '"' << arch.name << '"';
+  }
+  const Arch* arch = find_arch(machine.capability);
+  if (!arch) {
+    json << "], \"arch\": null, \"rows\": []}";
+    return json.str();
+  }
+  json << "], \"arch\": \"" << arch->name << "\", \"rows\": [";
+  const int chosen = pick(*arch, size, machine);
+  const double least = predict(arch->rows[chosen].config, size, machine).us;
+  for (size_t i = 0; i < arch->rows.size(); ++i) {
+    const auto& [name, config] = arch->rows[i];
+    const bool is_chosen = static_cast<int>(i) == chosen;
+    json << (i ? ", " : "") << "{\"name\": \"" << name << "\", \"what\": \"" << describe(config)
+         << "\", \"chosen\": " << (is_chosen ? "true" : "false");
+    if (size.k == 0 && config.kernel != Kernel::stream) {
+      json << ", \"predicted_us\": null, \"reason\": \"has nothing to load when K is 0\"}";
+      continue;
+    }
+    const Prediction p = predict(config, size, machine);
+    json << ", \"predicted_us\": " << p.us << ", \"memory_us\": " << p.memory
+         << ", \"busy_us\": " << p.busy << ", \"waves_us\": " << p.waves << ", \"reason\": \""
+         << (is_chosen ? "" : reason(p.us, least)) << "\"}";
+  }
+  json << "], \"notes\": [";
+  notes(json, size, arch->rows[chosen].config.kernel == Kernel::stream);
+  json << "]}";
+  return json.str();
+}
+
+}  // namespace
+}  // namespace scaled_mm::cuda
+
+// JSON: {bytes, floor_us, archs, arch, rows: [{name, what, chosen, predicted_us, memory_us,
+// busy_us, waves_us, reason}], notes}, or
+// {error}. The text holds until the thread's next call.
+extern "C" __attribute__((visibility("default"))) const char* scaled_mm_explain(
+    int64_t m, int64_t n, int64_t k, int capability, int sms, double bytes_per_us, int out_bytes) {
+  thread_local std::string text;
+  try {
+    text = scaled_mm::cuda::explain({m, n, k, out_bytes}, {capability, sms, bytes_per_us});
+  } catch (const std::invalid_argument& refusal) {
+    text = scaled_mm::cat("{\"error\": \"", refusal.what(), "\"}");
+  }
+  return text.c_str();
+}
+
+// The rows of an arch's table, "name, name, ..."; empty for an arch without one.
+extern "C" __attribute__((visibility("default"))) const char* scaled_mm_cuda_rows(
+    const char* arch_name) {
+  thread_local std::string names;
+  names.clear();
+  for (const auto& arch : scaled_mm::cuda::archs()) {
+    if (std::string(arch_name) != arch.name) continue;
+    for (const auto& row : arch.rows) names += (names.empty() ? "" : ", ") + std::string(row.name);
+  }
+  return names.c_str();
+}
