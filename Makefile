@@ -19,6 +19,8 @@ FORMATTED := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(CURDIR)/$(VENV)/outer-bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# With a CUDA torch, too, the CUDA library is built only where `make cuda` asks for it.
+export SCALED_MM_CUDA := 0
 PIP := $(VENV)/bin/python -m pip install --quiet --no-warn-conflicts -c tools/constraints.txt
 INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q

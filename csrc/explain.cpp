@@ -91,7 +91,9 @@ extern "C" __attribute__((visibility("default"))) const char* scaled_mm_explain(
   try {
     text = scaled_mm::cuda::explain({m, n, k, out_bytes}, {capability, sms, bytes_per_us});
   } catch (const std::invalid_argument& refusal) {
-    text = scaled_mm::cat("{\"error\": \"", refusal.what(), "\"}");
+    text = refusal.what();
+    std::erase_if(text, [](char c) { return c == '"' || c == '\\' || c < ' '; });  // as in JSON
+    text = "{\"error\": \"" + text + "\"}";
   }
   return text.c_str();
 }

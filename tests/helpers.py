@@ -43,7 +43,8 @@ def assert_bits(got: Tensor | None, expected: Tensor | None, *context: object) -
 def bytes_of(operands: Iterable[Any]) -> list[Tensor]:
     """A copy of the memory behind every tensor, poison between its elements included."""
     tensors = [x for x in operands if isinstance(x, Tensor)]
-    return [torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).clone() for x in tensors]
+    empty = [torch.empty(0, dtype=torch.uint8, device=x.device) for x in tensors]
+    return [e.set_(x.untyped_storage()).clone() for e, x in zip(empty, tensors, strict=True)]
 
 
 def run_python(code: str, *arguments: str, timeout: float = 300, **env: str) -> str:

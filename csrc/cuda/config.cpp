@@ -63,7 +63,9 @@ StreamPlan plan_stream(const Config& config, const Size& size, const Machine& ma
   const int64_t whole = tiles(config, size.m, size.n);
   // As many slices as find a multiprocessor for each block. Clusters of three do not fill a GPC, so
   // some multiprocessors stay empty; clusters of four and more left too many.
-  plan.split = 7 * 3 * whole <= 6 * machine.sms ? 3 : 2 * whole <= machine.sms ? 2 : 1;
+  plan.split = 7 * kMaxSplit * whole <= 6 * machine.sms ? kMaxSplit
+               : 2 * whole <= machine.sms               ? 2
+                                                        : 1;
   plan.blocks = whole * plan.split;
   // Two blocks to a multiprocessor when there are many, so that one loads while the other ends;
   // unless their rings would be too short.
@@ -110,8 +112,12 @@ Prediction predict(const Config& config, const Size& size, const Machine& machin
 }
 
 int pick(const Arch& arch, const Size& size, const Machine& machine) {
+  const auto runs = [&](const Row& row) {
+    return size.k > 0 || row.config.kernel == Kernel::stream;
+  };
   if (const char* forced = std::getenv("SCALED_MM_CUDA_ROW"); forced && *forced) {
-    return find_row(arch, forced);
+    const int row = find_row(arch, forced);
+    if (runs(arch.rows[row])) return row;
   }
   // The last few answers: a model asks for the same few sizes over and over.
   struct Answer {
@@ -133,9 +139,8 @@ int pick(const Arch& arch, const Size& size, const Machine& machine) {
   int best = 0;
   double least = INFINITY;
   for (size_t i = 0; i < arch.rows.size(); ++i) {
-    const Config& config = arch.rows[i].config;
-    if (size.k == 0 && config.kernel != Kernel::stream) continue;  // nothing to load
-    const double us = predict(config, size, machine).us;
+    if (!runs(arch.rows[i])) continue;
+    const double us = predict(arch.rows[i].config, size, machine).us;
     if (us < least) least = us, best = static_cast<int>(i);
   }
   answer = {&arch, size, machine.bytes_per_us, machine.sms, best};

@@ -57,10 +57,12 @@ struct Machine {
   double bytes_per_us = 0.0;  // of device memory, peak
 };
 
+inline constexpr int kMaxSplit = 3;
+
 // How a streaming kernel cuts a product.
 struct StreamPlan {
   int token_tiles;  // tiles of D along M
-  int split;        // slices of K, one block each: a cluster
+  int split;        // slices of K, one block each: a cluster; at most kMaxSplit
   int64_t blocks;
   bool paired;  // two blocks live on a multiprocessor at a time
 };
@@ -78,8 +80,9 @@ struct Prediction {
 };
 Prediction predict(const Config& config, const Size& size, const Machine& machine);
 
-// The row to run, as an index: SCALED_MM_CUDA_ROW when set, else the least prediction. Throws
-// std::invalid_argument when the variable names no row.
+// The row to run, as an index: SCALED_MM_CUDA_ROW when set, else the least prediction; a streaming
+// one in any case where K is 0 and a persistent kernel would wait for loads that do not come.
+// Throws std::invalid_argument when the variable names no row.
 int pick(const Arch& arch, const Size& size, const Machine& machine);
 
 }  // namespace scaled_mm::cuda

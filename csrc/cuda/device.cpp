@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "check.h"
+
 namespace scaled_mm::cuda {
 namespace {
 
@@ -27,6 +29,8 @@ Device ask(int index) {
   // kHz, two transfers a clock; bits
   device.bytes_per_us = 2e-3 * attribute(cudaDevAttrMemoryClockRate, index) *
                         attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
+  if (device.bytes_per_us <= 0) device.bytes_per_us = 3.35e6;  // it does not tell: an H100's
+  device.arch = find_arch(device.capability);
   return device;
 }
 
@@ -53,6 +57,11 @@ void check(cudaError_t status, const char* what) {
 }
 
 Scope::Scope(int device_index) : device(facts(device_index)), stream(current_stream(device_index)) {
+  if (!device.arch) {
+    throw std::runtime_error(cat("scaled_mm has no kernels for cuda:", device_index,
+                                 " (compute capability ", device.capability / 10, ".",
+                                 device.capability % 10, "); built for: ", arch_names()));
+  }
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");
   if (current == device_index) return;

@@ -13,7 +13,8 @@ namespace scaled_mm::cuda {
 
 struct Device : Machine {
   int index = 0;
-  int shared_memory = 0;  // bytes that one block may ask for
+  int shared_memory = 0;       // bytes that one block may ask for
+  const Arch* arch = nullptr;  // the tuning table that serves it, or null
 };
 
 // Does something once for each device, where the device is current: a kernel's attributes are its
@@ -22,8 +23,9 @@ class OncePerDevice {
  public:
   template <class F>
   void operator()(int device, F f) {
-    const uint64_t bit = uint64_t{1} << (device % 64);
-    if (device < 64 && (done_.load(std::memory_order_acquire) & bit)) return;
+    if (device >= 64) return f();
+    const uint64_t bit = uint64_t{1} << device;
+    if (done_.load(std::memory_order_acquire) & bit) return;
     f();  // twice at the same time does no harm
     done_.fetch_or(bit, std::memory_order_release);
   }
@@ -36,7 +38,8 @@ class OncePerDevice {
 void check(cudaError_t status, const char* what);
 
 // For the time of a call: the tensors' device, made current if it is not (and put back after), and
-// torch's current stream on it, on which all work goes.
+// torch's current stream on it, on which all work goes. Refuses a device that nothing was built
+// for.
 class Scope {
  public:
   explicit Scope(int device_index);

@@ -48,8 +48,11 @@ Instance choose_instance(Problem& p) {
     std::swap(p.operands[index(Operand::azp_with_adj)], p.operands[index(Operand::azp_adj)]);
     given ^= bit(Operand::azp_with_adj) | bit(Operand::azp_adj);
   }
-#define INSTANCE(name, epilogue_name) \
-  if (!(given & ~epilogue::epilogue_name::accepted)) return Instance::name;
+  constexpr OperandSet neutral = bit(Operand::bias) | bit(Operand::azp);  // may be absent
+#define INSTANCE(name, epilogue_name)                           \
+  if (!(given & ~epilogue::epilogue_name::accepted) &&          \
+      !(epilogue::epilogue_name::required & ~given & ~neutral)) \
+    return Instance::name;
 #include "cuda/instances.def"
 #undef INSTANCE
   throw std::logic_error("no kernel reads these operands: " + epilogue::names(p.given));
@@ -83,13 +86,6 @@ void must_fit(const char* argument, const char* what, int64_t size) {
   }
 }
 
-const Arch& serving_arch(const Device& device) {
-  if (const Arch* arch = find_arch(device.capability)) return *arch;
-  throw std::runtime_error(cat("scaled_mm has no kernels for cuda:", device.index,
-                               " (compute capability ", device.capability / 10, ".",
-                               device.capability % 10, "); built for: ", arch_names()));
-}
-
 Tensor run(Checked<Problem> checked, Instance instance) {
   Problem& p = checked.problem;
   const Tensor& d = checked.outputs[0];
@@ -98,7 +94,7 @@ Tensor run(Checked<Problem> checked, Instance instance) {
   must_fit("b", "columns", p.n);
   const Scope scope(d.get_device_index());
   std::vector<Tensor>& keep = checked.inputs;
-  const Arch& arch = serving_arch(scope.device);
+  const Arch& arch = *scope.device.arch;
   const bool narrow = p.out_dtype == ScalarType::BFloat16 || p.out_dtype == ScalarType::Half;
   const int out_bytes = narrow ? 2 : 4;
   const int row = pick(arch, {p.m, p.n, p.k, out_bytes}, scope.device);

@@ -8,7 +8,7 @@
 namespace scaled_mm::cuda {
 
 // Which epilogue a kernel holds. Operands that are absent read as neutral values, so that two
-// instances serve the four epilogues (instance.def) and a third int8_mm.
+// instances serve the four epilogues (instances.def) and a third int8_mm.
 enum class Instance : int {
 #define INSTANCE(name, epilogue) name,
 #include "cuda/instances.def"
@@ -28,7 +28,7 @@ struct Product {
   int64_t lda = 0;
   const int8_t* b = nullptr;  // B^T [N, K] row-major, likewise
   int64_t ldb = 0;
-  void* d = nullptr;  // D [M, N] row-major; a tiled kernel needs its rows 16-byte aligned
+  void* d = nullptr;  // D [M, N] row-major; a persistent kernel needs its rows 16-byte aligned
   int64_t ldd = 0;    // in elements
   ScalarType out_dtype = ScalarType::Undefined;
   Instance instance = Instance::raw;

@@ -1,9 +1,8 @@
 // quantize_int8 on the GPU: how x is read and q written; the arithmetic is in quantizer.cuh.
 //
-//   scales of rows      quantize_rows: a team of threads holds a row in registers, so x is read
-//   once scales given        quantize_tiles one scale of all    range_of_tiles, each block its
-//   part; then quantize_tiles, each block of which
-//                       joins those parts first
+// Scales of rows: quantize_rows, in which a team of threads holds a row in registers, so that x is
+// read once. Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part;
+// then quantize_tiles, each block of which joins those parts first.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 

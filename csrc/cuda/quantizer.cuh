@@ -83,12 +83,13 @@ __device__ inline Range range_of_block(Range range) {
 // q = clamp(round(x / scale) + azp), in one of two ways with the same result.
 //
 // `exact` follows the formula, for any scale and zero point. `quick` is for scales (and, if given,
-// zero points) that are not extreme, which `is_quick` says; it divides without branches. With
+// zero points) that are not extreme, which `is_quick` says; it divides without branches, with
 // r = RN(1/s):
+//
 //   q0 = RN(x r)                  is less than 1.5 ulp from x/s
 //   q1 = RN(q0 + r RN(x - q0 s))  is less than 1 ulp from it
-//   q2 = RN(q1 + r (x - q1 s))    is RN(x/s): Markstein's theorem (1990), for the remainder is
-//   exact
+//   q2 = RN(q1 + r (x - q1 s))    is RN(x/s): Markstein's theorem (1990), as x - q1 s is exact
+//
 // The theorem asks that nothing underflows. A remainder is a multiple of ulp(q) ulp(s); where
 // |x/s| >= 1/4 and |s| >= 2^-100 that is at least 2^-25 2^-123. Where |x/s| < 1/4 whatever is lost
 // is below 2^-149 / s, and q2 rounds to 0 as x/s does.
@@ -98,8 +99,8 @@ struct Quantizer {
   float divisor;     // the scale, or 1 where all elements are 0
   float reciprocal;  // RN(1 / divisor)
   float lowest;      // of q
-  float limit;       // |x| from which on q does not change, or more (given scales)
-  float for_nan;     // an x that makes q = 0
+  float limit;       // |x| from which on q does not change, or more
+  float for_nan;     // an x that makes q = 0 (given scales)
   bool is_quick;
 
   __device__ float quotient(float x) const {
@@ -152,6 +153,7 @@ __device__ inline Quantizer quantizer_of(const Range& range, bool symmetric) {
     const float azp = rintf(-128.0f - __fdiv_rn(range.lo, by.scale));
     by.azp = static_cast<int32_t>(fminf(fmaxf(azp, -128.0f), 127.0f));
   }
+  by.limit = __int_as_float(0x7f800000);  // the range is the limit
   by.divisor = range.lo < range.hi ? by.scale : 1.0f;
   by.is_quick = is_moderate(by.divisor);
   by.reciprocal = __frcp_rn(by.divisor);

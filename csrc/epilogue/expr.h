@@ -1,6 +1,6 @@
 // The vocabulary of an epilogue: what is left to compute once the int32 accumulator of one element
 // D[m, n] stands. An epilogue is a type built from these words; it has no code of its own.
-// Each backend lowers the type once (cpu/lower.h; later one lowering per CUTLASS generation), and
+// Each backend lowers the type once (cpu/lower.h, cuda/lower.cuh), and
 // everything else about an epilogue is read off the type: `required`, the operands it needs, and
 // `accepted`, those it reads when they are given.
 #pragma once
@@ -67,11 +67,11 @@ struct Optional : L {
 inline constexpr float kAbsentBias = -0.0f;
 
 // What an absent operand reads as where the bits must be those of an epilogue without it: a bias as
-// above; a zero point is 1 once it has been multiplied into the column sums.
+// above; a zero point is 1 once it has been multiplied into the column sums. No other can be
+// absent.
 template <class L>
 constexpr typename L::value neutral() {
-  if constexpr (L::id == Operand::bias) return kAbsentBias;
-  return typename L::value(1);
+  return L::id == Operand::bias ? typename L::value(kAbsentBias) : typename L::value(1);
 }
 
 // --- operations --------------------------------------------------------------------------------

@@ -7,6 +7,8 @@
 
 #include <cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp>
 
+#include <algorithm>
+
 #include "cuda/lower.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {
@@ -162,7 +164,7 @@ struct Visitor {
    private:
     template <class L, class... Ls, size_t... I>
     CUTLASS_DEVICE const auto& find(L, Leaves<Ls...>, std::index_sequence<I...>) const {
-      constexpr size_t index = ((std::is_same_v<L, Ls> ? I : 0) + ... + 0);
+      constexpr size_t index = std::min({std::is_same_v<L, Ls> ? I : sizeof...(Ls)...});
       return cute::get<index>(held).registers;
     }
   };

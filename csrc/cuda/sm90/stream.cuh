@@ -25,12 +25,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/config.h"
 #include "cuda/lower.cuh"
 
 namespace scaled_mm::cuda::sm90 {
 
-inline constexpr int kChunk = 128;  // bytes of K in a stage: the width of the swizzle
-inline constexpr int kMaxSplit = 8;
+inline constexpr int kChunk = 128;   // bytes of K in a stage: the width of the swizzle
 inline constexpr int kPrefetch = 4;  // stages that are sent for before the kernel may read
 
 struct StreamParams {
@@ -44,7 +44,7 @@ struct StreamParams {
   Operands operands;
   void* d;       // D [M, N] row-major
   int64_t ldd;   // in elements
-  bool vectors;  // rows of D are 16-byte aligned
+  bool vectors;  // four elements of D can be written at once, from every multiple of four on
   ScalarType out_dtype;
 };
 
@@ -126,13 +126,18 @@ __device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
   int4 v;
   asm volatile("ld.shared::cluster.v4.s32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(there));
+               : "r"(there)
+               : "memory");
   return v;
 }
 
+// All threads of the cluster meet; what they wrote before is seen by all after.
 __device__ inline void cluster_sync() {
+  __syncwarp();
+  asm volatile("" ::: "memory");
   cute::cluster_arrive();
   cute::cluster_wait();
+  asm volatile("" ::: "memory");
 }
 
 // Four neighbouring channels of one token, `count` of them inside D.
