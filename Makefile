@@ -85,7 +85,7 @@ cuda: $(VENV)/.base ## both libraries with every kernel; needs nvcc, no GPU
 	SCALED_MM_CUDA=1 python setup.py build_ext --inplace
 
 gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
-	$(PYTEST) -m "gpu and not slow" tests/test_cuda_*.py
+	python tools/gpu_test.py
 
 # racecheck is left out: it cannot follow mbarriers, through which TMA and wgmma hand over.
 gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kernel; after `make cuda`

@@ -2,14 +2,13 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <limits>
 #include <string>
 
 #include "check.h"
 
 namespace scaled_mm {
 namespace {
-
-using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // --- how values read in a message --------------------------------------------------------------
 
@@ -43,6 +42,11 @@ std::string device(const Tensor& t) {
   return cat(t.is_cuda() ? "cuda" : "device", ":", t.get_device_index());
 }
 
+// What a dtype is called in the C interface.
+int32_t shim_dtype(ScalarType dtype) {
+  return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+}
+
 // --- rules that several arguments share --------------------------------------------------------
 
 void must_be(const char* argument, const Tensor& t, ScalarType dtype) {
@@ -56,38 +60,72 @@ void must_share_device(const char* argument, const Tensor& t, const char* other_
   }
 }
 
-bool equal(Sizes sizes, const std::vector<int64_t>& expected) {
-  if (sizes.size() != expected.size()) return false;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (sizes[i] != expected[i]) return false;
-  }
-  return true;
+// A vector of the rows of a matrix [..., K] has shape [...] or [..., 1].
+bool is_per_row(const Tensor& t, const Tensor& matrix) {
+  const Sizes sizes = t.sizes(), rows = matrix.sizes().slice(0, matrix.dim() - 1);
+  const bool column = sizes.size() > rows.size() && sizes.back() == 1;
+  return sizes.slice(0, sizes.size() - column) == rows;
+}
+std::string per_row_text(const Tensor& matrix) {
+  std::vector<int64_t> sizes(matrix.sizes().begin(), matrix.sizes().end());
+  sizes.back() = 1;
+  return shape_text(Sizes(sizes).slice(0, sizes.size() - 1)) + " or " + shape_text(sizes);
 }
 
-// t with every dimension but the last folded into one, [..., K] -> [M, K]. A view where the
-// strides allow it, else a copy; either way `inputs` keeps it alive.
+// A vector of the columns of a matrix [..., N] has shape [N] or [1, N].
+bool is_per_column(const Tensor& t, int64_t n) {
+  const Sizes sizes = t.sizes();
+  return sizes == Sizes({n}) || sizes == Sizes({1, n});
+}
+std::string per_column_text(int64_t n) { return shape_text({n}) + " or " + shape_text({1, n}); }
+
+[[noreturn]] void out_of_memory(const Tensor& like, Sizes sizes, ScalarType dtype) {
+  int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(shim_dtype(dtype)));
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
+  }
+  throw std::runtime_error(
+      cat("could not allocate ", bytes, " bytes on ", device(like), ": out of memory"));
+}
+
+// The one stride that leads through all elements in order, where there is one; 0 for one element.
+std::optional<int64_t> single_stride(Sizes sizes, Sizes strides) {
+  std::optional<int64_t> stride;
+  int64_t next = 0;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] == 1) continue;
+    if (stride && strides[i] != next) return std::nullopt;
+    if (!stride) stride = strides[i];
+    next = strides[i] * sizes[i];
+  }
+  return stride.value_or(0);
+}
+
+// t with every dimension but the last folded into one, [..., K] -> [M, K]: t itself where its
+// strides allow it, else a copy that `copies` keeps alive.
 template <class T>
-Matrix<const T> fold_rows(const Tensor& t, int64_t rows, std::vector<Tensor>& inputs) {
-  const int64_t cols = t.size(t.dim() - 1);
-  const Tensor& folded = inputs.emplace_back(
-      t.dim() == 2 ? t : torch::stable::reshape(t, std::vector<int64_t>{rows, cols}));
-  return {static_cast<const T*>(folded.const_data_ptr()), folded.stride(0), folded.stride(1)};
+Matrix<const T> fold_rows(const Tensor& t, int64_t rows, std::vector<Tensor>& copies) {
+  const size_t last = t.dim() - 1;
+  const Sizes sizes = t.sizes(), strides = t.strides();
+  if (const auto row_stride = single_stride(sizes.slice(0, last), strides.slice(0, last))) {
+    return {static_cast<const T*>(t.const_data_ptr()), *row_stride, strides[last]};
+  }
+  try {
+    copies.push_back(torch::stable::reshape(t, {rows, sizes[last]}));
+  } catch (const std::exception&) {
+    out_of_memory(t, sizes, t.scalar_type());
+  }
+  const Tensor& copy = copies.back();
+  return {static_cast<const T*>(copy.const_data_ptr()), copy.stride(0), copy.stride(1)};
 }
 
 // t's elements in order as a vector: t itself where one stride leads through them, else a copy.
-Vector as_vector(const Tensor& t, std::vector<Tensor>& inputs) {
-  int64_t stride = 1;
-  int long_dims = 0;
-  for (int64_t i = 0; i < t.dim(); ++i) {
-    if (t.size(i) == 1) continue;
-    stride = t.stride(i);
-    ++long_dims;
+Vector as_vector(const Tensor& t, std::vector<Tensor>& copies) {
+  if (const auto stride = single_stride(t.sizes(), t.strides())) {
+    return {t.const_data_ptr(), t.scalar_type(), *stride};
   }
-  if (long_dims > 1) stride = 1;
-  if (t.numel() == 1) stride = 0;
-  const bool copied = long_dims > 1 && !t.is_contiguous();
-  const Tensor& vector = inputs.emplace_back(copied ? torch::stable::contiguous(t) : t);
-  return {vector.const_data_ptr(), t.scalar_type(), stride};
+  const Tensor& copy = copies.emplace_back(torch::stable::contiguous(t));
+  return {copy.const_data_ptr(), copy.scalar_type(), 1};
 }
 
 int64_t count_rows(const Tensor& t) {
@@ -154,7 +192,6 @@ Checked<Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_
     refuse("a", cat("have K=", p.k, " columns, the rows of b"), shape(a));
   }
   p.a = fold_rows<int8_t>(a, p.m, checked.inputs);
-  checked.inputs.push_back(b);
 
   std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
   sizes.back() = p.n;
@@ -184,20 +221,11 @@ void check_operand(const std::optional<Tensor>& given, const Tensor& a, Checked<
   must_share_device(argument, t, "a", a);
 
   const bool per_row = Leaf::axis == epilogue::Axis::Col;
-  std::vector<int64_t> flat, with_one;  // the two shapes that a vector may have
-  if (per_row) {
-    flat.assign(a.sizes().begin(), a.sizes().end() - 1);
-    with_one = flat;
-    with_one.push_back(1);
-  } else {
-    flat = {p.n};
-    with_one = {1, p.n};
-  }
   const bool one = Leaf::scalar_ok && t.numel() == 1;
-  if (!one && !equal(t.sizes(), flat) && !equal(t.sizes(), with_one)) {
+  if (!one && !(per_row ? is_per_row(t, a) : is_per_column(t, p.n))) {
     refuse(argument,
            cat("have ", Leaf::scalar_ok ? "1 or " : "", per_row ? "M=" : "N=", per_row ? p.m : p.n,
-               " elements, in shape ", shape_text(flat), " or ", shape_text(with_one)),
+               " elements, in shape ", per_row ? per_row_text(a) : per_column_text(p.n)),
            shape(t));
   }
   p.operands[static_cast<int>(Leaf::id)] = as_vector(t, checked.inputs);
@@ -205,10 +233,12 @@ void check_operand(const std::optional<Tensor>& given, const Tensor& a, Checked<
 }
 
 void check_out_dtype(ScalarType dtype) {
+#define DTYPE(name, scalar_type, storage) \
+  if (dtype == ScalarType::scalar_type) return;
+#include "dtypes.def"
+#undef DTYPE
   std::string known;
-#define DTYPE(name, scalar_type, storage)       \
-  if (dtype == ScalarType::scalar_type) return; \
-  known += (known.empty() ? "" : ", ") + std::string(#name);
+#define DTYPE(name, scalar_type, storage) known += (known.empty() ? "" : ", ") + std::string(#name);
 #include "dtypes.def"
 #undef DTYPE
   refuse("out_dtype", "be one of " + known, name(dtype));
@@ -228,15 +258,14 @@ Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x
   p.rows = count_rows(x);
   p.cols = x.size(x.dim() - 1);
   p.x = fold_rows<void>(x, p.rows, checked.inputs);
-  const std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  const Tensor& q = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Char));
+  const Tensor& q = checked.outputs.emplace_back(new_empty(x, x.sizes(), ScalarType::Char));
   p.q = static_cast<int8_t*>(q.mutable_data_ptr());
   return checked;
 }
 
 // The outputs of a dynamic quantiser besides q.
-void add_scales(Checked<QuantizeProblem>& checked, const Tensor& x,
-                const std::vector<int64_t>& sizes, bool symmetric, bool per_token) {
+void add_scales(Checked<QuantizeProblem>& checked, const Tensor& x, Sizes sizes, bool symmetric,
+                bool per_token) {
   QuantizeProblem& p = checked.problem;
   p.symmetric = symmetric;
   p.per_token = per_token;
@@ -254,12 +283,9 @@ int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, Scal
                     T*& data, Checked<QuantizeProblem>& checked) {
   must_be(argument, t, dtype);
   must_share_device(argument, t, "x", x);
-  std::vector<int64_t> flat(x.sizes().begin(), x.sizes().end() - 1), with_one = flat;
-  with_one.push_back(1);
-  if (t.numel() != 1 && !equal(t.sizes(), flat) && !equal(t.sizes(), with_one)) {
+  if (t.numel() != 1 && !is_per_row(t, x)) {
     refuse(argument,
-           cat("have 1 or ", checked.problem.rows, " elements, in shape ", shape_text(flat), " or ",
-               shape_text(with_one)),
+           cat("have 1 or ", checked.problem.rows, " elements, in shape ", per_row_text(x)),
            shape(t));
   }
   const Vector vector = as_vector(t, checked.inputs);
@@ -269,8 +295,15 @@ int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, Scal
 
 }  // namespace
 
-Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
-  return torch::stable::empty(sizes, dtype, std::nullopt, like.device());
+// torch::stable::empty costs 1 us, for it finds the op by name; this, 0.4.
+Tensor new_empty(const Tensor& like, Sizes sizes, ScalarType dtype) {
+  int32_t number = shim_dtype(dtype);
+  AtenTensorHandle tensor = nullptr;
+  if (aoti_torch_aten_new_empty(like.get(), sizes.data(), static_cast<int64_t>(sizes.size()),
+                                &number, nullptr, nullptr, 0, nullptr, &tensor) != TORCH_SUCCESS) {
+    out_of_memory(like, sizes, dtype);
+  }
+  return Tensor(tensor);
 }
 
 Checked<Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
@@ -298,13 +331,11 @@ Checked<ColumnSums> check_azp_adj(const Tensor& b, const std::optional<Tensor>& 
                                   const Shape& b_shape) {
   Checked<ColumnSums> checked;
   checked.problem.b = check_weight(b, b_shape);
-  checked.inputs.push_back(b);
   if (azp) {
     must_be("azp", *azp, ScalarType::Int);
     must_share_device("azp", *azp, "b", b);
     if (azp->numel() != 1) refuse("azp", "have 1 element (one zero point per tensor)", shape(*azp));
     checked.problem.azp = static_cast<const int32_t*>(azp->const_data_ptr());
-    checked.inputs.push_back(*azp);
   }
   const Tensor& out =
       checked.outputs.emplace_back(new_empty(b, {1, checked.problem.b.n}, ScalarType::Int));
@@ -315,7 +346,6 @@ Checked<ColumnSums> check_azp_adj(const Tensor& b, const std::optional<Tensor>& 
 Checked<Weight> check_pack_weight(const Tensor& b) {
   Checked<Weight> checked;
   checked.problem = check_weight(b, std::nullopt);
-  checked.inputs.push_back(b);
   const int64_t bytes = packed_weight_bytes(checked.problem.k, checked.problem.n);
   checked.outputs.push_back(new_empty(b, {bytes}, ScalarType::Byte));
   return checked;

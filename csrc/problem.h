@@ -4,6 +4,7 @@
 
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/HeaderOnlyArrayRef.h>
 
 #include <cstdint>
 #include <optional>
@@ -13,6 +14,7 @@
 
 namespace scaled_mm {
 
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -74,8 +76,8 @@ struct QuantizeProblem {
   int64_t azp_stride = 0;
 };
 
-// A problem, the tensors that it writes, and the tensors (arguments or copies of them) that its
-// pointers lead to.
+// A problem, the tensors that it writes, and the copies of arguments that its pointers lead to.
+// Most lead into the arguments themselves, which outlive the call.
 template <class P>
 struct Checked {
   P problem;
@@ -112,8 +114,9 @@ Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel
 Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
                                                const std::optional<Tensor>& azp);
 
-// A new row-major tensor on the device of `like`, uninitialised.
-Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
+// A new row-major tensor on the device of `like`, uninitialised. Where there is no memory for it, a
+// std::runtime_error that begins with "could not allocate".
+Tensor new_empty(const Tensor& like, Sizes sizes, ScalarType dtype);
 
 // Size of a packed weight; each backend has its own layout and defines it.
 int64_t packed_weight_bytes(int64_t k, int64_t n);

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .ops import PackedWeight, accept, weight_arguments
+from .ops import PackedWeight, accept, typed, weight_arguments
 
-_ops = torch.ops.scaled_mm
+_azp_adj = torch.ops.scaled_mm.azp_adj.default
+_azp_with_adj = torch.ops.scaled_mm.azp_with_adj.default
 
 
 def azp_adj(b: Tensor | PackedWeight) -> Tensor:
@@ -26,9 +27,12 @@ def azp_adj(b: Tensor | PackedWeight) -> Tensor:
     Raises:
         ValueError: b is not an int8 matrix, or K > 131071.
     """
-    weight, b_shape = weight_arguments(b)
+    weight, packed = weight_arguments(b)
     accept(b=weight)
-    return _ops.azp_adj(weight, b_shape=b_shape)
+    try:
+        return _azp_adj(weight, **packed)
+    except RuntimeError as error:
+        raise typed(error) from None
 
 
 def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
@@ -44,9 +48,12 @@ def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
     Raises:
         ValueError: b is not an int8 matrix, K > 131071, or azp is not one int32.
     """
-    weight, b_shape = weight_arguments(b)
+    weight, packed = weight_arguments(b)
     accept(b=weight, azp=azp)
-    return _ops.azp_with_adj(weight, azp, b_shape=b_shape)
+    try:
+        return _azp_with_adj(weight, azp, **packed)
+    except RuntimeError as error:
+        raise typed(error) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_ops = torch.ops.scaled_mm
+_scaled_mm = torch.ops.scaled_mm.scaled_mm.default
+_int8_mm = torch.ops.scaled_mm.int8_mm.default
+_pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
 
 
 @dataclass(frozen=True)
@@ -42,27 +45,30 @@ class PackedWeight:
 torch.export.register_dataclass(PackedWeight, serialized_type_name="scaled_mm.PackedWeight")
 
 
-def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, tuple[int, int] | None]:
+def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:
     """What the ops take for a weight: its tensor, and its shape when that is a packed buffer."""
-    return (b.data, b.shape) if isinstance(b, PackedWeight) else (b, None)
+    return (b.data, {"b_shape": b.shape}) if isinstance(b, PackedWeight) else (b, {})
 
 
 def accept(**operands: object) -> None:
     """Refuses what only Python can see: an operand that is no tensor, or that wants a gradient
     (these are inference ops). Everything else is asked in csrc/problem.cpp."""
+    grad = torch.is_grad_enabled()
     for name, operand in operands.items():
         if not isinstance(operand, Tensor):
             raise TypeError(f"{name} must be a Tensor, got {type(operand).__name__}")
-        if operand.requires_grad and torch.is_grad_enabled():
+        if grad and operand.requires_grad:
             raise ValueError(
                 f"{name} must not require grad (use torch.no_grad() or .detach()), "
                 "got requires_grad=True"
             )
 
 
-def accept_optional(**operands: object) -> None:
-    """`accept` for operands that may be None."""
-    accept(**{name: operand for name, operand in operands.items() if operand is not None})
+def typed(error: RuntimeError) -> RuntimeError:
+    """The error that an op raised; a torch.OutOfMemoryError when it tells that (the stable ABI has
+    no exception for it)."""
+    text = str(error)
+    return torch.OutOfMemoryError(text) if text.startswith("could not allocate") else error
 
 
 def scaled_mm(
@@ -107,27 +113,30 @@ def scaled_mm(
         ValueError: an operand breaks a rule above, K > 131071 (an int32 sum could wrap), or an
             operand requires grad in grad mode. The message names argument, rule and value.
         TypeError: an operand is no tensor, or out_dtype no dtype.
+        torch.OutOfMemoryError: there is no memory for D.
 
     Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
     algebra.
     """
-    weight, b_shape = weight_arguments(b)
-    accept(a=a, b=weight, scale_a=scale_a, scale_b=scale_b)
-    accept_optional(bias=bias, azp=azp, azp_adj=azp_adj, azp_with_adj=azp_with_adj)
-    if not isinstance(out_dtype, torch.dtype):
-        raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
-    return _ops.scaled_mm(
-        a,
-        weight,
-        scale_a,
-        scale_b,
-        bias=bias,
-        azp=azp,
-        azp_adj=azp_adj,
-        azp_with_adj=azp_with_adj,
-        out_dtype=out_dtype,
-        b_shape=b_shape,
-    )
+    weight, packed = weight_arguments(b)
+    options: dict[str, Any] = {}  # only what is not a default: each costs the dispatcher 0.4 us
+    if bias is not None:
+        options["bias"] = bias
+    if azp is not None:
+        options["azp"] = azp
+    if azp_adj is not None:
+        options["azp_adj"] = azp_adj
+    if azp_with_adj is not None:
+        options["azp_with_adj"] = azp_with_adj
+    accept(a=a, b=weight, scale_a=scale_a, scale_b=scale_b, **options)
+    if out_dtype is not torch.bfloat16:
+        if not isinstance(out_dtype, torch.dtype):
+            raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
+        options["out_dtype"] = out_dtype
+    try:
+        return _scaled_mm(a, weight, scale_a, scale_b, **options, **packed)
+    except RuntimeError as error:
+        raise typed(error) from None
 
 
 def int8_mm(a: Tensor, b: Tensor | PackedWeight) -> Tensor:
@@ -144,9 +153,12 @@ def int8_mm(a: Tensor, b: Tensor | PackedWeight) -> Tensor:
         ValueError: a or b breaks a rule, or K > 131071.
         TypeError: a or b is no tensor.
     """
-    weight, b_shape = weight_arguments(b)
+    weight, packed = weight_arguments(b)
     accept(a=a, b=weight)
-    return _ops.int8_mm(a, weight, b_shape=b_shape)
+    try:
+        return _int8_mm(a, weight, **packed)
+    except RuntimeError as error:
+        raise typed(error) from None
 
 
 def pack_weight_int8(b: Tensor) -> PackedWeight:
@@ -157,13 +169,17 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
 
     Returns:
         A `PackedWeight`; products with it have the same bits as with b. On the CPU it takes
-        K + 4 bytes per column, with K rounded up to 4 and N to 16.
+        K + 4 bytes per column, with K rounded up to 4 and N to 16; on CUDA it is the transposed
+        weight [N, K], its rows padded to a multiple of 16 bytes (at least 16).
 
     Raises:
         ValueError: b is not an int8 matrix, or K > 131071.
     """
     accept(b=b)
-    return PackedWeight(_ops.pack_weight_int8(b), b.shape[0], b.shape[1])
+    try:
+        return PackedWeight(_pack_weight_int8(b), b.shape[0], b.shape[1])
+    except RuntimeError as error:
+        raise typed(error) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -197,6 +213,9 @@ def _(a: Tensor, b: Tensor, *, b_shape: Sequence[int] | None = None) -> Tensor:
 
 @torch.library.register_fake("scaled_mm::pack_weight_int8")
 def _(b: Tensor) -> Tensor:
-    # The size of the CPU layout (csrc/cpu/packed.h): panels of 16 columns, groups of 4 rows.
     k, n = b.shape
-    return b.new_empty([(n + 15) // 16 * ((k + 3) // 4 + 1) * 64], dtype=torch.uint8)
+    if b.device.type == "cuda":  # csrc/cuda/weight.cu: N rows of K bytes, padded to 16
+        size = n * torch.sym_max(16, (k + 15) // 16 * 16)
+    else:  # csrc/cpu/packed.h: panels of 16 columns, groups of 4 rows
+        size = (n + 15) // 16 * ((k + 3) // 4 + 1) * 64
+    return b.new_empty([size], dtype=torch.uint8)

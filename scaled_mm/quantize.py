@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ops import accept, accept_optional
+from .ops import accept, typed
 
-_ops = torch.ops.scaled_mm
+_quantize_int8 = torch.ops.scaled_mm.quantize_int8.default
+_quantize_int8_static = torch.ops.scaled_mm.quantize_int8_static.default
+_quantize_weight_int8 = torch.ops.scaled_mm.quantize_weight_int8.default
 
 
 def quantize_int8(
@@ -52,16 +54,22 @@ def quantize_int8(
     Source: ONNX DynamicQuantizeLinear and gemmlowp for the range that always holds zero.
     """
     accept(x=x)
-    accept_optional(scale=scale, azp=azp)
+    if scale is not None:
+        accept(scale=scale)
+    if azp is not None:
+        accept(azp=azp)
     if azp is not None and symmetric:
         raise ValueError("symmetric must be False when azp is given, got symmetric=True")
     if azp is not None and scale is None:
         raise ValueError("scale must be given with azp, got azp alone")
-    if scale is None:
-        return _ops.quantize_int8(x, symmetric=symmetric, per_token=per_token)
-    if azp is None and not symmetric:
+    if scale is not None and azp is None and not symmetric:
         raise ValueError("azp must be given with scale when symmetric=False, got scale alone")
-    return _ops.quantize_int8_static(x, scale, azp), scale, azp
+    try:
+        if scale is None:
+            return _quantize_int8(x, symmetric=symmetric, per_token=per_token)
+        return _quantize_int8_static(x, scale, azp), scale, azp
+    except RuntimeError as error:
+        raise typed(error) from None
 
 
 def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
@@ -81,7 +89,10 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
         ValueError: w is not a float matrix, or requires grad in grad mode (pass `w.detach()`).
     """
     accept(w=w)
-    return _ops.quantize_weight_int8(w, per_channel=per_channel)
+    try:
+        return _quantize_weight_int8(w, per_channel=per_channel)
+    except RuntimeError as error:
+        raise typed(error) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------

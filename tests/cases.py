@@ -296,6 +296,9 @@ def _places() -> Iterator[Case]:
         odd = {"a_layout": Layout(odd=1000), "b_layout": Layout("column", odd=3)}
         yield Case(f"odd-strides-{m}x{n}x{k}", m, n, k, **odd)
     yield Case("aliased", 23, 23, 64, alias=True)
+    apart = {"form": "flat", "layout": COLUMN}  # no one stride leads through [2, 3]
+    azp = {"azp": Vector("int8", **apart), "azp_adj": SUMS}
+    yield Case("vectors-of-two-strides", 6, lead=(2, 3), scale_a=Vector(**apart), **azp)
 
 
 CASES = {case.name: case for case in _named()}

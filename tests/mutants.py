@@ -210,10 +210,17 @@ MUTANTS = [
     *_mutants(
         "csrc/problem.cpp",
         PRODUCTS,
-        stride_of_one_element_used=("if (t.numel() == 1) stride = 0;", ""),
-        vector_of_two_strides_in_place=("copied ? torch::stable::contiguous(t) : t", "t"),
+        stride_of_one_element_used=("if (sizes[i] == 1) continue;", ""),
+        two_strides_taken_for_one=(
+            "if (stride && strides[i] != next) return",
+            "if (false) return",
+        ),
+        vector_of_two_strides_in_place=(
+            "emplace_back(torch::stable::contiguous(t))",
+            "emplace_back(t)",
+        ),
         column_stride_of_b_ignored=("b.stride(0), b.stride(1)}", "b.stride(0), b.size(0)}"),
-        folded_rows_contiguous=("folded.stride(0), folded.stride(1)}", "cols, folded.stride(1)}"),
+        folded_rows_contiguous=("*row_stride, strides[last]}", "sizes[last], strides[last]}"),
     ),
     *_mutants(
         "csrc/problem.cpp",
@@ -251,11 +258,11 @@ MUTANTS = [
             "return [*a.shape[:1], b_shape",
         ),
         fake_product_dtype=("b, b_shape), dtype=out_dtype)", "b, b_shape), dtype=torch.bfloat16)"),
-        fake_packed_size=("((k + 3) // 4 + 1) * 64]", "((k + 3) // 4) * 64]"),
-        gradients_refused_always=(" and torch.is_grad_enabled()", ""),
-        gradients_never_refused=("if operand.requires_grad and", "if False and"),
+        fake_packed_size=("((k + 3) // 4 + 1) * 64", "((k + 3) // 4) * 64"),
+        gradients_refused_always=("grad = torch.is_grad_enabled()", "grad = True"),
+        gradients_never_refused=("if grad and operand.requires_grad:", "if False:"),
         packed_weight_transposed=("return (self.k, self.n)", "return (self.n, self.k)"),
-        bias_not_passed=("bias=bias,\n        azp=azp,", "azp=azp,"),
+        bias_not_passed=('options["bias"] = bias', "pass"),
     ),
     *_mutants(
         "scaled_mm/quantize.py",
@@ -274,7 +281,7 @@ MUTANTS = [
     *_mutants(
         "scaled_mm/azp.py",
         "test_torch test_weight",
-        packed_shape_not_passed=("_ops.azp_adj(weight, b_shape=b_shape)", "_ops.azp_adj(weight)"),
+        packed_shape_not_passed=("_azp_adj(weight, **packed)", "_azp_adj(weight)"),
     ),
     *_mutants(
         "scaled_mm/nn.py",

@@ -126,6 +126,9 @@ def _named() -> Iterator[QuantizeCase]:
                 continue
             name = f"static-forms-{form_s}-{form_z}-{len(shape)}d"
             yield QuantizeCase(name, shape=shape, symmetric=False, scale=scale, azp=azp)
+    apart = {"form": "flat", "layout": Layout("column")}
+    scale, azp = Vector(**apart), Vector("int8", **apart)
+    yield QuantizeCase("two-strides", shape=(2, 3, 20), symmetric=False, scale=scale, azp=azp)
     for shape in ((0, 8), (8, 0), (0, 0), (0,), (1,), (37,), (2, 3, 20), (2, 0, 4), (1, 1, 1, 9)):
         for symmetric, per_token in itertools.product((True, False), repeat=2):
             name = f"shape-{shape}-{symmetric}-{per_token}"

@@ -47,16 +47,16 @@ Tensor run(Checked<Problem> checked, int epilogue) {
 }
 
 Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-                 std::optional<Tensor> bias, std::optional<Tensor> azp,
-                 std::optional<Tensor> azp_adj, std::optional<Tensor> azp_with_adj,
-                 ScalarType out_dtype, Shape b_shape) {
+                 const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
+                 const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
+                 ScalarType out_dtype, const Shape& b_shape) {
   Checked<Problem> checked =
       check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, out_dtype, b_shape);
   const int epilogue = epilogue::choose(checked.problem.given);
   return run(std::move(checked), epilogue);
 }
 
-Tensor int8_mm(const Tensor& a, const Tensor& b, Shape b_shape) {
+Tensor int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape) {
   return run(check_int8_mm(a, b, b_shape), kRaw);
 }
 
