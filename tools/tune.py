@@ -93,39 +93,47 @@ def measure(path: Path) -> None:
             path.write_text(json.dumps(result))
 
 
+def model(us: float, rate: float, row: dict[str, Any]) -> float:
+    """As `predict` in csrc/cuda/config.cpp puts a row's terms together."""
+    memory, busy, waves = (row[f"{name}_us"] for name in ("memory", "busy", "waves"))
+    return us + (memory**4 + (busy / rate) ** 4) ** 0.25 + waves
+
+
+def report(what: str, cases: list[tuple[dict[str, float], dict[str, float]]]) -> None:
+    """cases: measured and predicted times of the rows that were measured, for each shape."""
+    lost = [us[min(us, key=lambda name: told[name])] / min(us.values()) for us, told in cases]
+    mean = math.exp(statistics.fmean(map(math.log, lost)))
+    print(
+        f"{what}: the rows chosen take {mean:.3f} of the best rows' times, {max(lost):.2f} at worst"
+    )
+
+
 def fit(path: Path) -> None:
-    import numpy as np
     from scipy.optimize import least_squares
 
     result = json.loads(path.read_text())
     device = Device(**result["device"])
-    terms: dict[str, list[tuple[float, float, float, float, float]]] = {}
-    regrets = []
+    measured = []  # times of a shape, and what the library says of its rows
     for case in result["times"]:
         rows = ask_library(case["m"], case["n"], case["k"], device, 2)["rows"]
-        least = min(case["us"].values())
-        chosen = next(row["name"] for row in rows if row["chosen"])
-        regrets.append(case["us"].get(chosen, math.inf) / least)
-        for row in rows:
-            us = case["us"].get(row["name"])
-            if us is not None:
-                weight = math.exp(-8 * (us / least - 1)) + 0.02
-                parts = (row["memory_us"], row["busy_us"], row["waves_us"])
-                terms.setdefault(row["name"], []).append((*parts, us, weight))
-    for name, measured in terms.items():
-        memory, busy, waves, us, weight = np.array(measured).T
+        measured.append((case["us"], {row["name"]: row for row in rows}))
+    now = [(us, {name: rows[name]["predicted_us"] for name in us}) for us, rows in measured]
+    report("as it is", now)
 
-        def off(x: Any, data: tuple[Any, ...] = (memory, busy, waves, us, weight)) -> Any:
-            memory, busy, waves, us, weight = data
-            model = x[0] + (memory**4 + (busy / x[1]) ** 4) ** 0.25 + waves
-            return np.sqrt(weight) * np.log(model / us)
+    fitted = {}
+    for name in dict.fromkeys(name for us, _ in measured for name in us):
+        own = [(rows[name], us[name], min(us.values())) for us, rows in measured if name in us]
+
+        def off(x: Any, own: list[tuple[dict[str, Any], float, float]] = own) -> list[float]:
+            weights = [math.exp(-8 * (us / least - 1)) + 0.02 for _, us, least in own]
+            logs = [math.log(model(*x, row) / us) for row, us, _ in own]
+            return [math.sqrt(w) * log for w, log in zip(weights, logs, strict=True)]
 
         found = least_squares(off, (3.0, 1.0), bounds=((0.5, 0.5), (8.0, 2.0)), loss="soft_l1")
+        fitted[name] = found.x
         print(f"{name:<18} {found.x[0]:5.2f}, {found.x[1]:.3f}")
-    mean = math.exp(statistics.fmean(map(math.log, regrets)))
-    print(
-        f"the rows chosen now take {mean:.3f} of the best rows' times, {max(regrets):.2f} at worst"
-    )
+    then = [(us, {name: model(*fitted[name], rows[name]) for name in us}) for us, rows in measured]
+    report("with these", then)
 
 
 if __name__ == "__main__":
