@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from . import _library as _library  # loads the kernels: nothing below works without them
 from . import nn, reference
 from .azp import azp_adj, azp_with_adj
+from .model import QuantConfig, Scheme, prepare_model, quantize_model
 from .ops import PackedWeight, int8_mm, pack_weight_int8, scaled_mm
 from .quantize import quantize_int8, quantize_weight_int8
 
@@ -20,12 +21,16 @@ except PackageNotFoundError:  # a source tree that was built in place and never 
 
 __all__ = [
     "PackedWeight",
+    "QuantConfig",
+    "Scheme",
     "azp_adj",
     "azp_with_adj",
     "int8_mm",
     "nn",
     "pack_weight_int8",
+    "prepare_model",
     "quantize_int8",
+    "quantize_model",
     "quantize_weight_int8",
     "reference",
     "scaled_mm",
