@@ -1,0 +1,191 @@
+"""The tensors of one quantised layer, as a checkpoint holds them and as `ScaledLinear` wants them.
+
+NAME.weight             int8 [N, K]
+NAME.weight_scale       float [N, 1] or [N] per channel, one element per tensor
+NAME.bias               float [N], or absent
+NAME.input_scale        float, one element: static
+NAME.input_zero_point   integer or float, one element: static asymmetric
+NAME.azp_with_adj       int32 [1, N]: static asymmetric, after `scaled-mm precompute`
+NAME.azp_adj            int32 [1, N]: dynamic asymmetric, after `scaled-mm precompute`
+NAME.input_smooth       float [K], or absent: 1 / s, by which activations are multiplied
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from ..azp import azp_adj, azp_with_adj
+from .config import Scheme
+from .folder import Checkpoint
+
+MAX_K = 131071
+_FLOATS = ("F32", "BF16", "F16")
+_ZEROS = ("I8", "I16", "I32", "I64", *_FLOATS)
+TERMS = ("azp_adj", "azp_with_adj")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A quantised layer that was found in order.
+
+    Attributes:
+        name: of the module; its tensors are `NAME.weight` and so on.
+        scheme: how it is quantised.
+        n: output features; k: input features.
+        parts: which tensors there are, without the name in front.
+    """
+
+    name: str
+    scheme: Scheme
+    n: int
+    k: int
+    parts: frozenset[str]
+
+    def read(self, checkpoint: Checkpoint, part: str) -> Tensor:
+        """One of its tensors."""
+        return checkpoint.read(f"{self.name}.{part}")
+
+    def zero_point(self, checkpoint: Checkpoint) -> Tensor | None:
+        """The static zero point, int32 [1]: kept as it is, or rounded half to even where it was
+        stored as a float. None: the scheme has none."""
+        if self.scheme.term != "azp_with_adj":
+            return None
+        stored = self.read(checkpoint, "input_zero_point").reshape(1)
+        value = float(stored)
+        if not (torch.isfinite(stored.double()) and -128 <= round(value) <= 127):
+            self.refuse(checkpoint, "input_zero_point", f"must be in -128..127, got {value:g}")
+        return stored.round().to(torch.int32) if stored.is_floating_point() else stored.int()
+
+    def term(self, weight: Tensor, zero_point: Tensor | None) -> Tensor:
+        """The azp term of rows [n, K] of the weight: int32 [1, n]."""
+        b = weight.t()
+        return azp_adj(b) if zero_point is None else azp_with_adj(b, zero_point)
+
+    def state(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """What `ScaledLinear.load_state_dict` takes.
+
+        Raises:
+            ValueError: a value is out of its range, or a stored azp term is not that of the weight.
+        """
+        weight = self.read(checkpoint, "weight")
+        state = {"weight": weight}
+        scale = self.read(checkpoint, "weight_scale").float().reshape(-1, 1)
+        state["weight_scale"] = scale.expand(self.n, 1).contiguous()
+        if "bias" in self.parts:
+            state["bias"] = self.read(checkpoint, "bias").float()
+        if not self.scheme.dynamic:
+            state["input_scale"] = self.read(checkpoint, "input_scale").float().reshape(1)
+        if "input_smooth" in self.parts:
+            state["input_smooth"] = self.read(checkpoint, "input_smooth").float()
+        for part in ("weight_scale", "input_scale", "input_smooth"):
+            x = state.get(part)
+            if x is not None and not bool(((x >= 0) & x.isfinite()).all()):
+                self.refuse(checkpoint, part, "must be finite and not negative")
+        zero_point = self.zero_point(checkpoint)
+        if zero_point is not None:
+            state["input_zero_point"] = zero_point
+        self.check_zeros(checkpoint)
+        if self.scheme.term is not None:
+            term = self.term(weight, zero_point)
+            if self.scheme.term in self.parts and not torch.equal(
+                term, self.read(checkpoint, self.scheme.term).reshape(1, -1)
+            ):
+                self.refuse(checkpoint, self.scheme.term, "is not that of the weight in the file")
+            state[self.scheme.term] = term
+        return state
+
+    def check_zeros(self, checkpoint: Checkpoint) -> None:
+        """Zero points that the scheme says are none may be stored, as zeros."""
+        parts = ["weight_zero_point"] + ["input_zero_point"] * self.scheme.symmetric
+        for part in parts:
+            if part in self.parts and bool(self.read(checkpoint, part).ne(0).any()):
+                self.refuse(checkpoint, part, "must be 0 in a symmetric scheme")
+
+    def refuse(self, checkpoint: Checkpoint, part: str, reason: str) -> NoReturn:
+        """Says which tensor of which file is wrong, and why."""
+        name = f"{self.name}.{part}"
+        file = checkpoint.where.get(name) or checkpoint.where[f"{self.name}.weight"]
+        raise ValueError(f"{file.path}: {name} {reason}")
+
+
+def quantised_layers(checkpoint: Checkpoint) -> dict[str, Layer]:
+    """Every layer with an int8 weight, by name; only headers are looked at.
+
+    Raises:
+        ValueError: a tensor of such a layer is missing, not understood, or of another dtype or
+            shape than its scheme says; or there is int8 that belongs to no layer.
+    """
+    if checkpoint.quantization is None:
+        return {}
+    siblings: dict[str, set[str]] = {}
+    for tensor in checkpoint.where:
+        name, _, part = tensor.rpartition(".")
+        siblings.setdefault(name, set()).add(part)
+    layers: dict[str, Layer] = {}
+    for tensor, file in checkpoint.where.items():
+        entry = file.entries[tensor]
+        name, _, part = tensor.rpartition(".")
+        if entry.dtype == "I8" and len(entry.shape) > 1 and not part.endswith("_zero_point"):
+            if part != "weight" or len(entry.shape) != 2:
+                raise ValueError(f"{file.path}: {tensor}, int8 {entry.shape}, is not understood")
+            scheme = checkpoint.quantization.scheme_of(name)
+            if scheme is None:
+                raise ValueError(
+                    f"{file.path}: {tensor} is int8, but quantization_config leaves {name} float"
+                )
+            layer = Layer(name, scheme, *entry.shape, parts=frozenset(siblings[name]))
+            _check(checkpoint, layer)
+            layers[name] = layer
+        elif part == "weight_scale" and checkpoint_dtype(checkpoint, f"{name}.weight") != "I8":
+            raise ValueError(f"{file.path}: {tensor} has no int8 {name}.weight beside it")
+    return layers
+
+
+def checkpoint_dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
+    """The dtype of a tensor; None where there is none."""
+    return checkpoint.entry(tensor).dtype if tensor in checkpoint else None
+
+
+def _check(checkpoint: Checkpoint, layer: Layer) -> None:
+    n, k, scheme = layer.n, layer.k, layer.scheme
+    if k > MAX_K:
+        layer.refuse(checkpoint, "weight", f"must have at most {MAX_K} input features, got {k}")
+    one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
+    channels: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (1, n))
+    term: tuple[tuple[int, ...], ...] = ((1, n), (n,))
+    # part -> present in this scheme (None: as the file likes), dtypes, shapes (None: any)
+    rules: dict[str, tuple[bool | None, tuple[str, ...], tuple[tuple[int, ...], ...] | None]] = {
+        "weight": (True, ("I8",), ((n, k),)),
+        "weight_scale": (True, _FLOATS, channels if scheme.per_channel else one),
+        "weight_zero_point": (None, _ZEROS, None),
+        "bias": (None, _FLOATS, ((n,),)),
+        "input_scale": (not scheme.dynamic, _FLOATS, one),
+        "input_zero_point": (
+            None if scheme.symmetric else not scheme.dynamic,
+            _ZEROS,
+            one,
+        ),
+        "azp_adj": (None if scheme.term == "azp_adj" else False, ("I32",), term),
+        "azp_with_adj": (None if scheme.term == "azp_with_adj" else False, ("I32",), term),
+        "input_smooth": (None, _FLOATS, ((k,),)),
+    }
+    for part in sorted(layer.parts - rules.keys()):
+        layer.refuse(checkpoint, part, "is not understood")
+    for part, (present, dtypes, shapes) in rules.items():
+        if part not in layer.parts:
+            if present:
+                layer.refuse(checkpoint, part, f"is missing: the scheme is {scheme}")
+            continue
+        if present is False:
+            layer.refuse(checkpoint, part, f"must not be there: the scheme is {scheme}")
+        entry = checkpoint.entry(f"{layer.name}.{part}")
+        if entry.dtype not in dtypes:
+            layer.refuse(checkpoint, part, f"must be {' or '.join(dtypes)}, got {entry.dtype}")
+        if shapes is not None and entry.shape not in shapes:
+            layer.refuse(
+                checkpoint, part, f"must have shape {list(shapes[0])}, got {list(entry.shape)}"
+            )

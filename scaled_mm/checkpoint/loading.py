@@ -1,0 +1,166 @@
+"""Checkpoints into models: `load_quantized`, `load_float`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import ScaledLinear
+from .folder import Checkpoint
+from .layers import Layer, quantised_layers
+
+
+def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
+    """Puts a compressed-tensors W8A8 checkpoint into a model; its int8 layers run as int8.
+
+    Each `nn.Linear` that the checkpoint has an int8 weight for becomes a
+    `scaled_mm.nn.ScaledLinear` under the same name; the other parameters and buffers are filled
+    from the tensors of their names, in the model's own dtypes. Scales are widened to float32. The
+    model may be on the meta device: then what is loaded lies on the CPU.
+
+    Nothing in the model changes before every name, dtype and shape was found right.
+
+    Args:
+        model: any module whose names are those of the checkpoint, such as a Llama of transformers
+            made from the same config.json (which is not needed here).
+        path: the checkpoint, as for `Checkpoint`.
+
+    Returns:
+        The model, changed in place, in eval mode if it was.
+
+    Raises:
+        ValueError: the checkpoint is malformed, float, of another format (AutoAWQ, GPTQ: named), or
+            does not fit the model. The message names file and tensor.
+
+    Source: compressed-tensors' int-quantized format.
+    """
+    checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
+    if checkpoint.quantization is None:
+        raise ValueError(
+            f"{checkpoint.folder}: is a float checkpoint, without quantization_config: "
+            "load_float reads it"
+        )
+    layers = quantised_layers(checkpoint)
+    if not layers:
+        raise ValueError(f"{checkpoint.folder}: has no int8 weight")
+    return _load(model, checkpoint, layers)
+
+
+def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
+    """Puts a float checkpoint into a model: a plain one, or one that SmoothQuant smoothed, which
+    has the same tensors (the smoothing is in its weights and norms).
+
+    Args, Raises: as for `load_quantized`, which takes the quantised ones.
+    """
+    checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
+    if checkpoint.quantization is not None:
+        raise ValueError(f"{checkpoint.folder}: is quantised: load_quantized reads it")
+    return _load(model, checkpoint, {})
+
+
+def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, Layer]) -> nn.Module:
+    linears = _linears(model, checkpoint, layers)
+    targets = _targets(model, linears)
+    _check(checkpoint, layers, targets)
+    with torch.no_grad():
+        for name, linear in linears.items():
+            model.set_submodule(name, _scaled(checkpoint, layers[name], linear))
+        owners: dict[int, Tensor] = {}  # a tied tensor stays tied, on the meta device too
+        for name, target in targets.items():
+            if name in checkpoint:
+                owners[id(target)] = _fill(model, name, target, checkpoint.read(name))
+        for name, target in targets.items():
+            if name not in checkpoint and target.is_meta:
+                _place(model, name, owners[id(target)])
+    return model
+
+
+def _linears(
+    model: nn.Module, checkpoint: Checkpoint, layers: dict[str, Layer]
+) -> dict[str, nn.Linear]:
+    """The modules that are replaced, by name."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: dict[str, nn.Linear] = {}
+    for name, layer in layers.items():
+        linear = modules.get(name)
+        if not isinstance(linear, nn.Linear) or not name:
+            what = "no such module" if linear is None else f"a {type(linear).__name__}"
+            layer.refuse(checkpoint, "weight", f"must be for an nn.Linear, the model has {what}")
+        if (linear.out_features, linear.in_features) != (layer.n, layer.k):
+            wanted = f"[{linear.out_features}, {linear.in_features}], as in the model"
+            layer.refuse(
+                checkpoint, "weight", f"must have shape {wanted}, got [{layer.n}, {layer.k}]"
+            )
+        if (linear.bias is not None) != ("bias" in layer.parts):
+            layer.refuse(checkpoint, "bias", "must be there just when the model's Linear has one")
+        found[name] = linear
+    return found
+
+
+def _targets(model: nn.Module, replaced: dict[str, nn.Linear]) -> dict[str, Tensor]:
+    """Parameters and persistent buffers that stay, by every name they have."""
+    # state_dict knows which buffers are persistent, and does not merge tied tensors.
+    names = model.state_dict(keep_vars=True)
+    gone = {f"{name}.{part}" for name in replaced for part in ("weight", "bias")}
+    return {name: x for name, x in names.items() if name not in gone and isinstance(x, Tensor)}
+
+
+def _check(checkpoint: Checkpoint, layers: dict[str, Layer], targets: dict[str, Tensor]) -> None:
+    """That model and checkpoint have the same tensors, in shape and kind."""
+    taken = {f"{name}.{part}" for name, layer in layers.items() for part in layer.parts}
+    filled = {id(target) for name, target in targets.items() if name in checkpoint}
+    for name, target in targets.items():
+        if id(target) not in filled:
+            _refuse(checkpoint, f"has no {name}, which the model has")
+    for name in checkpoint.where:
+        if name in taken:
+            continue
+        if name not in targets:
+            _refuse(checkpoint, f"has {name}, which the model has not")
+        entry, target = checkpoint.entry(name), targets[name]
+        if entry.shape != tuple(target.shape):
+            shapes = f"{list(target.shape)}, as in the model, got {list(entry.shape)}"
+            _refuse(checkpoint, f"{name} must have shape {shapes}")
+        floating = entry.dtype in ("F64", "F32", "F16", "BF16")
+        if floating != target.is_floating_point():
+            _refuse(
+                checkpoint, f"{name} must be {target.dtype}, as in the model, got {entry.dtype}"
+            )
+
+
+def _refuse(checkpoint: Checkpoint, reason: str) -> NoReturn:
+    raise ValueError(f"{checkpoint.folder}: {reason}")
+
+
+def _scaled(checkpoint: Checkpoint, layer: Layer, linear: nn.Linear) -> ScaledLinear:
+    device = linear.weight.device
+    made = ScaledLinear(
+        layer.k,
+        layer.n,
+        "bias" in layer.parts,
+        dynamic=layer.scheme.dynamic,
+        symmetric=layer.scheme.symmetric,
+        per_token=layer.scheme.per_token,
+        device="cpu" if device.type == "meta" else device,
+    )
+    made.load_state_dict(layer.state(checkpoint))
+    return made.train(linear.training)
+
+
+def _fill(model: nn.Module, name: str, target: Tensor, value: Tensor) -> Tensor:
+    """Writes value where target is; returns the tensor that is in the model now."""
+    if not target.is_meta:
+        return target.copy_(value)
+    value = value.to(target.dtype)
+    if isinstance(target, nn.Parameter):
+        value = nn.Parameter(value, target.requires_grad)
+    _place(model, name, value)
+    return value
+
+
+def _place(model: nn.Module, name: str, value: Tensor) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(owner), attribute, value)
