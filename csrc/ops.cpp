@@ -21,4 +21,8 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "-> (Tensor, Tensor, Tensor?)");
   ops.def("quantize_weight_int8(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)");
   ops.def("quantize_int8_static(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor");
+  ops.def("awq_dequantize(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor");
+  ops.def(
+      "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None) "
+      "-> Tensor");
 }

@@ -5,10 +5,9 @@
 #include <limits>
 #include <string>
 
-#include "check.h"
+#include "rules.h"
 
 namespace scaled_mm {
-namespace {
 
 // --- how values read in a message --------------------------------------------------------------
 
@@ -37,13 +36,13 @@ std::string shape_text(Sizes sizes) {
 }
 std::string shape(const Tensor& t) { return "shape " + shape_text(t.sizes()); }
 
-std::string device(const Tensor& t) {
+static std::string device(const Tensor& t) {
   if (t.is_cpu()) return "cpu";
   return cat(t.is_cuda() ? "cuda" : "device", ":", t.get_device_index());
 }
 
 // What a dtype is called in the C interface.
-int32_t shim_dtype(ScalarType dtype) {
+static int32_t shim_dtype(ScalarType dtype) {
   return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
 }
 
@@ -61,12 +60,12 @@ void must_share_device(const char* argument, const Tensor& t, const char* other_
 }
 
 // A vector of the rows of a matrix [..., K] has shape [...] or [..., 1].
-bool is_per_row(const Tensor& t, const Tensor& matrix) {
+static bool is_per_row(const Tensor& t, const Tensor& matrix) {
   const Sizes sizes = t.sizes(), rows = matrix.sizes().slice(0, matrix.dim() - 1);
   const bool column = sizes.size() > rows.size() && sizes.back() == 1;
   return sizes.slice(0, sizes.size() - column) == rows;
 }
-std::string per_row_text(const Tensor& matrix) {
+static std::string per_row_text(const Tensor& matrix) {
   std::vector<int64_t> sizes(matrix.sizes().begin(), matrix.sizes().end());
   sizes.back() = 1;
   return shape_text(Sizes(sizes).slice(0, sizes.size() - 1)) + " or " + shape_text(sizes);
@@ -79,7 +78,7 @@ bool is_per_column(const Tensor& t, int64_t n) {
 }
 std::string per_column_text(int64_t n) { return shape_text({n}) + " or " + shape_text({1, n}); }
 
-[[noreturn]] void out_of_memory(const Tensor& like, Sizes sizes, ScalarType dtype) {
+[[noreturn]] static void out_of_memory(const Tensor& like, Sizes sizes, ScalarType dtype) {
   int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(shim_dtype(dtype)));
   for (const int64_t size : sizes) {
     if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
@@ -89,7 +88,7 @@ std::string per_column_text(int64_t n) { return shape_text({n}) + " or " + shape
 }
 
 // The one stride that leads through all elements in order, where there is one; 0 for one element.
-std::optional<int64_t> single_stride(Sizes sizes, Sizes strides) {
+static std::optional<int64_t> single_stride(Sizes sizes, Sizes strides) {
   std::optional<int64_t> stride;
   int64_t next = 0;
   for (size_t i = sizes.size(); i-- > 0;) {
@@ -133,6 +132,10 @@ int64_t count_rows(const Tensor& t) {
   for (int64_t i = 0; i + 1 < t.dim(); ++i) rows *= t.size(i);
   return rows;
 }
+
+template Matrix<const void> fold_rows<void>(const Tensor&, int64_t, std::vector<Tensor>&);
+
+namespace {
 
 // --- the weight --------------------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ the definition of every op in plain, exact, slow code.
 from importlib.metadata import PackageNotFoundError, version
 
 from . import _library as _library  # loads the kernels: nothing below works without them
-from . import nn, reference
+from . import awq, checkpoint, nn, reference
+from .awq import awq_dequantize, awq_gemm
 from .azp import azp_adj, azp_with_adj
+from .checkpoint import load_quantized
 from .model import QuantConfig, Scheme, prepare_model, quantize_model
 from .ops import PackedWeight, int8_mm, pack_weight_int8, scaled_mm
 from .quantize import quantize_int8, quantize_weight_int8
@@ -23,9 +25,14 @@ __all__ = [
     "PackedWeight",
     "QuantConfig",
     "Scheme",
+    "awq",
+    "awq_dequantize",
+    "awq_gemm",
     "azp_adj",
     "azp_with_adj",
+    "checkpoint",
     "int8_mm",
+    "load_quantized",
     "nn",
     "pack_weight_int8",
     "prepare_model",

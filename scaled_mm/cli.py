@@ -12,13 +12,15 @@ from typing import Any
 
 import typer
 
-from . import bench, demo, explain, info
+from . import bench, demo, explain, info, precompute, validate
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.command,
     "info": info.command,
     "bench": bench.command,
     "explain": explain.command,
+    "validate": validate.command,
+    "precompute": precompute.command,
 }
 
 app = typer.Typer(

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .awq_linear import AWQLinear as AWQLinear
 from .azp import azp_adj, azp_with_adj
 from .ops import PackedWeight, pack_weight_int8, scaled_mm
 from .quantize import quantize_int8, quantize_weight_int8

@@ -91,13 +91,15 @@ def observe(
         model: left in the mode it was in.
         layers: name -> module of `model`, whose first argument is [..., K].
         calls: the batches.
-        visit: called once for each run of each layer; the tensors are the model's own.
+        visit: called once for each run of each layer; the tensors are the model's own. Of a layer
+            that computes one scale for the whole activation it sees the padding too.
         tick: called after every batch.
     """
     call = calls[0]
 
     def show(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        visit(name, layer, call.tokens(inputs[0]), call.tokens(output))
+        tokens = Call().tokens if one_scale(layer) else call.tokens
+        visit(name, layer, tokens(inputs[0]), tokens(output))
 
     hooks = [m.register_forward_hook(partial(show, name)) for name, m in layers.items()]
     outputs = []
@@ -110,6 +112,11 @@ def observe(
         for hook in hooks:
             hook.remove()
     return outputs
+
+
+def one_scale(layer: nn.Module) -> bool:
+    """Whether the layer is a ScaledLinear whose rows depend on each other: dynamic per tensor."""
+    return bool(getattr(layer, "dynamic", False)) and not getattr(layer, "per_token", True)
 
 
 @contextmanager

@@ -22,9 +22,13 @@ from torch import Tensor
 
 from .arithmetic import FLT_MIN, FORMATS, Array, Exact, Float32, Magnitude, round_to
 from .check import Report, judge
+from .reference_awq import awq_dequantize, awq_gemm, awq_gemm_bound
 
 __all__ = [
     "Report",
+    "awq_dequantize",
+    "awq_gemm",
+    "awq_gemm_bound",
     "azp_adj",
     "azp_with_adj",
     "check",

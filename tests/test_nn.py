@@ -292,3 +292,91 @@ def test_repr_says_the_scheme() -> None:
     text = repr(layer("static-asymmetric"))
     for part in (f"in_features={K}", f"out_features={N}", "dynamic=False", "symmetric=False"):
         assert part in text
+
+
+# --- smoothing ------------------------------------------------------------------------------------
+
+S = torch.linspace(0.25, 7, K)
+
+
+@schemes
+@pytest.mark.parametrize("folded", [False, True])
+def test_smooth(scheme: str, folded: bool) -> None:
+    """The weight is multiplied by s; the input by 1 / s in float32, by the layer or in front."""
+    source = linear()
+    module = ScaledLinear.from_linear(source, smooth=S, folded=folded, **SCHEMES[scheme])
+    state = module.state_dict()
+    assert state.keys() == BUFFERS[scheme] | (set() if folded else {"input_smooth"})
+    q, scale = reference.quantize_weight_int8(source.weight.detach() * S)
+    assert_bits(state["weight"], q)
+    assert_bits(state["weight_scale"], scale.view(-1, 1))
+    assert_bits(module.folded_smooth, S if folded else None)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = x_of(5, dtype=dtype)
+        inside = x if folded else x.float() * (1 / S)
+        want = by_reference(scheme, state, inside).to(dtype) if folded else None
+        if want is None:
+            got32 = by_reference(scheme, state, inside)
+            assert_bits(module(x.float()), by_reference(scheme, state, x.float() * (1 / S)))
+            torch.testing.assert_close(module(x).float(), got32, rtol=2**-7, atol=1e-6)
+        else:
+            assert_bits(module(x), want)
+
+
+def test_a_smooth_layer_survives_everything() -> None:
+    module, x = ScaledLinear.from_linear(linear(), smooth=S, symmetric=False), x_of(6)
+    for make in COPIES.values():
+        assert_bits(make(module)(x.bfloat16()), module(x.bfloat16()))
+    again = ScaledLinear(K, N, symmetric=False)
+    again.load_state_dict(module.state_dict())
+    assert_bits(again(x), module(x))
+    meta = ScaledLinear(K, N, symmetric=False, smooth=True, device="meta")
+    meta.load_state_dict(module.state_dict(), assign=True)
+    assert_bits(meta(x), module(x))
+    torch._dynamo.reset()
+    assert_bits(torch.compile(module, fullgraph=True, backend="aot_eager")(x), module(x))
+    assert "smooth=True" in repr(module)
+
+
+@pytest.mark.parametrize("scheme", ["dynamic-token-asymmetric", "static-asymmetric"])
+def test_a_state_dict_without_azp_terms(scheme: str) -> None:
+    """As compressed-tensors writes them: no azp terms, int8 zero points, bfloat16 scales."""
+    module, x = layer(scheme), x_of(3)
+    state = {name: y for name, y in module.state_dict().items() if not name.startswith("azp_")}
+    if "input_zero_point" in state:
+        state["input_zero_point"] = state["input_zero_point"].to(torch.int8)
+    options = {k: v for k, v in SCHEMES[scheme].items() if not k.startswith("input_")}
+    for assign in (False, True):
+        again = ScaledLinear(K, N, **options)
+        again.load_state_dict(state, assign=assign)
+        assert again.state_dict().keys() == module.state_dict().keys()
+        assert all(y.dtype == module.state_dict()[n].dtype for n, y in again.state_dict().items())
+        assert_bits(again(x), module(x))
+    coarse = {**state, "weight_scale": state["weight_scale"].bfloat16()}
+    again.load_state_dict(coarse, assign=True)
+    assert_bits(again.weight_scale, coarse["weight_scale"].float())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"folded": True}, r"smooth must be given with folded=True, got None"),
+        ({"smooth": S[1:]}, r"smooth must be positive .* \(44,\), got shape \(43,\)"),
+        ({"smooth": S - 0.25}, r"smooth must be positive and finite, .* least 0"),
+        ({"smooth": S / 0}, r"smooth must be positive and finite, .* largest inf"),
+    ],
+    ids=["folded", "shape", "zero", "infinite"],
+)
+def test_smooth_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        ScaledLinear.from_linear(linear(), **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_aligned_weight_is_not_copied_on_cuda() -> None:
+    for k, in_place in ((64, True), (44, False)):
+        module = ScaledLinear.from_linear(nn.Linear(k, N).cuda())
+        assert isinstance(module._packed, Tensor) == in_place
+        x = torch.randn(3, k)
+        assert_bits(module(x.cuda()).cpu(), copy.deepcopy(module).cpu()(x))

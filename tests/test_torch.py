@@ -37,6 +37,9 @@ SCHEMAS = {
     "-> (Tensor, Tensor, Tensor?)",
     "quantize_int8_static": "(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor",
     "quantize_weight_int8": "(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)",
+    "awq_dequantize": "(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor",
+    "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
+    "Tensor? bias=None) -> Tensor",
 }
 
 

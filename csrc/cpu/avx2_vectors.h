@@ -14,3 +14,8 @@ inline uint32_t horizontal_sum(V x) {
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
 }
+
+using F = __m256;
+inline constexpr int kFloatTileRows = 6, kFloatTileVectors = 2;  // 12 sums of 16 registers
+inline F fused(F x, F y, F sum) { return _mm256_fmadd_ps(x, y, sum); }
+inline F broadcast_float(float x) { return _mm256_set1_ps(x); }

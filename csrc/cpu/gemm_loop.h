@@ -147,6 +147,8 @@ inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t b
   }
 }
 
+#include "cpu/awq_rows.h"
+
 // Known at compile time: code of this instruction set must not run while the library loads.
 constexpr Kernels table(const char* name, bool (*available)()) {
   return {name,
@@ -156,5 +158,7 @@ constexpr Kernels table(const char* name, bool (*available)()) {
           gemm,
           quantize_rows,
           range_rows,
-          quantizer};
+          quantizer,
+          awq_dequantize,
+          awq_gemm};
 }

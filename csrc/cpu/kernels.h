@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "awq_problem.h"
 #include "problem.h"
 
 namespace scaled_mm::cpu {
@@ -19,6 +20,17 @@ struct Tiling {
 
 // The columns that a task computes. A multiple of the panel width (packed.h).
 inline constexpr int kColBlock = 64;
+
+// The same for awq_gemm, whose tasks are blocks of kAwqCols columns.
+struct AwqTiling {
+  int64_t block_rows = 0;
+  int64_t row_blocks = 0;
+  int64_t col_blocks = 0;
+  int64_t tasks() const { return row_blocks * col_blocks; }
+};
+
+// 16 words of a row of the packed weight: a cache line.
+inline constexpr int kAwqCols = 128;
 
 // Index of an epilogue in registry.def; kRaw is int8_mm's.
 inline constexpr int kRaw = -1;
@@ -48,6 +60,11 @@ struct Kernels {
   // For one scale per tensor: the range of rows [begin, end), and what the whole range makes.
   Range (*range)(const QuantizeProblem& p, int64_t begin, int64_t end);
   Quantizer (*quantizer)(const Range& range, bool symmetric);
+
+  // Writes rows [begin, end) of the dequantised weight.
+  void (*awq_dequantize)(const AwqProblem& p, int64_t begin, int64_t end);
+  // Runs tasks [begin, end) of the product, numbered row block by row block.
+  void (*awq_gemm)(const AwqProblem& p, const AwqTiling& tiling, int64_t begin, int64_t end);
 };
 
 // The instruction set in use: SCALED_MM_CPU_ISA, or the best that this machine runs.

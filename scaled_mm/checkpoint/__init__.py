@@ -9,7 +9,7 @@
 A refusal is a `ValueError` that names the file, and within it the tensor or the key.
 """
 
-from .config import W8A8, Scheme
+from .config import W8A8, LayerScheme
 from .files import Entry, TensorFile
 from .folder import Checkpoint
 from .layers import Layer, quantised_layers
@@ -20,7 +20,7 @@ __all__ = [
     "Checkpoint",
     "Entry",
     "Layer",
-    "Scheme",
+    "LayerScheme",
     "TensorFile",
     "load_float",
     "load_quantized",

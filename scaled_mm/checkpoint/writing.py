@@ -1,0 +1,196 @@
+"""Shards with azp terms added, and files that are there whole or not at all.
+
+    data of a shard:  [up to the last tensor of 8-byte elements] [new azp terms] [the rest]
+
+All tensors keep their order and bytes. The terms are int32, so whatever was aligned to its elements
+stays so: only elements of 4 bytes or fewer are shifted, by multiples of 4 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .files import MAX_HEADER, Entry, TensorFile, regular_file
+from .folder import Checkpoint
+from .layers import Layer
+
+MARK = "scaled_mm.azp"
+"""Stands in the `__metadata__` of every shard that is written here, as "1"."""
+
+BUFFER = 512 << 10  # the second-level cache holds it: copied, summed, compared while it is there
+_EIGHT_BYTES = ("I64", "U64", "F64", "C64")
+
+
+class Draft:
+    """An output shard that is not written yet.
+
+    Attributes:
+        name: of the file.
+        header: its first bytes, the header's length included.
+        size: of the whole file, in bytes.
+        terms: the new tensors: layer, and where in the data each begins.
+    """
+
+    def __init__(self, source: Checkpoint, file: TensorFile, layers: dict[str, Layer]) -> None:
+        self._source = source
+        self._file = file
+        self._entries = list(file.entries.values())
+        # The layers whose weights are here and are summed.
+        weights = {f"{name}.weight": layer for name, layer in layers.items() if layer.scheme.term}
+        self._summed = {name: weights[name] for name in file.entries if name in weights}
+        kept = [i for i, entry in enumerate(self._entries) if entry.dtype in _EIGHT_BYTES]
+        self._first = kept[-1] + 1 if kept else 0  # the first tensor behind the terms
+        at = begin = self._entries[self._first - 1].end if self._first else 0
+        self.terms: dict[str, tuple[int, Layer]] = {}
+        for layer in self._summed.values():
+            if layer.scheme.term not in layer.parts:
+                self.terms[f"{layer.name}.{layer.scheme.term}"] = (at, layer)
+                at += 4 * layer.n
+        self._shift = at - begin
+        self.name = file.path.name
+        self.header = self._header()
+        self.size = len(self.header) + file.size - file.data + self._shift
+
+    def _header(self) -> bytes:
+        shifted = [
+            Entry(entry.name, entry.dtype, entry.shape, entry.begin + shift, entry.end + shift)
+            for entry, shift in self._shifted()
+        ]
+        terms = [
+            Entry(name, "I32", (1, layer.n), at, at + 4 * layer.n)
+            for name, (at, layer) in self.terms.items()
+        ]
+        fields: dict[str, Any] = {"__metadata__": {**self._file.metadata, MARK: "1"}}
+        for entry in [*shifted[: self._first], *terms, *shifted[self._first :]]:
+            place = {"data_offsets": [entry.begin, entry.end]}
+            fields[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, **place}
+        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)  # as the safetensors package pads: the data is aligned
+        if len(text) > MAX_HEADER:
+            raise ValueError(f"{self._file.path}: with azp terms its header is over 100 MB")
+        return struct.pack("<Q", len(text)) + text
+
+    def _shifted(self) -> Iterator[tuple[Entry, int]]:
+        """The old tensors, and by how much each moves."""
+        for i, entry in enumerate(self._entries):
+            yield entry, self._shift if i >= self._first else 0
+
+    def write(self, path: Path, progressed: Callable[[int], None]) -> None:
+        """Writes the shard; path is there afterwards, whole, or as it was if this fails."""
+        with new_file(path) as file:
+            file.write(self.header)
+            for at, piece in self._pieces():
+                file.seek(len(self.header) + at)
+                written = 0
+                while written < len(piece):  # unbuffered: a write may be short
+                    written += file.write(piece[written:])
+                progressed(len(piece))
+
+    def is_in(self, path: Path, progressed: Callable[[int], None]) -> bool:
+        """Whether the file holds just what would be written."""
+        if not path.exists() or path.stat().st_size != self.size:
+            return False
+        done = 0
+        with path.open("rb", buffering=0) as file:
+            same = file.read(len(self.header)) == self.header
+            for at, piece in self._pieces() if same else ():
+                file.seek(len(self.header) + at)
+                same = np.array_equal(np.fromfile(file, np.uint8, len(piece)), piece)
+                if not same:
+                    break
+                done += len(piece)
+                progressed(len(piece))
+        if not same:
+            progressed(-done)  # it will be done again
+        return same
+
+    def _pieces(self) -> Iterator[tuple[int, memoryview]]:
+        """The data section as (where, bytes), a weight's term after the weight.
+
+        A piece is valid until the next one is asked for.
+        """
+        buffer = memoryview(bytearray(BUFFER))
+        with self._file.path.open("rb", buffering=0) as file:
+            file.seek(self._file.data)
+            for entry, shift in self._shifted():
+                layer = self._summed.get(entry.name)
+                rows = max(1, BUFFER // layer.k) if layer and layer.k else 0
+                step = rows * layer.k if layer and rows else BUFFER
+                term = torch.zeros(1, layer.n, dtype=torch.int32) if layer else None
+                zero = layer.zero_point(self._source) if layer else None
+                for at in range(entry.begin, entry.end, step):
+                    piece = buffer[: min(step, entry.end - at)]
+                    if _read_into(file, piece) != len(piece):
+                        raise ValueError(f"{self._file.path}: {entry.name}: the file ended early")
+                    yield at + shift, piece
+                    if layer is not None and term is not None:
+                        weight = torch.frombuffer(piece, dtype=torch.int8).view(-1, layer.k)
+                        first = (at - entry.begin) // layer.k
+                        term[:, first : first + len(weight)] = layer.term(weight, zero)
+                if layer is not None and term is not None:
+                    yield from self._term(layer, term)
+
+    def _term(self, layer: Layer, term: Tensor) -> Iterator[tuple[int, memoryview]]:
+        name = f"{layer.name}.{layer.scheme.term}"
+        if name in self.terms:
+            yield self.terms[name][0], memoryview(term.numpy().tobytes())
+        else:
+            layer.check_term(self._source, term)
+
+
+def _read_into(file: Any, piece: memoryview) -> int:
+    """Reads until the piece is full or the file ends; a single read may be short."""
+    done = 0
+    while done < len(piece) and (count := file.readinto(piece[done:])):
+        done += count
+    return done
+
+
+def is_marked(path: Path) -> bool:
+    """Whether a file, perhaps a damaged one, begins as the shards that are written here do."""
+    regular_file(path)
+    with path.open("rb") as file:
+        length = file.read(8)
+        if len(length) < 8 or (size := int.from_bytes(length, "little")) > MAX_HEADER:
+            return False
+        return f'"{MARK}":"1"'.encode() in file.read(size)
+
+
+def partial(path: Path) -> Path:
+    """Where a file is written before it has its name."""
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, unbuffered; synced and renamed to path at the end, removed on an error."""
+    temporary = partial(path)
+    temporary.unlink(missing_ok=True)  # of a run that was killed
+    try:
+        with temporary.open("xb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """What was renamed there stays renamed when the power fails."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

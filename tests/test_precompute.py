@@ -1,0 +1,411 @@
+"""`scaled-mm precompute`: what is added, that nothing else changes, and what happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_cases import (
+    INT8,
+    MALFORMED,
+    SETTINGS,
+    VARIANTS,
+    VOCAB,
+    ZERO_POINTS,
+    Model,
+    quantization_config,
+    tensors,
+    variant,
+    write,
+)
+from helpers import assert_bits, run_python
+from safetensors.torch import load_file
+from torch import Tensor
+
+from scaled_mm import reference
+from scaled_mm.checkpoint import Checkpoint, load_quantized, writing
+from scaled_mm.cli import main
+from scaled_mm.precompute import precompute
+
+IDS = torch.arange(VOCAB)
+TERMS = {"dynamic-asymmetric": "azp_adj", "static-asymmetric": "azp_with_adj"}
+
+
+def state_of(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder, by another reader."""
+    state: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        state |= load_file(path)
+    return state
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def expected_terms(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    made = {}
+    for layer, zero in ZERO_POINTS.items():
+        b = state[f"{layer}.weight"].t()
+        if TERMS.get(name) == "azp_adj":
+            made[f"{layer}.azp_adj"] = reference.azp_adj(b)
+        elif name in TERMS:
+            zeros = torch.tensor([zero], dtype=torch.int32)
+            made[f"{layer}.azp_with_adj"] = reference.azp_with_adj(b, zeros)
+    return made
+
+
+@pytest.fixture(params=[writing.BUFFER, 96], ids=["buffer", "small-buffer"])
+def buffer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one, so that a weight of this size takes several pieces."""
+    monkeypatch.setattr(writing, "BUFFER", request.param)
+
+
+@pytest.mark.usefixtures("buffer")
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_terms_are_added_and_the_rest_is_kept(name: str, shards: int, tmp_path: Path) -> None:
+    source, out = variant(tmp_path / "in", name, shards), tmp_path / "out"
+    (source / "tokenizer.json").write_text("{}")
+    before, files = state_of(source), files_of(source)
+    report = precompute(source, out)
+    assert files_of(source) == files
+    state, terms = state_of(out), expected_terms(name, before)
+    assert state.keys() == before.keys() | terms.keys()
+    for key, x in (before | terms).items():
+        assert_bits(state[key], x, key)
+    assert {f"{term.layer}.{term.name}" for term in report.terms} == terms.keys()
+    assert sorted(report.symmetric) == ([] if terms else ["down", "up"])
+    assert files_of(out).keys() == files.keys() and report.copied == ("tokenizer.json",)
+    checkpoint = Checkpoint(out)
+    assert checkpoint.config == {**Checkpoint(source).config, "scaled_mm_azp": 1}
+    if shards > 1:
+        sizes = [file.size - file.data for file in checkpoint.files.values()]
+        assert checkpoint.index_fields["metadata"] == {"total_size": sum(sizes), "kept": "yes"}
+    for path in out.glob("*.safetensors"):
+        assert checkpoint.files[path.name].metadata["format"] == "pt"
+    with torch.no_grad():
+        model, original = (load_quantized(Model(), each)(IDS) for each in (out, source))
+    assert_bits(model, original)
+
+
+def test_offsets_stay_aligned(tmp_path: Path) -> None:
+    """The terms have an odd number of channels; eight-byte elements stay in front of them."""
+    state = tensors(False, False)
+    state |= {"a.wide": torch.arange(3), "b.wide": torch.arange(2)}
+    precompute(write(tmp_path / "in", state, quantization_config(False, False)), tmp_path / "out")
+    (file,) = Checkpoint(tmp_path / "out").files.values()
+    assert file.data % 8 == 0
+    for name, entry in file.entries.items():
+        assert entry.begin % file.read(name).element_size() == 0, name
+    assert len(file.entries) == len(state) + 2
+    for name, x in state.items():
+        assert_bits(file.read(name), x, name)
+
+
+def test_zero_points_in_another_shard(tmp_path: Path) -> None:
+    """The order of names puts zero points and weights apart."""
+    source = variant(tmp_path / "in", "static-asymmetric", shards=len(tensors(False, False)))
+    assert len({Checkpoint(source).where[f"up.{x}"] for x in ("weight", "input_zero_point")}) == 2
+    precompute(source, tmp_path / "out")
+    state = state_of(tmp_path / "out")
+    for name, x in expected_terms("static-asymmetric", state).items():
+        assert_bits(state[name], x)
+
+
+@pytest.mark.parametrize("value", [28.999998, -30.9375, 2.5, -127.5, 126.99, -0.5])
+def test_float_zero_points_are_rounded(value: float, tmp_path: Path) -> None:
+    state = tensors(False, False) | {"up.input_zero_point": torch.tensor([value])}
+    source = write(tmp_path / "in", state, quantization_config(False, False))
+    report = precompute(source, tmp_path / "out")
+    term = next(term for term in report.terms if term.layer == "up")
+    assert term.zero_point == round(value)  # half to even, as Python rounds
+    assert term.rounded_from == pytest.approx(value)
+    out = state_of(tmp_path / "out")
+    b = state["up.weight"].t()
+    zero = torch.tensor([round(value)], dtype=torch.int32)
+    assert_bits(out["up.azp_with_adj"], reference.azp_with_adj(b, zero))
+    assert_bits(out["up.input_zero_point"], state["up.input_zero_point"])  # as it was
+
+
+def test_every_zero_point_is_kept(tmp_path: Path) -> None:
+    one, state = tensors(False, False), {}
+    for zero in range(-128, 128):
+        layer = {key: x for key, x in one.items() if key.startswith("down.")}
+        layer["down.input_zero_point"] = torch.tensor([zero], dtype=torch.int8)
+        state |= {key.replace("down", f"z{zero}"): x.clone() for key, x in layer.items()}
+    write(tmp_path / "in", state, quantization_config(False, False), shards=2)
+    report = precompute(tmp_path / "in", tmp_path / "out")
+    assert {term.layer: term.zero_point for term in report.terms} == {
+        f"z{zero}": zero for zero in range(-128, 128)
+    }
+    assert not any(term.rounded_from for term in report.terms)
+    out, sums = state_of(tmp_path / "out"), one["down.weight"].sum(1, dtype=torch.int32)
+    for zero in range(-128, 128):
+        assert_bits(out[f"z{zero}.azp_with_adj"], zero * sums[None])
+
+
+def test_done_twice_adds_nothing(tmp_path: Path) -> None:
+    precompute(variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out")
+    report = precompute(tmp_path / "out", tmp_path / "again")
+    assert [term.added for term in report.terms] == [False, False]
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+
+
+# ---- Interrupted ---------------------------------------------------------------------------------
+
+
+def test_a_second_run_keeps_what_is_there(tmp_path: Path) -> None:
+    source, out = variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out"
+    precompute(source, out)
+    whole, times = (
+        files_of(out),
+        {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")},
+    )
+    report = precompute(source, out)
+    assert [shard.skipped for shard in report.shards] == [True] * 3
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    assert files_of(out) == whole
+
+
+@pytest.mark.parametrize("fails", range(1, 4))
+def test_an_interrupted_run_is_taken_up(
+    fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full at the n-th file: there is no half a file and no checkpoint."""
+    source, out = variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out"
+    precompute(source, tmp_path / "whole")
+    real, calls = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2 * fails - 1:  # a file and its folder
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        precompute(source, out)
+    monkeypatch.undo()
+    assert len(files_of(out)) == fails - 1
+    for name, content in files_of(out).items():
+        assert content == (tmp_path / "whole" / name).read_bytes()
+    report = precompute(source, out)
+    assert [shard.skipped for shard in report.shards] == [i < fails - 1 for i in range(3)]
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def damaged(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "truncated":
+        del content[-1:]
+    elif how == "longer":
+        content += b"\0"
+    elif how == "a-bit":
+        content[-1] ^= 1
+    elif how == "header":
+        content[20] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.usefixtures("buffer")
+@pytest.mark.parametrize("how", ["truncated", "longer", "a-bit", "other-source"])
+def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path) -> None:
+    source, out = variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out"
+    precompute(source, out)
+    whole, path = files_of(out), sorted(out.glob("*.safetensors"))[1]
+    if how == "other-source":
+        weight = state_of(source)["up.weight"]
+        weight[3, 5] += 1
+        state = tensors(False, False) | {"up.weight": weight}
+        write(source, state, quantization_config(False, False), 3)
+    else:
+        damaged(path, how)
+    done: list[int] = []
+    report = precompute(source, out, lambda count, total: done.append(count))
+    assert sum(shard.skipped for shard in report.shards) == 2
+    assert (files_of(out) == whole) == (how != "other-source")
+    headers = sum(file.data for file in Checkpoint(out).files.values())
+    assert sum(done) == report.bytes - headers
+    state = state_of(out)
+    for name, x in expected_terms("static-asymmetric", state).items():
+        assert_bits(state[name], x)
+
+
+def test_leftovers_of_a_killed_run(tmp_path: Path) -> None:
+    source, out = variant(tmp_path / "in", "static-asymmetric"), tmp_path / "out"
+    out.mkdir()
+    partial = out / ".model.safetensors.partial"
+    partial.write_bytes(b"half")
+    precompute(source, out)
+    assert not partial.exists()
+    assert files_of(out).keys() == files_of(source).keys()
+
+
+# ---- Refused -------------------------------------------------------------------------------------
+
+
+def test_nobodys_files_are_written_over(tmp_path: Path) -> None:
+    source = variant(tmp_path / "in", "static-asymmetric")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README.md").write_text("mine")
+    variant(tmp_path / "other", "static-asymmetric")
+    for out, said in [
+        ("in", "must not be the folder of the checkpoint"),
+        ("in/../in", "must not be the folder of the checkpoint"),
+        ("file", "must be a folder"),
+        ("notes", "must be new, empty or of an earlier run"),
+        ("other", "was not written by precompute"),
+    ]:
+        before = files_of(tmp_path / out) if out != "file" else None
+        with pytest.raises(ValueError, match=said):
+            precompute(source, tmp_path / out)
+        assert before is None or files_of(tmp_path / out) == before
+
+
+def test_what_is_left_out(tmp_path: Path) -> None:
+    source = variant(tmp_path / "in", "dynamic-asymmetric", shards=2)
+    (source / "pytorch_model.bin").write_bytes(b"\x80\x02}.")
+    (source / "disguised.json").write_bytes(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00.")
+    (source / "consolidated.safetensors").write_bytes(b"")
+    (source / "onnx").mkdir()
+    (source / "vocab.txt").write_text("a")
+    report = precompute(source, tmp_path / "out")
+    left_out = ("consolidated.safetensors", "disguised.json", "onnx", "pytorch_model.bin")
+    assert (report.copied, report.left_out) == (("vocab.txt",), left_out)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {path.name for path in source.iterdir()} - {*left_out}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["precompute", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("scaled-mm: ") and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_files_on_the_command_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variant(tmp_path / "in", "static-asymmetric")
+    (tmp_path / "in" / "model.safetensors").write_bytes(MALFORMED[name][0])
+    assert MALFORMED[name][1] in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_on_the_command_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", tensors(False, False), SETTINGS[name].made())
+    assert SETTINGS[name].said in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "float": ({}, "has no int8 weight"),
+    "term": ({"up.azp_with_adj": torch.ones(1, 32).int()}, "is not the one that weight and zero"),
+    "zero-range": ({"up.input_zero_point": torch.tensor([300]).int()}, "must be in -128..127, got"),
+    "zero-nan": ({"up.input_zero_point": torch.tensor([torch.nan])}, "-128..127, got nan"),
+    "unsigned": ({"up.input_zero_point": torch.ones(1).to(torch.uint8)}, "got U8"),
+    "part": ({"up.g_idx": torch.ones(1)}, "up.g_idx is not understood"),
+    "experts": ({"moe.up_proj": torch.ones(2, 2, 2).to(torch.int8)}, "moe.up_proj, int8 (2, 2, 2)"),
+    "packed": ({"up.weight_packed": torch.ones(2, 2).int()}, "up.weight_packed is not understood"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_not_understood_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, said = BAD[name]
+    state = tensors(False, False) | change if change else {"a.weight": torch.ones(2, 2)}
+    write(tmp_path / "in", state, quantization_config(False, False))
+    assert said in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_float_checkpoint_has_nothing_to_add(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", {"a.weight": torch.ones(2, 2)}, None)
+    arguments = [f"{tmp_path}/in", "-o", f"{tmp_path}/out"]
+    assert "is a float checkpoint, without quantization_config" in refused(arguments, capsys)
+    assert "Missing option '--out'" in refused([f"{tmp_path}/in"], capsys)
+    assert "no such file" in refused([f"{tmp_path}/none", "-o", f"{tmp_path}/out"], capsys)
+
+
+# ---- The report ----------------------------------------------------------------------------------
+
+
+def test_the_report_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tensors(False, False) | {"up.input_zero_point": torch.tensor([28.75])}
+    write(tmp_path / "in", state, quantization_config(False, False), shards=2)
+    (tmp_path / "in" / "old.bin").write_bytes(b"x")
+    for again in (False, True):
+        assert main(["precompute", f"{tmp_path}/in", "--out", f"{tmp_path}/out"]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        for text in (
+            "model-00002-of-00002.safetensors",
+            "azp_with_adj: added to 2 layers",
+            "up: zero point 28.75 rounded to 29",
+            "left out: old.bin",
+            " MB/s",
+        ):
+            assert text in out
+        assert ("was there already" in out) == again
+
+
+def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = quantization_config(True, False)
+    symmetric = {**INT8, "dynamic": True, "strategy": "token", "symmetric": True}
+    group = config["config_groups"]["group_0"]
+    config["config_groups"]["b"] = {**group, "targets": ["up"], "input_activations": symmetric}
+    write(tmp_path / "in", tensors(True, False), config)
+    assert main(["precompute", f"{tmp_path}/in", "-o", f"{tmp_path}/out", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["terms"] == [
+        {
+            "layer": "down",
+            "name": "azp_adj",
+            "channels": 21,
+            "zero_point": None,
+            "rounded_from": None,
+            "added": True,
+        }
+    ]
+    assert report["symmetric"] == ["up"]
+    size = (tmp_path / "out" / "model.safetensors").stat().st_size
+    assert report["bytes"] == size == report["shards"][0]["bytes"]
+
+
+def test_memory_does_not_grow_with_the_shards(tmp_path: Path) -> None:
+    """Two shards of one weight each, 64 MB: the process grows by far less than one."""
+    k, n = 8192, 8192
+    weight = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    state = {"a.weight": weight, "b.weight": weight.flip(0)}
+    for layer in ("a", "b"):
+        state[f"{layer}.weight_scale"] = torch.ones(n, 1)
+    # In the order of the names: a.weight, a.weight_scale, b.weight, b.weight_scale, in turn.
+    source = write(tmp_path / "in", state, quantization_config(True, False), shards=4)
+    grown = run_python(
+        "import resource, sys\n"
+        "from scaled_mm.precompute import precompute\n"
+        "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = used()\n"
+        "precompute(*sys.argv[1:])\n"
+        "print(used() - before)",
+        str(source),
+        str(tmp_path / "out"),
+    )
+    assert int(grown) < 24 * 1024, f"{grown} kB"
+    out = state_of(tmp_path / "out")
+    assert_bits(out["a.azp_adj"], reference.azp_adj(weight.t()))

