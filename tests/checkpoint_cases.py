@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 K, N, HIDDEN, VOCAB = 44, 21, 32, 16
@@ -122,6 +122,18 @@ def variant(folder: Path, name: str, shards: int = 1, **options: bool) -> Path:
     channel = {"channel": options["channel"]} if "channel" in options else {}
     state = tensors(*VARIANTS[name], **channel)
     return write(folder, state, quantization_config(*VARIANTS[name], **options), shards)
+
+
+def state_of(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder, by another reader."""
+    state: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        state |= load_file(path)
+    return state
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # ---- Malformed safetensors files -----------------------------------------------------------------

@@ -1,367 +1,31 @@
-"""Checkpoints: what is refused, what is read, and that a loaded model computes the reference."""
+"""Checkpoints in models: a loaded model computes the reference; what does not fit is refused."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from checkpoint_cases import (
-    MALFORMED,
-    SETTINGS,
     VARIANTS,
     VOCAB,
     ZERO_POINTS,
     Model,
-    encoded,
-    entry,
     quantization_config,
+    state_of,
     tensors,
     variant,
     write,
 )
 from helpers import assert_bits
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from scaled_mm import reference
-from scaled_mm.checkpoint import Checkpoint, TensorFile, load_float, load_quantized
-from scaled_mm.checkpoint.config import W8A8, LayerScheme
+from scaled_mm.checkpoint import load_float, load_quantized
 from scaled_mm.nn import ScaledLinear
 
 IDS = torch.arange(VOCAB)
-
-# ---- One file ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_file_is_refused(name: str, tmp_path: Path) -> None:
-    content, said = MALFORMED[name]
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(ValueError) as refusal:
-        TensorFile(path)
-    text = str(refusal.value)
-    assert text.startswith(f"{path}: ") and said in text
-    assert "\n" not in text and len(text) < 500
-
-
-def test_the_file_is_read_as_it_is(tmp_path: Path) -> None:
-    state = {
-        "a": torch.arange(6, dtype=torch.int64).view(2, 3),
-        "b": torch.tensor(2.5, dtype=torch.bfloat16),
-        "c": torch.zeros(0, 7),
-        "d": torch.randn(5).to(torch.float8_e4m3fn).view(torch.uint8),
-        "e": torch.tensor([True, False]),
-    }
-    save_file(state, tmp_path / "x.safetensors", {"format": "pt"})
-    file = TensorFile(tmp_path / "x.safetensors")
-    assert (file.metadata, file.entries.keys()) == ({"format": "pt"}, state.keys())
-    for name, x in state.items():
-        assert_bits(file.read(name), x, name)
-
-
-@pytest.mark.parametrize("low", [0x280, 0x380, 0x480, 0x580, 0x4B50])
-def test_a_header_as_long_as_a_magic_number_is_no_pickle(low: int, tmp_path: Path) -> None:
-    """A header of 0x280 bytes begins like a pickle."""
-    length = 0x04034B50 if low == 0x4B50 else low
-    text = json.dumps({"a": entry()}).encode()
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(encoded(text.ljust(length)))
-    assert_bits(TensorFile(path).read("a"), torch.zeros(16, dtype=torch.int8))
-
-
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.safetensors")  # to open it would block
-    for name, said in (("pipe.safetensors", "must be a regular file"), ("no", "no such file")):
-        with pytest.raises(ValueError, match=said):
-            Checkpoint(tmp_path / name)
-
-
-class Bomb:
-    def __reduce__(self) -> Any:
-        return (os.mkdir, ("exploded",))
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.safetensors"])
-def test_a_pickle_is_never_opened(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        Path(name).write_bytes(pickle.dumps(Bomb(), protocol))
-        for path in (tmp_path, tmp_path / name):
-            said = "pickle" if protocol > 1 or not name.endswith("tensors") else "header"
-            with pytest.raises(ValueError, match=said):
-                Checkpoint(path)
-    assert not Path("exploded").exists()
-
-
-def check_accepted(path: Path) -> None:
-    """Whatever is accepted has tensors that tile the data, and can be read."""
-    try:
-        file = TensorFile(path)
-    except ValueError as refusal:
-        assert str(refusal).startswith(f"{path}: ")
-        return
-    at = 0
-    for each in file.entries.values():
-        assert each.begin == at <= each.end
-        at = each.end
-    assert file.data + at == file.size == path.stat().st_size
-    for name in file.entries:
-        try:
-            assert file.read(name).nbytes == file.entries[name].nbytes
-        except ValueError as refusal:  # a dtype that torch does not have
-            assert "torch has no dtype" in str(refusal)
-
-
-GOOD = encoded(
-    {
-        "__metadata__": {"format": "pt"},
-        "a": entry(0, 8, "I32", [2]),
-        "b": entry(8, 8, "F32", [0, 3]),
-        "c": entry(8, 16, "I8", [2, 4]),
-    }
-)
-NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from([2**31, 2**63, 2**64, 2**70, 0.5, None]))
-ENTRIES = st.fixed_dictionaries(
-    {
-        "dtype": st.sampled_from(["I8", "BF16", "F32", "I64", "BOOL", "F4", "F6_E2M3", "X", 3]),
-        "shape": st.lists(NUMBERS, max_size=3),
-        "data_offsets": st.lists(NUMBERS, min_size=1, max_size=3),
-    },
-    optional={"more": st.none()},
-)
-NAMES = st.one_of(st.sampled_from(["a", "b", "a/b", "..", "__metadata__"]), st.text(max_size=3))
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    check_accepted(path)
-    path.write_bytes(struct.pack("<Q", len(content)) + content)
-    check_accepted(path)
-
-
-@given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4))
-def test_a_good_file_with_other_bytes(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
-    content = bytearray(GOOD)
-    for at, byte in changes:
-        content[at] = byte
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    check_accepted(path)
-
-
-@given(st.dictionaries(NAMES, ENTRIES, max_size=3), st.integers(0, 40))
-def test_any_header(tmp_path: Path, header: dict[str, Any], size: int) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(encoded(header, bytes(size)))
-    check_accepted(path)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["I8", "F16", "F32", "F64"]), st.integers(0, 4))))
-def test_every_good_header_is_accepted(tmp_path: Path, given: list[tuple[str, int]]) -> None:
-    header, at = {}, 0
-    for i, (dtype, count) in enumerate(given):
-        size = count * {"I8": 1, "F16": 2, "F32": 4, "F64": 8}[dtype]
-        header[f"t{i}"] = entry(at, at + size, dtype, [count])
-        at += size
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(encoded(header, bytes(at)))
-    file = TensorFile(path)
-    assert len(file.entries) == len(given)
-    check_accepted(path)
-
-
-# ---- A folder ------------------------------------------------------------------------------------
-
-INDEX = "model.safetensors.index.json"
-FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-
-def broken_index(change: str, folder: Path) -> None:
-    """A good sharded checkpoint, changed."""
-    index = json.loads((folder / INDEX).read_text())
-    where = index["weight_map"]
-    if change == "unlisted":
-        del where["up.weight"]
-    elif change == "elsewhere":
-        where["up.weight"] = FIRST if where["up.weight"] == SECOND else SECOND
-    elif change == "invented":
-        where["up.more"] = FIRST
-    elif change == "no-map":
-        del index["weight_map"]
-    elif change == "number":
-        where["up.weight"] = 3
-    elif change == "missing-file":
-        (folder / FIRST).unlink()
-    elif change == "in-two":
-        save_file(load_file(folder / FIRST), folder / SECOND)
-    elif change == "both":
-        save_file({"a": torch.ones(1)}, folder / "model.safetensors")
-    elif change == "twice":
-        text = json.dumps(index).replace('"weight_map": {', '"weight_map": {"up.weight": "x", ')
-        (folder / INDEX).write_text(text)
-        return
-    else:
-        where["up.weight"] = change
-    (folder / INDEX).write_text(json.dumps(index))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("unlisted", "does not say that up.weight is in"),
-        ("elsewhere", "does not say that up.weight is in"),
-        ("invented", f"says that up.more is in {FIRST}, which has it not"),
-        ("no-map", "weight_map must be an object"),
-        ("number", "up.weight must have the name of a file, got 3"),
-        ("missing-file", f"{FIRST}: there is no such file"),
-        ("in-two", "is in model-0000"),
-        ("both", f"has both {INDEX} and model.safetensors"),
-        ("twice", "the name 'up.weight' stands twice"),
-        ("../x.safetensors", "a shard name must be"),
-        ("/etc/x.safetensors", "a shard name must be"),
-        ("..\\x.safetensors", "a shard name must be"),
-        ("C:x.safetensors", "a shard name must be"),
-        ("a/x.safetensors", "a shard name must be"),
-        ("x\0.safetensors", "a shard name must be"),
-        ("..", "a shard name must be"),
-        ("", "a shard name must be"),
-        ("x.bin", "a shard must be a .safetensors file, got x.bin"),
-    ],
-)
-def test_a_bad_index_is_refused(change: str, said: str, tmp_path: Path) -> None:
-    variant(tmp_path, "dynamic-symmetric", shards=2)
-    assert len(Checkpoint(tmp_path).where) == 8
-    broken_index(change, tmp_path)
-    with pytest.raises(ValueError) as refusal:
-        Checkpoint(tmp_path)
-    assert said in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"[]", "must hold a JSON object, got list"),
-        (b"{", "Expecting property name"),
-        (b'{"a": NaN}', "NaN is not JSON"),
-        (b'{"a": 1, "a": 2}', "the name 'a' stands twice"),
-        (b"\xff{}", "can't decode byte"),
-        (b'{"a":' + b"[" * 200_000, "nested too deep"),
-        (b'{"a": ' + b"1" * 5000 + b"}", "integer"),
-    ],
-)
-def test_bad_json_is_refused(text: bytes, said: str, tmp_path: Path) -> None:
-    variant(tmp_path, "dynamic-symmetric")
-    (tmp_path / "config.json").write_bytes(text)
-    with pytest.raises(ValueError) as refusal:
-        Checkpoint(tmp_path)
-    assert said in str(refusal.value) and str(refusal.value).startswith(f"{tmp_path}/config.json: ")
-
-
-def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no \.safetensors file$"):
-        Checkpoint(tmp_path)
-    for name in ("a.safetensors", "b.safetensors"):
-        save_file({"x": torch.ones(1)}, tmp_path / name)
-    with pytest.raises(ValueError, match=r"has 2 \.safetensors files and no model\.safetensors"):
-        Checkpoint(tmp_path)
-    assert Checkpoint(tmp_path / "a.safetensors").where.keys() == {"x"}
-
-
-def test_links_are_followed(tmp_path: Path) -> None:
-    """A hub's cache is folders of links."""
-    variant(tmp_path / "blobs", "dynamic-symmetric", shards=2)
-    (tmp_path / "snapshot").mkdir()
-    for path in (tmp_path / "blobs").iterdir():
-        (tmp_path / "snapshot" / path.name).symlink_to(path)
-    assert len(Checkpoint(tmp_path / "snapshot").where) == 8
-
-
-# ---- quantization_config -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_that_is_not_served_is_refused(name: str, tmp_path: Path) -> None:
-    write(tmp_path, tensors(False, False), SETTINGS[name].made())
-    with pytest.raises(ValueError) as refusal:
-        Checkpoint(tmp_path)
-    assert SETTINGS[name].said in str(refusal.value)
-    assert str(refusal.value).startswith(f"{tmp_path}/config.json: quantization_config: ")
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "said"),
-    [
-        (
-            "quantize_config.json",
-            {"bits": 4, "group_size": 128},
-            "GPTQ v1, 4 bits in groups of 128",
-        ),
-        ("quant_config.json", {"w_bit": 4, "q_group_size": 64}, "AutoAWQ (gemm), 4 bits in groups"),
-    ],
-)
-def test_older_files_are_recognised(
-    name: str, fields: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    write(tmp_path, {"a": torch.ones(1)}, None)
-    (tmp_path / name).write_text(json.dumps(fields))
-    with pytest.raises(ValueError) as refusal:
-        Checkpoint(tmp_path)
-    assert said in str(refusal.value)
-
-
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_the_config_is_read_leniently(key: str, tmp_path: Path) -> None:
-    """Keys that say nothing, those of calibration, and an older name of the whole."""
-    write(tmp_path, tensors(False, False), None)
-    config = quantization_config(False, False)
-    config |= {"new": None, "also_new": [], "quantization_status": "frozen"}
-    group = config["config_groups"]["group_0"]
-    group["weights"] |= {"observer": "minmax", "block_structure": None, "group_size": -1}
-    del group["weights"]["strategy"], group["weights"]["num_bits"], group["format"]
-    (tmp_path / "config.json").write_text(json.dumps({key: config}))
-    read = Checkpoint(tmp_path).quantization
-    assert read == W8A8(
-        ((("Linear",), LayerScheme(False, False, per_token=False, per_channel=True)),), ("head",)
-    )
-
-
-def test_which_group_a_layer_is_in() -> None:
-    schemes = [LayerScheme(True, bool(i & 1), bool(i & 2), True) for i in range(4)]
-    groups = [("Linear",), (r"re:.*mlp\.(up|down)$",), ("model.mlp.up",), ("Conv1D",)]
-    read = W8A8(tuple(zip(groups, schemes, strict=True)), ("head", "re:.*gate", "Embedding"))
-    for name, classes, group in [
-        ("model.q", ("Linear", "Module"), 0),
-        ("model.mlp.down", ("Linear",), 1),
-        ("model.mlp.down_2", ("Linear",), 0),
-        ("model.mlp.up", ("Linear",), 2),
-        ("x.mlp.up", ("Linear",), 1),
-        ("model.q", ("Conv1D",), 3),
-        ("model.q", (), None),
-        ("head", ("Linear",), None),
-        ("the.head", ("Linear",), 0),
-        ("model.gate", ("Linear",), None),
-        ("model.q", ("Embedding", "Linear"), None),
-    ]:
-        expected = None if group is None else schemes[group]
-        assert read.scheme_of(name, classes) == expected, name
-    with pytest.raises(ValueError, match="at most 128 characters"):
-        read.scheme_of("a" * 129)
-
-
-# ---- Into a model --------------------------------------------------------------------------------
 
 
 class Reference(nn.Module):
@@ -395,9 +59,7 @@ class Reference(nn.Module):
 def reference_model(folder: Path, name: str, token: bool = True) -> Model:
     """`Model` composed of the reference, from the same files by another reader."""
     dynamic, symmetric = VARIANTS[name]
-    state: dict[str, Tensor] = {}
-    for path in folder.glob("*.safetensors"):
-        state |= load_file(path)
+    state = state_of(folder)
     model = Model().eval()
     with torch.no_grad():
         for part, x in model.named_parameters():

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_cases import VARIANTS
+from checkpoint_cases import VARIANTS, state_of
 from helpers import assert_bits
-from safetensors.torch import load_file
 from test_checkpoint import Reference
 from torch import Tensor, nn
 
@@ -109,9 +108,7 @@ def written(folder: Path, name: str, dtype: torch.dtype, **weights: Any) -> tupl
 def by_reference(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
     """The Llama with every quantised Linear in the words of the reference."""
     dynamic, symmetric = VARIANTS[name]
-    state: dict[str, Tensor] = {}
-    for path in folder.glob("*.safetensors"):
-        state |= load_file(path)
+    state = state_of(folder)
     model = llama(dtype)
     for layer in [key.removesuffix(".weight_scale") for key in state if key.endswith("t_scale")]:
         own = {
