@@ -1,7 +1,7 @@
 """The `scaled-mm` command: a table of the modules that answer.
 
-Exit codes: 0; 1 when a result is wrong (bits off the reference); 2 for what the user can mend, in
-one line on stderr.
+Exit codes: 0; 1 when a result is wrong (bits off the reference, or `validate` below a threshold); 2
+for what the user can mend, in one line on stderr.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     help="Quantised linear layers for PyTorch: see them work, see what is built, time them, "
-    "ask which kernel a shape gets.",
+    "ask which kernel a shape gets; validate quantised models, prepare their checkpoints.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )

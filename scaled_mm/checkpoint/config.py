@@ -157,7 +157,7 @@ class _Reader:
             name = "GPTQ v2" if fields.get("checkpoint_format") == "gptq_v2" else "GPTQ v1"
         self.refuse(
             f"a checkpoint of {name}, {bits} bits in groups of {group}, is recognised but not "
-            "served: there are kernels for 8-bit weights only"
+            "served: only 8-bit weights are read from checkpoints so far"
         )
 
     def _group(self, at: str, group: Any) -> tuple[tuple[str, ...], LayerScheme]:
