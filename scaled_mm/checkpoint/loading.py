@@ -28,8 +28,8 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
     model may be on the meta device: then what is loaded lies on the CPU.
 
     Nothing in the model changes before every name, dtype and shape was found right. Values (a scale
-    that is not finite and positive, a stored azp term) are looked at layer by layer: a model that was
-    refused for one is to be thrown away.
+    that is not positive, a stored azp term that is wrong) are looked at layer by layer: a model
+    that was refused for one is to be thrown away.
 
     Args:
         model: any module whose names are those of the checkpoint, such as a Llama of transformers
