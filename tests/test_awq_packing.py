@@ -1,0 +1,232 @@
+"""int4: words, AWQ and GPTQ there and back, and the layer that holds them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from awq_cases import DTYPES
+from helpers import assert_bits
+from torch import Tensor
+
+import scaled_mm
+from scaled_mm import awq
+from scaled_mm.awq_linear import AWQLinear
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+]
+ORDERS = {"interleaved": awq.INTERLEAVED, "sequential": awq.SEQUENTIAL}
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def words(*shape: int, seed: int = 0) -> Tensor:
+    bits = np.random.default_rng(seed).integers(0, 2**32, shape, np.uint32)
+    return torch.from_numpy(bits.view(np.int32))
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+CORNERS = [0, 1, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xF0000000, 0xFFFFFFFF, 0x0F0F0F0F, 0x75316420]
+
+
+def test_the_packing_of_awq() -> None:
+    assert awq.pack(torch.arange(8)).item() == 0x75316420
+    assert awq.pack(torch.arange(8), awq.SEQUENTIAL).item() == 0x76543210
+    assert [awq.INTERLEAVED[column] for column in reference_columns()] == list(range(8))
+
+
+def reference_columns() -> tuple[int, ...]:
+    from scaled_mm.reference_awq import COLUMNS
+
+    return COLUMNS
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_value_in_every_lane(order: str) -> None:
+    nibble_of = ORDERS[order]
+    for lane, value, others in itertools.product(range(8), range(16), (0, 15, 9)):
+        q = torch.full((8,), others)
+        q[lane] = value
+        word = awq.pack(q, nibble_of)
+        expected = sum(int(q[j]) << 4 * nibble_of[j] for j in range(8))
+        assert word.item() % 2**32 == expected
+        assert awq.unpack(word, nibble_of).tolist() == q.tolist()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_pack_undoes_unpack(order: str) -> None:
+    corners = torch.tensor(CORNERS).to(torch.int32)
+    bit_31 = words(1000) | -(2**31)
+    for w in (corners, bit_31, words(7, 5, 3), words(0, 4), words(6, 10).t(), words(9, 8)[:, ::2]):
+        assert_bits(awq.pack(awq.unpack(w, ORDERS[order]), ORDERS[order]), w.contiguous())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_pack_takes_any_integers(dtype: torch.dtype) -> None:
+    q = torch.arange(16).repeat(3).to(dtype)
+    assert_bits(awq.pack(q), awq.pack(q.to(torch.int64)))
+    if dtype != torch.uint8:
+        assert_bits(awq.pack(q - 16), awq.pack(q))
+
+
+def test_words_refused() -> None:
+    for q in (torch.zeros(8), torch.zeros(9, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match=r"^q must be integer with a multiple of 8"):
+            awq.pack(q)
+    with pytest.raises(ValueError, match=r"^words must be int32, got int64$"):
+        awq.unpack(torch.zeros(3, dtype=torch.int64))
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+K, N, G = 96, 24, 16
+
+
+def awq_weight(seed: int = 0, dtype: torch.dtype = torch.float16) -> awq.Awq:
+    scales = torch.rand(K // G, N, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return awq.Awq(words(K, N // 8, seed=seed), scales, words(K // G, N // 8, seed=seed + 1))
+
+
+def gptq_weight(seed: int = 0, act_order: bool = False) -> awq.Gptq:
+    g_idx = torch.arange(K, dtype=torch.int32) // G
+    if act_order:
+        g_idx = g_idx[torch.randperm(K, generator=torch.Generator().manual_seed(seed))]
+    w = awq_weight(seed)
+    return awq.Gptq(words(K // 8, N, seed=seed + 2), w.scales, w.qzeros, g_idx)
+
+
+def assert_same(got: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    for x, y in zip(got, expected, strict=True):
+        assert_bits(x, y)
+
+
+def test_awq_and_back() -> None:
+    w = awq_weight()
+    assert_same(awq.to_awq(awq.from_awq(*w)), w)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("version", [1, 2])
+def test_gptq_and_back(version: int, act_order: bool) -> None:
+    w = gptq_weight(act_order=act_order)
+    assert_same(awq.to_gptq(awq.from_gptq(*w, version=version), version=version), w)
+
+
+def test_gptq_by_hand() -> None:
+    """Row 8 r + j is nibble j of word r; version 1 stores z - 1 modulo 16."""
+    w = gptq_weight(act_order=True)
+    for version, below in ((1, 1), (2, 0)):
+        plain = awq.from_gptq(*w, version=version)
+        for k, n in itertools.product(range(K), range(N)):
+            q = (w.qweight[k // 8, n].item() >> 4 * (k % 8)) & 15
+            assert plain.q[k, n] == q
+        for g, n in itertools.product(range(K // G), range(N)):
+            z = (w.qzeros[g, n // 8].item() >> 4 * (n % 8)) + below & 15
+            assert plain.zeros[g, n] == z
+
+
+def test_versions_of_gptq() -> None:
+    plain = awq.from_awq(*awq_weight())
+    first, second = (awq.to_gptq(plain, version=v) for v in (1, 2))
+    assert not torch.equal(first.qzeros, second.qzeros)
+    for got in (awq.from_gptq(*first, version=1), awq.from_gptq(*second, version=2)):
+        assert_bits(got.q, plain.q)
+        assert_bits(got.zeros, plain.zeros)
+    zero = awq.Int4(plain.q, plain.scales, torch.zeros_like(plain.zeros))
+    assert (awq.to_gptq(zero, version=1).qzeros == -1).all()  # 15 in every nibble
+    with pytest.raises(ValueError, match=r"^version must be 1 .* or 2, got 3$"):
+        awq.to_gptq(plain, version=3)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_awq_to_gptq_to_awq(version: int) -> None:
+    w = awq_weight(3)
+    gptq = awq.to_gptq(awq.from_awq(*w), version=version)
+    assert_same(awq.to_awq(awq.from_gptq(*gptq, version=version)), w)
+
+
+def test_act_order_to_awq_and_back() -> None:
+    w = gptq_weight(act_order=True)
+    plain = awq.from_gptq(*w, version=1)
+    ordered, order = plain.in_order()
+    assert order is not None
+    assert_bits(ordered.dequantize(), plain.dequantize()[order])
+    packed = awq.to_awq(ordered)
+    assert_bits(scaled_mm.awq_dequantize(*packed), plain.dequantize()[order])
+    again = awq.from_awq(*packed).out_of_order(order)
+    assert_same(awq.to_gptq(again, version=1), w)
+    with pytest.raises(ValueError, match=r"^weight must have its groups in order"):
+        awq.to_awq(plain)
+
+
+def test_sorted_g_idx_is_no_act_order() -> None:
+    ordered, order = awq.from_gptq(*gptq_weight(), version=1).in_order()
+    assert (order, ordered.g_idx) == (None, None)
+
+
+def test_groups_of_unequal_size_are_refused() -> None:
+    w = gptq_weight()
+    assert w.g_idx is not None
+    w.g_idx[0] = 1
+    with pytest.raises(ValueError, match=r"^g_idx must give each of the 6 groups"):
+        awq.from_gptq(*w, version=1).in_order()
+
+
+# --- AWQLinear ------------------------------------------------------------------------------------
+
+
+@dtypes
+def test_linear(dtype: torch.dtype) -> None:
+    w = awq_weight(5, dtype)
+    bias = torch.linspace(-1, 1, N)
+    layer = AWQLinear.from_int4(awq.from_awq(*w), bias)
+    assert_same((layer.qweight, layer.scales, layer.qzeros), w)
+    x = torch.randn(2, 3, K, generator=torch.Generator().manual_seed(0))
+    expected = scaled_mm.awq_gemm(x.to(dtype), *w, bias=bias)
+    assert_bits(layer(x.to(dtype)), expected)
+    assert_bits(layer(x), expected.float())
+
+
+def test_linear_loads_what_a_checkpoint_holds() -> None:
+    w = awq_weight(6)
+    layer = AWQLinear(K, N, bias=False, group_size=G)
+    layer.load_state_dict(w._asdict())
+    x = torch.ones(4, K).half()
+    assert_bits(layer(x), scaled_mm.awq_gemm(x, *w))
+
+
+def test_linear_of_act_order() -> None:
+    w = gptq_weight(act_order=True)
+    layer = AWQLinear.from_gptq(*w, version=1)
+    x = torch.eye(K).half()
+    assert torch.equal(layer(x), awq.from_gptq(*w, version=1).dequantize())
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    again = AWQLinear(K, N, bias=False, group_size=G)
+    again.load_state_dict(torch.load(file))
+    assert_bits(again(x), layer(x))
+
+
+def test_linear_keeps_sixteen_bits() -> None:
+    layer = AWQLinear.from_int4(awq.from_awq(*awq_weight()), torch.ones(N))
+    before = {name: x.clone() for name, x in layer.state_dict().items()}
+    for moved in (layer.float(), layer.double(), layer.to("cpu")):
+        assert_same(tuple(moved.state_dict().values()), tuple(before.values()))
+    layer.bfloat16()
+    assert (layer.scales.dtype, layer.qweight.dtype) == (torch.bfloat16, torch.int32)
+    assert layer(torch.ones(1, K).bfloat16()).dtype == torch.bfloat16
+
+
+def test_linear_refuses() -> None:
+    with pytest.raises(ValueError, match=r"^group_size must divide in_features=96 .* got 36$"):
+        AWQLinear(K, N, group_size=36)
+    with pytest.raises(ValueError, match=r"^out_features must be a multiple of 8, got 20$"):
+        AWQLinear(K, 20, group_size=G)
+    assert AWQLinear(K, N, group_size=-1).group_size == K
