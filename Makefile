@@ -25,8 +25,8 @@ PIP := $(VENV)/bin/python -m pip install --quiet --no-warn-conflicts -c tools/co
 INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
 
-.PHONY: help demo test test-slow mutate bench build lint format abi asan cross cuda gpu-test gpu-bench gpu-sanitize \
-        clean distclean FORCE
+.PHONY: help demo test docs test-slow mutate bench build lint format abi asan cross cuda gpu-test gpu-bench \
+        gpu-sanitize clean distclean FORCE
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,10 @@ demo: $(VENV)/.demo $(LIBRARY) ## the main job: MiniLM-L6-v2 with int8 linears, 
 
 test: $(VENV)/.test $(LIBRARY) ## the tests, without the slow ones
 	$(PYTEST) -m "not slow and not gpu"
+
+docs: $(VENV)/.docs $(LIBRARY) ## these pages and the docstrings as a site, in build/docs
+	python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo "build/docs/index.html"
 
 # ---- More of them ---------------------------------------------------------------------------------
 
@@ -127,7 +131,7 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml tools/constraints.txt
 	$(INSTALL) .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/.base
+$(VENV)/.test $(VENV)/.dev $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(VENV)/.base
 	$(INSTALL) '.[$*]'
 	@touch $@
 

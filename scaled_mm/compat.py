@@ -128,8 +128,9 @@ def scaled_int8_quant(
         symmetric: without zero points.
 
     Returns:
-        q int8 [..., K]. Dynamic: scale float32 [tokens, 1] and azp int32 [tokens, 1] (None when
-        symmetric), whatever the number of dimensions of input. Static: scale and azp as given.
+        q int8 [..., K], scale and azp (None when symmetric). If dynamic, scale is float32
+        [tokens, 1] and azp int32 [tokens, 1], whatever the number of dimensions of input; if
+        static, they are those given.
 
     Differs from vLLM's, all of it said in `scaled_mm.quantize_int8`: x / scale is a true division
     where vLLM multiplies by a reciprocal (static symmetric apart), so some q are one level apart;

@@ -82,8 +82,8 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
         per_channel: one scale per output channel (row of w), or one for the whole weight.
 
     Returns:
-        q int8 [N, K] and scale float32 [1, N] (per channel) or [1, 1]: `scaled_mm(a, q.t(),
-        scale_a, scale)` multiplies by it.
+        q int8 [N, K] and scale float32 [1, N] (per channel) or [1, 1]. The product by it is
+        `scaled_mm(a, q.t(), scale_a, scale)`.
 
     Raises:
         ValueError: w is not a float matrix, or requires grad in grad mode (pass `w.detach()`).

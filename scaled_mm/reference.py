@@ -120,10 +120,10 @@ def scaled_mm(
 ) -> Tensor:
     """R1 of `scaled_mm.scaled_mm`, the same arguments: the bits that every kernel gives.
 
-    acc = A B                                   int32, exact
-    t   = acc - azp azp_adj                     int32, wrapping (or acc - azp_with_adj; or acc)
-    d   = RN32(s_a RN32(s_b RN32(t)) + bias)    one fused multiply-add
-    out = RN(d)                                 to out_dtype
+        acc = A B                                   int32, exact
+        t   = acc - azp azp_adj                     int32, wrapping (or acc - azp_with_adj; or acc)
+        d   = RN32(s_a RN32(s_b RN32(t)) + bias)    one fused multiply-add
+        out = RN(d)                                 to out_dtype
     """
     operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj)
     return _evaluate(Float32, a, b, operands, out_dtype)
@@ -253,9 +253,10 @@ def quantize_int8(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """R1 of `scaled_mm.quantize_int8`: float32, one rounding per operation.
 
-    symmetric    s = max(absmax / 127, FLT_MIN)      q = clamp(rne(x / s), -127, 127)
-    asymmetric   s = max((hi - lo) / 255, FLT_MIN)   q = clamp(rne(x / s) + azp, -128, 127)
-                 lo = min(0, min x), hi = max(0, max x), azp = clamp(rne(-128 - lo / s), -128, 127)
+        symmetric    s = max(absmax / 127, FLT_MIN)      q = clamp(rne(x / s), -127, 127)
+        asymmetric   lo = min(0, min x), hi = max(0, max x)
+                     s = max((hi - lo) / 255, FLT_MIN)   q = clamp(rne(x / s) + azp, -128, 127)
+                     azp = clamp(rne(-128 - lo / s), -128, 127)
 
     over each row (per_token) or the whole tensor; a row that holds NaN or infinity has s = NaN, q =
     azp = 0. A given scale (and azp) is used as it is and returned; then NaN gives q = 0 and

@@ -37,7 +37,7 @@ def awq_gemm_bound(
 ) -> tuple[Tensor, Tensor]:
     """The exact product (as of float64) and how far from it an output may be, float64 [..., N]:
 
-    |out - exact| <= ulp(exact) / 2 + K 2^-23 (|x| |W| + |bias|)
+        |out - exact| <= ulp(exact) / 2 + K 2^-23 (|x| |W| + |bias|)
 
     where ulp is that of x's dtype, never below that of its least normal number.
     """
