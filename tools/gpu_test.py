@@ -48,7 +48,7 @@ def outcome(file: Path, code: int) -> Outcome:
     lines = (LOGS / f"{file.stem}.txt").read_text().splitlines()
     summary = next((s for s in reversed(lines) if re.search(r"\d+ (passed|failed|error)", s)), "")
     counts = next((s for s in lines if s.startswith("all: ")), "")
-    numbers = [int(n.replace(",", "")) for n in re.findall(r"[\d,]+", counts)] or [0, 0, 0]
+    numbers = [int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*", counts)] or [0, 0, 0]
     return Outcome(file.stem, code == 0, summary.strip("= "), *numbers[:3])
 
 

@@ -3,9 +3,9 @@
     python tools/tune.py measure times.json    # on the GPU; a few minutes
     python tools/tune.py fit times.json        # anywhere: the columns `us` and `rate` of table.h
 
-A row's time is modelled as us + (memory^4 + (busy / rate)^4)^(1/4) + waves (csrc/cuda/config.cpp);
-what is fitted is how far the model is off where the row could be chosen: rows within a few per cent
-of the best at a shape weigh most. The fit needs scipy.
+A row's time is modelled as us + (memory^4 + (busy / rate)^4)^(1/4) + waves (csrc/cuda/config.cpp).
+The fit makes small what is lost by choosing the row that the model takes for the fastest, and with
+less weight how far the model is off near the fastest.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import math
 import os
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +31,8 @@ TOKENS = (1, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512)
 MANY_TOKENS = (513, 1024, 1536, 2048, 4096, 8192)
 ROUNDS = 3
 COLD_BYTES = 2e8  # the copies of a weight exceed the L2 together
+MANY = 3.0  # the weight of a shape with many tokens in the fit
+STEPS = 40_000  # of the fit
 SETTLE_US = 15_000  # a GPU at its power limit needs about this long to find its clock
 
 
@@ -93,47 +97,82 @@ def measure(path: Path) -> None:
             path.write_text(json.dumps(result))
 
 
-def model(us: float, rate: float, row: dict[str, Any]) -> float:
-    """As `predict` in csrc/cuda/config.cpp puts a row's terms together."""
-    memory, busy, waves = (row[f"{name}_us"] for name in ("memory", "busy", "waves"))
-    return us + (memory**4 + (busy / rate) ** 4) ** 0.25 + waves
+@dataclass(frozen=True)
+class Measured:
+    """Of each shape and row: what was measured (nan: it was not), and the model's terms."""
+
+    names: list[str]
+    us: np.ndarray
+    terms: dict[str, np.ndarray]
+    weights: np.ndarray  # of the shapes
+
+    @classmethod
+    def of(cls, result: dict[str, Any]) -> Measured:
+        device = Device(**result["device"])
+        told = [ask_library(c["m"], c["n"], c["k"], device, 2)["rows"] for c in result["times"]]
+        names = [row["name"] for row in told[0]]
+        us = np.array([[c["us"].get(name, np.nan) for name in names] for c in result["times"]])
+        terms = {
+            name: np.array([[row[f"{name}_us"] for row in rows] for rows in told])
+            for name in ("memory", "busy", "waves", "predicted")
+        }
+        weights = np.array([MANY if c["m"] >= 2048 else 1.0 for c in result["times"]])
+        return cls(names, us, terms, weights)
+
+    def predict(self, columns: np.ndarray) -> np.ndarray:
+        """As `predict` in csrc/cuda/config.cpp puts a row's terms together."""
+        us, rate = columns.T
+        memory, busy, waves = (self.terms[name] for name in ("memory", "busy", "waves"))
+        return us + (memory**4 + (busy / rate) ** 4) ** 0.25 + waves
+
+    def lost(self, predicted: np.ndarray) -> np.ndarray:
+        """The time of the row that would be chosen over that of the best one, for each shape."""
+        chosen = np.where(np.isnan(self.us), np.inf, predicted).argmin(axis=1)
+        return self.us[np.arange(len(self.us)), chosen] / np.nanmin(self.us, axis=1)
+
+    def off(self, predicted: np.ndarray) -> float:
+        """How far the prediction is off, on average, for rows within 15 % of the best."""
+        near = self.us < 1.15 * np.nanmin(self.us, axis=1, keepdims=True)
+        return float(np.abs(np.log(predicted[near] / self.us[near])).mean())
+
+    def goodness(self, columns: np.ndarray) -> float:
+        """What the fit makes small: mostly the time that wrong choices lose, rows being as likely to
+        be chosen as they would be if predictions were off by another 1 %: so choices have margins."""
+        predicted = self.predict(columns)
+        logs = np.log(predicted)
+        logs -= np.where(np.isnan(self.us), np.inf, logs).min(axis=1, keepdims=True)
+        likely = np.where(np.isnan(self.us), 0, np.exp(-logs / 0.01))
+        excess = np.nan_to_num(np.log(self.us / np.nanmin(self.us, axis=1, keepdims=True)))
+        lost = (likely * excess).sum(axis=1) / likely.sum(axis=1)
+        mean = np.average(lost, weights=self.weights)
+        return float(mean + 0.03 * lost.max() + 0.2 * self.off(predicted))
 
 
-def report(what: str, cases: list[tuple[dict[str, float], dict[str, float]]]) -> None:
-    """cases: measured and predicted times of the rows that were measured, for each shape."""
-    lost = [us[min(us, key=lambda name: told[name])] / min(us.values()) for us, told in cases]
-    mean = math.exp(statistics.fmean(map(math.log, lost)))
+def report(what: str, measured: Measured, predicted: np.ndarray) -> None:
+    lost = measured.lost(predicted)
     print(
-        f"{what}: the rows chosen take {mean:.3f} of the best rows' times, {max(lost):.2f} at worst"
+        f"{what}: the rows chosen take {np.exp(np.log(lost).mean()):.3f} of the best rows' times, "
+        f"{lost.max():.2f} at worst; predictions are off by {measured.off(predicted):.0%}"
     )
 
 
 def fit(path: Path) -> None:
-    from scipy.optimize import least_squares
-
-    result = json.loads(path.read_text())
-    device = Device(**result["device"])
-    measured = []  # times of a shape, and what the library says of its rows
-    for case in result["times"]:
-        rows = ask_library(case["m"], case["n"], case["k"], device, 2)["rows"]
-        measured.append((case["us"], {row["name"]: row for row in rows}))
-    now = [(us, {name: rows[name]["predicted_us"] for name in us}) for us, rows in measured]
-    report("as it is", now)
-
-    fitted = {}
-    for name in dict.fromkeys(name for us, _ in measured for name in us):
-        own = [(rows[name], us[name], min(us.values())) for us, rows in measured if name in us]
-
-        def off(x: Any, own: list[tuple[dict[str, Any], float, float]] = own) -> list[float]:
-            weights = [math.exp(-8 * (us / least - 1)) + 0.02 for _, us, least in own]
-            logs = [math.log(model(*x, row) / us) for row, us, _ in own]
-            return [math.sqrt(w) * log for w, log in zip(weights, logs, strict=True)]
-
-        found = least_squares(off, (3.0, 1.0), bounds=((0.5, 0.5), (8.0, 2.0)), loss="soft_l1")
-        fitted[name] = found.x
-        print(f"{name:<18} {found.x[0]:5.2f}, {found.x[1]:.3f}")
-    then = [(us, {name: model(*fitted[name], rows[name]) for name in us}) for us, rows in measured]
-    report("with these", then)
+    """A random walk downhill: a choice is a step function, which has no slope to follow."""
+    measured = Measured.of(json.loads(path.read_text()))
+    report("as it is", measured, measured.terms["predicted"])
+    rng = np.random.default_rng(0)
+    columns = np.array([[3.0, 1.1]] * len(measured.names))
+    best = measured.goodness(columns)
+    for step in np.geomspace(0.2, 0.02, STEPS):
+        changed = columns.copy()
+        row = rng.integers(len(columns))
+        changed[row] *= np.exp(step * rng.normal(size=2) * rng.permutation([0, 1]))
+        changed[row] = changed[row].clip((0.5, 0.5), (8.0, 2.0))
+        if (goodness := measured.goodness(changed)) < best:
+            columns, best = changed, goodness
+    for name, (us, rate) in zip(measured.names, columns, strict=True):
+        print(f"{name:<18} {us:5.2f}, {rate:.3f}")
+    report("with these", measured, measured.predict(columns))
 
 
 if __name__ == "__main__":

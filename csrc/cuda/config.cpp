@@ -34,6 +34,7 @@ constexpr double kL2BytesPerUs = 59.2e3;   // from L2, for each multiprocessor w
 constexpr double kLoneBytesPerUs = 110e3;  // from L2, for a multiprocessor that has it to itself
 constexpr double kProductsPerUs = 5.34e6;  // int8 multiply-adds of a multiprocessor
 constexpr double kSecondWaveUs = 3.0;      // blocks that start when others have ended
+constexpr double kExposedEpilogueUs = 2.5;  // of a tile, where no other tile's products hide it
 
 int64_t tiles(const Config& config, int64_t m, int64_t n) {
   const int64_t across = ceil_div(m, config.tile_m * config.cluster_m) * config.cluster_m;
@@ -106,6 +107,7 @@ Prediction predict(const Config& config, const Size& size, const Machine& machin
   const double lone = streams ? rounds * loads / kLoneBytesPerUs : 0.0;
   Prediction p{memory, std::max({products, l2, lone}), 0.0, 0.0};
   if (streams && rounds > 1) p.waves = kSecondWaveUs * (plan.paired ? 1 : rounds - 1);
+  if (config.schedule == Schedule::cooperative) p.waves = kExposedEpilogueUs * rounds;
   const double busy = p.busy / config.rate;
   p.us = config.fixed_us + std::sqrt(std::hypot(memory * memory, busy * busy)) + p.waves;
   return p;

@@ -75,7 +75,7 @@ int choose_swizzle(const Config& config, int64_t m, int64_t n);
 struct Prediction {
   double memory;  // reading and writing device memory
   double busy;    // whatever else binds: tensor cores or L2, before the row's rate
-  double waves;   // blocks that start when others have ended
+  double waves;   // what nothing hides: blocks that start when others have ended, epilogues
   double us;      // all together
 };
 Prediction predict(const Config& config, const Size& size, const Machine& machine);

@@ -43,12 +43,12 @@ struct Segment {
 
 // --- relayout ----------------------------------------------------------------------------------
 
-// `count` elements (up to 16) that lie `stride` apart.
-__device__ Bytes16 gather16(const int8_t* from, int64_t stride, int count) {
+// 16 elements that lie `stride` apart, or the `available` ones and zeros.
+__device__ Bytes16 gather16(const int8_t* from, int64_t stride, int available) {
   uint32_t words[4] = {};
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    if (i >= count) break;
+    if (i >= available) break;
     words[i / 4] |= uint32_t{static_cast<uint8_t>(from[i * stride])} << 8 * (i % 4);
   }
   Bytes16 bytes;
@@ -72,18 +72,15 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int64_t col = 16 * (segment.vector + i * blockDim.x);
-    const int count = static_cast<int>(min(cols - col, int64_t{16}));
-    held[i] = kSideBySide ? Bytes16(source + col, count)
-                          : gather16(source + col * from.col_stride, from.col_stride, count);
+    const int available = static_cast<int>(min(cols - col, int64_t{32}));
+    held[i] = kSideBySide ? Bytes16(source + col, available)
+                          : gather16(source + col * from.col_stride, from.col_stride, available);
   }
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int64_t col = 16 * (segment.vector + i * blockDim.x);
-    const int count = static_cast<int>(min(cols - col, int64_t{16}));
     if (col >= to_stride) return;
-    const uint4 v = held[i].value();
-    auto* vectors = reinterpret_cast<uint4*>(to + segment.row * to_stride);
-    vectors[col / 16] = count < 16 ? only_bytes(v, 0, count) : v;
+    *reinterpret_cast<uint4*>(to + segment.row * to_stride + col) = held[i].value();
   }
 }
 
@@ -119,12 +116,12 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kWarps = kThreads / 32, kSteps = kTile / 4 / kWarps;
 
   const int64_t row = first_row + 4 * lane;
-  const int count = static_cast<int>(min(rows - row, int64_t{4}));
+  const int available = static_cast<int>(min(rows - row, int64_t{8}));
   Bytes4 held[kSteps * 4];  // four columns in each step
 #pragma unroll
   for (int i = 0; i < kSteps * 4; ++i) {
     const int64_t col = first_col + 4 * (warp + i / 4 * kWarps) + i % 4;
-    held[i] = Bytes4(from + row + col * col_stride, col < cols ? count : 0);
+    held[i] = Bytes4(from + row + col * col_stride, col < cols ? available : 0);
   }
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -167,7 +164,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int64_t at = 16 * (segment.vector + i * blockDim.x) - skip;
-    if (is_whole(at)) held[i] = Bytes16(source + at, 16);
+    if (is_whole(at))
+      held[i] = Bytes16(source + at, static_cast<int>(min(pitch - at, int64_t{32})));
   }
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {

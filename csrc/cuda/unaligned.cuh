@@ -1,39 +1,58 @@
-// Loads of several bytes at any address. Each reads aligned words (or vectors) that hold at least
-// one of the bytes asked for, and so never touches memory that is not there.
+// Loads of several bytes at any address, as aligned words or vectors. Of one that reaches beyond
+// the bytes there are, only those are read.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 namespace scaled_mm::cuda {
 
-// `count` bytes (up to 4; none if it is 0 or less) at any address. The constructor loads and
-// `value` shifts, so that a thread can have many of these in flight.
+// The aligned word (or vector) at `at`, of which `available` bytes are there; zeros for the others.
+template <class Word>
+__device__ Word load_word(const int8_t* at, int available) {
+  if (available >= static_cast<int>(sizeof(Word))) return __ldg(reinterpret_cast<const Word*>(at));
+  Word word = {};
+  uint32_t parts[sizeof(Word) / 4] = {};
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(Word)); ++i) {
+    if (i < available) parts[i / 4] |= uint32_t{static_cast<uint8_t>(__ldg(at + i))} << 8 * (i % 4);
+  }
+  memcpy(&word, parts, sizeof(Word));
+  return word;
+}
+
+// The 4 bytes at any address, the first `available` of them and of those that follow being there.
+// The constructor loads and `value` shifts, so that a thread can have many of these in flight.
 struct Bytes4 {
   uint32_t low = 0, high = 0;
   int skip = 0;  // bytes of `low` before the first
 
   Bytes4() = default;
-  __device__ Bytes4(const int8_t* from, int count)
+  __device__ Bytes4(const int8_t* from, int available)
       : skip(static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4)) {
-    const auto* words = reinterpret_cast<const uint32_t*>(from - skip);
-    if (count > 0) low = __ldg(words);
-    if (skip + count > 4) high = __ldg(words + 1);
+    if (available <= 0) return;
+    low = load_word<uint32_t>(from - skip, skip + available);
+    if (skip > 0 && skip + available > 4) {
+      high = load_word<uint32_t>(from - skip + 4, skip + available - 4);
+    }
   }
-  // The first byte in the low bits; above the last, anything (0 if there is none).
+  // The first byte in the low bits; zeros above the last there is.
   __device__ uint32_t value() const { return __funnelshift_r(low, high, 8 * skip); }
 };
 
-// The same of up to 16 bytes.
+// The same of 16 bytes.
 struct Bytes16 {
   uint4 low = {}, high = {};
   int skip = 0;
 
   Bytes16() = default;
-  __device__ Bytes16(const int8_t* from, int count)
+  __device__ Bytes16(const int8_t* from, int available)
       : skip(static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16)) {
-    const auto* vectors = reinterpret_cast<const uint4*>(from - skip);
-    if (count > 0) low = __ldg(vectors);
-    if (skip + count > 16) high = __ldg(vectors + 1);
+    if (available <= 0) return;
+    low = load_word<uint4>(from - skip, skip + available);
+    if (skip > 0 && skip + available > 16) {
+      high = load_word<uint4>(from - skip + 16, skip + available - 16);
+    }
   }
   __device__ uint4 value() const {
     if (skip == 0) return low;

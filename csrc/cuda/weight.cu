@@ -48,10 +48,10 @@ __device__ int sum_part(const int8_t* from, int count, int thread, int threads) 
   }
   for (; i < whole_end; i += threads) sum = sum_bytes(__ldg(vectors + i), sum);
   if (thread == 0 && skip > 0 && count > 0) {
-    sum = sum_bytes(only_bytes(__ldg(vectors), skip, min(end, 16)), sum);
+    sum = sum_bytes(only_bytes(load_word<uint4>(from - skip, end), skip, min(end, 16)), sum);
   }
   if (thread == 1 && end % 16 > 0 && (whole_end > 0 || skip == 0)) {
-    sum = sum_bytes(only_bytes(__ldg(vectors + whole_end), 0, end % 16), sum);
+    sum = sum_bytes(load_word<uint4>(from - skip + 16 * whole_end, end % 16), sum);
   }
   return sum;
 }
@@ -81,14 +81,14 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kGroup = 128;  // columns that a warp of sum_rows has, four to a lane
 constexpr int kRows = 8;     // that it has in flight together
 
-// `count` elements of a row (up to 4) as the bytes of a word.
+// 4 elements of a row as the bytes of a word, or the `available` ones and zeros.
 template <bool kSideBySide>
-__device__ Bytes4 load_columns(const int8_t* from, int64_t stride, int count) {
-  if (kSideBySide) return Bytes4(from, count);
+__device__ Bytes4 load_columns(const int8_t* from, int64_t stride, int available) {
+  if (kSideBySide) return Bytes4(from, available);
   Bytes4 bytes;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < count) bytes.low |= uint32_t{static_cast<uint8_t>(from[i * stride])} << 8 * i;
+    if (i < available) bytes.low |= uint32_t{static_cast<uint8_t>(from[i * stride])} << 8 * i;
   }
   return bytes;
 }
@@ -106,11 +106,11 @@ __global__ void __launch_bounds__(kThreads) sum_rows(const Matrix<const int8_t> 
   __shared__ int sums[kWarps][kGroup];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = blockIdx.x % groups * kGroup, column = first + 4 * lane;
-  const int count = static_cast<int>(min(n - column, int64_t{4}));
+  const int available = static_cast<int>(min(n - column, int64_t{8}));
   const int64_t begin = (blockIdx.x / groups * kWarps + warp) * rows;
   const int64_t end = min(begin + rows, int64_t{k});
   int sum[4] = {};
-  if (count > 0) {
+  if (available > 0) {
     const int8_t* from = b.data + begin * b.row_stride + column * b.col_stride;
 #pragma unroll 1
     for (int64_t row = begin; row < end; row += kRows, from += kRows * b.row_stride) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) sum_rows(const Matrix<const int8_t> 
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         held[i] = load_columns<kSideBySide>(from + i * b.row_stride, b.col_stride,
-                                            row + i < end ? count : 0);
+                                            row + i < end ? available : 0);
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
