@@ -144,10 +144,17 @@ class Int4:
         return d.to(self.scales.dtype) * self.scales[groups]
 
     def group_of_rows(self) -> Tensor:
-        """int64 [K], the group of each row."""
-        if self.g_idx is not None:
-            return self.g_idx.long()
+        """int64 [K], the group of each row.
+
+        Raises:
+            ValueError: g_idx names a group that is not there; or, without it, G does not divide K.
+        """
         k, groups = len(self.q), len(self.scales)
+        if self.g_idx is not None:
+            if k and not 0 <= int(self.g_idx.min()) <= int(self.g_idx.max()) < groups:
+                got = f"{int(self.g_idx.min())}..{int(self.g_idx.max())}"
+                raise ValueError(f"g_idx must be in 0..{groups - 1}, got {got}")
+            return self.g_idx.long()
         if k and (groups == 0 or k % groups):
             raise ValueError(
                 f"scales must have K/G rows with G dividing K={k}, got {groups} groups"
@@ -162,12 +169,12 @@ class Int4:
             `x[..., order] @ W_ordered`; None where the rows were in order already.
 
         Raises:
-            ValueError: groups of unequal size.
+            ValueError: groups of unequal size, or g_idx names a group that is not there.
         """
         if self.g_idx is None:
             return self, None
         k, groups = len(self.q), len(self.scales)
-        sizes = torch.bincount(self.g_idx.long(), minlength=groups)
+        sizes = torch.bincount(self.group_of_rows(), minlength=groups)
         if len(sizes) != groups or (k and bool((sizes * groups != k).any())):
             raise ValueError(
                 f"g_idx must give each of the {groups} groups as many of the K={k} rows, "

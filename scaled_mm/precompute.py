@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .checkpoint import Checkpoint, Layer, quantised_layers
+from .checkpoint import W4A16, Checkpoint, Layer
 from .checkpoint.files import is_other_file
 from .checkpoint.folder import CONFIG
+from .checkpoint.layers import int8_layers
 from .checkpoint.writing import Draft, is_marked, new_file, partial
 
 CONFIG_MARK = "scaled_mm_azp"
@@ -106,7 +107,9 @@ def precompute(
     source, out = Checkpoint(checkpoint), Path(out)
     if source.quantization is None:
         raise ValueError(f"{source.folder}: is a float checkpoint, without quantization_config")
-    layers = quantised_layers(source)
+    if isinstance(source.quantization, W4A16):
+        raise ValueError(f"{source.folder}: is int4 ({source.quantization}), without azp terms")
+    layers = int8_layers(source, source.quantization)
     if not layers:
         raise ValueError(f"{source.folder}: has no int8 weight")
     terms = tuple(_term(source, layer) for layer in layers.values() if layer.scheme.term)

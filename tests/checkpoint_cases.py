@@ -261,15 +261,9 @@ def _is(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda config: fields
 
 
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True, "sym": True}
 SETTINGS: dict[str, Setting] = {
-    "awq": Setting(_is(**AWQ), "AutoAWQ (gemm), 4 bits in groups of 128, is recognised but not"),
-    "gptq-v1": Setting(_is(**GPTQ), "GPTQ v1, 4 bits in groups of 64, is recognised but not"),
-    "gptq-v1-said": Setting(_is(**GPTQ, checkpoint_format="gptq"), "GPTQ v1, 4 bits"),
-    "gptq-v2": Setting(_is(**GPTQ, checkpoint_format="gptq_v2"), "GPTQ v2, 4 bits"),
-    "other-method": Setting(_is(quant_method="fp8"), "must be compressed-tensors, got 'fp8'"),
-    "no-method": Setting(_is(load_in_8bit=True), "must be compressed-tensors, got None"),
+    "other-method": Setting(_is(quant_method="fp8"), "compressed-tensors, awq or gptq, got 'fp8'"),
+    "no-method": Setting(_is(load_in_8bit=True), "compressed-tensors, awq or gptq, got None"),
     "packed": Setting(_set("format", "pack-quantized"), "format must be one of int-quantized, "),
     "group-format": Setting(_set("G.format", "float-quantized"), "group_0.format must be one of"),
     "no-groups": Setting(_set("config_groups", {}), "config_groups must be an object"),

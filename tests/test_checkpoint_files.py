@@ -292,27 +292,6 @@ def test_a_setting_that_is_not_served_is_refused(name: str, tmp_path: Path) -> N
     assert str(refusal.value).startswith(f"{tmp_path}/config.json: quantization_config: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "said"),
-    [
-        (
-            "quantize_config.json",
-            {"bits": 4, "group_size": 128},
-            "GPTQ v1, 4 bits in groups of 128",
-        ),
-        ("quant_config.json", {"w_bit": 4, "q_group_size": 64}, "AutoAWQ (gemm), 4 bits in groups"),
-    ],
-)
-def test_older_files_are_recognised(
-    name: str, fields: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    write(tmp_path, {"a": torch.ones(1)}, None)
-    (tmp_path / name).write_text(json.dumps(fields))
-    with pytest.raises(ValueError) as refusal:
-        Checkpoint(tmp_path)
-    assert said in str(refusal.value)
-
-
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 def test_the_config_is_read_leniently(key: str, tmp_path: Path) -> None:
     """Keys that say nothing, those of calibration, and an older name of the whole."""

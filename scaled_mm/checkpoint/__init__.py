@@ -2,25 +2,31 @@
 
     files.py      one safetensors file; JSON; what is refused before it is opened
     folder.py     a checkpoint: one file, or shards with an index, and its config.json
-    config.py     quantization_config: which layer is quantised how
-    layers.py     the tensors of one quantised layer, and its azp term
+    config.py     quantization_config: which layer is quantised how; config_int4.py AWQ's and GPTQ's
+    layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_int4.py int4
     loading.py    load_quantized, load_float
 
 A refusal is a `ValueError` that names the file, and within it the tensor or the key.
 """
 
 from .config import W8A8, LayerScheme
+from .config_int4 import W4A16
 from .files import Entry, TensorFile
 from .folder import Checkpoint
-from .layers import Layer, quantised_layers
-from .loading import load_float, load_quantized
+from .layer import QuantisedLayer
+from .layers import Layer
+from .layers_int4 import Int4Layer
+from .loading import load_float, load_quantized, quantised_layers
 
 __all__ = [
+    "W4A16",
     "W8A8",
     "Checkpoint",
     "Entry",
+    "Int4Layer",
     "Layer",
     "LayerScheme",
+    "QuantisedLayer",
     "TensorFile",
     "load_float",
     "load_quantized",

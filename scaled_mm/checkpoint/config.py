@@ -7,8 +7,8 @@ What compressed-tensors (llm-compressor) writes for W8A8:
                                    "input_activations": {...}}}}
 
 Keys come and go between its versions: one that says nothing (null, false, empty) is passed over;
-one that says something which is not understood is refused by name. The rest is recognised so that
-the refusal can name it: AutoAWQ, GPTQ v1 and v2, other methods.
+one that says something which is not understood is refused by name. AutoAWQ's and GPTQ's forms are
+in `config_int4.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from .config_int4 import W4A16, Int4Fields
+from .fields import Fields
 from .files import read_json
 
 # What AutoGPTQ and AutoAWQ wrote before config.json had room for it.
@@ -100,7 +102,7 @@ def _rank(name: str, classes: tuple[str, ...], target: str) -> int | None:
     return 0 if target == name else 2 if target in classes else None
 
 
-def read_quantization(folder: Path, config: Mapping[str, Any]) -> W8A8 | None:
+def read_quantization(folder: Path, config: Mapping[str, Any]) -> W8A8 | W4A16 | None:
     """What config.json (or an older file beside it) says; None: the checkpoint is float.
 
     Raises:
@@ -110,36 +112,35 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> W8A8 | None:
     for key in ("quantization_config", "compression_config"):  # the second until 2024
         fields = config.get(key)
         if fields is not None:
-            return _Reader(f"{where}: {key}").quantization(fields)
+            return _quantization(f"{where}: {key}", fields)
     for name, method in _OLD_FILES.items():
         if (folder / name).exists():
             fields = {"quant_method": method, **read_json(folder / name)}
-            return _Reader(str(folder / name)).quantization(fields)
+            return _quantization(str(folder / name), fields)
     return None
 
 
-class _Reader:
-    """Reads `quantization_config`; `where` says in a refusal where it stood."""
+def _quantization(where: str, fields: Any) -> W8A8 | W4A16:
+    if not isinstance(fields, dict):
+        Fields(where).refuse(f"must be an object, got {str(fields)[:80]}")
+    method = fields.get("quant_method")
+    if method in ("awq", "gptq"):
+        return Int4Fields(where).quantization(method, fields)
+    if method != "compressed-tensors":
+        got = repr(method)[:80]
+        Fields(where).refuse(f"quant_method must be compressed-tensors, awq or gptq, got {got}")
+    return _Reader(where).quantization(fields)
 
-    def __init__(self, where: str) -> None:
-        self.where = where
 
-    def refuse(self, reason: str) -> NoReturn:
-        raise ValueError(f"{self.where}: {reason}")
+class _Reader(Fields):
+    """Reads compressed-tensors' form."""
 
-    def quantization(self, fields: Any) -> W8A8:
-        if not isinstance(fields, dict):
-            self.refuse(f"must be an object, got {fields!r}")
-        method = fields.get("quant_method")
-        if method in ("awq", "gptq"):
-            self._refuse_int4(method, fields)
-        if method != "compressed-tensors":
-            self.refuse(f"quant_method must be compressed-tensors, got {method!r}")
+    def quantization(self, fields: dict[str, Any]) -> W8A8:
         if fields.get("format") not in _FORMATS:
             self.refuse(f"format must be one of {', '.join(_FORMATS)}, got {fields.get('format')}")
         said = {"quant_method", "format", "config_groups", "ignore"}
         told = {"quantization_status", "global_compression_ratio", "version"}  # of no consequence
-        self._understood("", fields, said | told)
+        self.understood("", fields, said | told)
         groups = fields.get("config_groups")
         if not isinstance(groups, dict) or not groups:
             self.refuse(f"config_groups must be an object that names groups, got {groups!r}")
@@ -148,22 +149,10 @@ class _Reader:
             self._targets("ignore", fields.get("ignore") or []),
         )
 
-    def _refuse_int4(self, method: str, fields: dict[str, Any]) -> NoReturn:
-        bits = fields.get("bits", fields.get("w_bit"))
-        group = fields.get("group_size", fields.get("q_group_size"))
-        if method == "awq":
-            name = f"AutoAWQ ({fields.get('version', 'gemm')})"
-        else:
-            name = "GPTQ v2" if fields.get("checkpoint_format") == "gptq_v2" else "GPTQ v1"
-        self.refuse(
-            f"a checkpoint of {name}, {bits} bits in groups of {group}, is recognised but not "
-            "served: only 8-bit weights are read from checkpoints so far"
-        )
-
     def _group(self, at: str, group: Any) -> tuple[tuple[str, ...], LayerScheme]:
         if not isinstance(group, dict):
             self.refuse(f"{at} must be an object, got {group!r} (names of presets are not read)")
-        self._understood(at, group, {"targets", "weights", "input_activations", "format"})
+        self.understood(at, group, {"targets", "weights", "input_activations", "format"})
         if group.get("format") not in (None, *_FORMATS):
             self.refuse(f"{at}.format must be one of {', '.join(_FORMATS)}, got {group['format']}")
         targets = self._targets(f"{at}.targets", group.get("targets"))
@@ -189,7 +178,7 @@ class _Reader:
             self.refuse(f"{at} must be an object (both are 8 bits in W8A8), got {fields!r}")
         known = {"num_bits", "type", "symmetric", "dynamic", "strategy", "group_size"}
         told = {"observer", "observer_kwargs", "zp_dtype", "scale_dtype"}  # how it was calibrated
-        self._understood(at, fields, known | told)
+        self.understood(at, fields, known | told)
         for key, wanted in (("num_bits", 8), ("type", "int")):
             got = fields.get(key, wanted)
             if got != wanted:
@@ -216,18 +205,12 @@ class _Reader:
                 f"got {fields['strategy']}"
             )
 
-    def _understood(self, at: str, fields: dict[str, Any], known: set[str]) -> None:
-        for key, value in fields.items():
-            if key not in known and value not in (None, False, "", [], {}):
-                self.refuse(f"{at and at + '.'}{key} is not understood, got {str(value)[:80]}")
-
     def _targets(self, at: str, targets: Any) -> tuple[str, ...]:
-        if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
-            self.refuse(f"{at} must be a list of strings, got {targets!r}")
-        for target in targets:
-            if target.startswith("re:"):
-                self._pattern(at, target[3:])
-        return tuple(targets)
+        names = self.strings(at, targets)
+        for name in names:
+            if name.startswith("re:"):
+                self._pattern(at, name[3:])
+        return names
 
     def _pattern(self, at: str, pattern: str) -> None:
         """A pattern must not be able to run for ever: few repeats, and none of a group."""

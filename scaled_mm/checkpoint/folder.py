@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .config import W8A8, read_quantization
+from .config_int4 import W4A16
 from .files import (
     PICKLES,
     Entry,
@@ -56,7 +57,7 @@ class Checkpoint:
         self.where = self._where(weight_map)
         config = self.folder / CONFIG
         self.config: dict[str, Any] = read_json(config) if config.exists() else {}
-        self.quantization: W8A8 | None = read_quantization(self.folder, self.config)
+        self.quantization: W8A8 | W4A16 | None = read_quantization(self.folder, self.config)
 
     def _where(self, weight_map: dict[str, str] | None) -> dict[str, TensorFile]:
         where: dict[str, TensorFile] = {}

@@ -13,41 +13,43 @@ NAME.input_smooth       float [K], or absent: 1 / s, by which activations are mu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..azp import azp_adj, azp_with_adj
-from .config import LayerScheme
+from ..nn import ScaledLinear
+from .config import W8A8, LayerScheme
 from .folder import Checkpoint
+from .layer import FLOATS, Part, QuantisedLayer, parts_by_module
 
 MAX_K = 131071
-_FLOATS = ("F32", "BF16", "F16")
-_ZEROS = ("I8", "I16", "I32", "I64", *_FLOATS)
-TERMS = ("azp_adj", "azp_with_adj")
+_ZEROS = ("I8", "I16", "I32", "I64", *FLOATS)
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A quantised layer that was found in order.
+class Layer(QuantisedLayer):
+    """An int8 layer that was found in order: a `QuantisedLayer` and its scheme."""
 
-    Attributes:
-        name: of the module; its tensors are `NAME.weight` and so on.
-        scheme: how it is quantised.
-        n: output features; k: input features.
-        parts: which tensors there are, without the name in front.
-    """
-
-    name: str
     scheme: LayerScheme
-    n: int
-    k: int
-    parts: frozenset[str]
 
-    def read(self, checkpoint: Checkpoint, part: str) -> Tensor:
-        """One of its tensors."""
-        return checkpoint.read(f"{self.name}.{part}")
+    main: ClassVar[str] = "weight"
+
+    def scheme_text(self) -> str:
+        return str(self.scheme)
+
+    def module(self, checkpoint: Checkpoint, biased: bool) -> ScaledLinear:
+        made = ScaledLinear(
+            self.k,
+            self.n,
+            biased,
+            dynamic=self.scheme.dynamic,
+            symmetric=self.scheme.symmetric,
+            per_token=self.scheme.per_token,
+        )
+        made.load_state_dict(self.state(checkpoint))
+        return made
 
     def zero_point(self, checkpoint: Checkpoint) -> Tensor | None:
         """The static zero point, int32 [1]: kept as it is, or rounded half to even where it was
@@ -108,26 +110,15 @@ class Layer:
             if part in self.parts and bool(self.read(checkpoint, part).ne(0).any()):
                 self.refuse(checkpoint, part, "must be 0 in a symmetric scheme")
 
-    def refuse(self, checkpoint: Checkpoint, part: str, reason: str) -> NoReturn:
-        """Says which tensor of which file is wrong, and why."""
-        name = f"{self.name}.{part}"
-        file = checkpoint.where.get(name) or checkpoint.where[f"{self.name}.weight"]
-        raise ValueError(f"{file.path}: {name} {reason}")
 
-
-def quantised_layers(checkpoint: Checkpoint) -> dict[str, Layer]:
+def int8_layers(checkpoint: Checkpoint, settings: W8A8) -> dict[str, Layer]:
     """Every layer with an int8 weight, by name; only headers are looked at.
 
     Raises:
         ValueError: a tensor of such a layer is missing, not understood, or of another dtype or
             shape than its scheme says; or there is int8 that belongs to no layer.
     """
-    if checkpoint.quantization is None:
-        return {}
-    siblings: dict[str, set[str]] = {}
-    for tensor in checkpoint.where:
-        name, _, part = tensor.rpartition(".")
-        siblings.setdefault(name, set()).add(part)
+    siblings = parts_by_module(checkpoint)
     layers: dict[str, Layer] = {}
     for tensor, file in checkpoint.where.items():
         entry = file.entries[tensor]
@@ -135,60 +126,39 @@ def quantised_layers(checkpoint: Checkpoint) -> dict[str, Layer]:
         if entry.dtype == "I8" and len(entry.shape) > 1 and not part.endswith("_zero_point"):
             if not name or part != "weight" or len(entry.shape) != 2:
                 raise ValueError(f"{file.path}: {tensor}, int8 {entry.shape}, is not understood")
-            scheme = checkpoint.quantization.scheme_of(name)
+            scheme = settings.scheme_of(name)
             if scheme is None:
                 raise ValueError(
                     f"{file.path}: {tensor} is int8, but quantization_config leaves {name} float"
                 )
-            layer = Layer(name, scheme, *entry.shape, parts=frozenset(siblings[name]))
-            _check(checkpoint, layer)
-            layers[name] = layer
-        elif part == "weight_scale" and checkpoint_dtype(checkpoint, f"{name}.weight") != "I8":
+            n, k = entry.shape
+            layers[name] = Layer(name, n, k, frozenset(siblings[name]), scheme)
+            layers[name].check(checkpoint, _rules(checkpoint, layers[name]))
+        elif part == "weight_scale" and _dtype(checkpoint, f"{name}.weight") != "I8":
             raise ValueError(f"{file.path}: {tensor} has no int8 {name}.weight beside it")
     return layers
 
 
-def checkpoint_dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
-    """The dtype of a tensor; None where there is none."""
+def _dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
     return checkpoint.entry(tensor).dtype if tensor in checkpoint else None
 
 
-def _check(checkpoint: Checkpoint, layer: Layer) -> None:
+def _rules(checkpoint: Checkpoint, layer: Layer) -> dict[str, Part]:
     n, k, scheme = layer.n, layer.k, layer.scheme
     if k > MAX_K:
         layer.refuse(checkpoint, "weight", f"must have at most {MAX_K} input features, got {k}")
     one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
     channels: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (1, n))
     term: tuple[tuple[int, ...], ...] = ((1, n), (n,))
-    # part -> present in this scheme (None: as the file likes), dtypes, shapes (None: any)
-    rules: dict[str, tuple[bool | None, tuple[str, ...], tuple[tuple[int, ...], ...] | None]] = {
-        "weight": (True, ("I8",), ((n, k),)),
-        "weight_scale": (True, _FLOATS, channels if scheme.per_channel else one),
-        "weight_zero_point": (None, _ZEROS, None),
-        "bias": (None, _FLOATS, ((n,),)),
-        "input_scale": (not scheme.dynamic, _FLOATS, one),
-        "input_zero_point": (
-            None if scheme.symmetric else not scheme.dynamic,
-            _ZEROS,
-            one,
-        ),
-        "azp_adj": (None if scheme.term == "azp_adj" else False, ("I32",), term),
-        "azp_with_adj": (None if scheme.term == "azp_with_adj" else False, ("I32",), term),
-        "input_smooth": (None, _FLOATS, ((k,),)),
+    static = not scheme.dynamic
+    return {
+        "weight": Part(True, ("I8",), ((n, k),)),
+        "weight_scale": Part(True, FLOATS, channels if scheme.per_channel else one),
+        "weight_zero_point": Part(None, _ZEROS, None),
+        "bias": Part(None, FLOATS, ((n,),)),
+        "input_scale": Part(static, FLOATS, one),
+        "input_zero_point": Part(None if scheme.symmetric else static, _ZEROS, one),
+        "azp_adj": Part(None if scheme.term == "azp_adj" else False, ("I32",), term),
+        "azp_with_adj": Part(None if scheme.term == "azp_with_adj" else False, ("I32",), term),
+        "input_smooth": Part(None, FLOATS, ((k,),)),
     }
-    for part in sorted(layer.parts - rules.keys()):
-        layer.refuse(checkpoint, part, "is not understood")
-    for part, (present, dtypes, shapes) in rules.items():
-        if part not in layer.parts:
-            if present:
-                layer.refuse(checkpoint, part, f"is missing: the scheme is {scheme}")
-            continue
-        if present is False:
-            layer.refuse(checkpoint, part, f"must not be there: the scheme is {scheme}")
-        entry = checkpoint.entry(f"{layer.name}.{part}")
-        if entry.dtype not in dtypes:
-            layer.refuse(checkpoint, part, f"must be {' or '.join(dtypes)}, got {entry.dtype}")
-        if shapes is not None and entry.shape not in shapes:
-            layer.refuse(
-                checkpoint, part, f"must have shape {list(shapes[0])}, got {list(entry.shape)}"
-            )

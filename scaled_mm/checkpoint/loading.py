@@ -8,28 +8,52 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..nn import ScaledLinear
+from .config_int4 import W4A16
 from .files import DTYPES
 from .folder import Checkpoint
-from .layers import Layer, quantised_layers
+from .layer import QuantisedLayer
+from .layers import int8_layers
+from .layers_int4 import int4_layers
 
 _FLOATS = {name: DTYPES[name] for name in ("F64", "F32", "F16", "BF16")}
 _INTEGERS = {name: DTYPES[name] for name in ("I64", "I32", "I16", "I8", "U8")}
 _KINDS = (_FLOATS, _INTEGERS, {"BOOL": DTYPES["BOOL"]})
 """A tensor goes into one of its own kind, widened or narrowed."""
+_COMPUTED = "rotary_emb.inv_freq"
+"""Older Llamas' checkpoints hold it; models make it themselves."""
+
+
+def quantised_layers(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
+    """Every quantised layer, by name; none of a float checkpoint. Only headers are looked at.
+
+    Raises:
+        ValueError: a tensor of such a layer is missing, surplus, or not as the config says.
+    """
+    settings = checkpoint.quantization
+    if settings is None:
+        return {}
+    if isinstance(settings, W4A16):
+        return {**int4_layers(checkpoint, settings)}
+    return {**int8_layers(checkpoint, settings)}
 
 
 def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
-    """Puts a compressed-tensors W8A8 checkpoint into a model; its int8 layers run as int8.
+    """Puts a quantised checkpoint into a model, whose quantised layers run as they are stored.
 
-    Each `nn.Linear` that the checkpoint has an int8 weight for becomes a
-    `scaled_mm.nn.ScaledLinear` under the same name; the other parameters and buffers are filled
-    from the tensors of their names, in the model's own dtypes. Scales are widened to float32. The
-    model may be on the meta device: then what is loaded lies on the CPU.
+    | checkpoint | each `nn.Linear` with a quantised weight becomes |
+    |---|---|
+    | compressed-tensors W8A8 | a `scaled_mm.nn.ScaledLinear`, scales widened to float32 |
+    | AutoAWQ ("gemm"), 4 bits | a `scaled_mm.nn.AWQLinear` of the very words |
+    | GPTQ v1 and v2, 4 bits | the same, repacked, W = (q - z) s unchanged; act-order as `order` |
 
-    Nothing in the model changes before every name, dtype and shape was found right. Values (a scale
-    that is not positive, a stored azp term that is wrong) are looked at layer by layer: a model
-    that was refused for one is to be thrown away.
+    under the same name. The other parameters and buffers are filled from the tensors of their
+    names, in the model's own dtypes. The model may be on the meta device: then what is loaded lies
+    on the CPU.
+
+    All or nothing: names, dtypes and shapes are checked, and every quantised layer is made and its
+    values looked at, before the model changes. So float and quantised weights are in memory
+    together, unless the model is on the meta device. (A file that is cut off meanwhile can still
+    leave the other tensors half filled.)
 
     Args:
         model: any module whose names are those of the checkpoint, such as a Llama of transformers
@@ -40,10 +64,10 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
         The model, changed in place, in eval mode if it was.
 
     Raises:
-        ValueError: the checkpoint is malformed, float, of another format (AutoAWQ, GPTQ: named), or
-            does not fit the model. The message names file and tensor.
+        ValueError: the checkpoint is malformed, float, of another format (named), or does not fit
+            the model. The message names file and tensor.
 
-    Source: compressed-tensors' int-quantized format.
+    Source: compressed-tensors' int-quantized format; AutoAWQ's and AutoGPTQ's files.
     """
     checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
     if checkpoint.quantization is None:
@@ -53,7 +77,7 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
         )
     layers = quantised_layers(checkpoint)
     if not layers:
-        raise ValueError(f"{checkpoint.folder}: has no int8 weight")
+        raise ValueError(f"{checkpoint.folder}: has no quantised weight")
     return _load(model, checkpoint, layers)
 
 
@@ -69,7 +93,7 @@ def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
     return _load(model, checkpoint, {})
 
 
-def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, Layer]) -> nn.Module:
+def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedLayer]) -> nn.Module:
     linears = _linears(model, checkpoint, layers)
     targets = _targets(model, linears)
     _check(checkpoint, layers, targets)
@@ -78,8 +102,9 @@ def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, Layer]) ->
             reason = "must not be on the meta device: a buffer that no checkpoint holds"
             raise ValueError(f"{name} {reason}, got device=meta")
     with torch.no_grad():
-        for name, linear in linears.items():
-            model.set_submodule(name, _scaled(checkpoint, layers[name], linear))
+        made = {name: _made(checkpoint, layers[name], linear) for name, linear in linears.items()}
+        for name, module in made.items():
+            model.set_submodule(name, module)
         owners: dict[int, Tensor] = {}  # a tied tensor stays tied, on the meta device too
         for name, target in targets.items():
             if name in checkpoint:
@@ -91,7 +116,7 @@ def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, Layer]) ->
 
 
 def _linears(
-    model: nn.Module, checkpoint: Checkpoint, layers: dict[str, Layer]
+    model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedLayer]
 ) -> dict[str, nn.Linear]:
     """The modules that are replaced, by name."""
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -100,13 +125,13 @@ def _linears(
         linear = modules.get(name)
         if not isinstance(linear, nn.Linear) or not name:
             what = "no such module" if linear is None else f"a {type(linear).__name__}"
-            layer.refuse(checkpoint, "weight", f"must be for an nn.Linear, the model has {what}")
+            layer.refuse(checkpoint, layer.main, f"must be for an nn.Linear, the model has {what}")
         if (linear.out_features, linear.in_features) != (layer.n, layer.k):
             wanted = f"[{linear.out_features}, {linear.in_features}], as in the model"
-            layer.refuse(
-                checkpoint, "weight", f"must have shape {wanted}, got [{layer.n}, {layer.k}]"
-            )
-        if (linear.bias is not None) != ("bias" in layer.parts):
+            reason = f"must have shape {wanted}, got [{layer.n}, {layer.k}]"
+            layer.refuse(checkpoint, layer.main, reason)
+        biased, given = linear.bias is not None, "bias" in layer.parts
+        if biased != given and not (given and layer.spare_bias):
             layer.refuse(checkpoint, "bias", "must be there just when the model's Linear has one")
         found[name] = linear
     return found
@@ -120,7 +145,9 @@ def _targets(model: nn.Module, replaced: dict[str, nn.Linear]) -> dict[str, Tens
     return {name: x for name, x in names.items() if name not in gone and isinstance(x, Tensor)}
 
 
-def _check(checkpoint: Checkpoint, layers: dict[str, Layer], targets: dict[str, Tensor]) -> None:
+def _check(
+    checkpoint: Checkpoint, layers: dict[str, QuantisedLayer], targets: dict[str, Tensor]
+) -> None:
     """That model and checkpoint have the same tensors, in shape and kind."""
     taken = {f"{name}.{part}" for name, layer in layers.items() for part in layer.parts}
     filled = {id(target) for name, target in targets.items() if name in checkpoint}
@@ -129,6 +156,8 @@ def _check(checkpoint: Checkpoint, layers: dict[str, Layer], targets: dict[str, 
             _refuse(checkpoint, f"has no {name}, which the model has")
     for name in checkpoint.where:
         if name in taken:
+            continue
+        if name not in targets and name.endswith(_COMPUTED):
             continue
         if name not in targets:
             _refuse(checkpoint, f"has {name}, which the model has not")
@@ -146,18 +175,10 @@ def _refuse(checkpoint: Checkpoint, reason: str) -> NoReturn:
     raise ValueError(f"{checkpoint.folder}: {reason}")
 
 
-def _scaled(checkpoint: Checkpoint, layer: Layer, linear: nn.Linear) -> ScaledLinear:
-    device = linear.weight.device
-    made = ScaledLinear(
-        layer.k,
-        layer.n,
-        "bias" in layer.parts,
-        dynamic=layer.scheme.dynamic,
-        symmetric=layer.scheme.symmetric,
-        per_token=layer.scheme.per_token,
-        device="cpu" if device.type == "meta" else device,
-    )
-    made.load_state_dict(layer.state(checkpoint))
+def _made(checkpoint: Checkpoint, layer: QuantisedLayer, linear: nn.Linear) -> nn.Module:
+    made, device = layer.module(checkpoint, linear.bias is not None), linear.weight.device
+    if device.type not in ("meta", "cpu"):
+        made.to(device)
     return made.train(linear.training)
 
 

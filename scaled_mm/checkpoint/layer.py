@@ -1,0 +1,93 @@
+"""What the quantised layers of all formats have in common: tensors under a module's name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, NoReturn
+
+from torch import Tensor, nn
+
+from .folder import Checkpoint
+
+FLOATS = ("F32", "BF16", "F16")
+
+
+class Part(NamedTuple):
+    """What a tensor of a layer must be."""
+
+    present: bool | None  # in this scheme; None: as the file likes
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...] | None  # None: any
+
+
+@dataclass(frozen=True)
+class QuantisedLayer(ABC):
+    """A quantised layer.
+
+    Attributes:
+        name: of the module; its tensors are `NAME.weight` and so on.
+        n: output features; k: input features.
+        parts: which tensors there are, without the name in front.
+    """
+
+    name: str
+    n: int
+    k: int
+    parts: frozenset[str]
+
+    main: ClassVar[str]
+    """The part without which there is no such layer."""
+    spare_bias: ClassVar[bool] = False
+    """Whether zeros may stand for the bias that the model's layer has not."""
+
+    @abstractmethod
+    def module(self, checkpoint: Checkpoint, biased: bool) -> nn.Module:
+        """The layer, full, on the CPU; biased: whether the model's Linear has a bias.
+
+        Raises:
+            ValueError: a value is out of its range.
+        """
+
+    @abstractmethod
+    def scheme_text(self) -> str:
+        """How it is quantised, for a refusal."""
+
+    def read(self, checkpoint: Checkpoint, part: str) -> Tensor:
+        """One of its tensors."""
+        return checkpoint.read(f"{self.name}.{part}")
+
+    def refuse(self, checkpoint: Checkpoint, part: str, reason: str) -> NoReturn:
+        """Says which tensor of which file is wrong, and why."""
+        name = f"{self.name}.{part}"
+        file = checkpoint.where.get(name) or checkpoint.where[f"{self.name}.{self.main}"]
+        raise ValueError(f"{file.path}: {name} {reason}")
+
+    def check(self, checkpoint: Checkpoint, rules: dict[str, Part]) -> None:
+        """That the headers say of its tensors what the rules do, and that there are no others."""
+        for part in sorted(self.parts - rules.keys()):
+            self.refuse(checkpoint, part, "is not understood")
+        for part, (present, dtypes, shapes) in rules.items():
+            if part not in self.parts:
+                if present:
+                    reason = f"is missing: the scheme is {self.scheme_text()}"
+                    self.refuse(checkpoint, part, reason)
+                continue
+            if present is False:
+                reason = f"must not be there: the scheme is {self.scheme_text()}"
+                self.refuse(checkpoint, part, reason)
+            entry = checkpoint.entry(f"{self.name}.{part}")
+            if entry.dtype not in dtypes:
+                self.refuse(checkpoint, part, f"must be {' or '.join(dtypes)}, got {entry.dtype}")
+            if shapes is not None and entry.shape not in shapes:
+                reason = f"must have shape {list(shapes[0])}, got {list(entry.shape)}"
+                self.refuse(checkpoint, part, reason)
+
+
+def parts_by_module(checkpoint: Checkpoint) -> dict[str, set[str]]:
+    """The tensors of each module, without its name in front."""
+    found: dict[str, set[str]] = {}
+    for tensor in checkpoint.where:
+        name, _, part = tensor.rpartition(".")
+        found.setdefault(name, set()).add(part)
+    return found

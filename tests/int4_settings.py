@@ -1,0 +1,222 @@
+"""AutoAWQ and GPTQ: what writers say in quantization_config, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from int4_cases import FORMS, toy_state
+from torch import Tensor
+
+# ---- Settings ------------------------------------------------------------------------------------
+
+AWQ, GPTQ = FORMS["awq"].config(), FORMS["gptq-v1"].config()
+GPTQMODEL_META = {
+    "quantizer": ["gptqmodel:2.2.0"],
+    "uri": "https://github.com/modelcloud/gptqmodel",
+    "damp_percent": 0.01,
+    "static_groups": False,
+    "true_sequential": True,
+    "mse": 0.0,
+}
+WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {  # form, and what else writers say
+    "autoawq": ("awq", {"modules_to_not_convert": ["head", "visual"]}),
+    "autoawq-upper": ("awq", {"version": "GEMM"}),
+    "transformers-4-awq": (
+        "awq",
+        {"backend": "autoawq", "do_fuse": False, "exllama_config": None, "fuse_max_seq_len": None},
+    ),
+    "gptqmodel-awq": (
+        "awq",
+        {"format": "gemm", "checkpoint_format": "gemm", "desc_act": True, "lm_head": False}
+        | {"pack_dtype": "int32", "meta": GPTQMODEL_META, "sym": False},
+    ),
+    "autogptq": (
+        "gptq-v1-act-order",
+        {"damp_percent": 0.01, "static_groups": False, "true_sequential": True}
+        | {"model_name_or_path": None, "model_file_base_name": "model", "is_marlin_format": False},
+    ),
+    "optimum": (
+        "gptq-v1",
+        {"dataset": "c4", "tokenizer": None, "use_cuda_fp16": False, "model_seqlen": 2048}
+        | {"block_name_to_quantize": "model.layers", "batch_size": 1, "use_exllama": True}
+        | {"module_name_preceding_first_block": ["model.embed_tokens"], "pad_token_id": None}
+        | {"modules_in_block_to_quantize": [["self_attn.k_proj"]], "max_input_length": None},
+    ),
+    "gptqmodel": (
+        "gptq-v2",
+        {"format": "gptq_v2", "lm_head": False, "pack_dtype": "int32", "meta": GPTQMODEL_META}
+        | {"dynamic": {"-:.*head": {}}},
+    ),
+}
+
+
+def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+INT4_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # what is refused, and what is said
+    "8-bit": (GPTQ | {"bits": 8}, "bits must be 4, got 8"),
+    "3-bit-awq": (AWQ | {"bits": 3}, "bits must be 4, got 3"),
+    "bits-true": (AWQ | {"bits": True}, "bits must be 4, got True"),
+    "bits-text": (GPTQ | {"bits": "4"}, "bits must be 4, got 4"),
+    "bits-float": (GPTQ | {"bits": 4.0}, "bits must be 4, got 4.0"),
+    "no-bits": (without(AWQ, "bits"), "bits must be given"),
+    "bits-twice": (AWQ | {"w_bit": 3}, "bits and w_bit must be the same, got 4 and 3"),
+    "no-group": (without(GPTQ, "group_size"), "group_size must be given"),
+    "group-0": (GPTQ | {"group_size": 0}, "group_size must be -1 or at least 1, got 0"),
+    "group-negative": (GPTQ | {"group_size": -2}, "group_size must be -1 or at least 1, got -2"),
+    "group-text": (AWQ | {"group_size": "128"}, "group_size must be -1 or at least 1, got 128"),
+    "group-huge": (AWQ | {"group_size": 10**30}, "rows K as groups of 1000"),
+    "gemv": (AWQ | {"version": "gemv"}, "version must be gemm with awq, got gemv"),
+    "gemv-fast": (AWQ | {"version": "gemv_fast"}, "version must be gemm with awq, got gemv_fast"),
+    "awq-marlin": (AWQ | {"version": "marlin"}, "version must be gemm with awq, got marlin"),
+    "version-list": (AWQ | {"version": ["gemm"]}, "version must be gemm with awq, got ['gemm']"),
+    "llm-awq": (AWQ | {"backend": "llm-awq"}, "backend must be autoawq, got llm-awq"),
+    "zero-point-text": (AWQ | {"zero_point": "no"}, "zero_point must be true or false, got no"),
+    "marlin": (
+        GPTQ | {"checkpoint_format": "marlin"},
+        "checkpoint_format must be gptq or gptq_v2 with gptq, got marlin",
+    ),
+    "is-marlin": (GPTQ | {"is_marlin_format": True}, "is_marlin_format is not understood"),
+    "formats": (GPTQ | {"format": "gptq_v2"}, "format and checkpoint_format must be the same"),
+    "pack-int64": (GPTQ | {"pack_dtype": "int64"}, "pack_dtype must be int32, got int64"),
+    "desc-act-1": (GPTQ | {"desc_act": 1}, "desc_act must be true or false, got 1"),
+    "sym-null-text": (GPTQ | {"sym": "null"}, "sym must be true or false, got null"),
+    "dynamic": (
+        GPTQ | {"dynamic": {"-:a": {}, "+:.*down": {"bits": 8}}},
+        "dynamic must only skip modules (-:), got '+:.*down'",
+    ),
+    "dynamic-list": (GPTQ | {"dynamic": ["-:a"]}, "dynamic must be an object"),
+    "skip-text": (AWQ | {"modules_to_not_convert": "head"}, "must be a list of strings, got head"),
+    "rotation": (GPTQ | {"rotation": "hadamard"}, "rotation is not understood, got hadamard"),
+    "adapter": (GPTQ | {"adapter": {"lora": 1}}, "adapter is not understood"),
+    "zero-point-gptq": (GPTQ | {"zero_point": True}, "zero_point is not understood"),
+    "new-key": (AWQ | {"q_norm": "x" * 500}, "q_norm is not understood, got xxx"),
+}
+
+# ---- Tensors that are refused --------------------------------------------------------------------
+
+
+def _at(state: dict[str, Tensor], name: str, index: tuple[int, ...], value: Any) -> Tensor:
+    x = state[name].clone()
+    x[index] = value
+    return x
+
+
+def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None], str]]:
+    """Form, tensors that are other (None: missing), what is said."""
+    a, g, o = (toy_state(FORMS[name]) for name in ("awq", "gptq-v1", "gptq-v1-act-order"))
+    s = toy_state(FORMS["gptq-v1-symmetric"])
+    ones, ints = torch.ones, lambda *shape: torch.ones(*shape, dtype=torch.int32)
+    return {
+        "no-scales": ("awq", {"qkv.scales": None}, "qkv.scales is missing: the scheme is AutoAWQ"),
+        "no-zeros": ("gptq-v1", {"qkv.qzeros": None}, "qzeros is missing: the scheme is GPTQ v1"),
+        "no-weight": ("awq", {"qkv.qweight": None}, "qkv.qzeros belongs to no layer with a qwei"),
+        "no-g_idx": ("gptq-v1-act-order", {"down.g_idx": None}, "down.g_idx is missing"),
+        "g_idx-of-awq": ("awq", {"qkv.g_idx": ints(48)}, "qkv.g_idx must not be there"),
+        "foreign": ("awq", {"qkv.perm": ones(4)}, "qkv.perm is not understood"),
+        "two-weights": ("awq", {"qkv.weight": ones(96, 48)}, "qkv.weight is not understood"),
+        "nameless": ("awq", {"qweight": ints(8, 8)}, "qweight belongs to no layer"),
+        "int64": ("awq", {"qkv.qweight": a["qkv.qweight"].long()}, "must be I32, got I64"),
+        "1-D": ("awq", {"qkv.qweight": ints(48)}, "must have shape [K, N/8], got [48]"),
+        "empty": ("awq", {"qkv.qweight": ints(0, 12)}, "must have shape [K, N/8], got [0, 12]"),
+        "N-not-8": ("gptq-v1", {"qkv.qweight": ints(6, 95)}, "N a multiple of 8, got [6, 95]"),
+        "awq-as-gptq": (
+            "gptq-v1",
+            {k: a[k] for k in a if "qweight" in k},
+            "a multiple of 8, got [32, 5]",
+        ),
+        "gptq-as-awq": ("awq", {k: g[k] for k in g if "qweight" in k}, "groups of 16 hold, got K="),
+        "K-not-G": (
+            "gptq-v1",
+            {"qkv.qweight": ints(7, 96)},
+            "must have as many rows K as groups of 16 hold, got K=56",
+        ),
+        "zeros-shape": ("awq", {"qkv.qzeros": ints(2, 12)}, "shape [3, 12], got [2, 12]"),
+        "scales-shape": ("awq", {"qkv.scales": ones(3, 9).half()}, "shape [3, 96], got [3, 9]"),
+        "scales-float32": ("awq", {"qkv.scales": ones(3, 96)}, "must be F16 or BF16, got F32"),
+        "scales-nan": (
+            "awq",
+            {"qkv.scales": _at(a, "qkv.scales", (2, 95), torch.nan)},
+            "qkv.scales must be finite",
+        ),
+        "scales-inf": (
+            "gptq-v1",
+            {"down.scales": _at(g, "down.scales", (0, 0), -torch.inf)},
+            "down.scales must be finite",
+        ),
+        "not-symmetric": (
+            "gptq-v1-symmetric",
+            {"down.qzeros": _at(s, "down.qzeros", (0, 4), 0x77777787)},
+            "down.qzeros must hold 8 everywhere in a symmetric scheme",
+        ),
+        "v2-as-v1": (
+            "gptq-v1-symmetric",
+            {"qkv.qzeros": torch.full((3, 12), 0x88888888 - 2**32, dtype=torch.int32)},
+            "qkv.qzeros must hold 8 everywhere in a symmetric scheme (GPTQ v1, groups of 16)",
+        ),
+        "awq-not-symmetric": (
+            "awq-symmetric",
+            {"qkv.qzeros": a["qkv.qzeros"]},
+            "qkv.qzeros must hold 8 everywhere",
+        ),
+        "g_idx-shape": ("gptq-v1", {"qkv.g_idx": ints(47)}, "qkv.g_idx must have shape [48]"),
+        "g_idx-float": ("gptq-v1", {"qkv.g_idx": ones(48)}, "must be I32 or I64, got F32"),
+        "g_idx-negative": (
+            "gptq-v1-act-order",
+            {"qkv.g_idx": _at(o, "qkv.g_idx", (7,), -1)},
+            "qkv.g_idx must be in 0..2, got -1..2",
+        ),
+        "g_idx-huge": (
+            "gptq-v1-act-order",
+            {"qkv.g_idx": _at(o, "qkv.g_idx", (7,), 2**31 - 1)},
+            "qkv.g_idx must be in 0..2, got 0..2147483647",
+        ),
+        "g_idx-unequal": (
+            "gptq-v1-act-order",
+            {"qkv.g_idx": torch.zeros(48, dtype=torch.int32)},
+            "qkv.g_idx must give each of the 3 groups as many of the K=48 rows, got [48, 0, 0]",
+        ),
+        "not-desc-act": (
+            "gptq-v1",
+            {"qkv.g_idx": o["qkv.g_idx"]},
+            "qkv.g_idx must be k // 16, for desc_act is false",
+        ),
+        "bias-shape": ("awq", {"qkv.bias": ones(95)}, "qkv.bias must have shape [96], got [95]"),
+        "bias-int": ("awq", {"qkv.bias": ints(96)}, "qkv.bias must be F32 or BF16 or F16, got I32"),
+        "no-bias": ("awq", {"qkv.bias": None}, "qkv.bias must be there just when the model's"),
+        "a-bias": (
+            "gptq-v1",
+            {"down.bias": _at({"b": torch.zeros(40)}, "b", (39,), 1e-7)},
+            "down.bias must be 0, for the model's Linear has none",
+        ),
+        "bias-nan": ("awq", {"down.bias": torch.full((40,), torch.nan)}, "down.bias must be 0"),
+        "too-little": ("awq", {"head.bias": None}, "has no head.bias, which the model has"),
+        "too-much": ("awq", {"act.scales": ones(4)}, "has act.scales, which the model has not"),
+        "head-shape": ("awq", {"head.bias": ones(4)}, "head.bias must have shape [5], as in the"),
+        "other-shape": (
+            "awq",
+            {
+                "down.qweight": ints(48, 5),
+                "down.qzeros": ints(3, 5),
+                "down.scales": ones(3, 40).half(),
+            },
+            "down.qweight must have shape [40, 32], as in the model, got [40, 48]",
+        ),
+        "embedding": (
+            "awq",
+            {
+                "embed.weight": None,
+                "embed.qweight": ints(48, 5),
+                "embed.qzeros": ints(3, 5),
+                "embed.scales": ones(3, 40).half(),
+            },
+            "embed.qweight must be for an nn.Linear, the model has a Embedding",
+        ),
+        "no-module": (
+            "awq",
+            {"x.qweight": ints(16, 1), "x.qzeros": ints(1, 1), "x.scales": ones(1, 8).half()},
+            "x.qweight must be for an nn.Linear, the model has no such module",
+        ),
+    }

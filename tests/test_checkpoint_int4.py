@@ -1,0 +1,294 @@
+"""AutoAWQ and GPTQ checkpoints in models: weights bit for bit; what does not fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_cases import write
+from helpers import assert_bits
+from int4_cases import (
+    FORMS,
+    Form,
+    changed,
+    dequantised,
+    layers_of,
+    older_file,
+    plainly,
+    toy,
+    toy_state,
+    write_toy,
+)
+from int4_settings import AWQ, GPTQ, INT4_SETTINGS, WRITTEN, bad_tensors, without
+from torch import Tensor, nn
+
+from scaled_mm import awq_dequantize, load_quantized, reference
+from scaled_mm.checkpoint import W4A16, Checkpoint, Int4Layer, quantised_layers
+from scaled_mm.nn import AWQLinear
+
+IDS = torch.arange(20)
+forms = pytest.mark.parametrize("name", FORMS)
+
+
+def weight_of(layer: AWQLinear) -> Tensor:
+    """W [K, N] as the layer multiplies by it, rows where the input has them."""
+    weight = awq_dequantize(layer.qweight, layer.scales, layer.qzeros)
+    if layer.order is None:
+        return weight
+    made = torch.empty_like(weight)
+    made[layer.order] = weight
+    return made
+
+
+def assert_layers_within_their_bound(model: nn.Module, *inputs: Any, **kwargs: Any) -> int:
+    """Runs the model; every int4 layer's output against the exact product with its weight."""
+    seen = []
+
+    def check(layer: AWQLinear, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        x = inputs[0].to(layer.scales.dtype)
+        x = x if layer.order is None else x[..., layer.order]
+        operands = (x, layer.qweight, layer.scales, layer.qzeros)
+        exact, bound = reference.awq_gemm_bound(*operands, bias=layer.bias)
+        assert ((y.double() - exact).abs() <= bound).all()
+        seen.append(layer)
+
+    layers = [m for m in model.modules() if isinstance(m, AWQLinear)]
+    hooks = [layer.register_forward_hook(check) for layer in layers]
+    model(*inputs, **kwargs)
+    for hook in hooks:
+        hook.remove()
+    assert len(set(map(id, seen))) == len(layers)
+    return len(layers)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@forms
+def test_the_weights_are_those_of_the_file(name: str, shards: int, tmp_path: Path) -> None:
+    form = FORMS[name]
+    state = write_toy(tmp_path, form, shards)
+    model = load_quantized(toy(), tmp_path)
+    kinds = {part: type(module) for part, module in model.named_children()}
+    assert kinds == {"embed": nn.Embedding, "qkv": AWQLinear, "down": AWQLinear, "head": nn.Linear}
+    for part, tensors in layers_of(state).items():
+        layer = model.get_submodule(part)
+        assert_bits(weight_of(layer), plainly(tensors, form), part)
+        assert (layer.order is not None) == (form.act_order and form.group != -1)
+        assert not layer.training
+    assert_bits(model.qkv.bias, state["qkv.bias"])
+    assert model.down.bias is None
+    for part in ("embed.weight", "head.weight", "head.bias"):
+        assert_bits(model.state_dict()[part], state[part].float())
+
+
+@forms
+def test_the_model_is_the_float_reference(name: str, tmp_path: Path) -> None:
+    """Each layer within its bound; the whole as near as 16-bit inputs and outputs allow."""
+    form = FORMS[name]
+    state = write_toy(tmp_path, form)
+    model = load_quantized(toy(), tmp_path)
+    assert assert_layers_within_their_bound(model, IDS) == 2
+    got, exact = model(IDS), dequantised(toy(), state, form)(IDS)
+    eps = torch.finfo(form.dtype).eps
+    assert 0 < (got - exact).norm() / exact.norm() < 4 * eps  # inputs and outputs of two layers
+    assert (exact - toy()(IDS)).norm() > 8 * eps * exact.norm()  # and int4 is further off than that
+
+
+def test_rows_scattered_over_groups_matter(tmp_path: Path) -> None:
+    """What the two tests above would miss if g_idx were in order by chance."""
+    form = FORMS["gptq-v1-act-order"]
+    g_idx = toy_state(form)["qkv.g_idx"]
+    assert (g_idx[1:] < g_idx[:-1]).any()
+    write_toy(tmp_path, form)
+    order = load_quantized(toy(), tmp_path).qkv.order
+    assert_bits(order, g_idx.argsort(stable=True))
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-v2-act-order"])
+def test_a_meta_model_is_filled(name: str, tmp_path: Path) -> None:
+    write_toy(tmp_path, FORMS[name])
+    with torch.device("meta"):
+        model = type(toy())()
+    load_quantized(model, tmp_path)
+    assert all(x.device.type == "cpu" for x in model.state_dict().values())
+    with torch.no_grad():
+        assert_bits(model(IDS), load_quantized(toy(), tmp_path)(IDS))
+
+
+def test_the_words_of_autoawq_are_kept(tmp_path: Path) -> None:
+    state = write_toy(tmp_path, FORMS["awq"])
+    layer = load_quantized(toy(), tmp_path).qkv
+    for part in ("qweight", "qzeros", "scales", "bias"):
+        assert_bits(getattr(layer, part), state[f"qkv.{part}"])
+
+
+@pytest.mark.parametrize(
+    ("stored", "kept"),
+    [(torch.float16, torch.float16), (torch.float32,) * 2, (torch.bfloat16, torch.float32)],
+)
+def test_a_bias_keeps_its_value(stored: torch.dtype, kept: torch.dtype, tmp_path: Path) -> None:
+    bias = toy().qkv.bias.to(stored)
+    write_toy(tmp_path, FORMS["gptq-v1"], **{"qkv.bias": bias})
+    assert_bits(load_quantized(toy(), tmp_path).qkv.bias, bias.to(kept))
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-v1"])
+def test_zeros_for_a_bias_that_is_none(name: str, tmp_path: Path) -> None:
+    """AutoGPTQ gives every layer a bias."""
+    write_toy(tmp_path, FORMS[name], **{"down.bias": torch.zeros(40).half()})
+    assert load_quantized(toy(), tmp_path).down.bias is None
+
+
+def test_negative_scales_are_accepted(tmp_path: Path) -> None:
+    form = FORMS["gptq-v1"]
+    scales = -toy_state(form)["qkv.scales"]
+    state = write_toy(tmp_path, form, **{"qkv.scales": scales})
+    layer = load_quantized(toy(), tmp_path).qkv
+    assert_bits(weight_of(layer), plainly(layers_of(state)["qkv"], form))
+
+
+def test_rotary_frequencies_are_passed_over(tmp_path: Path) -> None:
+    more = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    write_toy(tmp_path, FORMS["awq"], **more)
+    assert isinstance(load_quantized(toy(), tmp_path).qkv, AWQLinear)
+
+
+def test_headers_tell_the_layers(tmp_path: Path) -> None:
+    write_toy(tmp_path, FORMS["gptq-v2-act-order"])
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.quantization == W4A16("gptq", 2, 8, False, True, ())
+    assert str(checkpoint.quantization) == "GPTQ v2, groups of 8"
+    layers = quantised_layers(checkpoint)
+    assert layers.keys() == {"qkv", "down"}
+    parts = frozenset({"qweight", "qzeros", "scales", "g_idx", "bias"})
+    assert layers["qkv"] == Int4Layer("qkv", 96, 48, parts, checkpoint.quantization)
+
+
+# ---- Settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_writers_say_is_read(name: str, tmp_path: Path) -> None:
+    form, more = WRITTEN[name]
+    state = write_toy(tmp_path, changed(FORMS[form], **more))
+    layer = load_quantized(toy(), tmp_path).qkv
+    assert_bits(weight_of(layer), plainly(layers_of(state)["qkv"], FORMS[form]))
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-v1", "gptq-v1-act-order-symmetric", "gptq-v2"])
+def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    form = FORMS[name]
+    if form.method == "awq":
+        config = transformers.AwqConfig(bits=4, group_size=form.group).to_dict()
+    else:
+        config = transformers.GPTQConfig(
+            bits=4,
+            group_size=form.group,
+            desc_act=form.act_order,
+            sym=form.symmetric,
+            format=form.config()["checkpoint_format"],
+        ).to_dict()
+    config = {key: getattr(value, "value", value) for key, value in config.items()}
+    state = toy_state(form)
+    write(tmp_path, state, config)
+    layer = load_quantized(toy(), tmp_path).down
+    assert_bits(weight_of(layer), plainly(layers_of(state)["down"], form))
+
+
+OLDER: dict[str, tuple[str, dict[str, Any], str]] = {  # file, fields, form
+    "autogptq": (
+        "quantize_config.json",
+        {"bits": 4, "group_size": 16, "desc_act": True, "sym": False, "damp_percent": 0.1},
+        "gptq-v1-act-order",
+    ),
+    "gptqmodel": ("quantize_config.json", FORMS["gptq-v2"].config(), "gptq-v2"),
+    "autoawq": (
+        "quant_config.json",
+        {"w_bit": 4, "q_group_size": 16, "zero_point": True, "version": "GEMM"},
+        "awq",
+    ),
+    "awq-by-autogptq": ("quantize_config.json", AWQ, "awq"),
+}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_older_files_are_read(name: str, tmp_path: Path) -> None:
+    file, fields, form = OLDER[name]
+    older_file(tmp_path, file, fields, FORMS[form])
+    tensors = layers_of(toy_state(FORMS[form]))["qkv"]
+    assert_bits(weight_of(load_quantized(toy(), tmp_path).qkv), plainly(tensors, FORMS[form]))
+
+
+def test_a_format_that_is_not_said_is_version_1(tmp_path: Path) -> None:
+    write(tmp_path, toy_state(FORMS["gptq-v1"]), without(GPTQ, "checkpoint_format", "desc_act"))
+    assert Checkpoint(tmp_path).quantization == W4A16("gptq", 1, 16, False, None, ())
+    tensors = layers_of(toy_state(FORMS["gptq-v1"]))["qkv"]
+    layer = load_quantized(toy(), tmp_path).qkv
+    assert_bits(weight_of(layer), plainly(tensors, FORMS["gptq-v1"]))
+
+
+@pytest.mark.parametrize("name", INT4_SETTINGS)
+def test_a_setting_that_is_not_served_is_refused(name: str, tmp_path: Path) -> None:
+    config, said = INT4_SETTINGS[name]
+    write(
+        tmp_path, toy_state(FORMS["awq" if config["quant_method"] == "awq" else "gptq-v1"]), config
+    )
+    with pytest.raises(ValueError) as refusal:
+        quantised_layers(Checkpoint(tmp_path))
+    text = str(refusal.value)
+    assert said in text and text.startswith(str(tmp_path)) and len(text) < 400
+
+
+@pytest.mark.parametrize(
+    ("skip", "contradicts"),
+    [("qkv", True), ("model.qkv", False), ("q", False), ("qkv.x", False), ("head", False)],
+)
+def test_what_the_config_leaves_float(skip: str, contradicts: bool, tmp_path: Path) -> None:
+    write_toy(tmp_path, changed(FORMS["awq"], modules_to_not_convert=["lm_head", skip]))
+    if contradicts:
+        with pytest.raises(ValueError, match=r"qkv\.qweight is int4, but modules_to_not_convert"):
+            load_quantized(toy(), tmp_path)
+    else:
+        assert isinstance(load_quantized(toy(), tmp_path).qkv, AWQLinear)
+
+
+def test_names_that_are_left_float() -> None:
+    settings = W4A16("awq", 0, 128, False, None, ("lm_head", "visual", "a.b"))
+    left = {"lm_head": True, "x.lm_head": True, "visual.blocks.0": True, "m.a.b.c": True}
+    kept = {"lm_head_2": False, "visuals": False, "a.x.b": False, "ab": False}
+    for name, expected in {**left, **kept}.items():
+        assert settings.leaves_float(name) == expected, name
+
+
+# ---- Tensors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", bad_tensors())
+def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
+    form, change, said = bad_tensors()[name]
+    write_toy(tmp_path, FORMS[form], **change)
+    model = toy()
+    with pytest.raises(ValueError) as refusal:
+        load_quantized(model, tmp_path)
+    text = str(refusal.value)
+    assert said in text and text.startswith(str(tmp_path)) and len(text) < 400
+    for key, x in model.state_dict().items():  # all or nothing
+        assert_bits(x, toy().state_dict()[key], key)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-v1-act-order"])
+def test_a_checkpoint_without_int4_layers(name: str, tmp_path: Path) -> None:
+    write(tmp_path, {"a.weight": torch.ones(3, 3)}, FORMS[name].config())
+    with pytest.raises(ValueError, match="has no quantised weight"):
+        load_quantized(toy(), tmp_path)
+
+
+def test_precompute_has_nothing_to_add(tmp_path: Path) -> None:
+    from scaled_mm.precompute import precompute
+
+    write_toy(tmp_path / "in", Form("awq"))
+    with pytest.raises(ValueError, match=r"is int4 \(AutoAWQ, groups of 16\), without azp terms"):
+        precompute(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,111 @@
+"""Tiny Llamas and a Phi-3, whose qkv is one Linear, in AutoAWQ's and GPTQ's formats, read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_cases import state_of, write
+from helpers import assert_bits
+from int4_cases import FORMS, Form, dequantised, layers_of, plainly, state_of_int4
+from test_checkpoint_int4 import assert_layers_within_their_bound, weight_of
+from test_checkpoint_llama import IDS, llama, relative
+from torch import nn
+
+from scaled_mm import load_quantized
+from scaled_mm.checkpoint import Checkpoint
+from scaled_mm.nn import AWQLinear
+
+transformers = pytest.importorskip("transformers")
+
+NAMES = [
+    "awq",
+    "awq-bfloat16",
+    "gptq-v1",
+    "gptq-v1-act-order",
+    "gptq-v1-one-group",
+    "gptq-v2",
+    "gptq-v2-act-order",
+]
+
+
+def written(folder: Path, model: nn.Module, form: Form, shards: int) -> None:
+    """A checkpoint with an index and transformers' whole config.json."""
+    write(folder, state_of_int4(model, form, ("lm_head",)), None, shards)
+    config = {**model.config.to_dict(), "quantization_config": form.config()}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def check(folder: Path, model: nn.Module, exact: nn.Module, form: Form, layers: int) -> None:
+    """Weights bit for bit, every layer within its bound, logits near the float reference's."""
+    state = state_of(folder)
+    for name, tensors in layers_of(state).items():
+        assert_bits(weight_of(model.get_submodule(name)), plainly(tensors, form), name)
+    assert type(model.lm_head) is nn.Linear
+    assert assert_layers_within_their_bound(model, IDS) == layers
+    logits, expected = model(IDS).logits, dequantised(exact, state, form)(IDS).logits
+    # The inputs and outputs of the int4 layers are rounded to 16 bits; 1.2 to 1.4 eps were seen.
+    assert 0 < relative(logits, expected) < 4 * torch.finfo(form.dtype).eps
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_llama(name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    written(tmp_path, llama(torch.float32), form, shards=3)
+    assert len(Checkpoint(tmp_path).files) == 3
+    model = load_quantized(llama(torch.float32), tmp_path)
+    check(tmp_path, model, llama(torch.float32), form, layers=14)
+    original = llama(torch.float32)(IDS).logits
+    assert relative(model(IDS).logits, original) > 0.05  # what int4 itself costs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_llama_in_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    form = FORMS["awq-bfloat16" if dtype == torch.bfloat16 else "gptq-v1-act-order"]
+    written(tmp_path, llama(dtype), form, shards=2)
+    model = load_quantized(llama(dtype), tmp_path)
+    assert {x.dtype for x in model.parameters()} == {dtype}
+    assert assert_layers_within_their_bound(model, IDS) == 14
+    exact = dequantised(llama(torch.float32), state_of(tmp_path), form)(IDS).logits
+    assert relative(model(IDS).logits, exact) < 6 * torch.finfo(dtype).eps  # 1.8 was seen
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-v2-act-order"])
+def test_phi3_with_its_fused_layers(name: str, tmp_path: Path) -> None:
+    def phi3() -> nn.Module:
+        torch.manual_seed(0)
+        config = transformers.Phi3Config(
+            vocab_size=128,
+            hidden_size=48,
+            intermediate_size=80,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            original_max_position_embeddings=64,
+            initializer_range=0.2,
+            pad_token_id=0,
+            attn_implementation="eager",
+        )
+        return transformers.Phi3ForCausalLM(config).eval().requires_grad_(False)
+
+    form = FORMS[name]
+    written(tmp_path, phi3(), form, shards=1)
+    model = load_quantized(phi3(), tmp_path)
+    for layer in ("self_attn.qkv_proj", "mlp.gate_up_proj"):
+        assert isinstance(model.model.layers[0].get_submodule(layer), AWQLinear)
+    check(tmp_path, model, phi3(), form, layers=4)
+
+
+def test_a_meta_llama_is_filled(tmp_path: Path) -> None:
+    form = FORMS["gptq-v1-act-order"]
+    written(tmp_path, llama(torch.float32), form, shards=2)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    rotary = llama(torch.float32).model.rotary_emb  # its frequencies are in no checkpoint
+    model.model.rotary_emb = rotary
+    load_quantized(model, tmp_path)
+    assert_bits(model(IDS).logits, load_quantized(llama(torch.float32), tmp_path)(IDS).logits)
