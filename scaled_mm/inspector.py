@@ -23,8 +23,9 @@ class Inspector:
     without that of the layers before it.
 
     Bits are compared for every `stride`-th token, since the reference is slow: a prime, so that
-    the rows met lie at every place of a kernel's tile. They are kept until asked for: rows do
-    not depend on each other, and few large calls of the reference are faster than many small ones.
+    the rows met lie at every place of a kernel's tile. They are kept (as copies: a view would keep
+    all tokens) until asked for: rows do not depend on each other, and few large calls of the
+    reference are faster than many small ones.
     """
 
     def __init__(self, originals: Mapping[str, nn.Module], stride: int) -> None:
@@ -39,9 +40,12 @@ class Inspector:
         self.keep(name, layer, x, y)
 
     def keep(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
-        """Every stride-th output, and of the inputs what these depend on."""
-        x = x if one_scale(layer) else x[:: self.stride]
-        self.samples[name].append((layer, x, y[:: self.stride]))
+        """Every stride-th output, and of the inputs what these depend on: the same rows, and where
+        all rows share a scale their least and largest values behind them."""
+        rows = [x[:: self.stride]]
+        if one_scale(layer) and len(x):
+            rows += [x.amin(0, keepdim=True), x.amax(0, keepdim=True)]
+        self.samples[name].append((layer, torch.cat(rows), y[:: self.stride].clone()))
 
     def compare(self, name: str, y: Tensor, exact: Tensor) -> None:
         """Take the outputs of one call into account."""
@@ -54,7 +58,7 @@ class Inspector:
         layers, xs, ys = zip(*kept, strict=True)
         if one_scale(layers[0]):  # each call is its own
             for layer, x, y in kept:
-                yield y, operands(layer, x, self.stride)
+                yield y, operands(layer, x, len(y))
         else:
             yield torch.cat(ys), operands(layers[0], torch.cat(xs))
 
@@ -91,8 +95,8 @@ def unsmoothed(layer: nn.Module, x: Tensor) -> Tensor:
     return x if s is None else (x.float() * s).to(x.dtype)
 
 
-def operands(layer: nn.Module, x: Tensor, stride: int = 1) -> dict[str, Any]:
-    """What `reference.scaled_mm` takes for layer(x)[::stride], by the reference alone; x
+def operands(layer: nn.Module, x: Tensor, rows: int | None = None) -> dict[str, Any]:
+    """What `reference.scaled_mm` takes for layer(x)[:rows], by the reference alone; x
     [tokens, K]."""
     assert isinstance(layer, ScaledLinear)
     state = layer.state_dict()
@@ -112,7 +116,7 @@ def operands(layer: nn.Module, x: Tensor, stride: int = 1) -> dict[str, Any]:
     elif azp is not None:
         zero_point = {"azp_with_adj": reference.azp_with_adj(b, azp)}
     return {
-        "a": q[::stride],
+        "a": q[:rows],
         "b": b,
         "scale_a": scale,
         "scale_b": state["weight_scale"].t(),

@@ -20,6 +20,7 @@ from scaled_mm import load_quantized
 from scaled_mm.checkpoint import Checkpoint
 from scaled_mm.nn import ScaledLinear
 from scaled_mm.precompute import precompute
+from scaled_mm.validate import validate
 
 pytest.importorskip("compressed_tensors")
 transformers = pytest.importorskip("transformers")
@@ -161,6 +162,14 @@ def test_a_precomputed_checkpoint_is_the_same_model(name: str, tmp_path: Path) -
         lambda path: transformers.LlamaForCausalLM.from_pretrained(path),
     ):
         assert_bits(load(tmp_path / "out")(IDS).logits, load(folder)(IDS).logits, name)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_validate_takes_the_checkpoint(name: str, tmp_path: Path) -> None:
+    folder, original = written(tmp_path, name, torch.float32)
+    report = validate(original, folder, [IDS], stride=5)
+    assert report.ok, report
+    assert len(report.layers) == 14 and min(layer.sqnr_db for layer in report.layers) > 20
 
 
 @pytest.mark.parametrize(

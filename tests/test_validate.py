@@ -180,7 +180,10 @@ def test_agreement() -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda m, q: validate(m, m, inputs()), "quantised must hold a ScaledLinear, got none"),
+        (
+            lambda m, q: validate(m, m, inputs()),
+            "quantised must hold a ScaledLinear or an AWQ",
+        ),
         (lambda m, q: validate(nn.ReLU(), q, inputs()), "model must have a Linear named 'q'"),
         (lambda m, q: validate(m, q, []), "batches must hold at least one batch"),
         (lambda m, q: validate(m, q, [torch.ones(1, 0, WIDTH)]), "batches must reach every layer"),
@@ -227,8 +230,12 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "pass": (["test_validate:mine", "--stride", "1"], 0, "PASS"),
     "json": (["test_validate:mine", "--json"], 0, '"ok": true'),
     "fail": (["test_validate:mine", "--min-sqnr", "90"], 1, "FAIL"),
-    "no-function": (["test_validate:none"], 2, "TARGET must name a function of test_validate"),
-    "no-colon": (["other"], 2, "TARGET must be minilm or module:function, got other"),
+    "no-function": (
+        ["test_validate:none"],
+        2,
+        "test_validate:none must name a function of test_v",
+    ),
+    "no-colon": (["other"], 2, "TARGET must be minilm, module:function or a quantised"),
     "not-three": (["test_validate:nothing"], 2, "must return (model, quantised, batches)"),
     "no-module": (["no_such_module:f"], 2, "No module named 'no_such_module'"),
     "out": (["--out", "x.jpg"], 2, "--out must be a .png in a folder that exists, got x.jpg"),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import warnings
@@ -17,11 +16,11 @@ from rich.console import Console
 from torch import nn
 
 from ..calibrate import CalibrationWarning
-from ..model import SCHEMES, QuantConfig, quantize_model
-from ..smoothquant import ALPHAS, Smoothing
+from ..model import SCHEMES, QuantConfig
 from .compare import STRIDE, agreement, validate
 from .report import Agreement, LayerReport, Report, Thresholds
 from .show import plot, show
+from .targets import HYBRID, against, config_of, minilm, users
 
 __all__ = [
     "Agreement",
@@ -36,77 +35,23 @@ __all__ = [
     "validate",
 ]
 
-HYBRID = "hybrid"
-NORM_FED = ("*.query", "*.key", "*.value", "*.ffn_up")
-"""MiniLM's Linears that a LayerNorm feeds."""
-
-
-def config_of(scheme: str, alpha: float | None, search: bool, everywhere: bool) -> QuantConfig:
-    """The config that the command's options mean; ValueError if they mean none.
-
-    hybrid: static where a LayerNorm feeds the layer, smoothed at 0.75; else dynamic asymmetric.
-    """
-    if scheme == HYBRID:
-        alpha = 0.75 if alpha is None else alpha
-        overrides = tuple((pattern, "static-asymmetric") for pattern in NORM_FED)
-        base = "dynamic-asymmetric"
-    elif scheme in SCHEMES:
-        overrides, base = (), scheme
-    else:
-        raise ValueError(f"--scheme must be one of {', '.join((*SCHEMES, HYBRID))}, got {scheme}")
-    layers = ("*",) if everywhere else None
-    smoothing = None
-    if search:
-        smoothing = Smoothing(layers=layers, search=ALPHAS[::2])
-    elif alpha is not None:
-        smoothing = Smoothing(alpha, layers)
-    elif everywhere:
-        raise ValueError("--everywhere must come with --alpha or --search, got neither")
-    return QuantConfig(base, overrides=overrides, smoothing=smoothing)
-
-
-def minilm(config: QuantConfig, text: Path | None) -> tuple[nn.Module, nn.Module, list[Any]]:
-    """MiniLM, the same quantised, and evaluation batches: of the sentences (one a line, the demo's
-    when None), those at even places calibrate, those at odd ones evaluate."""
-    from ..demo import bert, data, measure
-
-    folder = data.model_folder()
-    sentences = data.sentences()
-    if text is not None:
-        sentences = [line for line in text.read_text(encoding="utf-8").splitlines() if line.strip()]
-        if len(sentences) < 4:
-            raise ValueError(f"--text must hold at least 4 sentences, got {len(sentences)}")
-    tokens = data.tokenize(folder, sentences)
-    encoder = bert.load(folder)
-    size = min(data.BATCH_SIZE["cpu"], len(tokens) // 4)  # the search wants two batches
-    calibration = measure.calls(data.batches(tokens[0::2], size))
-    quantised = quantize_model(encoder, config, calibration)
-    return encoder, quantised, list(measure.calls(data.batches(tokens[1::2], size)))
-
-
-def users(target: str) -> tuple[nn.Module, nn.Module, Any]:
-    """What the user's `module:function` returns: model, quantised model, batches."""
-    module, _, name = target.partition(":")
-    if not name:
-        raise ValueError(f"TARGET must be minilm or module:function, got {target}")
-    function = getattr(importlib.import_module(module), name, None)
-    if not callable(function):
-        raise ValueError(f"TARGET must name a function of {module}, got {name}")
-    found = function()
-    if not (isinstance(found, tuple) and len(found) == 3):
-        raise ValueError(
-            f"{target} must return (model, quantised, batches), got {type(found).__name__}"
-        )
-    return found
-
 
 def command(
     target: Annotated[
         str,
         typer.Argument(
-            help="minilm, or your module:function that returns (model, quantised, batches)."
+            help="minilm, your module:function that returns (model, quantised, batches), or a "
+            "quantised checkpoint, which is compared with --float."
         ),
     ] = "minilm",
+    original: Annotated[
+        str | None,
+        typer.Option(
+            "--float",
+            help="Of a checkpoint: your module:function that returns (model, batches), or the "
+            "folder of a float checkpoint that transformers reads, with its tokenizer.",
+        ),
+    ] = None,
     scheme: Annotated[
         str, typer.Option(help=f"Of MiniLM: {', '.join(SCHEMES)}, or {HYBRID}.")
     ] = "static-asymmetric",
@@ -120,7 +65,11 @@ def command(
         bool, typer.Option("--everywhere", help="Smooth every layer, not only those.")
     ] = False,
     text: Annotated[
-        Path | None, typer.Option(help="Your sentences, one a line: half calibrate, half evaluate.")
+        Path | None,
+        typer.Option(
+            help="Your sentences, one a line: half calibrate MiniLM, half evaluate; all evaluate a "
+            "checkpoint."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="A picture: noise and ranges of every layer, .png.")
@@ -146,10 +95,9 @@ def command(
         raise ValueError(f"--out must be a .png in a folder that exists, got {out}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CalibrationWarning)
-        if target == "minilm":
-            model, quantised, batches = minilm(config_of(scheme, alpha, search, everywhere), text)
-        else:
-            model, quantised, batches = users(target)
+        model, quantised, batches = _compared(
+            target, original, config_of(scheme, alpha, search, everywhere), text
+        )
     for warning in caught:
         print("scaled-mm: warning:", warning.message, file=sys.stderr)
     limits = Thresholds(min_cosine, min_sqnr, max_saturated)
@@ -162,3 +110,14 @@ def command(
         show(report, Console())
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _compared(
+    target: str, original: str | None, config: QuantConfig, text: Path | None
+) -> tuple[nn.Module, nn.Module | Path, Any]:
+    """Float model, quantised model or its checkpoint, and batches, as the command was told."""
+    if target != "minilm" and Path(target).exists():
+        return against(Path(target), original, text)
+    if original is not None:
+        raise ValueError(f"--float must come with a checkpoint, got {target}")
+    return minilm(config, text) if target == "minilm" else users(target)

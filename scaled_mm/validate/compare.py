@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,123 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .. import reference
-from ..inspector import Inspector, decibels, unsmoothed
+from ..awq_linear import AWQLinear
+from ..checkpoint import Checkpoint, load_quantized
+from ..inspector import decibels
 from ..nn import ScaledLinear
 from ..observe import Call, as_calls, evaluating, observe, progress
-from .report import Agreement, LayerReport, Report, Thresholds
+from .folds import find_folds
+from .layers import LayerInspector
+from .report import Agreement, Report, Thresholds
 
 STRIDE = 7
-OUTLIER = 6.0
-"""A channel whose range is so many times the median channel's is an outlier."""
-
-
-@dataclass
-class _Inputs:
-    """What one layer's inputs showed so far."""
-
-    max_error: float = 0.0
-    max_output: float = 0.0
-    elements: int = 0
-    saturated: int = 0
-    levels: Tensor = field(default_factory=lambda: torch.zeros(256, dtype=torch.int64))
-    tokens: int = 0
-    azp_sum: float = 0.0
-    azp_used: int = 0
-    before: Tensor | None = None  # absmax of each channel, of the float model's input
-    after: Tensor | None = None  # of what is quantised
-    energy: Tensor | None = None  # sum of squares of each channel of `before`
-
-
-class LayerInspector(Inspector):
-    """An `Inspector` that looks at the inputs' quantisation too."""
-
-    def __init__(self, originals: Mapping[str, nn.Module], stride: int) -> None:
-        super().__init__(originals, stride)
-        self.inputs = {name: _Inputs() for name in originals}
-
-    def __call__(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
-        assert isinstance(layer, ScaledLinear)
-        if not len(x):
-            return
-        seen, raw = self.inputs[name], unsmoothed(layer, x)
-        exact = self.originals[name](raw)
-        self.compare(name, y, exact)
-        self.keep(name, layer, x, y)
-        seen.max_error = max(seen.max_error, float((exact.float() - y.float()).abs().max()))
-        seen.max_output = max(seen.max_output, float(exact.float().abs().max()))
-        q, scale, azp = layer.quantize_input(x)
-        x = x.float() if layer.input_smooth is None else x.float() * layer.input_smooth
-        raw = raw.float()
-        seen.before = _widened(seen.before, raw.abs().amax(0))
-        seen.after = _widened(seen.after, x.abs().amax(0))
-        energy = raw.double().square().sum(0)
-        seen.energy = energy if seen.energy is None else seen.energy + energy
-        seen.levels += torch.bincount(q.flatten().cpu().long() + 128, minlength=256)
-        seen.elements += q.numel()
-        if layer.input_scale is not None:
-            zero = 0 if azp is None else azp
-            on_grid = (x / scale).round() + zero
-            lowest = -127 if azp is None else -128
-            seen.saturated += int(((on_grid < lowest) | (on_grid > 127)).sum())
-        zeros = torch.zeros(1) if azp is None else azp.float()
-        share = len(x) // zeros.numel()
-        seen.tokens += len(x)
-        seen.azp_sum += float(zeros.sum()) * share
-        seen.azp_used += int((zeros != 0).sum()) * share
-
-    def layer(self, name: str) -> LayerReport:
-        """The report of one layer; the reference runs now."""
-        module, _, _ = self.samples[name][0]
-        assert isinstance(module, ScaledLinear)
-        seen = self.inputs[name]
-        judged = [reference.check(y, **given) for y, given in self.judged(name)]
-        assert seen.before is not None and seen.after is not None and seen.energy is not None
-        outliers = (seen.before > OUTLIER * seen.before.median()).nonzero().flatten()
-        whole = float(seen.energy.sum())
-        return LayerReport(
-            name=name,
-            scheme=scheme_text(module),
-            sqnr_db=decibels(self.signal[name], self.noise[name]),
-            max_error=seen.max_error,
-            max_error_relative=seen.max_error / max(seen.max_output, 1e-30),
-            saturated=seen.saturated / seen.elements,
-            grid=int((seen.levels > 0).sum()) / 256,
-            azp_mean=seen.azp_sum / seen.tokens,
-            azp_used=seen.azp_used / seen.tokens,
-            checked=sum(part.elements for part in judged),
-            off_r1=sum(part.different for part in judged),
-            worst_ulp=max(part.worst_ulp for part in judged),
-            worst_of_bound=max(part.worst_of_bound for part in judged),
-            beyond=sum(part.beyond for part in judged),
-            outlier_channels=tuple(outliers.tolist()),
-            outlier_energy=float(seen.energy[outliers].sum()) / whole if whole else 0.0,
-            peak_before=_peak(seen.before),
-            peak_after=_peak(seen.after),
-        )
-
-
-def _widened(known: Tensor | None, seen: Tensor) -> Tensor:
-    return seen if known is None else torch.maximum(known, seen)
-
-
-def _peak(absmax: Tensor) -> float:
-    median = float(absmax.median())
-    return float(absmax.max()) / median if median else float("inf")
-
-
-def scheme_text(layer: ScaledLinear) -> str:
-    """dynamic token asym smooth, for example."""
-    words = [
-        "dynamic" if layer.dynamic else "static",
-        "token" if layer.per_token else "tensor",
-        "sym" if layer.symmetric else "asym",
-    ]
-    if layer.input_smooth is not None:
-        words.append("smooth")
-    elif layer.folded_smooth is not None:
-        words.append("folded")
-    return " ".join(words)
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -155,7 +49,7 @@ def agreement(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> Agreement:
 
 def validate(
     model: nn.Module,
-    quantised: nn.Module,
+    quantised: nn.Module | str | Path | Checkpoint,
     batches: Iterable[Any],
     *,
     thresholds: Thresholds | None = None,
@@ -166,8 +60,11 @@ def validate(
 
     Args:
         model: the float model.
-        quantised: the same with `ScaledLinear`s under the names of Linears, such as
-            `scaled_mm.quantize_model` makes; on the same device.
+        quantised: the same with `ScaledLinear`s or `AWQLinear`s under the names of Linears, such as
+            `scaled_mm.quantize_model` makes, on the same device; or a quantised checkpoint, which
+            `scaled_mm.load_quantized` puts into a copy of the model. Factors that its quantiser
+            moved into norms or the layers in front are found and undone, so that a layer's noise is
+            its own.
         batches: as for `scaled_mm.quantize_model`; not those of its calibration.
         thresholds: what passes; default: `Thresholds()`.
         stride: bits are compared for every stride-th token.
@@ -175,22 +72,26 @@ def validate(
 
     Returns:
         A `Report`: per layer the noise, the use of the grid, the distance from R0 and equality
-        with R1 (`scaled_mm.reference`); end to end the agreement of the outputs; and `ok`.
+        with R1 (`scaled_mm.reference`; int4 sums have a bound and no R1); end to end the agreement
+        of the outputs; and `ok`.
 
     Raises:
-        ValueError: nothing is quantised, a layer has no float Linear of its name or was not
-            reached, or there is no batch.
+        ValueError: nothing is quantised, a layer has no float Linear of its name or shape or was
+            not reached, there is no batch, or the checkpoint is refused.
         TypeError: a batch has no known form, or an output holds no float tensor.
     """
     calls = as_calls(batches)
+    if not isinstance(quantised, nn.Module):
+        quantised = load_quantized(copy.deepcopy(model), quantised)
     layers = {
         name: module
         for name, module in quantised.named_modules()
-        if isinstance(module, ScaledLinear)
+        if isinstance(module, (ScaledLinear, AWQLinear))
     }
     if not layers:
-        raise ValueError("quantised must hold a ScaledLinear, got none")
-    inspector = LayerInspector(_originals(model, layers), stride)
+        raise ValueError("quantised must hold a ScaledLinear or an AWQLinear, got none")
+    originals = _originals(model, layers)
+    inspector = LayerInspector(originals, stride, find_folds(model, quantised, originals, layers))
     with progress("comparing", 2 * len(calls) + len(layers)) as tick:
         with torch.no_grad(), evaluating(model):
             wanted = []
@@ -211,14 +112,22 @@ def validate(
     )
 
 
-def _originals(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def _originals(
+    model: nn.Module, layers: Mapping[str, ScaledLinear | AWQLinear]
+) -> dict[str, nn.Linear]:
     known = dict(model.named_modules(remove_duplicate=False))
-    for name in layers:
-        if not isinstance(known.get(name), nn.Linear):
+    found: dict[str, nn.Linear] = {}
+    for name, layer in layers.items():
+        linear, shape = known.get(name), (layer.out_features, layer.in_features)
+        if not isinstance(linear, nn.Linear):
             raise ValueError(
-                f"model must have a Linear named {name!r}, got {type(known.get(name)).__name__}"
+                f"model must have a Linear named {name!r}, got {type(linear).__name__}"
             )
-    return {name: known[name] for name in layers}
+        if (linear.out_features, linear.in_features) != shape:
+            own = (linear.out_features, linear.in_features)
+            raise ValueError(f"model must have {name!r} of shape {shape}, got {own}")
+        found[name] = linear
+    return found
 
 
 def _rows(call: Call, output: Tensor) -> Tensor:

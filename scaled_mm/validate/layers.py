@@ -1,0 +1,187 @@
+"""What validation sees of each layer while the quantised model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import reference
+from ..arithmetic import FORMATS, ulp
+from ..awq import unpack
+from ..awq_linear import AWQLinear
+from ..check import Report as Check
+from ..inspector import Inspector, decibels
+from ..nn import ScaledLinear
+from .folds import Fold
+from .report import LayerReport
+
+OUTLIER = 6.0
+"""A channel whose range is so many times the median channel's is an outlier."""
+
+
+@dataclass
+class _Inputs:
+    """What one layer's inputs showed so far."""
+
+    max_error: float = 0.0
+    max_output: float = 0.0
+    elements: int = 0
+    saturated: int = 0
+    levels: Tensor = field(default_factory=lambda: torch.zeros(256, dtype=torch.int64))
+    tokens: int = 0
+    azp_sum: float = 0.0
+    azp_used: int = 0
+    before: Tensor | None = None  # absmax of each channel, of the float model's input
+    after: Tensor | None = None  # of what is quantised
+    energy: Tensor | None = None  # sum of squares of each channel of `before`
+
+
+class LayerInspector(Inspector):
+    """An `Inspector` that looks at the inputs' quantisation too, and undoes what was folded."""
+
+    def __init__(
+        self, originals: Mapping[str, nn.Module], stride: int, folds: Mapping[str, Fold]
+    ) -> None:
+        super().__init__(originals, stride)
+        self.folds = folds
+        self.inputs = {name: _Inputs() for name in originals}
+
+    def __call__(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
+        if not len(x):
+            return
+        seen, fold = self.inputs[name], self.folds[name]
+        raw = x if fold.into is None else (x.float() * fold.into).to(x.dtype)
+        exact = self.originals[name](raw)
+        if fold.out is not None:
+            exact = exact.float() * fold.out
+        self.compare(name, y, exact)
+        self.keep(name, layer, x, y)
+        seen.max_error = max(seen.max_error, float((exact.float() - y.float()).abs().max()))
+        seen.max_output = max(seen.max_output, float(exact.float().abs().max()))
+        smooth = getattr(layer, "input_smooth", None)
+        scaled = x.float() if smooth is None else x.float() * smooth
+        raw = raw.float()
+        seen.before = _widened(seen.before, raw.abs().amax(0))
+        seen.after = _widened(seen.after, scaled.abs().amax(0))
+        energy = raw.double().square().sum(0)
+        seen.energy = energy if seen.energy is None else seen.energy + energy
+        seen.tokens += len(x)
+        if isinstance(layer, ScaledLinear):
+            _quantisation(seen, layer, x, scaled)
+
+    def layer(self, name: str) -> LayerReport:
+        """The report of one layer; the reference runs now."""
+        module, _, _ = self.samples[name][0]
+        seen = self.inputs[name]
+        if isinstance(module, AWQLinear):
+            _, xs, ys = zip(*self.samples[name], strict=True)
+            judged = [judge_int4(module, torch.cat(xs), torch.cat(ys))]
+            grid, azp_mean, azp_used = _of_weight(module)
+        else:
+            judged = [reference.check(y, **given) for y, given in self.judged(name)]
+            grid = int((seen.levels > 0).sum()) / 256
+            azp_mean, azp_used = seen.azp_sum / seen.tokens, seen.azp_used / seen.tokens
+        assert seen.before is not None and seen.after is not None and seen.energy is not None
+        outliers = (seen.before > OUTLIER * seen.before.median()).nonzero().flatten()
+        whole = float(seen.energy.sum())
+        return LayerReport(
+            name=name,
+            scheme=scheme_text(module, self.folds[name]),
+            sqnr_db=decibels(self.signal[name], self.noise[name]),
+            max_error=seen.max_error,
+            max_error_relative=seen.max_error / max(seen.max_output, 1e-30),
+            saturated=seen.saturated / max(1, seen.elements),
+            grid=grid,
+            azp_mean=azp_mean,
+            azp_used=azp_used,
+            checked=sum(part.elements for part in judged),
+            off_r1=sum(part.different for part in judged),
+            worst_ulp=max(part.worst_ulp for part in judged),
+            worst_of_bound=max(part.worst_of_bound for part in judged),
+            beyond=sum(part.beyond for part in judged),
+            outlier_channels=tuple(outliers.tolist()),
+            outlier_energy=float(seen.energy[outliers].sum()) / whole if whole else 0.0,
+            peak_before=_peak(seen.before),
+            peak_after=_peak(seen.after),
+        )
+
+
+def _quantisation(seen: _Inputs, layer: ScaledLinear, x: Tensor, scaled: Tensor) -> None:
+    """How an int8 layer's quantiser met its input; scaled: x as it is quantised."""
+    q, scale, azp = layer.quantize_input(x)
+    seen.levels += torch.bincount(q.flatten().cpu().long() + 128, minlength=256)
+    seen.elements += q.numel()
+    if layer.input_scale is not None:
+        on_grid = (scaled / scale).round() + (0 if azp is None else azp)
+        lowest = -127 if azp is None else -128
+        seen.saturated += int(((on_grid < lowest) | (on_grid > 127)).sum())
+    zeros = torch.zeros(1) if azp is None else azp.float()
+    share = len(x) // zeros.numel()
+    seen.azp_sum += float(zeros.sum()) * share
+    seen.azp_used += int((zeros != 0).sum()) * share
+
+
+def _of_weight(layer: AWQLinear) -> tuple[float, float, float]:
+    """Of an int4 weight: part of the 16 values that occur, mean zero point, part that is not 8."""
+    levels = torch.bincount(unpack(layer.qweight).flatten().cpu().long(), minlength=16)
+    zeros = unpack(layer.qzeros).float()
+    return int((levels > 0).sum()) / 16, float(zeros.mean()), float((zeros != 8).float().mean())
+
+
+def judge_int4(layer: AWQLinear, x: Tensor, y: Tensor) -> Check:
+    """Judge y [tokens, N] as layer(x [tokens, K]): int4 sums are float32, so that they have a bound
+    (docs/lowbit.md) and no bits of their own.
+
+    Where y is a 16-bit float other than the kernel's output, its rounding is allowed for.
+    """
+    rows = x.to(layer.scales.dtype)
+    rows = rows if layer.order is None else rows[..., layer.order]
+    operands = (rows, layer.qweight, layer.scales, layer.qzeros)
+    exact, bound = (part.numpy() for part in reference.awq_gemm_bound(*operands, bias=layer.bias))
+    got = y.detach().cpu().double().numpy()
+    with np.errstate(all="ignore"):
+        if y.dtype not in (layer.scales.dtype, torch.float32):
+            bound = bound + ulp(np.abs(exact) + bound, FORMATS[y.dtype]) / 2
+        distance = np.where(np.isnan(exact) & np.isnan(got), 0, np.abs(got - exact))
+        distance = np.where(np.isnan(distance), np.inf, distance)
+        units = np.where(distance == 0, 0, distance / ulp(exact, FORMATS[rows.dtype]))
+        fraction = np.where(distance == 0, 0, distance / bound)
+    return Check(
+        y.dtype,
+        tuple(y.shape),
+        "awq_gemm",
+        layer.bias is not None,
+        beyond=int((~(fraction <= 1)).sum()),
+        worst_ulp=float(units.max(initial=0)),
+        worst_of_bound=float(fraction.max(initial=0)),
+    )
+
+
+def _widened(known: Tensor | None, seen: Tensor) -> Tensor:
+    return seen if known is None else torch.maximum(known, seen)
+
+
+def _peak(absmax: Tensor) -> float:
+    median = float(absmax.median())
+    return float(absmax.max()) / median if median else float("inf")
+
+
+def scheme_text(layer: nn.Module, fold: Fold) -> str:
+    """dynamic token asym smooth, or int4 g128 act-order folded, for example."""
+    if isinstance(layer, AWQLinear):
+        words = ["int4", f"g{layer.group_size}"]
+        words += ["act-order"] * (layer.order is not None)
+    else:
+        assert isinstance(layer, ScaledLinear)
+        words = [
+            "dynamic" if layer.dynamic else "static",
+            "token" if layer.per_token else "tensor",
+            "sym" if layer.symmetric else "asym",
+        ]
+        words += ["smooth"] * (layer.input_smooth is not None)
+    words += ["folded"] * (fold.into is not None)
+    return " ".join(words)

@@ -1,0 +1,141 @@
+"""What `scaled-mm validate` compares: a float model, the same quantised, and batches."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..checkpoint import Checkpoint
+from ..model import SCHEMES, QuantConfig, quantize_model
+from ..smoothquant import ALPHAS, Smoothing
+
+HYBRID = "hybrid"
+NORM_FED = ("*.query", "*.key", "*.value", "*.ffn_up")
+"""MiniLM's Linears that a LayerNorm feeds."""
+
+
+def config_of(scheme: str, alpha: float | None, search: bool, everywhere: bool) -> QuantConfig:
+    """The config that the command's options mean; ValueError if they mean none.
+
+    hybrid: static where a LayerNorm feeds the layer, smoothed at 0.75; else dynamic asymmetric.
+    """
+    if scheme == HYBRID:
+        alpha = 0.75 if alpha is None else alpha
+        overrides = tuple((pattern, "static-asymmetric") for pattern in NORM_FED)
+        base = "dynamic-asymmetric"
+    elif scheme in SCHEMES:
+        overrides, base = (), scheme
+    else:
+        raise ValueError(f"--scheme must be one of {', '.join((*SCHEMES, HYBRID))}, got {scheme}")
+    layers = ("*",) if everywhere else None
+    smoothing = None
+    if search:
+        smoothing = Smoothing(layers=layers, search=ALPHAS[::2])
+    elif alpha is not None:
+        smoothing = Smoothing(alpha, layers)
+    elif everywhere:
+        raise ValueError("--everywhere must come with --alpha or --search, got neither")
+    return QuantConfig(base, overrides=overrides, smoothing=smoothing)
+
+
+def minilm(config: QuantConfig, text: Path | None) -> tuple[nn.Module, nn.Module, list[Any]]:
+    """MiniLM, the same quantised, and evaluation batches: of the sentences (one a line, the demo's
+    when None), those at even places calibrate, those at odd ones evaluate."""
+    from ..demo import bert, data, measure
+
+    folder = data.model_folder()
+    tokens = data.tokenize(folder, sentences(text))
+    encoder = bert.load(folder)
+    size = min(data.BATCH_SIZE["cpu"], len(tokens) // 4)  # the search wants two batches
+    calibration = measure.calls(data.batches(tokens[0::2], size))
+    quantised = quantize_model(encoder, config, calibration)
+    return encoder, quantised, list(measure.calls(data.batches(tokens[1::2], size)))
+
+
+def called(target: str, form: str) -> tuple[Any, ...]:
+    """What the user's `module:function` returns; form says in a refusal what that must be. The
+    module may lie in the current folder."""
+    module, _, name = target.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    function = getattr(importlib.import_module(module), name, None)
+    if not callable(function):
+        raise ValueError(f"{target} must name a function of {module}, got {name or 'none'}")
+    found = function()
+    if not isinstance(found, tuple) or len(found) != form.count(",") + 1:
+        raise ValueError(f"{target} must return {form}, got {type(found).__name__}")
+    return found
+
+
+def users(target: str) -> tuple[nn.Module, nn.Module | Path, Any]:
+    """What the user's function returns: model, quantised model (or its checkpoint), batches."""
+    if ":" not in target:
+        forms = "minilm, module:function or a quantised checkpoint"
+        raise ValueError(f"TARGET must be {forms}, got {target}")
+    model, quantised, batches = called(target, "(model, quantised, batches)")
+    return model, quantised, batches
+
+
+def against(quantised: Path, source: str | None, text: Path | None) -> tuple[nn.Module, Path, Any]:
+    """A quantised checkpoint, and what it is compared with: the user's `module:function` that
+    returns (model, batches), or a float checkpoint of transformers with its tokenizer."""
+    if source is None:
+        raise ValueError(f"--float must be given with a checkpoint, got {quantised} alone")
+    if Path(source).is_dir():
+        model, batches = from_transformers(Path(source), text)
+    elif ":" not in source:
+        forms = "module:function or the folder of a float checkpoint"
+        raise ValueError(f"--float must be {forms}, got {source}")
+    elif text is not None:
+        raise ValueError("--text must come with a folder in --float: a function has its batches")
+    else:
+        model, batches = called(source, "(model, batches)")
+    return model, quantised, batches
+
+
+def from_transformers(folder: Path, text: Path | None) -> tuple[nn.Module, list[Any]]:
+    """The model of a float checkpoint in its own dtype, and the sentences as batches of one.
+
+    Raises:
+        ValueError: the checkpoint is malformed, quantised, or of a model that transformers has not.
+        ModuleNotFoundError: transformers is not installed.
+    """
+    checkpoint = Checkpoint(folder)
+    if checkpoint.quantization is not None:
+        raise ValueError(f"{folder}: is quantised; --float must name a float checkpoint")
+    try:
+        transformers = importlib.import_module("transformers")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "a folder in --float needs transformers, which is not installed: "
+            "run `pip install transformers`, or give a module:function"
+        ) from None
+    names = checkpoint.config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and len(names) == 1 else ""
+    made: Any = getattr(transformers, name, None) if name.isidentifier() else None
+    if transformers.PreTrainedModel not in getattr(made, "__mro__", ()):
+        raise ValueError(
+            f"{folder / 'config.json'}: architectures must name one model of transformers, "
+            f"got {str(names)[:80]}"
+        )
+    options = {"local_files_only": True, "trust_remote_code": False}
+    model = made.from_pretrained(folder, use_safetensors=True, dtype="auto", **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+    batches = [dict(tokenizer(line, return_tensors="pt")) for line in sentences(text)]
+    return model.eval(), batches
+
+
+def sentences(text: Path | None) -> list[str]:
+    """The lines of a file that are not empty, or the demo's sentences."""
+    from ..demo import data
+
+    if text is None:
+        return data.sentences()
+    found = [line for line in text.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(found) < 4:
+        raise ValueError(f"--text must hold at least 4 sentences, got {len(found)}")
+    return found
