@@ -95,7 +95,10 @@ def run_console(block: Block, where: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_tutorial(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tutorial(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: None
+) -> None:
+    torch.set_num_threads(1)  # small products: where other work runs too, two wait for each other
     for module in NEEDS.get(page.stem, ()):
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
@@ -118,6 +121,20 @@ def test_tutorial(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             else:
                 assert (block.kind, last) == ("text", "python"), f"{where}: a block of {block.kind}"
             last = block.kind
+
+
+def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Python block by itself; the one that wants a checkpoint is in a tutorial."""
+    monkeypatch.chdir(tmp_path)
+    page = blocks((FOLDER.parent.parent / "README.md").read_text(encoding="utf-8"))
+    ran = [
+        block for block in page if block.kind == "python" and "from_pretrained" not in block.text
+    ]
+    for block in ran:
+        code = compile("\n" * (block.line - 1) + block.text, "README.md", "exec")
+        with torch.random.fork_rng(devices=[]):
+            exec(code, {"__name__": "__main__"})
+    assert len(ran) == 3
 
 
 def test_there_are_tutorials() -> None:
