@@ -210,10 +210,15 @@ def swap(
         changed = replaced.get(model, model)
     else:  # deepcopy takes what it finds in its memo for done
         changed = copy.deepcopy(model, {id(old): new for old, new in replaced.items()})
-    for module in changed.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0  # else its fused path reads Linears' weights itself
+    unfuse(changed)
     return changed.eval()
+
+
+def unfuse(model: nn.Module) -> None:
+    """Keeps torch's encoder layers from their fused path, which reads Linears' weights itself."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
 
 
 def _calibrated(

@@ -92,6 +92,7 @@ INT4_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # what is refused, and
     "rotation": (GPTQ | {"rotation": "hadamard"}, "rotation is not understood, got hadamard"),
     "adapter": (GPTQ | {"adapter": {"lora": 1}}, "adapter is not understood"),
     "zero-point-gptq": (GPTQ | {"zero_point": True}, "zero_point is not understood"),
+    "escapes": (AWQ | {"\x1b[2J": "\x1b[31m\n"}, r"\x1b[2J is not understood, got \x1b[31m\n"),
     "new-key": (AWQ | {"q_norm": "x" * 500}, "q_norm is not understood, got xxx"),
 }
 

@@ -178,6 +178,17 @@ def test_groups_of_unequal_size_are_refused() -> None:
         awq.from_gptq(*w, version=1).in_order()
 
 
+@pytest.mark.parametrize("group", [-1, 6, 2**31 - 1])
+def test_groups_that_are_not_there_are_refused(group: int) -> None:
+    w = gptq_weight(act_order=True)
+    assert w.g_idx is not None
+    w.g_idx[5] = group
+    plain = awq.from_gptq(*w, version=1)
+    for act in (plain.in_order, plain.dequantize, plain.group_of_rows):
+        with pytest.raises(ValueError, match=rf"^g_idx must be in 0\.\.5, got .*{group}"):
+            act()
+
+
 # --- AWQLinear ------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from helpers import assert_bits
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from scaled_mm import reference
+from scaled_mm import quantize_weight_int8, reference
 from scaled_mm.checkpoint import load_float, load_quantized
 from scaled_mm.nn import ScaledLinear
 
@@ -183,6 +183,65 @@ def test_tied_weights(tmp_path: Path) -> None:
         load_quantized(model, tmp_path)
         assert model.out.weight is model.embed.weight
         assert_bits(model.out.weight.detach(), state["embed.weight"])
+
+
+class Twice(Model):
+    """`down` stands in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.ModuleList([self.down])
+
+
+@pytest.mark.parametrize("stored_twice", [False, True])
+def test_a_module_in_two_places(stored_twice: bool, tmp_path: Path) -> None:
+    state = tensors(False, False)
+    if stored_twice:
+        own = {name: x for name, x in state.items() if name.startswith("down.")}
+        state |= {f"again.0{name.removeprefix('down')}": x.clone() for name, x in own.items()}
+    write(tmp_path, state, quantization_config(False, False))
+    model = load_quantized(Twice(), tmp_path)
+    assert isinstance(model.again[0], ScaledLinear)
+    assert (model.again[0] is model.down) != stored_twice
+    assert_bits(model.again[0].weight, state["down.weight"])
+
+
+class Encoder(nn.Module):
+    """torch's own encoder layer, whose fused path would read the weights itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def test_torchs_encoder_layer(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Encoder().eval().requires_grad_(False), torch.randn(2, 5, 16)
+    expected = model(x)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for name in ("layer.linear1", "layer.linear2"):
+        q, scale = quantize_weight_int8(state[f"{name}.weight"])
+        state |= {f"{name}.weight": q, f"{name}.weight_scale": scale.view(-1, 1)}
+    write(tmp_path, state, quantization_config(True, True))
+    got = load_quantized(model, tmp_path)(x)
+    assert 0 < (got - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_subclass_of_linear_is_refused(tmp_path: Path) -> None:
+    """nn.MultiheadAttention reads its output projection's weight itself."""
+    model = Encoder()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    name = "layer.self_attn.out_proj"
+    state |= {f"{name}.weight": torch.ones(16, 16).to(torch.int8)}
+    state |= {f"{name}.weight_scale": torch.ones(16, 1)}
+    write(tmp_path, state, quantization_config(True, True))
+    with pytest.raises(
+        ValueError, match=r"must be for an nn\.Linear, the model has a NonDynamically"
+    ):
+        load_quantized(model, tmp_path)
 
 
 REFUSED: dict[str, tuple[dict[str, Tensor | None], str]] = {  # None: the tensor is missing

@@ -9,6 +9,8 @@ import pytest
 import torch
 from checkpoint_cases import write
 from helpers import assert_bits
+from hypothesis import given
+from hypothesis import strategies as st
 from int4_cases import (
     FORMS,
     Form,
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 
 from scaled_mm import awq_dequantize, load_quantized, reference
 from scaled_mm.checkpoint import W4A16, Checkpoint, Int4Layer, quantised_layers
+from scaled_mm.checkpoint.config_int4 import Int4Fields
 from scaled_mm.nn import AWQLinear
 
 IDS = torch.arange(20)
@@ -239,6 +242,29 @@ def test_a_setting_that_is_not_served_is_refused(name: str, tmp_path: Path) -> N
         quantised_layers(Checkpoint(tmp_path))
     text = str(refusal.value)
     assert said in text and text.startswith(str(tmp_path)) and len(text) < 400
+    assert text.isprintable()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=3,
+)
+KEYS = st.sampled_from([*AWQ, *GPTQ, "w_bit", "dynamic", "pack_dtype", "format", "meta", "x"])
+
+
+@given(st.sampled_from([AWQ, GPTQ]), st.dictionaries(KEYS, VALUES, min_size=1, max_size=3))
+def test_any_settings_are_read_or_refused(good: dict[str, Any], change: dict[str, Any]) -> None:
+    """Whatever the config says: settings that make sense, or one printable line."""
+    try:
+        settings = Int4Fields("config.json").quantization(good["quant_method"], {**good, **change})
+    except ValueError as refusal:
+        assert str(refusal).startswith("config.json: ") and str(refusal).isprintable()
+        return
+    assert settings.version in ((0,) if good is AWQ else (1, 2))
+    assert settings.group_size == -1 or settings.group_size >= 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .config_int4 import W4A16, Int4Fields
-from .fields import Fields
+from .fields import Fields, shown
 from .files import read_json
 
 # What AutoGPTQ and AutoAWQ wrote before config.json had room for it.
@@ -122,7 +122,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> W8A8 | W4A16 |
 
 def _quantization(where: str, fields: Any) -> W8A8 | W4A16:
     if not isinstance(fields, dict):
-        Fields(where).refuse(f"must be an object, got {str(fields)[:80]}")
+        Fields(where).refuse(f"must be an object, got {shown(fields)}")
     method = fields.get("quant_method")
     if method in ("awq", "gptq"):
         return Int4Fields(where).quantization(method, fields)
@@ -137,24 +137,32 @@ class _Reader(Fields):
 
     def quantization(self, fields: dict[str, Any]) -> W8A8:
         if fields.get("format") not in _FORMATS:
-            self.refuse(f"format must be one of {', '.join(_FORMATS)}, got {fields.get('format')}")
+            self.refuse(
+                f"format must be one of {', '.join(_FORMATS)}, got {shown(fields.get('format'))}"
+            )
         said = {"quant_method", "format", "config_groups", "ignore"}
         told = {"quantization_status", "global_compression_ratio", "version"}  # of no consequence
         self.understood("", fields, said | told)
         groups = fields.get("config_groups")
         if not isinstance(groups, dict) or not groups:
-            self.refuse(f"config_groups must be an object that names groups, got {groups!r}")
+            self.refuse(f"config_groups must be an object that names groups, got {shown(groups)}")
         return W8A8(
-            tuple(self._group(f"config_groups.{name}", group) for name, group in groups.items()),
+            tuple(
+                self._group(f"config_groups.{shown(name)}", group) for name, group in groups.items()
+            ),
             self._targets("ignore", fields.get("ignore") or []),
         )
 
     def _group(self, at: str, group: Any) -> tuple[tuple[str, ...], LayerScheme]:
         if not isinstance(group, dict):
-            self.refuse(f"{at} must be an object, got {group!r} (names of presets are not read)")
+            self.refuse(
+                f"{at} must be an object, got {shown(group)} (names of presets are not read)"
+            )
         self.understood(at, group, {"targets", "weights", "input_activations", "format"})
         if group.get("format") not in (None, *_FORMATS):
-            self.refuse(f"{at}.format must be one of {', '.join(_FORMATS)}, got {group['format']}")
+            self.refuse(
+                f"{at}.format must be one of {', '.join(_FORMATS)}, got {shown(group['format'])}"
+            )
         targets = self._targets(f"{at}.targets", group.get("targets"))
         weights = self._int8(f"{at}.weights", group.get("weights"))
         inputs = self._int8(f"{at}.input_activations", group.get("input_activations"))
@@ -175,14 +183,14 @@ class _Reader(Fields):
     def _int8(self, at: str, fields: Any) -> dict[str, Any]:
         """`weights` or `input_activations`, with the package's defaults filled in."""
         if not isinstance(fields, dict):
-            self.refuse(f"{at} must be an object (both are 8 bits in W8A8), got {fields!r}")
+            self.refuse(f"{at} must be an object (both are 8 bits in W8A8), got {shown(fields)}")
         known = {"num_bits", "type", "symmetric", "dynamic", "strategy", "group_size"}
         told = {"observer", "observer_kwargs", "zp_dtype", "scale_dtype"}  # how it was calibrated
         self.understood(at, fields, known | told)
         for key, wanted in (("num_bits", 8), ("type", "int")):
             got = fields.get(key, wanted)
             if got != wanted:
-                self.refuse(f"{at}.{key} must be {wanted}, got {got!r}")
+                self.refuse(f"{at}.{key} must be {wanted}, got {repr(got)[:80]}")
         made = {
             "symmetric": fields.get("symmetric", True),
             "dynamic": fields.get("dynamic", False),
@@ -190,19 +198,19 @@ class _Reader(Fields):
         }
         group_size = fields.get("group_size")
         if group_size not in (None, -1):
-            self.refuse(f"{at}.group_size must be null, got {group_size!r}")
+            self.refuse(f"{at}.group_size must be null, got {repr(group_size)[:80]}")
         if made["strategy"] is None:
             made["strategy"] = "tensor" if group_size is None else "channel"
         for key in ("symmetric", "dynamic"):
             if not isinstance(made[key], bool):
-                self.refuse(f"{at}.{key} must be true or false, got {made[key]!r}")
+                self.refuse(f"{at}.{key} must be true or false, got {repr(made[key])[:80]}")
         return made
 
     def _strategy(self, at: str, fields: dict[str, Any], choices: tuple[str, ...]) -> None:
         if fields["strategy"] not in choices:
             self.refuse(
                 f"{at}.strategy must be {' or '.join(choices)} with dynamic={fields['dynamic']}, "
-                f"got {fields['strategy']}"
+                f"got {shown(fields['strategy'])}"
             )
 
     def _targets(self, at: str, targets: Any) -> tuple[str, ...]:

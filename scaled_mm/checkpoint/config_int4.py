@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .fields import Fields
+from .fields import Fields, shown
 
 Method = Literal["awq", "gptq"]
 
@@ -70,14 +70,14 @@ class Int4Fields(Fields):
     def quantization(self, method: Method, fields: dict[str, Any]) -> W4A16:
         bits = self._either(fields, "bits", "w_bit")
         if type(bits) is not int or bits != 4:
-            self.refuse(f"bits must be 4, got {str(bits)[:80]}")
+            self.refuse(f"bits must be 4, got {shown(bits)}")
         group = self._either(fields, "group_size", "q_group_size")
         if type(group) is not int or (group < 1 and group != -1):
-            self.refuse(f"group_size must be -1 or at least 1, got {str(group)[:80]}")
+            self.refuse(f"group_size must be -1 or at least 1, got {shown(group)}")
         if fields.get("pack_dtype") not in (None, "int32"):
-            self.refuse(f"pack_dtype must be int32, got {str(fields['pack_dtype'])[:80]}")
+            self.refuse(f"pack_dtype must be int32, got {shown(fields['pack_dtype'])}")
         if method == "awq" and fields.get("backend") not in (None, "autoawq", "auto"):
-            self.refuse(f"backend must be autoawq, got {str(fields['backend'])[:80]}")
+            self.refuse(f"backend must be autoawq, got {shown(fields['backend'])}")
         self.understood("", fields, _TOLD | _READ_OF[method])
         self._skips_only(fields.get("dynamic") or {})
         return W4A16(
@@ -95,7 +95,8 @@ class Int4Fields(Fields):
         if not found:
             self.refuse(f"{key} must be given")
         if found[0] != found[-1]:
-            self.refuse(f"{key} and {older} must be the same, got {found[0]} and {found[-1]}")
+            got = f"{shown(found[0])} and {shown(found[-1])}"
+            self.refuse(f"{key} and {older} must be the same, got {got}")
         return found[0]
 
     def _version(self, method: Method, fields: dict[str, Any]) -> int:
@@ -107,7 +108,7 @@ class Int4Fields(Fields):
                 continue
             if not isinstance(value, str) or value.lower() not in known:
                 choices = " or ".join(known)
-                self.refuse(f"{key} must be {choices} with {method}, got {str(value)[:80]}")
+                self.refuse(f"{key} must be {choices} with {method}, got {shown(value)}")
             versions.add(known[value.lower()])
         if len(versions) > 1:
             self.refuse("format and checkpoint_format must be the same, got one of each")
@@ -125,7 +126,7 @@ class Int4Fields(Fields):
         """GPTQModel's settings by pattern: those that leave modules float ("-:") say what the
         tensors say too; others change bits or groups."""
         if not isinstance(dynamic, dict):
-            self.refuse(f"dynamic must be an object, got {str(dynamic)[:80]}")
+            self.refuse(f"dynamic must be an object, got {shown(dynamic)}")
         for pattern in dynamic:
             if not pattern.startswith("-:"):
                 self.refuse(f"dynamic must only skip modules (-:), got {pattern[:80]!r}")

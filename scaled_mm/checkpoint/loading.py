@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from ..model import unfuse
 from .config_int4 import W4A16
 from .files import DTYPES
 from .folder import Checkpoint
@@ -95,7 +97,8 @@ def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
 
 def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedLayer]) -> nn.Module:
     linears = _linears(model, checkpoint, layers)
-    targets = _targets(model, linears)
+    places = _places(model, linears)
+    targets = _targets(model, places)
     _check(checkpoint, layers, targets)
     for name, buffer in model.named_buffers():
         if buffer.is_meta and name not in targets:
@@ -103,8 +106,9 @@ def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedL
             raise ValueError(f"{name} {reason}, got device=meta")
     with torch.no_grad():
         made = {name: _made(checkpoint, layers[name], linear) for name, linear in linears.items()}
-        for name, module in made.items():
-            model.set_submodule(name, module)
+        for place, name in places.items():
+            model.set_submodule(place, made[name])
+        unfuse(model)
         owners: dict[int, Tensor] = {}  # a tied tensor stays tied, on the meta device too
         for name, target in targets.items():
             if name in checkpoint:
@@ -123,7 +127,7 @@ def _linears(
     found: dict[str, nn.Linear] = {}
     for name, layer in layers.items():
         linear = modules.get(name)
-        if not isinstance(linear, nn.Linear) or not name:
+        if type(linear) is not nn.Linear or not name:  # of a subclass others may read the weight
             what = "no such module" if linear is None else f"a {type(linear).__name__}"
             layer.refuse(checkpoint, layer.main, f"must be for an nn.Linear, the model has {what}")
         if (linear.out_features, linear.in_features) != (layer.n, layer.k):
@@ -137,7 +141,18 @@ def _linears(
     return found
 
 
-def _targets(model: nn.Module, replaced: dict[str, nn.Linear]) -> dict[str, Tensor]:
+def _places(model: nn.Module, linears: dict[str, nn.Linear]) -> dict[str, str]:
+    """Every name under which a replaced Linear stands in the model -> its layer's name. A module in
+    several places has its tensors in the checkpoint once, or for each."""
+    first = {id(linear): name for name, linear in reversed(linears.items())}
+    return {
+        place: place if place in linears else first[id(module)]
+        for place, module in model.named_modules(remove_duplicate=False)
+        if id(module) in first
+    }
+
+
+def _targets(model: nn.Module, replaced: Iterable[str]) -> dict[str, Tensor]:
     """Parameters and persistent buffers that stay, by every name they have."""
     # state_dict knows which buffers are persistent, and does not merge tied tensors.
     names = model.state_dict(keep_vars=True)
