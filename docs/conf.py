@@ -151,7 +151,7 @@ class Schemas(Directive):
     def run(self):
         schemas = map(str, torch._C._jit_get_all_schemas())
         text = "\n".join(sorted(x for x in schemas if x.startswith("scaled_mm::")))
-        return [nodes.literal_block(text, text, language="text", classes=["wrap"])]
+        return [nodes.literal_block(text, text, language="text")]
 
 
 class Help(Directive):
