@@ -41,6 +41,7 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_use_param = False  # "a, b: ..." stays one entry
 
 html_theme = "furo"
 html_title = f"scaled_mm {version}"

@@ -4,12 +4,13 @@
     from sgl_kernel import int8_scaled_mm               ->  from scaled_mm.compat import ...
 
 Arguments, their order, defaults and results are the peers'. Each docstring says where the values or
-the accepted arguments differ. Common to all: nothing is asserted, a refusal is a `ValueError` or
-`TypeError` that names the argument by its name in `scaled_mm`'s own function; operands that require
-grad are refused; and the int8 products have the bits of `scaled_mm.reference`, on every device.
+the accepted arguments differ. Common to all: where the peers assert, a `ValueError` or `TypeError`
+names the argument (by its name in the library's own function), the rule and the value; operands
+that require grad are refused; CPU tensors are taken too; and the int8 products have the bits of
+`scaled_mm.reference`.
 
-int8 only: the peers' functions take fp8 too, these refuse it. sgl-kernel's
-`awq_dequantize(qweight, scales, qzeros)` has the signature of `scaled_mm.awq_dequantize` itself.
+sgl-kernel's `awq_dequantize(qweight, scales, qzeros)` has the signature of
+`scaled_mm.awq_dequantize` itself.
 
 Signatures as of vLLM's `vllm/_custom_ops.py` and sgl-kernel's `sgl_kernel/gemm.py` in 2026.
 """
