@@ -100,11 +100,12 @@ def pack(q: Tensor, order: tuple[int, ...] = INTERLEAVED) -> Tensor:
         raise ValueError(
             f"q must be integer with a multiple of 8 in its last dimension, got {value}"
         )
-    nibbles = (q & 15).to(torch.int32).unflatten(-1, (-1, 8))
-    words = torch.zeros_like(nibbles[..., 0])
-    for j, nibble in enumerate(order):
-        words = words | nibbles[..., j] << 4 * nibble
-    return words
+    values = q.to(torch.uint8).unflatten(-1, (-1, 8))  # modulo 256: the low nibble stays
+    words = torch.empty(*values.shape[:-1], 4, dtype=torch.uint8, device=q.device)
+    for byte in range(4):  # the lowest first, as words lie in memory
+        low, high = order.index(2 * byte), order.index(2 * byte + 1)
+        words[..., byte] = values[..., low] & 15 | values[..., high] << 4
+    return words.view(torch.int32).squeeze(-1)
 
 
 def unpack(words: Tensor, order: tuple[int, ...] = INTERLEAVED) -> Tensor:
@@ -114,8 +115,12 @@ def unpack(words: Tensor, order: tuple[int, ...] = INTERLEAVED) -> Tensor:
     """
     if words.dtype != torch.int32:
         raise ValueError(f"words must be int32, got {str(words.dtype)[6:]}")
-    shifts = torch.tensor([4 * nibble for nibble in order], dtype=torch.int32, device=words.device)
-    return (words.unsqueeze(-1) >> shifts & 15).to(torch.uint8).flatten(-2)
+    packed = words.contiguous().unsqueeze(-1).view(torch.uint8)  # its bytes, the lowest first
+    values = torch.empty(*words.shape, 8, dtype=torch.uint8, device=words.device)
+    for j, nibble in enumerate(order):
+        byte = packed[..., nibble // 2]
+        values[..., j] = byte >> 4 if nibble % 2 else byte & 15
+    return values.flatten(-2)
 
 
 # --- weights --------------------------------------------------------------------------------------
