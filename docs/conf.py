@@ -124,7 +124,9 @@ def inline_math(writer, node):
 
 
 def block_math(writer, node):
-    writer.body.append(f'<div class="math">{mathml(node.astext(), True)}</div>')
+    writer.body.append(
+        f'<div class="math" style="overflow-x: auto">{mathml(node.astext(), True)}</div>'
+    )
     raise nodes.SkipNode
 
 
