@@ -11,7 +11,7 @@ import pytest
 import torch
 from blocks import PreNorm, inputs, seeded
 from checkpoint_cases import write
-from int4_cases import FORMS, GROUP, quantised, state_of_int4, stored, toy, write_toy
+from int4_cases import FORMS, quantised, state_of_int4, stored, toy, write_toy
 from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, load_quantized, prepare_model, quantize_model
@@ -170,21 +170,45 @@ def moved(model: Gated, into_norm: bool = True, into_up: bool = True) -> Gated:
     return model
 
 
-def gated_report(folder: Path, original: nn.Module, model: nn.Module) -> Report:
+def gated_report(folder: Path, original: nn.Module, model: nn.Module, form: str = "awq") -> Report:
     """`original` against a checkpoint of `model`."""
-    write(folder, state_of_int4(model, FORMS["awq"], ()), FORMS["awq"].config())
+    write(folder, state_of_int4(model, FORMS[form], ()), FORMS[form].config())
     batches = [torch.randn(3, 7, 64, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     return validate(original, folder, batches, thresholds=LOOSE, stride=1)
 
 
-def test_awqs_factors_are_undone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["awq", "gptq-v1-act-order"])
+def test_awqs_factors_are_undone(form: str, tmp_path: Path) -> None:
     torch.testing.assert_close(moved(gated())(torch.ones(2, 64)), gated()(torch.ones(2, 64)))
-    report = gated_report(tmp_path, gated(), moved(gated()))
-    assert {layer.scheme for layer in report.layers} == {f"int4 g{GROUP} folded"}
-    own = gated_report(tmp_path, moved(gated()), moved(gated()))  # nothing to undo
-    assert {layer.scheme for layer in own.layers} == {f"int4 g{GROUP}"}
+    report = gated_report(tmp_path, gated(), moved(gated()), form)
+    own = gated_report(tmp_path, moved(gated()), moved(gated()), form)  # nothing to undo
+    for layer, same in zip(report.layers, own.layers, strict=True):
+        assert layer.scheme == f"{same.scheme} folded" and "folded" not in same.scheme
     assert report.ok
     assert sqnr(report) == pytest.approx(sqnr(own), abs=0.5)
+
+
+class Fused(nn.Module):
+    """The same with gate and up in one Linear, as Phi-3 has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate_up = nn.RMSNorm(64), nn.Linear(64, 192)
+        self.down = nn.Linear(96, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(self.norm(x)).chunk(2, -1)
+        return self.down(torch.nn.functional.silu(gate) * up)
+
+
+def test_the_last_rows_of_a_fused_layer(tmp_path: Path) -> None:
+    original, model = (seeded(Fused).requires_grad_(False) for _ in range(2))
+    model.down.weight *= factor(96)
+    model.gate_up.weight[96:] /= factor(96)[:, None]
+    model.gate_up.bias[96:] /= factor(96)
+    report = gated_report(tmp_path, original, model)
+    assert [layer.scheme for layer in report.layers] == ["int4 g16", "int4 g16 folded"]
+    assert sqnr(report) == pytest.approx(sqnr(gated_report(tmp_path, model, model)), abs=0.5)
 
 
 @pytest.mark.parametrize(
