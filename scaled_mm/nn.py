@@ -39,7 +39,8 @@ class ScaledLinear(nn.Module):
 
     A state dict without the azp terms, or with input_smooth where there was none, is loaded all the
     same: the terms follow from the weight. `folded_smooth`, float32 [K] or None, is the s that a
-    norm in front was divided by; it is for validation only and not in the state dict.
+    norm in front was divided by; it is for validation only and not in the state dict
+    (`scaled_mm.validate` finds it again by the norms' weights).
 
     Scales and bias stay float32 when the module is moved to another dtype; the output has the dtype
     of the input. For the kernels the weight is packed as soon as it is known (`from_linear`,
