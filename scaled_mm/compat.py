@@ -156,8 +156,9 @@ def awq_dequantize(
             Scales come before zero points.
         split_k_iters, thx, thy: ignored; they are launch parameters of vLLM's kernel.
 
-    Differs from vLLM's: bfloat16 scales too, and any number N of columns that is a multiple of 8.
-    The values are the same: each element is rounded once there too.
+    Differs from vLLM's: bfloat16 scales too, any K, and any N that is a multiple of 8 (vLLM's CUDA
+    kernel wants float16, K a multiple of 8 and N of 64). The values are the same: each element is
+    rounded once there too.
     """
     return awq.awq_dequantize(qweight, scales, zeros)
 
@@ -172,11 +173,15 @@ def awq_gemm(
         qweight, scales, qzeros: as for `scaled_mm.awq_gemm`. Scales come before zero points; older
             releases of vLLM name the third argument qzeros and the fourth scales, but are called
             in this order too.
-        split_k_iters: ignored. vLLM cuts K so many times and adds the parts in float16; here all of
-            K is summed in float32 (docs/lowbit.md has the bound).
+        split_k_iters: ignored. vLLM cuts K into so many parts and rounds each to float16 before they
+            are added; here all of K is summed in float32 (docs/lowbit.md has the bound).
 
     Returns:
-        D [..., N] of input's dtype. vLLM's takes a matrix only.
+        D [..., N] of input's dtype.
+
+    Differs from vLLM's: bfloat16 too, any N that is a multiple of 8, any group size that divides K,
+    any number of dimensions (vLLM's CUDA kernel wants float16 matrices, N a multiple of 64, and a
+    group size that is a multiple of 32 and divides N).
     """
     return awq.awq_gemm(input, qweight, scales, qzeros)
 
