@@ -173,8 +173,8 @@ def awq_gemm(
         qweight, scales, qzeros: as for `scaled_mm.awq_gemm`. Scales come before zero points; older
             releases of vLLM name the third argument qzeros and the fourth scales, but are called
             in this order too.
-        split_k_iters: ignored. vLLM cuts K into so many parts and rounds each to float16 before they
-            are added; here all of K is summed in float32 (docs/lowbit.md has the bound).
+        split_k_iters: ignored. vLLM cuts K into so many parts and rounds each to float16 before it
+            adds them; here all of K is summed in float32 (docs/lowbit.md has the bound).
 
     Returns:
         D [..., N] of input's dtype.
