@@ -25,4 +25,5 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None) "
       "-> Tensor");
+  ops.def("_widen(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor");
 }

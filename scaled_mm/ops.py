@@ -219,3 +219,8 @@ def _(b: Tensor) -> Tensor:
     else:  # csrc/cpu/packed.h: panels of 16 columns, groups of 4 rows
         size = (n + 15) // 16 * ((k + 3) // 4 + 1) * 64
     return b.new_empty([size], dtype=torch.uint8)
+
+
+@torch.library.register_fake("scaled_mm::_widen")  # csrc/widen_problem.h: what it is for
+def _(words: Tensor, *, bits: int, signed: bool, dtype: torch.dtype) -> Tensor:
+    return words.new_empty([*words.shape, 32 // bits], dtype=dtype)

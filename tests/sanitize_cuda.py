@@ -21,6 +21,7 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import numpy as np
 import torch
+from awq_cases import DTYPES
 from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Vector, random_case
 from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
 from helpers import assert_bits
@@ -125,6 +126,17 @@ def run_quantizers(count: int, verdict: Wrong) -> None:
         assert_unchanged(there, operands, case)
 
 
+def run_widen(verdict: Wrong) -> None:
+    kinds = itertools.product((1, 255, 257, 1000), (4, 8), (False, True), DTYPES)
+    for size, bits, signed, dtype in kinds:
+        words = torch.randint(-(2**31), 2**31, (size,), dtype=torch.int32)
+        options = {"bits": bits, "signed": signed, "dtype": dtype}
+        got, expected = (
+            {"_widen": torch.ops.scaled_mm._widen(x, **options)} for x in (words.to(DEVICE), words)
+        )
+        verdict.compare(got, expected, size, options)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", help="names, separated by commas (default: all)")
@@ -138,6 +150,7 @@ def main() -> int:
     rows = options.rows.split(",") if options.rows else [*NAMES, ""]
     verdict = Wrong()
     run_products(rows, options.count, verdict)
+    run_widen(verdict)
     if options.quantize >= 0:
         run_quantizers(options.quantize, verdict)
     print(f"{len(rows)} rows, {verdict.compared:,} results compared, {verdict.wrong} wrong")

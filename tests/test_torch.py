@@ -40,6 +40,7 @@ SCHEMAS = {
     "awq_dequantize": "(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor",
     "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
     "Tensor? bias=None) -> Tensor",
+    "_widen": "(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor",
 }
 
 
