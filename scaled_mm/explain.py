@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import _library
-from .bench.contenders import DTYPES
+from .bench.cases import DTYPES
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from scaled_mm import bench
 from scaled_mm.bench import host, measure, table
+from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.clocks import CpuClock, Stopwatch
-from scaled_mm.bench.contenders import CONTENDERS, EPILOGUES, Contender, make_case
+from scaled_mm.bench.contenders import CONTENDERS, Contender
 from scaled_mm.bench.measure import Entry, Settings, best, judge
 from scaled_mm.cli import main
 

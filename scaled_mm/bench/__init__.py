@@ -8,6 +8,8 @@ weights of its own (`--warm`: one copy). Outputs are judged too: a fast route wi
 
 On a GPU a round is one replay of a CUDA graph, and every time is set against the HBM floor: the
 operands and the output once, at the bandwidth of a copy measured in the same run.
+
+`--awq` does the same for `awq_gemm`, `--awq-dequantize` for `awq_dequantize`.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ import typer
 from rich.console import Console
 
 from . import host as host_time
+from .awq import AWQ_CONTENDERS
+from .cases import DTYPES, EPILOGUES
 from .clocks import clock_of
-from .contenders import CONTENDERS, DTYPES, EPILOGUES
-from .measure import OURS, Settings, growing, in_short, run
+from .contenders import CONTENDERS
+from .measure import OURS, AnySettings, AwqSettings, Settings, growing, in_short, run
 from .roofline import plot
 from .table import markdown, show
 
@@ -37,6 +41,13 @@ DEFAULT_SHAPES = {  # device -> weights (K, N), M
     "cuda": (
         [(4096, 4096), (8192, 28672), (14336, 4096), (8192, 8192)],
         [2**i for i in range(14)],
+    ),
+}
+AWQ_SHAPES = {
+    "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
+    "cuda": (
+        [(4096, 4096), (8192, 28672), (14336, 4096)],
+        [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096],
     ),
 }
 
@@ -61,18 +72,48 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 
 
 def shapes_of(
-    device: str, shape: list[str], weight: list[str], m: list[int]
+    device: str,
+    shape: list[str],
+    weight: list[str],
+    m: list[int],
+    defaults: dict[str, tuple[list[tuple[int, int]], list[int]]] = DEFAULT_SHAPES,
 ) -> list[tuple[int, int, int]]:
     """The (M, K, N) asked for: each --shape, or every --weight with every --m."""
     if shape:
         if weight or m:
             raise ValueError("--shape must be given without --weight and --m, got both")
         return [parse_shape(text) for text in shape]
-    weights, every_m = DEFAULT_SHAPES[device]
+    weights, every_m = defaults[device]
     if weight:
         pairs = [parse_sizes("--weight", "KxN", "4096x4096", text) for text in weight]
         weights = [(k, n) for k, n in pairs]
     return [(tokens, k, n) for k, n in weights for tokens in (m or every_m)]
+
+
+def weights_of(
+    device: str, shape: list[str], weight: list[str], m: list[int]
+) -> list[tuple[int, int, int]]:
+    """The (0, K, N) asked for where M plays no part."""
+    if shape or m:
+        raise ValueError("--awq-dequantize must be given without --shape and --m, got one of them")
+    shapes = shapes_of(device, [], weight, [1], AWQ_SHAPES)
+    return [(0, k, n) for _, k, n in shapes]
+
+
+def op_of(awq: bool, awq_dequantize: bool, png_file: Path | None) -> str:
+    """The int4 op to time; none: the int8 products."""
+    if awq and awq_dequantize:
+        raise ValueError("--awq must be given without --awq-dequantize, got both")
+    op = "awq_dequantize" if awq_dequantize else "awq_gemm" if awq else ""
+    if op and png_file is not None:
+        raise ValueError(f"--png must be given without --awq, got {op}")
+    return op
+
+
+def awq_settings(op: str, group: int, epilogue: str, dtype: str, **common: Any) -> AwqSettings:
+    if epilogue != "scaled":
+        raise ValueError(f"--epilogue must be left out with --awq, got {epilogue}")
+    return AwqSettings(op, group, one_of("--dtype", dtype, ("bfloat16", "float16")), **common)
 
 
 def progress() -> tuple[Callable[[str], None], Callable[[], None]]:
@@ -91,7 +132,7 @@ def write_json(result: dict[str, Any], path: Path) -> None:
 
 
 def measured(
-    shapes: list[tuple[int, int, int]], settings: Settings, json_file: Path | None
+    shapes: list[tuple[int, int, int]], settings: AnySettings, json_file: Path | None
 ) -> dict[str, Any]:
     """`run`, keeping the JSON file up to date: a run that is cut off leaves what it has."""
     say, done = progress()
@@ -109,9 +150,11 @@ def measured(
     return result
 
 
-def host_measured(settings: Settings) -> dict[str, Any]:
+def host_measured(settings: AnySettings) -> dict[str, Any]:
     if settings.device != "cuda":
         raise ValueError(f"--host must be given with --device cuda, got {settings.device}")
+    if not isinstance(settings, Settings):
+        raise ValueError(f"--host must be given without --awq, got {settings.op}")
     return host_time.run(settings, clock_of(settings.device).machine())
 
 
@@ -130,6 +173,11 @@ def command(
     cold: Annotated[bool, typer.Option("--cold/--warm", help="Weights from memory.")] = True,
     rounds: Annotated[int, typer.Option(min=1)] = 9,
     without: Annotated[list[str] | None, typer.Option(help="A contender to leave out.")] = None,
+    awq: Annotated[bool, typer.Option("--awq", help="Time the int4 products instead.")] = False,
+    awq_dequantize: Annotated[
+        bool, typer.Option("--awq-dequantize", help="Time awq_dequantize on its own.")
+    ] = False,
+    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
     host: Annotated[
         bool, typer.Option("--host", help="Time what a call costs the host, on small operands.")
     ] = False,
@@ -143,19 +191,27 @@ def command(
     ] = None,
 ) -> None:
     """Time the kernels against what torch offers instead, and check everyone's numbers."""
-    names = dict.fromkeys(contender.name for contender in CONTENDERS if not contender.ours)
     if read is not None:
         result = json.loads(read.read_text())
     else:
-        settings = Settings(
-            epilogue=one_of("--epilogue", epilogue, EPILOGUES),
-            out_dtype=one_of("--dtype", dtype, DTYPES),
-            device=one_of("--device", device, DEFAULT_SHAPES),
-            cold=cold,
-            rounds=rounds,
-            without=tuple(one_of("--without", name, names) for name in without or ()),
-        )
-        shapes = shapes_of(device, shape or [], weight or [], m or [])
+        op = op_of(awq, awq_dequantize, png_file)
+        contenders = AWQ_CONTENDERS.get(op, CONTENDERS)
+        names = dict.fromkeys(contender.name for contender in contenders if not contender.ours)
+        common: dict[str, Any] = {
+            "device": one_of("--device", device, DEFAULT_SHAPES),
+            "cold": cold,
+            "rounds": rounds,
+            "without": tuple(one_of("--without", name, names) for name in without or ()),
+        }
+        asked = (device, shape or [], weight or [], m or [])
+        settings: AnySettings
+        if op:
+            settings = awq_settings(op, group, epilogue, dtype, **common)
+            shapes = weights_of(*asked) if awq_dequantize else shapes_of(*asked, AWQ_SHAPES)
+        else:
+            epilogue = one_of("--epilogue", epilogue, EPILOGUES)
+            settings = Settings(epilogue, one_of("--dtype", dtype, DTYPES), **common)
+            shapes = shapes_of(*asked)
         if threads is not None:
             torch.set_num_threads(threads)
         result = host_measured(settings) if host else measured(shapes, settings, json_file)
@@ -167,7 +223,7 @@ def command(
     if png_file is not None:
         plot(result, png_file)
     if any(
-        route["name"] in OURS and route["verdict"] != "exact"
+        route["name"] in OURS and route["verdict"] not in ("exact", "bound")
         for case in result["results"]
         for route in case["routes"]
     ):

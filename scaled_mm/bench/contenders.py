@@ -1,9 +1,8 @@
-"""What `scaled-mm bench` compares: the cases, and every way to compute one."""
+"""Every way to compute a case of `scaled-mm bench`."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,74 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-EPILOGUES = {
-    "scaled": "ScaledEpilogue",
-    "bias": "ScaledEpilogueBias",
-    "azp": "ScaledEpilogueAzp",
-    "azp-per-token": "ScaledEpilogueAzpPerToken",
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One product with its operands: full-range int8, scales that bring the output near 1.
-
-    Scale and zero point of the activations are per tensor, as the peers ask for; per token in
-    ScaledEpilogueAzpPerToken. Both azp epilogues have a bias too.
-    """
-
-    a: Tensor  # int8 [M, K]
-    b: Tensor  # int8 [K, N], the transpose of a contiguous weight
-    scale_a: Tensor  # float32 [1, 1] or [M, 1]
-    scale_b: Tensor  # float32 [1, N]
-    operands: dict[str, Tensor]  # those of the epilogue, all of two dimensions
-    azp: Tensor | None  # int32 [1, 1] or [M, 1]
-    out_dtype: torch.dtype
-
-    @property
-    def mkn(self) -> tuple[int, int, int]:
-        return self.a.shape[0], self.a.shape[1], self.b.shape[1]
-
-    def bytes_moved(self) -> int:
-        """Of every operand once and of the output: what no kernel can do without."""
-        read = (self.a, self.b, self.scale_a, self.scale_b, *self.operands.values())
-        m, _, n = self.mkn
-        return sum(x.numel() * x.itemsize for x in read) + m * n * self.out_dtype.itemsize
-
-
-def make_case(
-    m: int, k: int, n: int, epilogue: str, out_dtype: torch.dtype, device: str = "cpu"
-) -> Case:
-    random = torch.Generator(device).manual_seed(0)
-
-    def integers(dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.randint(-128, 128, shape, generator=random, device=device).to(dtype)
-
-    def floats(*shape: int) -> Tensor:  # in [0.5, 1.5)
-        return 0.5 + torch.rand(shape, generator=random, device=device)
-
-    a = integers(torch.int8, m, k)
-    b = integers(torch.int8, n, k).t()
-    tokens = m if epilogue == "azp-per-token" else 1
-    zero = integers(torch.int32, tokens, 1)
-    scale_a = 2e-2 * floats(tokens, 1)
-    scale_b = 1e-2 / math.sqrt(k) * floats(1, n)
-    operands = {}
-    if epilogue != "scaled":
-        operands["bias"] = torch.randn(1, n, generator=random, device=device).to(out_dtype)
-    if "azp" in epilogue:
-        column_sums = b.sum(0, keepdim=True, dtype=torch.int32)
-        if epilogue == "azp":
-            operands["azp_with_adj"] = zero * column_sums
-        else:
-            operands |= {"azp": zero, "azp_adj": column_sums}
-    return Case(a, b, scale_a, scale_b, operands, zero if "azp" in epilogue else None, out_dtype)
-
-
-# ---- The contenders ------------------------------------------------------------------------------
+from .cases import Case
 
 
 class Unsupported(Exception):
@@ -94,14 +26,15 @@ class Route:
     x: Tensor
     weight: Callable[[], Any]
     run: Callable[[Tensor, Any], Tensor]
-    weight_bytes: int  # of one element
+    weight_bytes: float  # of one element
+    rotate_outputs: bool = False  # where they are large: each call writes to memory, not to a cache
 
 
 @dataclass(frozen=True)
 class Contender:
     name: str
     what: str
-    prepare: Callable[[Case], Route]
+    prepare: Callable[[Any], Route]  # of a case of its bench
     devices: tuple[str, ...] = ("cpu",)
     ours: bool = False
     unjudged: str = ""  # the verdict on an output that is no int8 product with its epilogue

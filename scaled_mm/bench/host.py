@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .contenders import DTYPES, EPILOGUES, make_case
+from .cases import DTYPES, EPILOGUES, make_case
 from .measure import SCHEMA, Settings, in_short
 
 M, K, N = 32, 512, 512

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .. import reference
+from .awq import AWQ_CONTENDERS, AwqCase, make_awq_case
+from .cases import DTYPES, Case, make_case, shape_text
 from .clocks import Clock, Stopwatch, clock_of
-from .contenders import CONTENDERS, DTYPES, Case, Contender, make_case
+from .contenders import CONTENDERS, Contender, Route
 
 SCHEMA = 2  # 1 had no floors
-CHECKED_ROWS = 16  # of every output, against the reference
-OURS = {contender.name for contender in CONTENDERS if contender.ours}
+OURS = {
+    contender.name
+    for contenders in (CONTENDERS, *AWQ_CONTENDERS.values())
+    for contender in contenders
+    if contender.ours
+}
 PATIENCE_SECONDS = 0.5  # one that takes this long for a call is left out of the cases that follow
 
 
@@ -27,24 +32,33 @@ class Entry:
     """What one contender did with one case."""
 
     name: str
-    verdict: str = ""  # exact | rounding | wrong; float: another computation; sums: no epilogue; or
-    # why it is missing
+    verdict: str = ""  # exact | bound (of awq_gemm) | rounding | wrong; float: another computation;
+    # sums: no epilogue; or why it is missing
     off_r1: int = 0  # elements whose bits are not the reference's, of `checked`
-    beyond_bound: int = 0  # elements further off than the accuracy bound of scaled_mm
+    beyond_bound: int = 0  # elements further off than the accuracy bound of the op
     checked: int = 0
     microseconds: float | None = None  # a call, median over the rounds
-    gops: float | None = None  # 2 M K N / time
+    gops: float | None = None  # operations (2 M K N) / time
     floor_share: float | None = None  # floor / time; 1 is as fast as memory can be
-    times_packed: float | None = None  # time over that of "packed", median of the rounds' ratios
-    times_plain: float | None = None
+    times: dict[str, float | None] = field(default_factory=dict)
+    """Time over that of each of ours, median of the rounds' ratios."""
 
     @property
     def right(self) -> bool:
-        return self.verdict in ("exact", "rounding", "float")
+        return self.verdict in ("exact", "bound", "rounding", "float")
+
+    def json(self) -> dict[str, Any]:
+        facts = asdict(self)
+        times = facts.pop("times")
+        return facts | {f"times_{name}": time for name, time in times.items()}
 
 
 @dataclass(frozen=True)
 class Settings:
+    """What to measure of the int8 products."""
+
+    baselines: ClassVar = ("packed", "plain")  # those of ours that all times are divided by
+
     epilogue: str = "scaled"
     out_dtype: str = "bfloat16"
     device: str = "cpu"
@@ -54,7 +68,42 @@ class Settings:
 
     def contenders(self) -> list[Contender]:
         """Who takes part, in the order of the tables."""
-        return [c for c in CONTENDERS if self.device in c.devices and c.name not in self.without]
+        return taking_part(CONTENDERS, self)
+
+    def case(self, m: int, k: int, n: int) -> Case:
+        return make_case(m, k, n, self.epilogue, DTYPES[self.out_dtype], self.device)
+
+
+@dataclass(frozen=True)
+class AwqSettings:
+    """What to measure of the int4 ops."""
+
+    op: str = "awq_gemm"  # or awq_dequantize
+    group: int = 128
+    out_dtype: str = "bfloat16"
+    device: str = "cpu"
+    cold: bool = True
+    rounds: int = 9
+    without: tuple[str, ...] = ()
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        return (self.op,)
+
+    def contenders(self) -> list[Contender]:
+        return taking_part(AWQ_CONTENDERS[self.op], self)
+
+    def case(self, m: int, k: int, n: int) -> AwqCase:
+        return make_awq_case(self.op, m, k, n, self.group, DTYPES[self.out_dtype], self.device)
+
+
+AnyCase = Case | AwqCase
+AnySettings = Settings | AwqSettings
+
+
+def taking_part(contenders: Sequence[Contender], settings: AnySettings) -> list[Contender]:
+    device, without = settings.device, settings.without
+    return [c for c in contenders if device in c.devices and c.name not in without]
 
 
 def in_short(reason: Exception) -> str:
@@ -62,36 +111,11 @@ def in_short(reason: Exception) -> str:
     return (str(reason).strip() or type(reason).__name__).splitlines()[0][:60]
 
 
-def spread(length: int, most: int) -> Tensor:
-    """Up to `most` of the indices below `length`, the first and the last among them."""
-    return torch.linspace(0, length - 1, min(length, most)).long()
-
-
-def judge(entry: Entry, case: Case, out: Tensor, most: int = 2**24) -> None:
-    """Compares a sample of rows with the reference, and of columns when a weight has more than
-    `most` elements.
-
-    Off the bits by rounding (another order of the scales, bf16 before the bias) is no fault of a
-    peer; more than 16 times the accuracy bound of scaled_mm is none of rounding's.
-    """
-    m, k, n = case.mkn
-    rows, columns = spread(m, CHECKED_ROWS), spread(n, max(1, most // max(1, k)))
-
-    def sample(x: Tensor) -> Tensor:
-        x = x[rows] if len(x) == m > 1 else x
-        return x[:, columns] if x.shape[1] == n > 1 else x
-
-    given = {"scale_a": case.scale_a, "scale_b": case.scale_b, **case.operands}
-    some = {name: sample(x).cpu() for name, x in given.items()}
-    report = reference.check(
-        out[rows][:, columns], case.a[rows].cpu(), case.b[:, columns].cpu(), **some
-    )
-    entry.off_r1, entry.beyond_bound = report.different, report.beyond
-    entry.checked = report.elements
-    if report.different == 0:
-        entry.verdict = "exact"
-    else:
-        entry.verdict = "rounding" if report.worst_of_bound <= 16 else "wrong"
+def judge(entry: Entry, case: AnyCase, out: Tensor, most: int = 2**24) -> None:
+    """Compares the output with the reference: all of it, or a sample of a large one."""
+    found = case.judge(out, most)
+    entry.verdict, entry.checked = found.verdict, found.checked
+    entry.off_r1, entry.beyond_bound = found.off_r1, found.beyond_bound
 
 
 @dataclass
@@ -103,7 +127,18 @@ class Runner:
     rounds: int  # it takes part in
 
 
-def prepare(contender: Contender, case: Case, settings: Settings, clock: Clock) -> Runner:
+def rotating(route: Route, copies: int) -> Route:
+    """The same, keeping its last outputs, so that the next go elsewhere in memory."""
+    kept: deque[Tensor] = deque(maxlen=copies)
+
+    def run(x: Tensor, weight: Any) -> Tensor:
+        kept.append(route.run(x, weight))
+        return kept[-1]
+
+    return replace(route, run=run)
+
+
+def prepare(contender: Contender, case: AnyCase, settings: AnySettings, clock: Clock) -> Runner:
     """Runs and judges the contender once, and settles how often it runs in how many rounds."""
     entry = Entry(contender.name)
     route = contender.prepare(case)
@@ -113,9 +148,12 @@ def prepare(contender: Contender, case: Case, settings: Settings, clock: Clock) 
         entry.verdict = contender.unjudged
     else:
         judge(entry, case, out, clock.checked_weight)
+    if settings.cold and route.rotate_outputs:
+        route = rotating(route, clock.activation_copies(out.numel() * out.itemsize))
     del out
     if settings.cold:
-        copies = clock.weight_copies(max(1, case.b.numel() * route.weight_bytes))
+        _, k, n = case.mkn
+        copies = clock.weight_copies(max(1, int(k * n * route.weight_bytes)))
         weights += [route.weight() for _ in range(copies - 1)]
         size = max(1, route.x.numel() * route.x.itemsize)
         xs += [route.x.clone() for _ in range(min(copies, clock.activation_copies(size)) - 1)]
@@ -126,7 +164,7 @@ def prepare(contender: Contender, case: Case, settings: Settings, clock: Clock) 
 
 
 @torch.inference_mode()
-def measure(case: Case, settings: Settings, slow: set[str], clock: Clock) -> list[Entry]:
+def measure(case: AnyCase, settings: AnySettings, slow: set[str], clock: Clock) -> list[Entry]:
     """An entry per contender of the device, in the order of the table.
 
     `slow`: those left out for having taken too long before; who does so now is added.
@@ -152,22 +190,22 @@ def measure(case: Case, settings: Settings, slow: set[str], clock: Clock) -> lis
                     runner.entry.verdict, runner.rounds = in_short(reason), 0
                     times[runner.entry.name].clear()
     for entry in entries:
-        if own := times.get(entry.name):
+        own = times.get(entry.name)
+        entry.times = {name: median_ratio(own, times.get(name)) for name in settings.baselines}
+        if own:
             entry.microseconds = 1e6 * statistics.median(own)
             if entry.microseconds > 1e6 * PATIENCE_SECONDS and entry.name not in OURS:
                 slow.add(entry.name)
-            entry.gops = 2e-3 * math.prod(case.mkn) / entry.microseconds
+            entry.gops = 1e-3 * case.operations / entry.microseconds
             if clock.bandwidth:
                 floor = case.bytes_moved() / clock.bandwidth
                 entry.floor_share = 1e6 * floor / entry.microseconds
-            entry.times_packed = median_ratio(own, times.get("packed"))
-            entry.times_plain = median_ratio(own, times.get("plain"))
     return entries
 
 
-def median_ratio(times: Sequence[float], others: Sequence[float] | None) -> float | None:
+def median_ratio(times: Sequence[float] | None, others: Sequence[float] | None) -> float | None:
     """Of the rounds that both took part in, which are the first ones."""
-    if not others:
+    if not times or not others:
         return None
     return statistics.median(t / o for t, o in zip(times, others, strict=False))
 
@@ -187,7 +225,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, Any]:
     """The fastest of the others, and the fastest right one: its name, its time over ours."""
     found = {"best": best(entries, right=False), "best_right": best(entries, right=True)}
     return {
-        key: {"name": entry.name, "packed": entry.times_packed, "plain": entry.times_plain}
+        key: {"name": entry.name, **entry.times}
         for key, entry in found.items()
         if entry is not None
     }
@@ -195,7 +233,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def run(
     shapes: Sequence[tuple[int, int, int]],
-    settings: Settings,
+    settings: AnySettings,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Measures every (M, K, N) of `shapes`; the result is JSON-ready."""
@@ -205,7 +243,7 @@ def run(
 
 def growing(
     shapes: Sequence[tuple[int, int, int]],
-    settings: Settings,
+    settings: AnySettings,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
     """`run`, yielding the result so far after every shape."""
@@ -218,13 +256,13 @@ def growing(
     }
     slow: set[str] = set()
     for i, (m, k, n) in enumerate(shapes):
-        progress(f"{i + 1}/{len(shapes)}: M={m} K={k} N={n}")
-        case = make_case(m, k, n, settings.epilogue, DTYPES[settings.out_dtype], settings.device)
+        progress(f"{i + 1}/{len(shapes)}: {shape_text(m, k, n)}")
+        case = settings.case(m, k, n)
         entries = measure(case, settings, slow, clock)
         floor = 1e6 * case.bytes_moved() / clock.bandwidth if clock.bandwidth else None
-        shape = {"m": m, "k": k, "n": n, "bytes": case.bytes_moved(), "floor_us": floor}
-        routes = [asdict(entry) for entry in entries]
-        result["results"].append({**shape, "routes": routes, **summary(entries)})
+        routes = [entry.json() for entry in entries]
+        facts = {**case.facts(), "floor_us": floor, "routes": routes}
+        result["results"].append(facts | summary(entries))
         yield result
         del case
         clock.clear()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .contenders import CONTENDERS, EPILOGUES
+from .awq import AWQ_CONTENDERS
+from .cases import EPILOGUES, shape_text
+from .contenders import CONTENDERS
 
 VERDICTS = {
     "exact": "equal to R1",
+    "bound": "within the bound",
     "rounding": "{off} of {checked} off R1 by rounding",
     "wrong": "WRONG: {beyond} of {checked}",
     "float": "no int8 product",
@@ -24,8 +27,11 @@ SUMMARY = {
     "plain / best right": ("best_right", "plain"),
     "packed / best": ("best", "packed"),  # shown where the best is not right
     "plain / best": ("best", "plain"),
+    "awq_gemm / best right": ("best_right", "awq_gemm"),
+    "awq_gemm / best": ("best", "awq_gemm"),
+    "awq_dequantize / best right": ("best_right", "awq_dequantize"),
 }
-FLOOR = ("HBM floor", "% of floor (plain)")
+FLOORS = ("HBM floor", "% of ")
 Cells = list[list[str]]
 
 
@@ -77,40 +83,75 @@ def ratios(cases: list[dict[str, Any]], title: str) -> list[str]:
 
 
 def cpu_rows(cases: list[dict[str, Any]]) -> Cells:
-    rows = [["GOP/s", *(f"M={case['m']}" for case in cases), "output"]]
+    rows = [["GOP/s", *map(column, cases), "output"]]
     for name, entries in contenders_of(cases):
         rows.append([name, *(speed(e["gops"]) for e in entries), verdict(entries)])
+    names = [row[0] for row in rows]
     same = all(case.get("best") == case.get("best_right") for case in cases)
-    titles = [title for title, (key, _) in SUMMARY.items() if not (same and key == "best")]
+    titles = [
+        title
+        for title, (key, ours) in SUMMARY.items()
+        if ours in names and not (same and key == "best")
+    ]
     return [*rows, *(ratios(cases, title) for title in titles)]
 
 
-def gpu_rows(cases: list[dict[str, Any]]) -> Cells:
-    rows = [["us", *(f"M={case['m']}" for case in cases), "output"]]
-    plain: list[dict[str, Any]] = []
+def gpu_rows(cases: list[dict[str, Any]], ours: str) -> Cells:
+    rows = [["us", *map(column, cases), "output"]]
+    own: list[dict[str, Any]] = []
     for name, entries in contenders_of(cases):
         times = [duration(entry["microseconds"]) for entry in entries]
         rows.append([name, *times, verdict_and_reasons(entries)])
-        plain = entries if name == "plain" else plain
-    shares = [e["floor_share"] for e in plain]
-    floor, share = FLOOR
-    rows.append(
-        [floor, *(duration(case["floor_us"]) for case in cases), "operands and output once"]
-    )
-    rows.append([share, *(f"{100 * s:.0f}" if s else "-" for s in shares), "floor / time"])
-    return [*rows, ratios(cases, "plain / best right")]
+        own = entries if name == ours else own
+    if cases[0]["floor_us"]:
+        floors = [duration(case["floor_us"]) for case in cases]
+        rows.append([FLOORS[0], *floors, "operands and output once"])
+        rows.append([f"% of floor ({ours})", *percent(own), "floor / time"])
+    if cases[0]["floor_us"] and ours == "awq_gemm":
+        alone = [case["weight_bytes"] / case["bytes"] for case in cases]
+        rows.append([f"% of weight floor ({ours})", *percent(own, alone), "of its words alone"])
+    return [*rows, ratios(cases, f"{ours} / best right")]
+
+
+def percent(entries: list[dict[str, Any]], of: Sequence[float] = ()) -> list[str]:
+    """The shares of the floor, or of these parts of it."""
+    shares = [entry["floor_share"] for entry in entries]
+    parts = of or [1.0] * len(shares)
+    return [f"{100 * s * part:.0f}" if s else "-" for s, part in zip(shares, parts, strict=True)]
+
+
+def column(case: dict[str, Any]) -> str:
+    return f"M={case['m']}" if case["m"] else f"{case['k']}x{case['n']}"
+
+
+def ours_of(settings: dict[str, Any]) -> str:
+    """The contender of ours that the summary is about."""
+    op: str = settings.get("op", "plain")
+    return op
+
+
+def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The title and cases of each table: one for a weight shape, or for all where there is no M."""
+    settings, every = result["settings"], result["results"]
+    cache = "cold" if settings["cold"] else "warm"
+    about = f"{settings['out_dtype']}, weights {cache}"
+    if "op" in settings:
+        about = f"{settings['op']}, groups of {settings['group']}, {about}"
+    else:
+        about = f"{EPILOGUES[settings['epilogue']]}, {about}"
+    if every and not every[0]["m"]:
+        yield about, every
+        return
+    for k, n in dict.fromkeys((case["k"], case["n"]) for case in every):
+        yield f"K={k} N={n}, {about}", [c for c in every if (c["k"], c["n"]) == (k, n)]
 
 
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
-    """Title and rows, the header first, of a table per weight shape."""
-    settings = result["settings"]
-    weights = dict.fromkeys((r["k"], r["n"]) for r in result["results"])
-    for k, n in weights:
-        cases = [r for r in result["results"] if (r["k"], r["n"]) == (k, n)]
-        epilogue, dtype = EPILOGUES[settings["epilogue"]], settings["out_dtype"]
-        cache = "cold" if settings["cold"] else "warm"
-        rows = gpu_rows(cases) if settings["device"] == "cuda" else cpu_rows(cases)
-        yield f"K={k} N={n}, {epilogue}, {dtype}, weights {cache}", rows
+    """Title and rows, the header first, of every table."""
+    ours = ours_of(result["settings"])
+    in_time = result["settings"]["device"] == "cuda" or ours == "awq_dequantize"
+    for title, cases in titled(result):
+        yield title, gpu_rows(cases, ours) if in_time else cpu_rows(cases)
     if host := result.get("host"):
         rows = [["host", "us", "output"]]
         rows += [[r["name"], duration(r["microseconds"]), r["verdict"]] for r in host["rows"]]
@@ -122,28 +163,29 @@ def geomean(values: list[float]) -> float:
 
 
 def totals(result: dict[str, Any]) -> list[str]:
-    """Lines over all cells of a GPU's result: plain against the best right route, and each."""
+    """Lines over all cells of a GPU's result: ours against the best right route, and each."""
     if result["settings"]["device"] != "cuda":
         return []
+    ours = ours_of(result["settings"])
     cells = [
-        (case["best_right"]["plain"], case)
+        (case["best_right"][ours], case)
         for case in result["results"]
-        if case.get("best_right", {}).get("plain")
+        if case.get("best_right", {}).get(ours)
     ]
     if not cells:
         return []
     ratio, worst = min(cells, key=lambda cell: cell[0])
-    at = "M={m} K={k} N={n}".format(**worst)
+    at = shape_text(worst["m"], worst["k"], worst["n"])
     against: dict[str, list[float]] = {}
     for case in result["results"]:
         for route in case["routes"]:
-            if route["times_plain"] and route["name"] != "plain":
-                against.setdefault(route["name"], []).append(route["times_plain"])
+            if route[f"times_{ours}"] and route["name"] != ours:
+                against.setdefault(route["name"], []).append(route[f"times_{ours}"])
     each = ", ".join(f"{name} {geomean(times):.2f}x" for name, times in against.items())
     return [
-        f"plain / best right: geomean {geomean([ratio for ratio, _ in cells]):.2f}x over "
+        f"{ours} / best right: geomean {geomean([ratio for ratio, _ in cells]):.2f}x over "
         f"{len(cells)} cells, worst {ratio:.2f}x at {at} ({worst['best_right']['name']})",
-        f"plain / each, geomeans over its cells: {each}",
+        f"{ours} / each, geomeans over its cells: {each}",
     ]
 
 
@@ -171,8 +213,10 @@ def markdown(result: dict[str, Any]) -> str:
         rule = ["---", *["---:"] * (len(header) - 2), "---"]
         lines = [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
         parts.append("\n".join([f"**{title}**", "", *lines]))
-    device = result["settings"]["device"]
-    what = "\n".join(f"- {c.name}: {c.what}" for c in CONTENDERS if device in c.devices)
+    settings = result["settings"]
+    contenders = AWQ_CONTENDERS[settings["op"]] if "op" in settings else CONTENDERS
+    taken = [c for c in contenders if settings["device"] in c.devices]
+    what = "\n".join(f"- {c.name}: {c.what}" for c in taken)
     return "\n\n".join([*parts, *totals(result), what]) + "\n"
 
 
@@ -183,7 +227,8 @@ def show(result: dict[str, Any], console: Console) -> None:
         for i, name in enumerate(header):
             table.add_column(name, justify="right" if 0 < i < len(header) - 1 else "left")
         for row in rows:
-            table.add_row(*map(escape, row), style="bold" if row[0] in (*SUMMARY, *FLOOR) else None)
+            bold = row[0] in SUMMARY or row[0].startswith(FLOORS)
+            table.add_row(*map(escape, row), style="bold" if bold else None)
         console.print(table)
     for line in totals(result):
         console.print(line, highlight=False)

@@ -1,0 +1,252 @@
+"""`scaled-mm bench --awq` and `--awq-dequantize`: results and verdicts; no time is looked at."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from test_bench import Sundial
+
+from scaled_mm import bench
+from scaled_mm.bench import awq, measure
+from scaled_mm.bench.awq import AWQ_CONTENDERS, make_awq_case
+from scaled_mm.bench.measure import AwqSettings, Entry, judge
+from scaled_mm.cli import main
+
+DTYPES = ("bfloat16", "float16")
+
+
+def names(op, device="cpu"):
+    return [c.name for c in AWQ_CONTENDERS[op] if device in c.devices]
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def products(request):
+    settings = AwqSettings(group=32, out_dtype=request.param, rounds=1)
+    return bench.run([(2, 128, 64), (5, 128, 64)], settings)
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def weights(request):
+    settings = AwqSettings("awq_dequantize", out_dtype=request.param, rounds=2)
+    return bench.run([(0, 128, 64), (0, 256, 8)], settings)
+
+
+def test_every_contender_computes_the_product(products):
+    for case in products["results"]:
+        assert [route["name"] for route in case["routes"]] == names("awq_gemm")
+        ours, *peers = case["routes"]
+        assert ours["verdict"] in ("exact", "bound")
+        assert ours["times_awq_gemm"] == 1
+        for route in peers:
+            assert route["verdict"] in ("exact", "bound", "rounding"), route
+        assert case["best_right"]["name"] in names("awq_gemm")[1:]
+
+
+def test_every_contender_computes_the_weight(weights):
+    for case in weights["results"]:
+        assert [route["name"] for route in case["routes"]] == names("awq_dequantize")
+        for route in case["routes"]:
+            assert (route["verdict"], route["checked"]) == ("exact", case["k"] * case["n"])
+
+
+def test_the_compiler_is_given_the_same_weight():
+    case = make_awq_case("awq_dequantize", 0, 64, 32, 32, torch.float16)
+    entry = Entry("torch compiled")
+    judge(entry, case, awq._for_the_compiler(*case.words))
+    assert entry.verdict == "exact"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_verdicts_on_a_product(dtype):
+    case = make_awq_case("awq_gemm", 20, 64, 48, 32, dtype)
+    exact = case.x.double() @ case.weight.dequantize().double()
+
+    def verdict(out):
+        entry = Entry("it")
+        judge(entry, case, out.to(dtype))
+        return entry.verdict, entry.off_r1, entry.beyond_bound
+
+    assert verdict(exact) == ("exact", 0, 0)
+    off = exact.to(dtype)
+    off[0, 0] *= 1 + 2 * torch.finfo(dtype).eps
+    kind, different, beyond = verdict(off)
+    assert (kind in ("bound", "rounding"), different, beyond <= 1) == (True, 1, True)
+    off[-1, -1] += 1  # the corners belong to the sample
+    assert verdict(off)[0] == "wrong"
+    off[-1, -1] = torch.nan
+    assert verdict(off)[0] == "wrong"
+
+
+def test_verdicts_on_a_weight():
+    case = make_awq_case("awq_dequantize", 0, 64, 48, 32, torch.float16)
+    weight = case.weight.dequantize()
+
+    def verdict(out):
+        entry = Entry("it")
+        judge(entry, case, out)
+        return entry.verdict
+
+    assert verdict(weight) == "exact"
+    assert verdict(torch.nextafter(weight, torch.zeros_like(weight))) == "rounding"
+    assert verdict(-weight) == "wrong"
+    assert verdict(weight * torch.nan) == "wrong"
+
+
+def test_a_sample_of_columns_is_judged():
+    case = make_awq_case("awq_gemm", 40, 64, 96, 64, torch.float16)
+    out = (case.x.double() @ case.weight.dequantize().double()).half()
+    entry = Entry("it")
+    judge(entry, case, out, most=64 * 32)
+    assert (entry.verdict, entry.checked) == ("exact", 16 * 32)
+    out[-1, -1] += 1
+    judge(entry, case, out, most=64 * 32)
+    assert entry.verdict == "wrong"
+
+
+def test_bytes_moved():
+    words = 64 * 48 // 2 + 2 * 48 // 2 + 2 * 48 * 2  # q, zero points, scales
+    case = make_awq_case("awq_gemm", 3, 64, 48, 32, torch.float16)
+    assert case.facts() == {
+        "m": 3,
+        "k": 64,
+        "n": 48,
+        "bytes": words + 2 * 3 * (64 + 48),
+        "weight_bytes": words,
+    }
+    case = make_awq_case("awq_dequantize", 0, 64, 48, 32, torch.float16)
+    assert case.bytes_moved() == words + 2 * 64 * 48
+
+
+def test_tables(products, weights):
+    dtype = products["settings"]["out_dtype"]
+    text = bench.markdown(json.loads(json.dumps(products)))
+    assert f"**K=128 N=64, awq_gemm, groups of 32, {dtype}, weights cold**" in text
+    assert "| GOP/s | M=2 | M=5 | output |" in text
+    assert "| awq_gemm / best right |" in text
+    text = bench.markdown(json.loads(json.dumps(weights)))
+    assert f"**awq_dequantize, groups of 128, {weights['settings']['out_dtype']}" in text
+    assert "| us | 128x64 | 256x8 | output |" in text
+    assert "| awq_dequantize / best right |" in text
+
+
+# --- the GPU's tables, without a GPU --------------------------------------------------------------
+
+
+@pytest.fixture
+def on_a_sundial(monkeypatch):
+    monkeypatch.setattr(measure, "clock_of", lambda device: Sundial())
+    real = make_awq_case
+    monkeypatch.setattr(measure, "make_awq_case", lambda *case: real(*case[:-1], "cpu"))
+    kept = {op: [c for c in AWQ_CONTENDERS[op] if "cpu" in c.devices] for op in AWQ_CONTENDERS}
+    monkeypatch.setattr(measure, "AWQ_CONTENDERS", kept)
+
+
+def test_gpu_tables(on_a_sundial):
+    settings = AwqSettings(group=32, device="cuda", rounds=1)
+    result = bench.run([(1, 128, 64), (8, 128, 64)], settings)
+    text = bench.markdown(result)
+    first, second = result["results"]
+
+    def percent(key):
+        return f"{first[key] / 100:.0f} | {second[key] / 500:.0f}"  # in 10 and 50 us
+
+    for row in (
+        "| us | M=1 | M=8 | output |",
+        "| awq_gemm | 10.0 | 50.0 | ",
+        f"| % of floor (awq_gemm) | {percent('bytes')} | floor / time |",
+        f"| % of weight floor (awq_gemm) | {percent('weight_bytes')} | ",
+        "| awq_gemm / best right | 2.00x | 1.20x | dense mm |",
+        "worst 1.20x at M=8 K=128 N=64 (dense mm)",
+    ):
+        assert row in text
+
+
+def test_gpu_tables_of_weights(on_a_sundial):
+    settings = AwqSettings("awq_dequantize", device="cuda", rounds=1)
+    text = bench.markdown(bench.run([(0, 128, 64)], settings))
+    for row in (
+        "| us | 128x64 | output |",
+        "| awq_dequantize | 10.0 | equal to R1 |",
+        "| % of floor (awq_dequantize) |",
+        "worst 2.00x at K=128 N=64 (torch eager)",
+    ):
+        assert row in text
+    assert "weight floor" not in text
+
+
+def test_weights_are_written_in_turn():
+    """Each output in another place: else a large cache would never write it out."""
+    case = make_awq_case("awq_dequantize", 0, 64, 32, 32, torch.float16)
+    route = AWQ_CONTENDERS["awq_dequantize"][0].prepare(case)
+    assert route.rotate_outputs
+    turning = measure.rotating(route, 3)
+    places = [turning.run(route.x, case.words).data_ptr() for _ in range(12)]
+    assert all(len(set(places[i : i + 3])) == 3 for i in range(9))
+    assert dataclasses.replace(turning, run=route.run) == route
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--awq", "--dtype", "float32"], "--dtype must be one of bfloat16, float16, got float32"),
+        (["--awq", "--epilogue", "bias"], "--epilogue must be left out with --awq, got bias"),
+        (["--awq", "--without", "triton"], "--without must be one of dense mm, dequantize + mm"),
+        (["--awq", "--weight", "100x64"], "--weight must be of multiples of the group by"),
+        (["--awq", "--weight", "128x60"], "--weight must be of multiples of the group by"),
+        (["--awq-dequantize", "--m", "1"], "--awq-dequantize must be given without --shape and"),
+        (["--awq", "--awq-dequantize"], "--awq must be given without --awq-dequantize, got both"),
+        (["--awq", "--png", "x.png"], "--png must be given without --awq, got awq_gemm"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_refusals(arguments, said, capsys):
+    assert main(["bench", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert f"scaled-mm: {said}" in err
+
+
+def test_files(tmp_path, capsys):
+    json_file, markdown_file = tmp_path / "x.json", tmp_path / "x.md"
+    measured = ["--awq", "--weight", "64x32", "--m", "2", "--group", "32", "--rounds", "1"]
+    assert main(["bench", *measured, "--json", str(json_file)]) == 0
+    assert main(["bench", "--read", str(json_file), "--markdown", str(markdown_file)]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("awq_gemm / best right") == 2
+    assert err == "1/1: M=2 K=64 N=32\n"
+    assert main(["bench", "--awq-dequantize", "--weight", "128x32", "--rounds", "1"]) == 0
+    assert capsys.readouterr().err == "1/1: K=128 N=32\n"
+
+
+@pytest.mark.parametrize("verdict", ["rounding", "wrong", "it failed"])
+def test_exit_code_when_ours_is_off(products, verdict, tmp_path):
+    result = json.loads(json.dumps(products))
+    result["results"][0]["routes"][0]["verdict"] = verdict
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(result))
+    assert main(["bench", "--read", str(path)]) == 1
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=gpu) for dtype in DTYPES])
+def test_gpu_run(dtype):
+    settings = AwqSettings(out_dtype=dtype, device="cuda", rounds=2)
+    for case in bench.run([(1, 512, 512), (300, 512, 1024)], settings)["results"]:
+        for route in case["routes"]:
+            if route["name"] == "int4pack mm" and dtype == "float16":
+                assert route["verdict"] == "bfloat16 only"
+            else:
+                assert route["verdict"] in ("exact", "bound", "rounding"), route
+    settings = dataclasses.replace(settings, op="awq_dequantize")
+    (case,) = bench.run([(0, 512, 1024)], settings)["results"]
+    assert [route["verdict"] for route in case["routes"]] == ["exact"] * 3
