@@ -68,8 +68,8 @@ HEADERS = sources("csrc/**/*.h", "csrc/**/*.def", "csrc/**/*.cuh")
 def cpu_library() -> CppExtension:
     return CppExtension(
         "scaled_mm._C_cpu",
-        # config.cpp: the tuning tables of the CUDA kernels, for `scaled-mm explain`
-        sources("csrc/*.cpp", "csrc/cpu/*.cpp", "csrc/cuda/config.cpp"),
+        # *config.cpp: the tuning tables of the CUDA kernels, for `scaled-mm explain`
+        sources("csrc/*.cpp", "csrc/cpu/*.cpp", "csrc/cuda/*config.cpp"),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cpu", present_archs())],
         extra_compile_args={"cxx": HOST_FLAGS},
@@ -184,7 +184,7 @@ def cuda_library() -> CppExtension:
     cpp_extension.CUDA_HOME = str(home)
     library = CppExtension(
         "scaled_mm._C_cuda",
-        sources("csrc/problem.cpp", *(f"csrc/cuda/{part}*.cpp" for part in ("", *host_code))),
+        sources("csrc/*problem.cpp", *(f"csrc/cuda/{part}*.cpp" for part in ("", *host_code))),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cuda", archs), str(home / "include")],
         library_dirs=[str(home / "lib64")],

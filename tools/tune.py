@@ -136,8 +136,11 @@ class Measured:
         return float(np.abs(np.log(predicted[near] / self.us[near])).mean())
 
     def goodness(self, columns: np.ndarray) -> float:
-        """What the fit makes small: mostly the time that wrong choices lose, rows being as likely to
-        be chosen as they would be if predictions were off by another 1 %: so choices have margins."""
+        """What the fit makes small: mostly the time that wrong choices lose.
+
+        Rows are as likely to be chosen as if predictions were off by another 1 %: so choices have
+        margins.
+        """
         predicted = self.predict(columns)
         logs = np.log(predicted)
         logs -= np.where(np.isnan(self.us), np.inf, logs).min(axis=1, keepdims=True)

@@ -4,6 +4,7 @@
 #include <torch/headeronly/util/shim_utils.h>
 
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -54,6 +55,12 @@ void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // or the next call would report it again
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+void must_fit(const char* argument, const char* what, int64_t size) {
+  if (size > std::numeric_limits<int32_t>::max()) {
+    refuse(argument, cat("have fewer than 2^31 ", what, " on CUDA"), std::to_string(size));
+  }
 }
 
 Scope::Scope(int device_index) : device(facts(device_index)), stream(current_stream(device_index)) {

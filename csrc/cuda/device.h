@@ -37,6 +37,9 @@ class OncePerDevice {
 // Throws std::runtime_error "<what>: <CUDA's text>" unless status is success.
 void check(cudaError_t status, const char* what);
 
+// Refuses an argument with 2^31 or more `what`: kernels count them in 32 bits.
+void must_fit(const char* argument, const char* what, int64_t size);
+
 // For the time of a call: the tensors' device, made current if it is not (and put back after), and
 // torch's current stream on it, on which all work goes. Refuses a device that nothing was built
 // for.

@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
-#include <limits>
 #include <utility>
 
 #include "archs.h"
@@ -78,12 +77,6 @@ std::pair<const int8_t*, int64_t> readable(const Matrix<const int8_t>& x, int64_
 Matrix<const int8_t> transposed(const Weight& b) {
   if (b.packed) return {reinterpret_cast<const int8_t*>(b.packed), packed_stride(b.k), 1};
   return {b.plain.data, b.plain.col_stride, b.plain.row_stride};
-}
-
-void must_fit(const char* argument, const char* what, int64_t size) {
-  if (size > std::numeric_limits<int32_t>::max()) {
-    refuse(argument, cat("have fewer than 2^31 ", what, " on CUDA"), std::to_string(size));
-  }
 }
 
 Tensor run(Checked<Problem> checked, Instance instance) {

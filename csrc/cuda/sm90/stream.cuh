@@ -18,7 +18,6 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cute/arch/mma_sm90_gmma_ext.hpp>
@@ -27,6 +26,7 @@
 
 #include "cuda/config.h"
 #include "cuda/lower.cuh"
+#include "cuda/sm90/block.cuh"
 
 namespace scaled_mm::cuda::sm90 {
 
@@ -106,12 +106,6 @@ struct StreamBlock {
   }
 };
 
-// A wgmma operand in shared memory: rows of 128 bytes, swizzled, eight rows to a group of 1024.
-__device__ inline uint64_t descriptor(const uint8_t* tile) {
-  constexpr uint64_t swizzle_128b = uint64_t{1} << 62, group = uint64_t{1024 >> 4} << 32;
-  return swizzle_128b | group | (cute::cast_smem_ptr_to_uint(tile) >> 4);
-}
-
 template <int kTokens>
 __device__ inline void multiply_add(int32_t (&sums)[kTokens / 2], uint64_t weight,
                                     uint64_t tokens) {
@@ -129,15 +123,6 @@ __device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
                : "r"(there)
                : "memory");
   return v;
-}
-
-// All threads of the cluster meet; what they wrote before is seen by all after.
-__device__ inline void cluster_sync() {
-  __syncwarp();
-  asm volatile("" ::: "memory");
-  cute::cluster_arrive();
-  cute::cluster_wait();
-  asm volatile("" ::: "memory");
 }
 
 // Four neighbouring channels of one token, `count` of them inside D.

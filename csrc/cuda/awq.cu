@@ -1,0 +1,121 @@
+// The int4 ops' kernels that no arch has for itself: W = (q - z) s at the speed of memory, and the
+// small ones around a product.
+#include "cuda/awq.h"
+#include "cuda/convert.cuh"
+#include "cuda/device.h"
+
+namespace scaled_mm::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRows = 4;  // of W, that a thread does: their words are in flight together
+
+// A thread has a word's eight columns of kRows rows: lanes read 128 bytes of a row of q and write
+// 512 of W, side by side. Scales and zero points stay in registers to the end of their group.
+// kKeep: W is read soon and should stay in L2.
+template <class T, bool kKeep>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_rows(const AwqWeight w, uint16_t* const out, const int64_t words) {  // of a row
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t block = index / words, word = index - block * words, first = block * kRows;
+  if (first >= w.k) return;
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  uint32_t q[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    q[i] = first + i < w.k ? __ldg(w.q.data + (first + i) * w.q.row_stride + word) : 0;
+  }
+  int64_t group = first / w.group, left = 0;  // left: rows until the next group begins
+  Pair base[4], scale[4];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t row = first + i;
+    if (row >= w.k) return;
+    if (i == 0 || left == 0) {
+      Nibbles<T>::lift(__ldg(w.zeros.data + group * w.zeros.row_stride + word), base);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) base[j] = Nibbles<T>::base(base[j], j);
+      const uint4 s = __ldg(
+          reinterpret_cast<const uint4*>(w.scales.data + group * w.scales.row_stride + 8 * word));
+      scale[0] = s.x, scale[1] = s.y, scale[2] = s.z, scale[3] = s.w;
+      left = (group + 1) * w.group - row;
+      ++group;
+    }
+    --left;
+    Pair pair[4];
+    Nibbles<T>::lift(q[i], pair);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      pair[j] = Pairs<T>::multiply(Nibbles<T>::lower(pair[j], base[j], j), scale[j]);
+    }
+    auto* to = reinterpret_cast<uint4*>(out + row * w.n + 8 * word);
+    const uint4 v = {pair[0], pair[1], pair[2], pair[3]};
+    if constexpr (kKeep) {
+      *to = v;
+    } else {
+      __stcs(to, v);
+    }
+  }
+}
+
+template <class T>
+auto kernel_for(bool keep) {
+  return keep ? dequantize_rows<T, true> : dequantize_rows<T, false>;
+}
+
+__device__ float wide(const Vector& v, int64_t i) {
+  i *= v.stride;
+  if (v.dtype == ScalarType::Float) return static_cast<const float*>(v.data)[i];
+  if (v.dtype == ScalarType::Half) return __half2float(static_cast<const __half*>(v.data)[i]);
+  return __bfloat162float(static_cast<const __nv_bfloat16*>(v.data)[i]);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    widen(const Vector from, const int64_t count, float* const to) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) to[i] = wide(from, i);
+}
+
+__global__ void __launch_bounds__(kThreads) fill(const AwqProblem p) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= p.m * p.w.n) return;
+  const float x = p.bias.data ? wide(p.bias, i % p.w.n) : 0.0f;
+  p.d[i] = p.w.dtype == ScalarType::Half ? __half_as_ushort(__float2half_rn(x))
+                                         : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+unsigned blocks_for(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+}  // namespace
+
+void widen_bias(const Vector& bias, int64_t n, float* to, cudaStream_t stream) {
+  widen<<<blocks_for(n), kThreads, 0, stream>>>(bias, n, to);
+  check(cudaGetLastError(), "widen_bias");
+}
+
+void fill_with_bias(const AwqProblem& p, cudaStream_t stream) {
+  fill<<<blocks_for(p.m * p.w.n), kThreads, 0, stream>>>(p);
+  check(cudaGetLastError(), "fill_with_bias");
+}
+
+void dequantize(const AwqWeight& w, uint16_t* out, bool keep, cudaStream_t stream) {
+  const int64_t words = w.n / 8, threads = words * ((w.k + kRows - 1) / kRows);
+  if (threads == 0) return;
+  const auto kernel =
+      w.dtype == ScalarType::Half ? kernel_for<__half>(keep) : kernel_for<__nv_bfloat16>(keep);
+  cudaLaunchAttribute early;  // the kernel waits for the one before it
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(blocks_for(threads));
+  launch.blockDim = dim3(kThreads);
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = 1;
+  check(cudaLaunchKernelEx(&launch, kernel, w, out, words), "awq_dequantize");
+}
+
+}  // namespace scaled_mm::cuda

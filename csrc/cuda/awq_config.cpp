@@ -1,0 +1,98 @@
+#include "cuda/awq_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "check.h"
+
+namespace scaled_mm::cuda {
+namespace {
+
+// Measured on an H200 (docs/lowbit.md).
+constexpr AwqArm kArms[] = {
+    {"stream_8", 8, 3.5, 0.52},  {"stream_16", 16, 3.6, 0.66},   {"stream_32", 32, 4.0, 0.43},
+    {"stream_64", 64, 4.0, 0.5}, {"stream_128", 128, 5.0, 0.65}, {"dense", 0, 6.0, 0.75},
+};
+constexpr double kMemoryShare = 0.87;  // of the peak of device memory
+
+int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+int64_t awq_tiles(const AwqSize& size, int tokens) {
+  return ceil_div(size.m, tokens) * ceil_div(size.n, 256);
+}
+
+bool takes(const AwqArm& arm, const AwqSize& size) { return arm.tokens == 0 || streams(size); }
+
+const AwqArm* find(const char* wanted) {
+  std::string names;
+  for (const AwqArm& arm : kArms) {
+    if (!std::strcmp(arm.name, wanted)) return &arm;
+    names += (names.empty() ? "" : ", ") + std::string(arm.name);
+  }
+  refuse("SCALED_MM_AWQ_ARM", "be one of " + names, wanted);
+}
+
+}  // namespace
+
+std::span<const AwqArm> awq_arms() { return kArms; }
+
+bool streams(const AwqSize& size) {
+  return size.k > 0 && size.k % 64 == 0 && size.n % 32 == 0 &&
+         (size.group % 64 == 0 || size.group == 32);
+}
+
+int awq_split(const AwqSize& size, int tokens, int sms) {
+  const int64_t chunks = size.k / 64, tiles = awq_tiles(size, tokens);
+  // A processing cluster has 14 to 18 multiprocessors: clusters of blocks beyond two leave some of
+  // them empty, and what does not fit at once takes twice as long.
+  const auto fits = [&](int64_t split) {
+    return split * tiles <= awq_live(tokens) * (split <= 2 ? sms : 7 * sms / 8) &&
+           split * awq_teams(tokens) <= chunks;
+  };
+  int split = kMaxAwqSplit;
+  while (split > 1 && !fits(split)) --split;
+  return split;
+}
+
+AwqPrediction predict(const AwqArm& arm, const AwqSize& size, const Machine& machine) {
+  const double m = double(size.m), weights = double(size.n) * double(size.k);
+  const double groups = size.group ? weights / double(size.group) : 0.0;
+  const double words = weights / 2 + 2.5 * groups;  // bytes of q, scales and zero points
+  const double others = 2 * (m * double(size.k) + m * double(size.n));
+  const double rate = kMemoryShare * machine.bytes_per_us;
+  AwqPrediction p;
+  if (arm.tokens == 0) {
+    const double tiles = double(ceil_div(size.m, 128)) * double(ceil_div(size.n, 256));
+    p.memory = (words + 2 * weights) / rate;
+    p.busy = arm.chunk_us * double(ceil_div(size.k, 64)) * std::ceil(tiles / machine.sms);
+    p.us = arm.fixed_us + p.memory + std::max(p.busy, (2 * weights + others) / rate);
+  } else {
+    const int split = awq_split(size, arm.tokens, machine.sms);
+    const double blocks = double(awq_tiles(size, arm.tokens)) * split;
+    p.memory = (words + others) / rate;
+    p.busy = arm.chunk_us * double(ceil_div(size.k / 64, split)) *
+             std::ceil(blocks / (awq_live(arm.tokens) * machine.sms));
+    p.us = arm.fixed_us + std::sqrt(std::hypot(p.memory * p.memory, p.busy * p.busy));
+  }
+  return p;
+}
+
+const AwqArm& pick_awq(const AwqSize& size, const Machine& machine) {
+  if (const char* forced = std::getenv("SCALED_MM_AWQ_ARM"); forced && *forced) {
+    const AwqArm* arm = find(forced);
+    if (takes(*arm, size)) return *arm;
+  }
+  const AwqArm* best = nullptr;
+  double least = INFINITY;
+  for (const AwqArm& arm : kArms) {
+    if (!takes(arm, size)) continue;
+    const double us = predict(arm, size, machine).us;
+    if (us < least) least = us, best = &arm;
+  }
+  return *best;
+}
+
+}  // namespace scaled_mm::cuda
