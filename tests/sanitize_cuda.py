@@ -21,14 +21,16 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import numpy as np
 import torch
-from awq_cases import DTYPES
+from awq_cases import AWQ_CASES, DTYPES, FINITE
 from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Vector, random_case
 from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
 from helpers import assert_bits
 from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
+from test_cuda_awq import ARM_VARIABLE, ARMS, streamed
 from torch import Tensor
 
 import scaled_mm
+from scaled_mm import reference
 
 EPILOGUES = [
     {**azp, "bias": bias, "out_dtype": out}
@@ -137,11 +139,37 @@ def run_widen(verdict: Wrong) -> None:
         verdict.compare(got, expected, size, options)
 
 
+def run_awq(verdict: Wrong) -> None:
+    """Both int4 ops; every arm that takes the shape, its product within the bound."""
+    cases = [*AWQ_CASES.values(), *streamed()][::7]
+    for case in cases:
+        operands = case.product()
+        there = on_device(operands)
+        weight = ("qweight", "scales", "qzeros")
+        got, expected = (
+            {"awq_dequantize": scaled_mm.awq_dequantize(*(x[name] for name in weight))}
+            for x in (there, operands)
+        )
+        verdict.compare(got, expected, case)
+        if case.scales not in FINITE:
+            continue
+        exact, bound = reference.awq_gemm_bound(**operands)
+        for arm in ARMS:
+            os.environ[ARM_VARIABLE] = arm
+            within = (scaled_mm.awq_gemm(**there).cpu().double() - exact).abs() <= bound
+            verdict.compare({"awq_gemm": within}, {"awq_gemm": torch.ones_like(within)}, arm, case)
+        os.environ[ARM_VARIABLE] = ""
+        assert_unchanged(there, operands, case)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", help="names, separated by commas (default: all)")
     parser.add_argument("--count", type=int, default=300, help="products for each row")
     parser.add_argument("--quantize", type=int, default=100, help="random quantisations; -1: none")
+    parser.add_argument(
+        "--no-awq", dest="awq", action="store_false", help="leave out int4 products"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     options = parser.parse_args()
     if options.list:
@@ -151,6 +179,8 @@ def main() -> int:
     verdict = Wrong()
     run_products(rows, options.count, verdict)
     run_widen(verdict)
+    if options.awq:
+        run_awq(verdict)
     if options.quantize >= 0:
         run_quantizers(options.quantize, verdict)
     print(f"{len(rows)} rows, {verdict.compared:,} results compared, {verdict.wrong} wrong")

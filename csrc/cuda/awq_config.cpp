@@ -13,8 +13,8 @@ namespace {
 
 // Measured on an H200 (docs/lowbit.md).
 constexpr AwqArm kArms[] = {
-    {"stream_8", 8, 3.5, 0.52},  {"stream_16", 16, 3.6, 0.66},   {"stream_32", 32, 4.0, 0.43},
-    {"stream_64", 64, 4.0, 0.5}, {"stream_128", 128, 5.0, 0.65}, {"dense", 0, 6.0, 0.75},
+    {"stream_8", 8, 3.5, 0.52},   {"stream_16", 16, 3.6, 0.66},   {"stream_32", 32, 4.0, 0.45},
+    {"stream_64", 64, 4.0, 0.65}, {"stream_128", 128, 5.0, 0.98}, {"dense", 0, 6.0, 0.75},
 };
 constexpr double kMemoryShare = 0.87;  // of the peak of device memory
 
@@ -46,13 +46,15 @@ bool streams(const AwqSize& size) {
 
 int awq_split(const AwqSize& size, int tokens, int sms) {
   const int64_t chunks = size.k / 64, tiles = awq_tiles(size, tokens);
-  // A processing cluster has 14 to 18 multiprocessors: clusters of blocks beyond two leave some of
-  // them empty, and what does not fit at once takes twice as long.
+  // Large clusters find room where two blocks share a multiprocessor; where each needs one to
+  // itself they wait for each other. And a GPC has 14 to 18 of them: clusters of more than two
+  // leave some empty.
+  const int live = awq_live(tokens);
   const auto fits = [&](int64_t split) {
-    return split * tiles <= awq_live(tokens) * (split <= 2 ? sms : 7 * sms / 8) &&
+    return split * tiles <= live * (split <= 2 ? sms : 7 * sms / 8) &&
            split * awq_teams(tokens) <= chunks;
   };
-  int split = kMaxAwqSplit;
+  int split = live == 2 ? kMaxAwqSplit : kMaxAwqSplit / 2;
   while (split > 1 && !fits(split)) --split;
   return split;
 }
