@@ -1,7 +1,7 @@
 """`scaled-mm explain M N K`: which kernel a shape gets, why not the others, and its floor.
 
-The choice is the library's own (`scaled_mm_explain`, the code that picks at every call), asked for
-any GPU: none has to be there.
+The choice is the library's own (`scaled_mm_explain` and `scaled_mm_explain_awq`, the code that
+picks at every call), asked for any GPU: none has to be there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -21,31 +20,7 @@ from rich.table import Table
 
 from . import _library
 from .bench.cases import DTYPES
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the choice depends on of a GPU."""
-
-    name: str
-    capability: int
-    """10 major + minor."""
-    sms: int
-    bandwidth: float
-    """TB/s of its memory, by the datasheet."""
-
-
-DEVICES = {
-    device.name: device
-    for device in (
-        Device("H200", 90, 132, 4.8),
-        Device("H100", 90, 132, 3.35),
-        Device("H100-PCIe", 90, 114, 2.0),
-        Device("H20", 90, 78, 4.0),
-        Device("A100", 80, 108, 2.0),
-    )
-}
-"""GPUs known by name: SXM boards unless the name says otherwise."""
+from .gpus import DEVICES, Device, chosen_device, local_device
 
 
 @dataclass(frozen=True)
@@ -84,6 +59,12 @@ class Explanation:
     """Copies that this shape would need, and the like."""
     cpu_isa: str
     """What would run on the CPU of this machine."""
+    group: int | None = None
+    """Of an int4 weight; None: int8."""
+    weight_bytes: int | None = None
+    """Of an int4 weight: words, zero points and scales."""
+    weight_floor_us: float | None = None
+    """Those bytes at the device's bandwidth."""
 
     @property
     def chosen(self) -> Row | None:
@@ -113,7 +94,23 @@ def ask_library(m: int, n: int, k: int, device: Device, out_bytes: int) -> dict[
     sizes, ints = [ctypes.c_int64] * 3, [ctypes.c_int] * 2
     function.argtypes = [*sizes, *ints, ctypes.c_double, ctypes.c_int]
     bytes_per_us = 1e6 * device.bandwidth
-    text: bytes = function(m, n, k, device.capability, device.sms, bytes_per_us, out_bytes)
+    return answer_in(function(m, n, k, device.capability, device.sms, bytes_per_us, out_bytes))
+
+
+def ask_library_awq(m: int, n: int, k: int, device: Device, group: int) -> dict[str, Any]:
+    """The library's answer for int4.
+
+    Raises:
+        ValueError: SCALED_MM_AWQ_ARM names no arm.
+    """
+    function = _library._cpu.scaled_mm_explain_awq
+    sizes, ints = [ctypes.c_int64] * 4, [ctypes.c_int] * 2
+    function.argtypes, function.restype = [*sizes, *ints, ctypes.c_double], ctypes.c_char_p
+    bytes_per_us = 1e6 * device.bandwidth
+    return answer_in(function(m, n, k, group, device.capability, device.sms, bytes_per_us))
+
+
+def answer_in(text: bytes) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(text)
     if "error" in answer:
         raise ValueError(answer["error"])
@@ -142,13 +139,56 @@ def explain(
     Raises:
         ValueError: an argument breaks a rule, or SCALED_MM_CUDA_ROW names no row.
     """
-    for name, size in (("m", m), ("n", n), ("k", k)):
-        if size < 0:
-            raise ValueError(f"{name} must be at least 0, got {size}")
+    check_sizes(m, n, k)
     if out_dtype not in DTYPES:
         raise ValueError(f"out_dtype must be one of {', '.join(DTYPES)}, got {out_dtype}")
     gpu = device or local_device() or DEVICES["H200"]
     answer = (ask or ask_library)(m, n, k, gpu, DTYPES[out_dtype].itemsize)
+    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu)
+
+
+def explain_awq(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    group: int = 128,
+    out_dtype: str = "bfloat16",
+    device: Device | None = None,
+    ask: Callable[..., dict[str, Any]] | None = None,
+) -> Explanation:
+    """How `awq_gemm` would compute D [M, N] = x [M, K] W [K, N] on a GPU.
+
+    Args:
+        m, n, k: the sizes; N a multiple of 8.
+        group: rows of W that share scales and zero points; a divisor of K.
+        out_dtype: bfloat16 or float16; the choice is the same.
+        device: the GPU; None: the local one, or an H200 where there is none.
+        ask: what answers, with the arguments of `ask_library_awq`; None: that.
+
+    Raises:
+        ValueError: an argument breaks a rule, or SCALED_MM_AWQ_ARM names no arm.
+    """
+    check_sizes(m, n, k)
+    if n % 8:
+        raise ValueError(f"n must be a multiple of 8, got {n}")
+    if group < 1 or k % group:
+        raise ValueError(f"group must be a divisor of k={k}, got {group}")
+    if out_dtype not in ("bfloat16", "float16"):
+        raise ValueError(f"out_dtype must be one of bfloat16, float16, got {out_dtype}")
+    gpu = device or local_device() or DEVICES["H200"]
+    answer = (ask or ask_library_awq)(m, n, k, gpu, group)
+    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu, group=group)
+
+
+def check_sizes(m: int, n: int, k: int) -> None:
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        if size < 0:
+            raise ValueError(f"{name} must be at least 0, got {size}")
+
+
+def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
+    """The explanation in the library's answer."""
     rows = [
         Row(
             row["name"],
@@ -164,11 +204,7 @@ def explain(
         key=lambda row: (not row.chosen, absent if row.predicted_us is None else row.predicted_us)
     )
     return Explanation(
-        m=m,
-        n=n,
-        k=k,
-        out_dtype=out_dtype,
-        device=gpu,
+        **question,
         arch=answer["arch"],
         archs=answer["archs"],
         bytes=answer["bytes"],
@@ -176,34 +212,9 @@ def explain(
         rows=rows,
         notes=answer.get("notes", []),
         cpu_isa=_library.cpu_isa(),
+        weight_bytes=answer.get("weight_bytes"),
+        weight_floor_us=answer.get("weight_floor_us"),
     )
-
-
-def local_device() -> Device | None:
-    """The current GPU, its bandwidth by memory clock and bus width; None where there is none."""
-    if not torch.cuda.is_available():
-        return None
-    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
-    clock = getattr(facts, "memory_clock_rate", 0)  # kHz, two transfers a clock
-    width = getattr(facts, "memory_bus_width", 0)  # bits
-    known = next((device for name, device in DEVICES.items() if name in facts.name), None)
-    bandwidth = 2e-12 * 1e3 * clock * width / 8
-    if not bandwidth:
-        bandwidth = (known or DEVICES["H200"]).bandwidth
-    capability = 10 * facts.major + facts.minor
-    return Device(facts.name, capability, facts.multi_processor_count, bandwidth)
-
-
-def chosen_device(name: str | None, sms: int | None, bandwidth: float | None) -> Device | None:
-    """What the options say; None: nothing."""
-    if name is not None and name not in DEVICES:
-        raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {name}")
-    if bandwidth is not None and bandwidth <= 0:
-        raise ValueError(f"--bandwidth must be above 0, got {bandwidth}")
-    if (name, sms, bandwidth) == (None, None, None):
-        return None
-    base = DEVICES[name] if name is not None else local_device() or DEVICES["H200"]
-    return Device(base.name, base.capability, sms or base.sms, bandwidth or base.bandwidth)
 
 
 def command(
@@ -216,11 +227,16 @@ def command(
     ] = None,
     sms: Annotated[int | None, typer.Option(min=1, help="Multiprocessors, if others.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="TB/s of memory, if another.")] = None,
+    awq: Annotated[bool, typer.Option("--awq", help="Of an int4 product, awq_gemm.")] = False,
+    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show which kernel a shape gets on a GPU, why not the others, and the floor of its time."""
     gpu = chosen_device(device, sms, bandwidth)
-    found = explain(m, n, k, out_dtype=dtype, device=gpu)
+    if awq:
+        found = explain_awq(m, n, k, group=group, out_dtype=dtype, device=gpu)
+    else:
+        found = explain(m, n, k, out_dtype=dtype, device=gpu)
     if as_json:
         more = {"operations": found.operations, "predicted_tops": found.predicted_tops}
         print(json.dumps({**asdict(found), **more}, indent=1))
@@ -231,8 +247,9 @@ def command(
 def show(found: Explanation, console: Console) -> None:
     """Print the rows, then what the times are to be measured by."""
     gpu, row = found.device, found.chosen
+    weight = "" if found.group is None else f"int4 in groups of {found.group}, "
     console.print(
-        f"M={found.m} N={found.n} K={found.k}, {found.out_dtype}, on "
+        f"M={found.m} N={found.n} K={found.k}, {weight}{found.out_dtype}, on "
         f"{gpu.name}: compute capability {gpu.capability / 10}, {gpu.sms} SMs, "
         f"{gpu.bandwidth:g} TB/s",
         highlight=False,
@@ -262,6 +279,9 @@ def show(found: Explanation, console: Console) -> None:
         work += f", {found.predicted_tops:.0f} TOPS at the predicted time"
         if row.predicted_us and found.floor_us:
             lines[0] += f"; predicted time {row.predicted_us / found.floor_us:.2f} times that"
+    if found.weight_floor_us is not None:
+        weight_floor = f"{found.weight_floor_us:.1f} us, {found.weight_bytes:,} bytes"
+        lines.append(f"floor of the weight alone: {weight_floor}")
     lines += [work, *(f"note: {note}" for note in found.notes)]
     lines.append(f"on the CPU here: {found.cpu_isa}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
