@@ -59,7 +59,8 @@ def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
 def awq_gemm(
     x: Tensor, qweight: Tensor, scales: Tensor, qzeros: Tensor, *, bias: Tensor | None = None
 ) -> Tensor:
-    """`D = x W + bias` with `W = awq_dequantize(qweight, scales, qzeros)`, which is never written.
+    """`D = x W + bias` with `W = awq_dequantize(qweight, scales, qzeros)`, which is not written
+    to memory: on the CPU never, on a GPU not while the tokens are few.
 
     Products and sums are float32; the same call gives the same bits on every run (docs/lowbit.md
     has the bound on their error). On the CPU they depend on neither threads nor the rows around.
