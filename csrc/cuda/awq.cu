@@ -3,6 +3,7 @@
 #include "cuda/awq.h"
 #include "cuda/convert.cuh"
 #include "cuda/device.h"
+#include "cuda/floats.cuh"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -64,23 +65,16 @@ auto kernel_for(bool keep) {
   return keep ? dequantize_rows<T, true> : dequantize_rows<T, false>;
 }
 
-__device__ float wide(const Vector& v, int64_t i) {
-  i *= v.stride;
-  if (v.dtype == ScalarType::Float) return static_cast<const float*>(v.data)[i];
-  if (v.dtype == ScalarType::Half) return __half2float(static_cast<const __half*>(v.data)[i]);
-  return __bfloat162float(static_cast<const __nv_bfloat16*>(v.data)[i]);
-}
-
 __global__ void __launch_bounds__(kThreads)
     widen(const Vector from, const int64_t count, float* const to) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < count) to[i] = wide(from, i);
+  if (i < count) to[i] = load_float(from, i);
 }
 
 __global__ void __launch_bounds__(kThreads) fill(const AwqProblem p) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.m * p.w.n) return;
-  const float x = p.bias.data ? wide(p.bias, i % p.w.n) : 0.0f;
+  const float x = p.bias.data ? load_float(p.bias, i % p.w.n) : 0.0f;
   p.d[i] = p.w.dtype == ScalarType::Half ? __half_as_ushort(__float2half_rn(x))
                                          : __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }

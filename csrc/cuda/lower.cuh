@@ -3,9 +3,7 @@
 // staged in shared memory, and the rounding to the output dtype.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "cuda/floats.cuh"
 #include "cuda/product.h"
 #include "epilogue/epilogues.h"
 
@@ -81,14 +79,11 @@ struct Lower<epilogue::Apply<Op, Args...>> {
 template <class L>
 __device__ inline typename L::value load_operand(const Vector& v, int64_t i) {
   if (v.data == nullptr) return epilogue::neutral<L>();
-  i *= v.stride;
   if constexpr (std::is_same_v<typename L::value, float>) {
-    if (v.dtype == ScalarType::BFloat16) {
-      return __bfloat162float(static_cast<const __nv_bfloat16*>(v.data)[i]);
-    }
-    if (v.dtype == ScalarType::Half) return __half2float(static_cast<const __half*>(v.data)[i]);
+    return load_float(v, i);
+  } else {
+    return static_cast<const typename L::value*>(v.data)[i * v.stride];
   }
-  return static_cast<const typename L::value*>(v.data)[i];
 }
 
 // The operands of kRows x kCols elements of D, widened, one 32-bit word each:
@@ -141,17 +136,5 @@ struct Staged<Leaves<Ls...>, kRows, kCols> {
     }
   }
 };
-
-// --- the output ----------------------------------------------------------------------------------
-
-// The bits of two floats rounded to one of the 16-bit dtypes, the first in the low half.
-__device__ inline uint32_t narrow_pair(float x, float y, bool bfloat16) {
-  if (bfloat16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  const __half2 pair = __floats2half2_rn(x, y);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
 
 }  // namespace scaled_mm::cuda

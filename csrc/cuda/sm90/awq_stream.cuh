@@ -28,6 +28,7 @@
 
 #include "cuda/awq.h"
 #include "cuda/convert.cuh"
+#include "cuda/floats.cuh"
 #include "cuda/sm90/block.cuh"
 
 namespace scaled_mm::cuda::sm90 {
@@ -454,23 +455,6 @@ __device__ void load_others(const AwqParams& p, uint8_t* ring,
   }
 }
 
-template <class T>
-__device__ float bias_at(const Vector& bias, int channel) {
-  if (bias.dtype == ScalarType::Float) {
-    return static_cast<const float*>(bias.data)[channel * bias.stride];
-  }
-  return static_cast<float>(static_cast<const T*>(bias.data)[channel * bias.stride]);
-}
-
-template <class T>
-__device__ Pair narrow(float low, float high) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return Pairs<T>::of(__floats2half2_rn(low, high));
-  } else {
-    return Pairs<T>::of(__floats2bfloat162_rn(low, high));
-  }
-}
-
 __device__ inline float4 plus(const float4& a, const float4& b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
@@ -497,6 +481,7 @@ __device__ void store_share(const AwqParams& p, const uint8_t* ring, int thread)
   using Block = AwqBlock<kTokens>;
   const Place place(p, kTokens);
   const uint32_t sums = cute::cast_smem_ptr_to_uint(ring);
+  constexpr bool kBfloat16 = std::is_same_v<T, __nv_bfloat16>;
   constexpr int kQuads = kAwqChannels / 4;
   const int items = min(kTokens, p.m - place.row) * kQuads;
   const int share = (items + place.split - 1) / place.split;
@@ -518,10 +503,10 @@ __device__ void store_share(const AwqParams& p, const uint8_t* ring, int thread)
     float total[4] = {sum.x, sum.y, sum.z, sum.w};
     if (p.bias.data) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) total[e] += bias_at<T>(p.bias, place.col + channel + e);
+      for (int e = 0; e < 4; ++e) total[e] += load_float(p.bias, place.col + channel + e);
     }
     *reinterpret_cast<uint2*>(p.d + int64_t{place.row + token} * p.n + place.col + channel) = {
-        narrow<T>(total[0], total[1]), narrow<T>(total[2], total[3])};
+        narrow_pair(total[0], total[1], kBfloat16), narrow_pair(total[2], total[3], kBfloat16)};
   }
 }
 
