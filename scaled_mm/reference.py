@@ -120,10 +120,10 @@ def scaled_mm(
 ) -> Tensor:
     """R1 of `scaled_mm.scaled_mm`, the same arguments: the bits that every kernel gives.
 
-        acc = A B                                   int32, exact
-        t   = acc - azp azp_adj                     int32, wrapping (or acc - azp_with_adj; or acc)
-        d   = RN32(s_a RN32(s_b RN32(t)) + bias)    one fused multiply-add
-        out = RN(d)                                 to out_dtype
+    acc = A B                                   int32, exact
+    t   = acc - azp azp_adj                     int32, wrapping (or acc - azp_with_adj; or acc)
+    d   = RN32(s_a RN32(s_b RN32(t)) + bias)    one fused multiply-add
+    out = RN(d)                                 to out_dtype
     """
     operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj)
     return _evaluate(Float32, a, b, operands, out_dtype)
