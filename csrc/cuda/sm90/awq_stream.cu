@@ -1,5 +1,6 @@
 #include "cuda/sm90/awq_stream.cuh"
 
+#include "cuda/awq.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace scaled_mm::cuda::sm90 {
