@@ -20,6 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from . import _library, reference
+from .awq import awq_dequantize, awq_gemm
 from .ops import int8_mm, pack_weight_int8, scaled_mm
 from .quantize import quantize_int8
 
@@ -30,7 +31,7 @@ _ALIGNED = (70, 1040, 272)  # the GPU's kernels read these in place; the above a
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """A small problem on one CPU instruction set, or on the GPU, against `scaled_mm.reference`."""
+    """Small problems on one CPU instruction set, or on the GPU, against `scaled_mm.reference`."""
 
     isa: str
     """The instruction set, or the arch of the CUDA kernels ("sm90")."""
@@ -45,14 +46,19 @@ def self_check(isa: str) -> SelfCheck:
         ValueError: this machine does not run `isa`.
     """
     with _forced(isa):
-        return SelfCheck(isa, *_check("cpu", _SIZES))
+        return SelfCheck(isa, *_sum(_check("cpu", _SIZES), _check_awq("cpu")))
 
 
 def gpu_self_check() -> SelfCheck:
     """`_check` on the current GPU, which must be served."""
     pairs = [_check("cuda", sizes) for sizes in (_SIZES, _ALIGNED)]
-    elements, different = map(sum, zip(*pairs, strict=True))
-    return SelfCheck(_arch_of_gpu(torch.cuda.current_device()), elements, different)
+    arch = _arch_of_gpu(torch.cuda.current_device())
+    return SelfCheck(arch, *_sum(*pairs, _check_awq("cuda")))
+
+
+def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
+    elements, different = zip(*pairs, strict=True)
+    return sum(elements), sum(different)
 
 
 def _check(device: str, sizes: tuple[int, int, int]) -> tuple[int, int]:
@@ -98,6 +104,31 @@ def _check(device: str, sizes: tuple[int, int, int]) -> tuple[int, int]:
             exact = reference.scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, **operands)
             for each in weights:
                 compare(scaled_mm(a.to(device), each, *scales, out_dtype=out_dtype, **given), exact)
+    return elements, different
+
+
+def _check_awq(device: str) -> tuple[int, int]:
+    """As `_check` for int4: the dequantised weight, and one-hot rows times it, which give it again.
+
+    In a shape that the GPU's streaming arms take, and in one that they do not.
+    """
+    generator = torch.Generator().manual_seed(1)
+    elements = different = 0
+    for k, n, group in ((192, 288, 32), (60, 24, 20)):
+        for dtype in (torch.float16, torch.bfloat16):
+            shapes = ((k, n // 8), (k // group, n // 8))
+            q, z = (
+                torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int32)
+                for shape in shapes
+            )
+            s = torch.randn(k // group, n, generator=generator).to(dtype)
+            want = reference.awq_dequantize(q, s, z)
+            there = (q.to(device), s.to(device), z.to(device))
+            got = awq_dequantize(*there).cpu()
+            again = awq_gemm(torch.eye(k, dtype=dtype, device=device), *there).cpu()
+            elements += 2 * want.numel()
+            different += int((_bits(got) != _bits(want)).sum())
+            different += int((again != want).sum())  # a sum with zeros has no -0
     return elements, different
 
 
