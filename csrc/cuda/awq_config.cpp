@@ -21,7 +21,7 @@ constexpr double kMemoryShare = 0.87;  // of the peak of device memory
 int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 int64_t awq_tiles(const AwqSize& size, int tokens) {
-  return ceil_div(size.m, tokens) * ceil_div(size.n, 256);
+  return ceil_div(size.m, tokens) * ceil_div(size.n, kAwqChannels);
 }
 
 bool takes(const AwqArm& arm, const AwqSize& size) { return arm.tokens == 0 || streams(size); }
@@ -40,12 +40,12 @@ const AwqArm* find(const char* wanted) {
 std::span<const AwqArm> awq_arms() { return kArms; }
 
 bool streams(const AwqSize& size) {
-  return size.k > 0 && size.k % 64 == 0 && size.n % 32 == 0 &&
-         (size.group % 64 == 0 || size.group == 32);
+  return size.k > 0 && size.k % kAwqDepth == 0 && size.n % 32 == 0 &&
+         (size.group % kAwqDepth == 0 || size.group == kAwqDepth / 2);
 }
 
 int awq_split(const AwqSize& size, int tokens, int sms) {
-  const int64_t chunks = size.k / 64, tiles = awq_tiles(size, tokens);
+  const int64_t chunks = size.k / kAwqDepth, tiles = awq_tiles(size, tokens);
   // Large clusters find room where two blocks share a multiprocessor; where each needs one to
   // itself they wait for each other. And a GPC has 14 to 18 of them: clusters of more than two
   // leave some empty.
@@ -67,15 +67,15 @@ AwqPrediction predict(const AwqArm& arm, const AwqSize& size, const Machine& mac
   const double rate = kMemoryShare * machine.bytes_per_us;
   AwqPrediction p;
   if (arm.tokens == 0) {
-    const double tiles = double(ceil_div(size.m, 128)) * double(ceil_div(size.n, 256));
+    const double tiles = double(awq_tiles(size, kDenseTokens));
     p.memory = (words + 2 * weights) / rate;
-    p.busy = arm.chunk_us * double(ceil_div(size.k, 64)) * std::ceil(tiles / machine.sms);
+    p.busy = arm.chunk_us * double(ceil_div(size.k, kAwqDepth)) * std::ceil(tiles / machine.sms);
     p.us = arm.fixed_us + p.memory + std::max(p.busy, (2 * weights + others) / rate);
   } else {
     const int split = awq_split(size, arm.tokens, machine.sms);
     const double blocks = double(awq_tiles(size, arm.tokens)) * split;
     p.memory = (words + others) / rate;
-    p.busy = arm.chunk_us * double(ceil_div(size.k / 64, split)) *
+    p.busy = arm.chunk_us * double(ceil_div(size.k / kAwqDepth, split)) *
              std::ceil(blocks / (awq_live(arm.tokens) * machine.sms));
     p.us = arm.fixed_us + std::sqrt(std::hypot(p.memory * p.memory, p.busy * p.busy));
   }

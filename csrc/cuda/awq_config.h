@@ -8,6 +8,10 @@
 
 namespace scaled_mm::cuda {
 
+inline constexpr int kAwqDepth = 64;      // rows of W in a stage of the streaming arms
+inline constexpr int kAwqChannels = 256;  // of a tile of D, in every arm
+inline constexpr int kDenseTokens = 128;  // of a tile of the dense arm
+
 struct AwqSize {
   int64_t m;
   int64_t n;

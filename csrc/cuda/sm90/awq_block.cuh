@@ -34,8 +34,6 @@ struct AwqParams {
 using Full = cutlass::arch::ClusterTransactionBarrier;
 using Empty = cutlass::arch::ClusterBarrier;
 
-inline constexpr int kAwqDepth = 64;      // rows of W in a stage
-inline constexpr int kAwqChannels = 256;  // of a tile
 inline constexpr int kSteps = kAwqDepth / 16;
 
 struct AwqGroup {  // the channels of a tile
