@@ -32,9 +32,11 @@ inline void differences(uint32_t word, const Eight& zero, Eight& d) {
 
 // 2^23 + 2^(4 i) q of nibble i: the even vector and the odd one.
 inline void widen_nibbles(const uint32_t* words, int i, Eight& even, Eight& odd) {
+  constexpr Halves kNibble[4] = {Halves{} + uint16_t{0x000f}, Halves{} + uint16_t{0x00f0},
+                                 Halves{} + uint16_t{0x0f00}, Halves{} + uint16_t{0xf000}};
   Halves all;
   std::memcpy(&all, words, sizeof all);
-  const Halves q = all & static_cast<uint16_t>(15 << 4 * i), upper = Halves{} + uint16_t{0x4b00};
+  const Halves q = all & kNibble[i], upper = Halves{} + uint16_t{0x4b00};
   const Halves low =
       __builtin_shufflevector(q, upper, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
   const Halves high =
