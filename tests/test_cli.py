@@ -88,7 +88,9 @@ def a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
     monkeypatch.setattr(_library, "cuda_archs", lambda: ["sm90"], raising=False)
     check = info._check
+    check_awq = info._check_awq
     monkeypatch.setattr(info, "_check", lambda device, sizes: check("cpu", sizes))
+    monkeypatch.setattr(info, "_check_awq", lambda device: check_awq("cpu"))
 
 
 def test_info_of_a_gpu(a_gpu, capsys):
