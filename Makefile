@@ -91,8 +91,8 @@ cuda: $(VENV)/.base ## both libraries with every kernel; needs nvcc, no GPU
 gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	python tools/gpu_test.py
 
-# initcheck does not see what TMA stores write, which is how the persistent rows write D: they and the
-# dense arm of int4 are left out there.
+# initcheck does not see what TMA stores write, which is how the persistent rows write D and the
+# dense arm of int4 too: these rows and int4 are left out there.
 gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kernel; after `make cuda`
 	for tool in memcheck synccheck racecheck; do \
 	  compute-sanitizer --tool $$tool --error-exitcode 1 python tests/sanitize_cuda.py --count 40; \
@@ -106,7 +106,7 @@ gpu-bench: $(VENV)/.bench ## the CUDA kernels against what torch and Triton offe
 # ASan and UBSan see the CPU library only: it is loaded from a copy of the package under build/asan.
 # Leaks are not looked for: CPython and torch keep memory to the end by design. pytest must leave
 # file descriptor 2 alone, or a report would die with the process.
-SANITIZED := awq environment epilogues guard_pages properties quantize refusals scaled_mm weight
+SANITIZED := awq environment epilogues guard_pages properties quantize refusals scaled_mm weight widen
 
 asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
 	rm -rf build/asan

@@ -215,9 +215,8 @@ def test_late_operands_on_another_stream() -> None:
     assert torch.equal(got, expected)
 
 
+@pytest.mark.skipif(ON_CPU, reason="arms are the GPU's")
 def test_an_unknown_arm_is_refused() -> None:
-    if ON_CPU:
-        pytest.skip("arms are the GPU's")
     run_python(
         "import torch, scaled_mm, pytest\n"
         "from awq_cases import AwqCase\n"
