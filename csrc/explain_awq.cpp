@@ -19,7 +19,9 @@ std::string describe(const AwqArm& arm, const AwqSize& size, const Machine& mach
 // What of a shape the streaming arms do not take.
 std::string refusal(const AwqSize& size) {
   if (size.k == 0) return "has nothing to load when K is 0";
-  if (size.k % 64) return cat("does not take the shape: K=", size.k, " is no multiple of 64");
+  if (size.k % kAwqDepth) {
+    return cat("does not take the shape: K=", size.k, " is no multiple of ", kAwqDepth);
+  }
   if (size.n % 32) return cat("does not take the shape: N=", size.n, " is no multiple of 32");
   return cat("does not take the shape: groups of ", size.group, ", not 32 or a multiple of 64");
 }
@@ -50,9 +52,7 @@ std::vector<std::string> notes(const AwqSize& size, const AwqArm& chosen) {
 }
 
 std::string explain(const AwqSize& size, const Machine& machine) {
-  const double weights = double(size.n) * size.k;
-  const double groups = size.group ? weights / size.group : 0;
-  const double words = weights / 2 + 2.5 * groups;  // q; scales and zero points
+  const double words = awq_weight_bytes(size);
   const double bytes = words + 2 * double(size.m) * (double(size.n) + size.k);
   std::ostringstream json;
   begin(json, bytes, machine);

@@ -37,6 +37,12 @@ const AwqArm* find(const char* wanted) {
 
 }  // namespace
 
+double awq_weight_bytes(const AwqSize& size) {
+  const double weights = double(size.n) * double(size.k);
+  const double groups = size.group ? weights / double(size.group) : 0.0;
+  return weights / 2 + 2.5 * groups;
+}
+
 std::span<const AwqArm> awq_arms() { return kArms; }
 
 bool streams(const AwqSize& size) {
@@ -61,8 +67,7 @@ int awq_split(const AwqSize& size, int tokens, int sms) {
 
 AwqPrediction predict(const AwqArm& arm, const AwqSize& size, const Machine& machine) {
   const double m = double(size.m), weights = double(size.n) * double(size.k);
-  const double groups = size.group ? weights / double(size.group) : 0.0;
-  const double words = weights / 2 + 2.5 * groups;  // bytes of q, scales and zero points
+  const double words = awq_weight_bytes(size);
   const double others = 2 * (m * double(size.k) + m * double(size.n));
   const double rate = kMemoryShare * machine.bytes_per_us;
   AwqPrediction p;

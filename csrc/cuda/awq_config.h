@@ -19,6 +19,9 @@ struct AwqSize {
   int64_t group;  // rows of W that share scales and zero points
 };
 
+// What a weight takes in memory: words, scales and zero points.
+double awq_weight_bytes(const AwqSize& size);
+
 // One way to do it: straight from the words, so many tokens to a tile; or (0 tokens) W dequantised
 // to memory and a dense product with it.
 struct AwqArm {
