@@ -11,9 +11,9 @@ namespace {
 
 std::string describe(const AwqArm& arm, const AwqSize& size, const Machine& machine) {
   if (arm.tokens == 0) return "dequantises W to memory, then a dense product";
-  const int split = awq_split(size, arm.tokens, machine.sms);
-  return cat("straight from the words, tiles of ", arm.tokens, " tokens, K in ",
-             split == 1 ? "one piece" : cat(split, " slices"));
+  const AwqPlan plan = plan_awq(arm, size, machine.sms);
+  return cat("straight from the words, tiles of ", arm.tokens, " tokens, ", plan.cut(), " of ",
+             plan.tiles, " in ", plan.slices, " slices of K");
 }
 
 // What of a shape the streaming arms do not take.

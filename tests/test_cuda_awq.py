@@ -246,3 +246,16 @@ def test_layers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, m: int) -> 
             bad = int(((got.double() - exact).abs() > bound).sum())
             count(f"awq_gemm layers {arm or 'chosen'}", got.numel(), bad)
             assert bad == 0, (arm, k, n)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.skipif(ON_CPU, reason="many calls")
+def test_runs_agree(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
+    """Two runs give the same bits, where blocks go through many pieces with a full ring."""
+    case = AwqCase("runs", 4096, 4096, 128, torch.float16, "usual", (1000,), None)
+    there = on_device(case.product())
+    with forced(monkeypatch, arm):
+        first = scaled_mm.awq_gemm(**there)
+        different = sum(int((scaled_mm.awq_gemm(**there) != first).sum()) for _ in range(40))
+    count(f"awq_gemm runs {arm or 'chosen'}", 40 * first.numel(), different)
+    assert different == 0

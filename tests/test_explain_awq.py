@@ -19,7 +19,7 @@ def test_the_library_answers_for_int4():
     assert found.weight_floor_us == pytest.approx(words / 4.8e6, rel=1e-3)
     assert sum(row.chosen for row in found.rows) == 1
     assert all(row.chosen or row.reason.endswith("the row chosen") for row in found.rows)
-    assert all("K in " in row.what or row.name == "dense" for row in found.rows)
+    assert all("slices of K" in row.what or row.name == "dense" for row in found.rows)
 
 
 def test_the_arm_follows_the_shape():

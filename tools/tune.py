@@ -33,7 +33,7 @@ ROUNDS = 3
 COLD_BYTES = 2e8  # the copies of a weight exceed the L2 together
 MANY = 3.0  # the weight of a shape with many tokens in the fit
 STEPS = 40_000  # of the fit
-SETTLE_US = 15_000  # a GPU at its power limit needs about this long to find its clock
+SETTLE_US = 60_000  # a GPU at its power limit needs about this long to find its clock
 
 
 def capture(a: Tensor, weights: list[Tensor], scales: tuple[Tensor, Tensor], calls: int) -> Any:

@@ -39,12 +39,18 @@ Tensor awq_dequantize(const Tensor& qweight, const Tensor& scales, const Tensor&
   return d;
 }
 
-// The product by the arm of `tokens` to a tile, straight from the words.
-void stream_words(AwqProblem& p, int tokens, const Scope& scope, const Tensor& like,
+// The product straight from the words.
+void stream_words(AwqProblem& p, const AwqArm& arm, const Scope& scope, const Tensor& like,
                   std::vector<Tensor>& keep) {
   align_rows(p.w.q, p.w.k, p.w.n / 8, like, scope.stream, keep);
   align_rows(p.w.zeros, p.w.k / p.w.group, p.w.n / 8, like, scope.stream, keep);
-  sm90::awq_stream(p, tokens, scope.device, scope.stream);
+  const AwqPlan plan = plan_awq(arm, {p.m, p.w.n, p.w.k, p.w.group}, scope.device.sms);
+  float* partials = nullptr;
+  if (const int64_t count = plan.partials() * arm.tokens * kAwqChannels) {
+    const Tensor& room = keep.emplace_back(new_empty(like, {count}, ScalarType::Float));
+    partials = static_cast<float*>(room.mutable_data_ptr());
+  }
+  sm90::awq_stream(p, arm.tokens, plan, partials, scope.device, scope.stream);
 }
 
 void dequantize_and_multiply(AwqProblem& p, const Scope& scope, const Tensor& like,
@@ -86,7 +92,7 @@ Tensor awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales, co
   align_rows(p.w.scales, p.w.k / p.w.group, p.w.n, d, scope.stream, keep);
   const AwqArm& arm = pick_awq({p.m, p.w.n, p.w.k, p.w.group}, scope.device);
   if (arm.tokens > 0) {
-    stream_words(p, arm.tokens, scope, d, keep);
+    stream_words(p, arm, scope, d, keep);
   } else {
     dequantize_and_multiply(p, scope, d, keep);
   }

@@ -4,6 +4,7 @@
 #include "cuda/convert.cuh"
 #include "cuda/device.h"
 #include "cuda/floats.cuh"
+#include "cuda/launch_early.cuh"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -100,16 +101,7 @@ void dequantize(const AwqWeight& w, uint16_t* out, bool keep, cudaStream_t strea
   if (threads == 0) return;
   const auto kernel =
       w.dtype == ScalarType::Half ? kernel_for<__half>(keep) : kernel_for<__nv_bfloat16>(keep);
-  cudaLaunchAttribute early;  // the kernel waits for the one before it
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch = {};
-  launch.gridDim = dim3(blocks_for(threads));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = stream;
-  launch.attrs = &early;
-  launch.numAttrs = 1;
-  check(cudaLaunchKernelEx(&launch, kernel, w, out, words), "awq_dequantize");
+  launch_early(kernel, blocks_for(threads), kThreads, 0, stream, w, out, words);
 }
 
 }  // namespace scaled_mm::cuda

@@ -23,7 +23,9 @@ namespace sm90 {
 
 // D = X W + bias straight from AWQ's words, `tokens` rows of X to a tile. p.w satisfies
 // `streams`; rows of q, zeros, scales and x are 16-byte aligned, x's elements side by side.
-void awq_stream(const AwqProblem& p, int tokens, const Device& device, cudaStream_t stream);
+// partials: room for plan.partials() tiles of float32 sums, 16-byte aligned.
+void awq_stream(const AwqProblem& p, int tokens, const AwqPlan& plan, float* partials,
+                const Device& device, cudaStream_t stream);
 
 // D = X W + bias with a W of 16-bit floats [K, N] row-major, by CUTLASS. Rows of x are 16-byte
 // aligned, their elements side by side; bias: [N] float32 side by side, or null.

@@ -7,16 +7,24 @@
 #include <string>
 
 #include "check.h"
+#include "cuda/remember.h"
 
 namespace scaled_mm::cuda {
 namespace {
 
 // Measured on an H200 (docs/lowbit.md).
 constexpr AwqArm kArms[] = {
-    {"stream_8", 8, 3.5, 0.52},   {"stream_16", 16, 3.6, 0.66},   {"stream_32", 32, 4.0, 0.45},
-    {"stream_64", 64, 4.0, 0.65}, {"stream_128", 128, 5.0, 0.98}, {"dense", 0, 6.0, 0.75},
+    {"stream_8", 8, 4.5, 0.303, 1.40, 4.0},  //
+    {"stream_16", 16, 5.2, 0.320, 1.48, 5.0},
+    {"stream_32", 32, 2.5, 0.471, 1.69, 2.0},
+    {"stream_64", 64, 2.0, 0.60},
+    {"stream_128", 128, 2.0, 0.86},
+    {"dense", 0, 6.0, 0.69},
 };
-constexpr double kMemoryShare = 0.87;  // of the peak of device memory
+constexpr double kJoinUs = 2.0;          // of adding up partial sums, besides
+constexpr double kJoinBytesPerUs = 4e6;  // what they go to L2 and back at
+constexpr double kMemoryShare = 0.87;    // of the peak of device memory
+constexpr int kMostRounds = 4;           // of slices
 
 int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
@@ -25,6 +33,19 @@ int64_t awq_tiles(const AwqSize& size, int tokens) {
 }
 
 bool takes(const AwqArm& arm, const AwqSize& size) { return arm.tokens == 0 || streams(size); }
+
+// What the blocks take for their chunks, and partial sums.
+double busy_us(const AwqArm& arm, const AwqSize& size, const AwqPlan& plan, int sms) {
+  const auto rounds = [&](int64_t pieces) { return double(ceil_div(pieces, plan.blocks)); };
+  const double chunk_us = arm.chunk_us * (plan.blocks > sms ? arm.pair_factor : 1);
+  const double whole = rounds(plan.whole) * plan.chunks * chunk_us;
+  if (plan.cut() == 0) return whole;
+  const double tokens = double(std::min<int64_t>(size.m, arm.tokens));
+  const double partials = double(plan.partials()) * tokens * kAwqChannels * sizeof(float);
+  return whole + kJoinUs + 2 * partials / kJoinBytesPerUs +
+         rounds(int64_t{plan.cut()} * plan.slices) * double(ceil_div(plan.chunks, plan.slices)) *
+             chunk_us;
+}
 
 const AwqArm* find(const char* wanted) {
   std::string names;
@@ -50,19 +71,37 @@ bool streams(const AwqSize& size) {
          (size.group % kAwqDepth == 0 || size.group == kAwqDepth / 2);
 }
 
-int awq_split(const AwqSize& size, int tokens, int sms) {
-  const int64_t chunks = size.k / kAwqDepth, tiles = awq_tiles(size, tokens);
-  // Large clusters find room where two blocks share a multiprocessor; where each needs one to
-  // itself they wait for each other. And a GPC has 14 to 18 of them: clusters of more than two
-  // leave some empty.
-  const int live = awq_live(tokens);
-  const auto fits = [&](int64_t split) {
-    return split * tiles <= live * (split <= 2 ? sms : 7 * sms / 8) &&
-           split * awq_teams(tokens) <= chunks;
+AwqPlan plan_awq(const AwqArm& arm, const AwqSize& size, int sms) {
+  const int64_t chunks = size.k / kAwqDepth, tiles = awq_tiles(size, arm.tokens);
+  const bool may_be_whole = awq_parts(arm.tokens) == 1;
+  // So many slices of the tiles that fill no round of `slots` blocks.
+  const auto plan_with = [&](int64_t slots, int64_t slices) {
+    AwqPlan plan = {};
+    plan.tiles = static_cast<int>(tiles);
+    if (may_be_whole) plan.whole = static_cast<int>(slices == 1 ? tiles : tiles / slots * slots);
+    plan.slices = static_cast<int>(slices);
+    plan.parts = awq_parts(arm.tokens);
+    plan.chunks = static_cast<int>(chunks);
+    plan.blocks = static_cast<int>(std::min(slots, plan.pieces()));
+    return plan;
   };
-  int split = live == 2 ? kMaxAwqSplit : kMaxAwqSplit / 2;
-  while (split > 1 && !fits(split)) --split;
-  return split;
+  AwqPlan best = {};
+  double least = INFINITY;
+  const auto consider = [&](int64_t slots, int64_t slices) {
+    const AwqPlan plan = plan_with(slots, slices);
+    const double us = busy_us(arm, size, plan, sms) + (plan.blocks > sms ? arm.pair_us : 0);
+    if (us < least) least = us, best = plan;
+  };
+  for (int live = 1; live <= awq_live(arm.tokens); ++live) {
+    const int64_t slots = int64_t{live} * sms;
+    consider(slots, 1);
+    const int64_t left = may_be_whole ? tiles % slots : tiles;
+    if (left == 0) continue;
+    for (int rounds = 1; rounds <= kMostRounds; ++rounds) {  // as many slices as they have room for
+      consider(slots, std::clamp<int64_t>(rounds * slots / left, 1, chunks));
+    }
+  }
+  return best;
 }
 
 AwqPrediction predict(const AwqArm& arm, const AwqSize& size, const Machine& machine) {
@@ -77,12 +116,11 @@ AwqPrediction predict(const AwqArm& arm, const AwqSize& size, const Machine& mac
     p.busy = arm.chunk_us * double(ceil_div(size.k, kAwqDepth)) * std::ceil(tiles / machine.sms);
     p.us = arm.fixed_us + p.memory + std::max(p.busy, (2 * weights + others) / rate);
   } else {
-    const int split = awq_split(size, arm.tokens, machine.sms);
-    const double blocks = double(awq_tiles(size, arm.tokens)) * split;
+    const AwqPlan plan = plan_awq(arm, size, machine.sms);
     p.memory = (words + others) / rate;
-    p.busy = arm.chunk_us * double(ceil_div(size.k / kAwqDepth, split)) *
-             std::ceil(blocks / (awq_live(arm.tokens) * machine.sms));
-    p.us = arm.fixed_us + std::sqrt(std::hypot(p.memory * p.memory, p.busy * p.busy));
+    p.busy = busy_us(arm, size, plan, machine.sms);
+    p.us = arm.fixed_us + std::sqrt(std::hypot(p.memory * p.memory, p.busy * p.busy)) +
+           (plan.blocks > machine.sms ? arm.pair_us : 0);
   }
   return p;
 }
@@ -92,14 +130,22 @@ const AwqArm& pick_awq(const AwqSize& size, const Machine& machine) {
     const AwqArm* arm = find(forced);
     if (takes(*arm, size)) return *arm;
   }
-  const AwqArm* best = nullptr;
-  double least = INFINITY;
-  for (const AwqArm& arm : kArms) {
-    if (!takes(arm, size)) continue;
-    const double us = predict(arm, size, machine).us;
-    if (us < least) least = us, best = &arm;
-  }
-  return *best;
+  const auto best = [&] {
+    const AwqArm* found = nullptr;
+    double least = INFINITY;
+    for (const AwqArm& arm : kArms) {
+      if (!takes(arm, size)) continue;
+      const double us = predict(arm, size, machine).us;
+      if (us < least) least = us, found = &arm;
+    }
+    return found;
+  };
+  struct Question {
+    AwqSize size;
+    Machine machine;
+    bool operator==(const Question&) const = default;
+  };
+  return *remember(Question{size, machine}, mix(size.m, size.n, size.k) ^ size.group, best);
 }
 
 }  // namespace scaled_mm::cuda

@@ -17,6 +17,7 @@ struct AwqSize {
   int64_t n;
   int64_t k;
   int64_t group;  // rows of W that share scales and zero points
+  bool operator==(const AwqSize&) const = default;
 };
 
 // What a weight takes in memory: words, scales and zero points.
@@ -28,8 +29,10 @@ struct AwqArm {
   const char* name;
   int tokens;
   // measured (docs/lowbit.md):
-  double fixed_us;  // of a call, whatever its size
-  double chunk_us;  // of 64 rows of a tile, with all multiprocessors at work
+  double fixed_us;         // of a call, whatever its size
+  double chunk_us;         // of kAwqDepth rows of a tile, with a block on every multiprocessor
+  double pair_factor = 1;  // by how much two blocks on each make that longer
+  double pair_us = 0;      // and the call
 };
 
 std::span<const AwqArm> awq_arms();
@@ -37,15 +40,33 @@ std::span<const AwqArm> awq_arms();
 // Whether the streaming arms take the shape: whole stages, of one group or two, and 16-byte rows.
 bool streams(const AwqSize& size);
 
-// Teams of four warps in a block of a streaming arm, and blocks that a multiprocessor holds: as
-// many as the registers for their sums allow.
-constexpr int awq_teams(int tokens) { return tokens == 32 ? 3 : 2; }
-constexpr int awq_live(int tokens) { return tokens <= 16 ? 2 : 1; }
+// Blocks of a streaming arm that a multiprocessor holds: as many as the registers for their sums
+// allow.
+constexpr int awq_live(int tokens) { return tokens <= 32 ? 2 : 1; }
 
-inline constexpr int kMaxAwqSplit = 8;
+// A block has two teams of four warps. With few tokens they take stages in turn, and each has sums
+// of its own, a part of the block's; from 32 on they take all stages, and half of the channels
+// each.
+inline constexpr int kAwqTeams = 2;
+constexpr bool awq_halves(int tokens) { return tokens >= 32; }
+constexpr int awq_parts(int tokens) { return awq_halves(tokens) ? 1 : kAwqTeams; }
 
-// Slices of K, one block each: a cluster; at most kMaxAwqSplit.
-int awq_split(const AwqSize& size, int tokens, int sms);
+// How a streaming arm shares a product out over its blocks, all of which live at the same time:
+// rounds of whole tiles first; the tiles left are cut along K into slices, whose sums go to memory
+// and are added up afterwards. Blocks take pieces in turn, every tile's first slice, then every
+// tile's second, so that neighbours in a row of words are read at the same time.
+struct AwqPlan {
+  int blocks;
+  int tiles;   // of D
+  int whole;   // tiles that are not cut
+  int slices;  // of the others
+  int parts;   // of a slice
+  int chunks;  // of a tile: kAwqDepth rows of K
+  int cut() const { return tiles - whole; }
+  int64_t pieces() const { return whole + int64_t{cut()} * slices; }
+  int64_t partials() const { return int64_t{cut()} * slices * parts; }  // tiles of sums in memory
+};
+AwqPlan plan_awq(const AwqArm& arm, const AwqSize& size, int sms);
 
 struct AwqPrediction {
   double memory;  // reading and writing device memory

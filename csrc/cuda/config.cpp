@@ -7,6 +7,7 @@
 
 #include "archs.h"
 #include "check.h"
+#include "cuda/remember.h"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -121,32 +122,24 @@ int pick(const Arch& arch, const Size& size, const Machine& machine) {
     const int row = find_row(arch, forced);
     if (runs(arch.rows[row])) return row;
   }
-  // The last few answers: a model asks for the same few sizes over and over.
-  struct Answer {
-    const Arch* arch = nullptr;
-    Size size;
-    double bytes_per_us;
-    int sms, row;
+  const auto best = [&] {
+    int found = 0;
+    double least = INFINITY;
+    for (size_t i = 0; i < arch.rows.size(); ++i) {
+      if (!runs(arch.rows[i])) continue;
+      const double us = predict(arch.rows[i].config, size, machine).us;
+      if (us < least) least = us, found = static_cast<int>(i);
+    }
+    return found;
   };
-  thread_local Answer answers[64];
-  const uint64_t mixed = (size.m * 0x9e3779b97f4a7c15u) ^ (size.n * 0xc2b2ae3d27d4eb4fu) ^
-                         (size.k * 0x165667b19e3779f9u) ^ size.out_bytes;
-  Answer& answer = answers[mixed >> 58];
-  const Size& known = answer.size;
-  if (answer.arch == &arch && known.m == size.m && known.n == size.n && known.k == size.k &&
-      known.out_bytes == size.out_bytes && answer.sms == machine.sms &&
-      answer.bytes_per_us == machine.bytes_per_us) {
-    return answer.row;
-  }
-  int best = 0;
-  double least = INFINITY;
-  for (size_t i = 0; i < arch.rows.size(); ++i) {
-    if (!runs(arch.rows[i])) continue;
-    const double us = predict(arch.rows[i].config, size, machine).us;
-    if (us < least) least = us, best = static_cast<int>(i);
-  }
-  answer = {&arch, size, machine.bytes_per_us, machine.sms, best};
-  return best;
+  struct Question {
+    const Arch* arch;
+    Size size;
+    Machine machine;
+    bool operator==(const Question&) const = default;
+  };
+  return remember(Question{&arch, size, machine}, mix(size.m, size.n, size.k) ^ size.out_bytes,
+                  best);
 }
 
 }  // namespace scaled_mm::cuda

@@ -49,12 +49,14 @@ struct Size {
   int64_t n;
   int64_t k;
   int out_bytes;  // of an element of D
+  bool operator==(const Size&) const = default;
 };
 
 struct Machine {
   int capability = 0;         // 10 * major + minor
   int sms = 0;                // multiprocessors
   double bytes_per_us = 0.0;  // of device memory, peak
+  bool operator==(const Machine&) const = default;
 };
 
 inline constexpr int kMaxSplit = 3;

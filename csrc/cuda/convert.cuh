@@ -58,10 +58,10 @@ struct Pairs<__nv_bfloat16> {
 //   nibble    7    6    5    4    3    2    1    0
 //   column    7    5    3    1    6    4    2    0       pair i: columns 2 i and 2 i + 1
 //
-// lift() leaves pair i lifted, by its own constant and factor; lower() takes from it a zero point
-// that went through lift() and base() in the same place. The difference is exact. fixed() is what
-// base() would be of the zero points 0, or 8 (signed): known to the compiler, which does not look
-// into and_or.
+// lift() leaves pair i lifted, of the first two or of all four, by its own constant and factor;
+// lower() takes from it a zero point that went through lift() and base() in the same place. The
+// difference is exact. fixed() is what base() would be of the zero points 0, or 8 (signed): known
+// to the compiler, which does not look into and_or.
 template <class T>
 struct Nibbles;
 
@@ -73,12 +73,12 @@ struct Nibbles;
 //   >> 8, the same again                                                          pairs 2 and 3
 template <>
 struct Nibbles<__half> {
-  static __device__ void lift(uint32_t word, Pair (&pair)[4]) {
-    const uint32_t high = word >> 8;
-    pair[0] = and_or(word, 0x000f000f, 0x64006400);
-    pair[1] = and_or(word, 0x00f000f0, 0x64006400);
-    pair[2] = and_or(high, 0x000f000f, 0x64006400);
-    pair[3] = and_or(high, 0x00f000f0, 0x64006400);
+  template <int kPairs>
+  static __device__ void lift(uint32_t word, Pair (&pair)[kPairs]) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      pair[i] = and_or(word >> i / 2 * 8, i % 2 ? 0x00f000f0 : 0x000f000f, 0x64006400);
+    }
   }
   // 1024 + z stays, 1024 + 16 z becomes -(64 + z).
   static __device__ Pair base(Pair lifted, int i) {
@@ -97,9 +97,10 @@ struct Nibbles<__half> {
 // A bfloat16's has room in one: every pair is shifted down there.
 template <>
 struct Nibbles<__nv_bfloat16> {
-  static __device__ void lift(uint32_t word, Pair (&pair)[4]) {
+  template <int kPairs>
+  static __device__ void lift(uint32_t word, Pair (&pair)[kPairs]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pair[i] = and_or(word >> 4 * i, 0x000f000f, 0x43004300);
+    for (int i = 0; i < kPairs; ++i) pair[i] = and_or(word >> 4 * i, 0x000f000f, 0x43004300);
   }
   static __device__ Pair base(Pair lifted, int) { return lifted; }
   static __device__ Pair fixed(bool is_signed, int) {

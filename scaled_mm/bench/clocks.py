@@ -104,9 +104,9 @@ class CudaGraphClock:
     cold_bytes = 160e6  # together the copies are at least this large, and three times the L2
     activations_from_memory = 2**22  # bytes; smaller ones the layer before has left in the L2
     head_start = 4_000_000  # cycles, about 2 ms, for which the GPU waits while the host launches
-    # After a contender that needs less power a GPU at its power limit runs faster for about 10 ms.
-    # So where a call is heavy, each contender runs a while before it is timed. Seconds.
-    heavy, settle = 5e-5, 15e-3
+    # After a contender that needs less power a GPU at its power limit runs faster, for tens of
+    # milliseconds. So where a call is heavy, each runs a while before it is timed. Seconds.
+    heavy, settle = 5e-5, 60e-3
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()

@@ -6,7 +6,7 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/util.hpp>
 #include <algorithm>
 
 #include "awq_problem.h"
@@ -23,12 +23,13 @@ struct AwqParams {
   int64_t scales_stride;  // elements
   int m;
   int n;
-  int chunks;       // of K, kAwqDepth rows each
   int group;        // rows of a group: 32, or a multiple of kAwqDepth
   int token_tiles;  // tiles of D along M
+  AwqPlan plan;
   int stages;       // of the ring
   Vector bias;      // of D's dtype or float32
   uint16_t* d;      // [M, N]
+  float* partials;  // [slices, parts, tiles that are cut, tokens of a tile, kAwqChannels]
 };
 
 using Full = cutlass::arch::ClusterTransactionBarrier;
@@ -41,63 +42,89 @@ struct AwqGroup {  // the channels of a tile
   uint32_t zeros[kAwqChannels / 8];
 };
 
+// A team that has half of the channels is a warpgroup and multiplies by wgmma, others by mma.
 template <int kTokens_>
 struct AwqBlock {
   static constexpr int kTokens = kTokens_;
-  static constexpr int kTeams = awq_teams(kTokens), kTeamWarps = 4;
-  static constexpr bool kByWgmma = kTokens >= 32;  // a team being a warpgroup; else mma
-  // Many tokens: both teams take every stage, and half of its channels each; else stages in turn.
-  static constexpr bool kHalves = kTokens >= 64;
-  static constexpr int kPairs = kHalves ? 2 : 4;  // of a lane's channels, that a team multiplies
-  static constexpr int kSets = kHalves ? 1 : kTeams;           // of sums, to be added up
-  static constexpr int kConsumers = 32 * kTeams * kTeamWarps;  // threads that multiply
+  static constexpr bool kHalves = awq_halves(kTokens);
+  static constexpr int kTeams = kAwqTeams, kTeamThreads = 128;
+  static constexpr int kTurns = awq_parts(kTokens);  // until a stage is the same team's again
+  static constexpr int kPairs = kHalves ? 2 : 4;     // of channels, that a lane has
+  static constexpr int kConsumers = kTeams * kTeamThreads;  // threads that multiply
+  static constexpr int kLive = awq_live(kTokens);
   // And two warps that load; or a warpgroup, which leaves its registers to the sums.
   static constexpr bool kMovesRegisters = kTokens == 128;
   static constexpr int kThreads = kConsumers + (kMovesRegisters ? 128 : 64);
   static constexpr int kWordBytes = kAwqDepth * 128;
   static constexpr int kStageBytes = kWordBytes + kTokens * 128;
-  // The sums lie where the stages were, set by set, token by token.
-  static constexpr int kPitch = kAwqChannels + 4;
-  static constexpr int kSetSums = kTokens * kPitch;
-  static constexpr int kSumsBytes = kSets * kSetSums * 4;
-
-  // Behind the ring: the barriers, then the groups of every stage.
+  // The ring, the barriers, the groups of every stage.
   static constexpr int kMaxStages = 24;
   struct Barriers {
     uint64_t full[kMaxStages];
     uint64_t empty[kMaxStages];
   };
 
-  static constexpr int ring_bytes(int stages) {
-    const int bytes = stages * kStageBytes;
-    return bytes > kSumsBytes ? bytes : (kSumsBytes + 1023) / 1024 * 1024;
-  }
   static constexpr int shared_bytes(int stages, int groups) {
-    return ring_bytes(stages) + static_cast<int>(sizeof(Barriers)) +
-           stages * groups * static_cast<int>(sizeof(AwqGroup));
+    return stages * (kStageBytes + groups * static_cast<int>(sizeof(AwqGroup))) +
+           static_cast<int>(sizeof(Barriers));
   }
-  static constexpr int kLeastStages = kHalves ? 2 : kTeams;
-  // The deepest ring that fits with `bytes` of shared memory.
-  static constexpr int stages(int bytes, int groups) {
-    int stages = kMaxStages;
-    while (stages > kLeastStages && shared_bytes(stages, groups) > bytes) --stages;
-    return stages;
+  // A ring for `chunks`, within `bytes` of shared memory. A stage is always the same team's: were
+  // the turns to shift, a team a whole ring ahead of another would take the other's stage, still
+  // on its way, for its own.
+  static constexpr int stages(int chunks, int bytes, int groups) {
+    const auto rounded = [](int stages) { return stages / kTurns * kTurns; };
+    int stages = rounded(std::min(kMaxStages, chunks + kTurns - 1));
+    while (stages > 2 * kTurns && shared_bytes(stages, groups) > bytes) stages -= kTurns;
+    return std::max(stages, 2 * kTurns);
   }
 };
 
-// Which tile of D a block has, and which slice of K. Made anew where it is needed: between, its
-// registers are the sums'.
+// A tile of D. Blocks that run at the same time have tiles near each other: kBand of tokens, and as
+// many of channels as it takes.
 struct Place {
-  int split, slice;
-  int row, col;  // the tile's first token and channel
+  static constexpr int kBand = 16;
+  int row, col;  // the first token and channel
 
-  __device__ Place(const AwqParams& p, int tokens)
-      : split(static_cast<int>(cute::cluster_shape().x)),
-        slice(static_cast<int>(cute::block_rank_in_cluster())) {
-    const int tile = static_cast<int>(blockIdx.x) / split;
-    row = tile % p.token_tiles * tokens;
-    col = tile / p.token_tiles * kAwqChannels;
+  __device__ Place(const AwqParams& p, int tile, int tokens) {
+    const int channel_tiles = p.plan.tiles / p.token_tiles;
+    const int band = tile / (kBand * channel_tiles) * kBand;
+    const int width = min(kBand, p.token_tiles - band);
+    tile -= band * channel_tiles;
+    row = (band + tile % width) * tokens;
+    col = tile / width * kAwqChannels;
   }
+};
+
+// What the calling block does, piece after piece: for (Work work(p); work.next();)
+class Work {
+ public:
+  int tile;
+  int first, last;  // its chunks
+  int slice;        // -1: it is whole
+
+  __device__ explicit Work(const AwqParams& p) : plan_(p.plan), piece_(blockIdx.x) {}
+
+  __device__ bool next() {
+    tile = piece_, slice = -1, first = 0, last = plan_.chunks;
+    const int left = piece_ - plan_.whole, cut = plan_.tiles - plan_.whole;
+    piece_ += gridDim.x;
+    if (left < 0) return true;
+    if (left >= cut * plan_.slices) return false;
+    slice = left / cut;
+    tile = plan_.whole + left - slice * cut;
+    const int least = plan_.chunks / plan_.slices, longer = plan_.chunks - least * plan_.slices;
+    first = slice * least + min(slice, longer);
+    last = first + least + (slice < longer);
+    return true;
+  }
+  // Where a part's sums go among the tiles of p.partials.
+  __device__ int partial(int part) const {
+    return (slice * plan_.parts + part) * (plan_.tiles - plan_.whole) + tile - plan_.whole;
+  }
+
+ private:
+  const AwqPlan& plan_;
+  int piece_;
 };
 
 // A place in the ring.
@@ -115,16 +142,19 @@ struct Worker {
   const AwqParams& p;
   const uint8_t* ring;
   typename AwqBlock<kTokens>::Barriers& barriers;
-  const AwqGroup* groups;
-  int first, last;  // chunks of K
+  const AwqGroup* all_groups;
   int team, team_warp, lane;
 
-  __device__ bool two_groups() const { return p.group < kAwqDepth; }
+  // Of the tile's units of 2 kPairs channels, the lane's.
+  __device__ int unit() const {
+    return (AwqBlock<kTokens>::kHalves ? 32 * team : 0) + 8 * team_warp + lane / 4;
+  }
   __device__ const uint8_t* stage(const Cursor& at) const {
     return ring + at.stage * AwqBlock<kTokens>::kStageBytes;
   }
-  __device__ const AwqGroup* group(const Cursor& at) const {
-    return groups + at.stage * (two_groups() ? 2 : 1);
+  template <int kGroups>
+  __device__ const AwqGroup* groups(const Cursor& at) const {
+    return all_groups + at.stage * kGroups;
   }
   __device__ void wait(const Cursor& at) const {
     Full::wait(&barriers.full[at.stage], at.phase);

@@ -45,18 +45,37 @@ __device__ void load_tokens(Pair (&x)[kTokens / 8][2], uint32_t tokens, int quar
   }
 }
 
-// What a lane needs of a group for its eight channels, two neighbours in a register: what lower()
-// takes away, and the scales.
-template <class T>
-struct LaneGroup {
-  Pair base[4], scale[4];
+// A lane's channels: 2 kPairs of them side by side, the unit-th such in the tile. Eight fill a
+// word; four its low or its high bytes.
+template <int kPairs>
+struct LaneChannels {
+  static_assert(kPairs == 4 || kPairs == 2);
+  int unit;
 
-  __device__ void load(const AwqGroup& group, int word) {
-    Nibbles<T>::lift(group.zeros[word], base);
+  __device__ int channel() const { return 2 * kPairs * unit; }
+  __device__ int word() const { return unit * kPairs / 4; }
+  // Puts them where those of a word's first pairs are, in both halves of it.
+  __device__ uint32_t align(uint32_t word) const {
+    return kPairs == 4 ? word : word >> unit % 2 * 8;
+  }
+};
+
+// What a lane needs of a group for its channels, two neighbours in a register: what lower() takes
+// away, and the scales. read() and lift() make it; between them its words may be on their way.
+template <class T, int kPairs>
+struct LaneGroup {
+  Pair base[kPairs], scale[kPairs];
+
+  __device__ void read(const AwqGroup& group, LaneChannels<kPairs> of) {
+    base[0] = group.zeros[of.word()];
+    using Scales = std::conditional_t<kPairs == 4, uint4, uint2>;
+    *reinterpret_cast<Scales*>(scale) =
+        *reinterpret_cast<const Scales*>(group.scales + of.channel());
+  }
+  __device__ void lift(LaneChannels<kPairs> of) {
+    Nibbles<T>::lift(of.align(base[0]), base);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) base[j] = Nibbles<T>::base(base[j], j);
-    const uint4 s = *reinterpret_cast<const uint4*>(group.scales + 8 * word);
-    scale[0] = s.x, scale[1] = s.y, scale[2] = s.z, scale[3] = s.w;
+    for (int j = 0; j < kPairs; ++j) base[j] = Nibbles<T>::base(base[j], j);
   }
   // Two rows of channel 2 j + odd.
   __device__ Pair weight(Pair lifted, int odd, int j) const {
@@ -83,38 +102,44 @@ struct LaneWords {
   }
 };
 
-// The weights of 16 rows of channels 2 j and 2 j + 1, j from kFirst on, as (w)gmma takes them.
-template <class T, int kFirst, int kPairs>
+// The weights of 16 rows of a lane's channels 2 j and 2 j + 1, as (w)gmma takes them.
+template <class T, int kPairs>
 __device__ void dequantize(Pair (&w)[kPairs][4], const uint32_t (&rows)[4],
-                           const LaneGroup<T>& of) {
-  Pair lifted[4][4];
-  Nibbles<T>::lift(__byte_perm(rows[0], rows[1], 0x5410), lifted[0]);
-  Nibbles<T>::lift(__byte_perm(rows[0], rows[1], 0x7632), lifted[1]);
-  Nibbles<T>::lift(__byte_perm(rows[2], rows[3], 0x5410), lifted[2]);
-  Nibbles<T>::lift(__byte_perm(rows[2], rows[3], 0x7632), lifted[3]);
+                           const LaneGroup<T, kPairs>& group, LaneChannels<kPairs> of) {
+  Pair lifted[4][kPairs];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t both =
+        __byte_perm(rows[i / 2 * 2], rows[i / 2 * 2 + 1], i % 2 ? 0x7632 : 0x5410);
+    Nibbles<T>::lift(of.align(both), lifted[i]);
+  }
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) w[j][i] = of.weight(lifted[i][kFirst + j], i % 2, kFirst + j);
+    for (int i = 0; i < 4; ++i) w[j][i] = group.weight(lifted[i][j], i % 2, j);
   }
 }
 
-// A stage's products by mma: 64 channels of the calling warp with kTokens tokens, over 64 rows.
-template <class T, int kTokens>
+// A stage's products by mma: 64 channels of the calling warp with kTokens tokens, over 64 rows of
+// kGroups groups.
+template <class T, int kTokens, int kGroups>
 __device__ void multiply_stage(float (&sums)[4][kTokens / 8][4], const uint8_t* stage,
-                               const AwqGroup* groups, bool two_groups, int team_warp, int lane) {
-  const int word = 8 * team_warp + lane / 4;
-  const LaneWords words(stage, word, lane % 4);
+                               const AwqGroup* groups, int team_warp, int lane) {
+  const LaneChannels<4> channels{8 * team_warp + lane / 4};
+  const LaneWords words(stage, channels.word(), lane % 4);
   const uint32_t tokens = cute::cast_smem_ptr_to_uint(stage) + AwqBlock<kTokens>::kWordBytes;
-  LaneGroup<T> of;
+  LaneGroup<T, 4> group;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    if (step == 0 || (two_groups && step == kSteps / 2)) of.load(groups[step > 0], word);
+    if (step % (kSteps / kGroups) == 0) {
+      group.read(groups[step / (kSteps / kGroups)], channels);
+      group.lift(channels);
+    }
     uint32_t rows[4];
     Pair x[kTokens / 8][2], w[4][4];
     words.load(rows, step);
     load_tokens<kTokens>(x, tokens, step, lane);
-    dequantize<T, 0>(w, rows, of);
+    dequantize<T>(w, rows, group, channels);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -154,71 +179,101 @@ __device__ void multiply_add_async(float (&sums)[kTokens / 8][4], const Pair (&w
   }(std::make_index_sequence<kTokens / 2>{});
 }
 
-template <int kPairs>
-__device__ void keep_until_here(Pair (&w)[kPairs][4]) {
-#pragma unroll
-  for (int j = 0; j < kPairs; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) cute::warpgroup_fence_operand(w[j][i]);
-  }
-}
-
-// All products of the calling warp's team by mma, every kTeams-th stage.
-template <class T, int kTokens>
-__device__ void multiply(float (&sums)[4][kTokens / 8][4], const Worker<kTokens>& on) {
-  constexpr int kTeams = AwqBlock<kTokens>::kTeams;
-  Cursor at{0};
-  at.advance(on.team, on.p.stages);
-  for (int chunk = on.first + on.team; chunk < on.last; chunk += kTeams) {
+// All products of the calling warp's team by mma, of every kTurns-th chunk from `chunk` on. Leaves
+// the last stage in `held`. A stage is released when the next begins: its last products have been
+// issued then, so what they were read from has been read. An arrive by itself does not wait for
+// loads under way.
+template <class T, int kTokens, int kGroups>
+__device__ void multiply(float (&sums)[4][kTokens / 8][4], const Worker<kTokens>& on, int chunk,
+                         int last, Cursor& at, int& held) {
+  constexpr int kTurns = AwqBlock<kTokens>::kTurns;
+#pragma unroll 1
+  for (; chunk < last; chunk += kTurns) {
+    if (held >= 0) on.release(held);
     on.wait(at);
-    multiply_stage<T, kTokens>(sums, on.stage(at), on.group(at), on.two_groups(), on.team_warp,
-                               on.lane);
-    on.release(at.stage);
-    at.advance(kTeams, on.p.stages);
+    multiply_stage<T, kTokens, kGroups>(sums, on.stage(at), on.template groups<kGroups>(at),
+                                        on.team_warp, on.lane);
+    held = at.stage;
+    at.advance(kTurns, on.p.stages);
   }
 }
 
-// The same by wgmma, of a lane's channel pairs from kFirst on. Dequantising runs beside it: weights
-// go from registers, in two sets, of which one is read while the other is made.
-template <class T, int kTokens, int kFirst>
+// The same by wgmma. Two steps' products run while the weights of the next are made, and the words
+// of the one after it are read, from stage to stage: weights go from registers, in sets, of which
+// one is made while others are multiplied. ptxas accepts this where products come first in the loop
+// and the making of weights after the wait.
+template <class T, int kTokens, int kGroups>
 __device__ void multiply_async(float (&sums)[AwqBlock<kTokens>::kPairs][kTokens / 8][4],
-                               const Worker<kTokens>& on) {
+                               const Worker<kTokens>& on, int chunk, int last, Cursor& at) {
   using Block = AwqBlock<kTokens>;
-  constexpr int kStride = Block::kHalves ? 1 : Block::kTeams;
-  const int word = 8 * on.team_warp + on.lane / 4;
-  Cursor at{0};
-  if (!Block::kHalves) at.advance(on.team, on.p.stages);
-  for (int chunk = on.first + (Block::kHalves ? 0 : on.team); chunk < on.last; chunk += kStride) {
-    on.wait(at);
-    const LaneWords words(on.stage(at), word, on.lane % 4);
+  constexpr int kPending = Block::kLive == 1 ? 2 : 1;  // steps whose products may run on
+  constexpr int kSets = kPending == 1 ? 2 : kSteps;    // of weights
+  const LaneChannels<Block::kPairs> channels{on.unit()};
+  Pair w[kSets][Block::kPairs][4];
+  LaneGroup<T, Block::kPairs> group, next_group;
+  uint32_t rows[4];
+  constexpr int kGroupSteps = kSteps / kGroups;
+  const auto begins_group = [](int step) { return step % kGroupSteps == 0; };
+  const auto read_words = [&](int step) {
+    LaneWords(on.stage(at), channels.word(), on.lane % 4).load(rows, step);
+    if (begins_group(step)) {
+      next_group.read(on.template groups<kGroups>(at)[step / kGroupSteps], channels);
+    }
+  };
+  const auto make_weights = [&](int step) {
+    if (begins_group(step)) {
+      group = next_group;
+      group.lift(channels);
+    }
+    dequantize<T>(w[step % kSets], rows, group, channels);
+  };
+  const auto fence = [&] {
+    for (auto& of_pair : sums) {
+      for (auto& of_tokens : of_pair) {
+        for (float& sum : of_tokens) cute::warpgroup_fence_operand(sum);
+      }
+    }
+  };
+  int before = -1;  // the stage before, whose last products may still run
+  const auto multiply_stage = [&](auto is_last) {
+    const int stage = at.stage;
     const uint64_t tokens = descriptor(on.stage(at) + Block::kWordBytes);
-    LaneGroup<T> of;
-    Pair w[2][Block::kPairs][4];
+    fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step == 0 || (on.two_groups() && step == kSteps / 2)) {
-        of.load(on.group(at)[step > 0], word);
-      }
-      uint32_t rows[4];
-      words.load(rows, step);
-      if (step >= 2) {
-        cute::warpgroup_wait<1>();  // the set made two steps ago has been read
-        keep_until_here(w[step % 2]);
-      }
-      dequantize<T, kFirst>(w[step % 2], rows, of);
       cute::warpgroup_arrive();
 #pragma unroll
-      for (int j = 0; j < Block::kPairs; ++j) {
-        multiply_add_async<T, kTokens>(sums[j], w[step % 2][j], tokens + 2 * step);  // 32 bytes on
+      for (int j = 0; j < Block::kPairs; ++j) {  // 16 rows of K are 32 bytes of a token
+        multiply_add_async<T, kTokens>(sums[j], w[step % kSets][j], tokens + 2 * step);
       }
       cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<kPending>();
+      if (step == kPending - 1 && before >= 0) on.release(before);
+      if (is_last && step == kSteps - 1) break;
+      make_weights((step + 1) % kSteps);
+      if (is_last && step == kSteps - 2) continue;
+      if (step == kSteps - 2) {
+        at.advance(Block::kTurns, on.p.stages);
+        on.wait(at);
+      }
+      read_words((step + 2) % kSteps);
     }
-    cute::warpgroup_wait<0>();
-    keep_until_here(w[0]);
-    keep_until_here(w[1]);
-    on.release(at.stage);
-    at.advance(kStride, on.p.stages);
-  }
+    before = stage;
+    fence();
+  };
+
+  if (chunk >= last) return;
+  on.wait(at);
+  read_words(0);
+  make_weights(0);
+  read_words(1);
+#pragma unroll 1
+  for (; chunk + Block::kTurns < last; chunk += Block::kTurns) multiply_stage(std::false_type{});
+  multiply_stage(std::true_type{});
+  cute::warpgroup_wait<0>();
+  fence();
+  on.release(before);
+  at.advance(Block::kTurns, on.p.stages);
 }
 
 }  // namespace scaled_mm::cuda::sm90

@@ -1,17 +1,17 @@
 #include "cuda/sm90/awq_stream.cuh"
 
 #include "cuda/awq.h"
+#include "cuda/launch_early.cuh"
 #include "cuda/sm90/tensor_map.h"
 
 namespace scaled_mm::cuda::sm90 {
 namespace {
 
 template <class T, int kTokens>
-void run(const AwqProblem& p, const Device& device, cudaStream_t stream) {
+void run(const AwqProblem& p, const AwqPlan& plan, float* partials, const Device& device,
+         cudaStream_t stream) {
   using Block = AwqBlock<kTokens>;
   const auto kernel = awq_stream<T, kTokens>;
-  const int split = awq_split({p.m, p.w.n, p.w.k, p.w.group}, kTokens, device.sms);
-
   AwqParams params;
   params.q = tensor_map(reinterpret_cast<const int8_t*>(p.w.q.data), p.w.k, p.w.n / 2,
                         4 * p.w.q.row_stride, kAwqDepth);
@@ -23,17 +23,22 @@ void run(const AwqProblem& p, const Device& device, cudaStream_t stream) {
   params.scales_stride = p.w.scales.row_stride;
   params.m = static_cast<int>(p.m);
   params.n = static_cast<int>(p.w.n);
-  params.chunks = static_cast<int>(p.w.k / kAwqDepth);
   params.group = static_cast<int>(p.w.group);
   params.token_tiles = static_cast<int>((p.m + kTokens - 1) / kTokens);
-  const int groups = p.w.group < kAwqDepth ? 2 : 1;
+  params.plan = plan;
   // A multiprocessor has 1 KiB more than a block may ask for, and takes 1 KiB for every block. No
   // more than there is to load: the next kernel may start where there is room.
-  const int bytes = (device.shared_memory + 1024) / awq_live(kTokens) - 1024;
-  params.stages = std::clamp((params.chunks + split - 1) / split, Block::kLeastStages,
-                             Block::stages(bytes, groups));
+  const int groups = p.w.group < kAwqDepth ? 2 : 1;
+  const int bytes = (device.shared_memory + 1024) / Block::kLive - 1024;
+  const int rounds = static_cast<int>((plan.pieces() + plan.blocks - 1) / plan.blocks);
+  const int chunks =
+      rounds > 1 || plan.whole > 0 ? plan.chunks : (plan.chunks + plan.slices - 1) / plan.slices;
+  params.stages = Block::stages(chunks, bytes, groups);
+  // Where there is a multiprocessor for every block, each has one for itself.
+  const int alone = plan.blocks <= device.sms ? device.shared_memory / 2 + 1024 : 0;
   params.bias = p.bias;
   params.d = p.d;
+  params.partials = partials;
 
   static OncePerDevice once;
   once(device.index, [&] {
@@ -41,40 +46,36 @@ void run(const AwqProblem& p, const Device& device, cudaStream_t stream) {
                                device.shared_memory),
           "cudaFuncSetAttribute");
   });
-  const int64_t tiles = int64_t{params.token_tiles} * ((p.w.n + kAwqChannels - 1) / kAwqChannels);
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(split), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch = {};
-  launch.gridDim = dim3(static_cast<unsigned>(tiles * split));
-  launch.blockDim = dim3(Block::kThreads);
-  launch.dynamicSmemBytes = Block::shared_bytes(params.stages, groups);
-  launch.stream = stream;
-  launch.attrs = attributes;
-  launch.numAttrs = 2;
-  check(cudaLaunchKernelEx(&launch, kernel, params), "cudaLaunchKernelEx");
+  launch_early(kernel, plan.blocks, Block::kThreads,
+               std::max(alone, Block::shared_bytes(params.stages, groups)), stream, params);
+  if (plan.partials() > 0) {
+    constexpr int kThreads = 128, kAtOnce = 4 * kThreads / kAwqChannels;  // tokens
+    const unsigned tokens = static_cast<unsigned>(std::min<int64_t>(p.m, kTokens));
+    launch_early(awq_join<T>, {unsigned(plan.cut()), (tokens + kAtOnce - 1) / kAtOnce}, kThreads, 0,
+                 stream, params, kTokens);
+  }
 }
 
 template <class T>
-void run(const AwqProblem& p, int tokens, const Device& device, cudaStream_t stream) {
+void run(const AwqProblem& p, int tokens, const AwqPlan& plan, float* partials,
+         const Device& device, cudaStream_t stream) {
   switch (tokens) {
-    case 8: return run<T, 8>(p, device, stream);
-    case 16: return run<T, 16>(p, device, stream);
-    case 32: return run<T, 32>(p, device, stream);
-    case 64: return run<T, 64>(p, device, stream);
-    default: return run<T, 128>(p, device, stream);
+    case 8: return run<T, 8>(p, plan, partials, device, stream);
+    case 16: return run<T, 16>(p, plan, partials, device, stream);
+    case 32: return run<T, 32>(p, plan, partials, device, stream);
+    case 64: return run<T, 64>(p, plan, partials, device, stream);
+    default: return run<T, 128>(p, plan, partials, device, stream);
   }
 }
 
 }  // namespace
 
-void awq_stream(const AwqProblem& p, int tokens, const Device& device, cudaStream_t stream) {
+void awq_stream(const AwqProblem& p, int tokens, const AwqPlan& plan, float* partials,
+                const Device& device, cudaStream_t stream) {
   if (p.w.dtype == ScalarType::Half) {
-    run<__half>(p, tokens, device, stream);
+    run<__half>(p, tokens, plan, partials, device, stream);
   } else {
-    run<__nv_bfloat16>(p, tokens, device, stream);
+    run<__nv_bfloat16>(p, tokens, plan, partials, device, stream);
   }
 }
 

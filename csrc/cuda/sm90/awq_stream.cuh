@@ -29,105 +29,75 @@
 
 namespace scaled_mm::cuda::sm90 {
 
-// Leaves a team's sums of channel pairs from `pair` on in their set. Sums 0 and 2 are channels 2 j
-// and 2 j + 1 of token 8 i + 2 t, 1 and 3 of the next one.
-template <int kTokens, int kPairs>
-__device__ void leave_sums(const float (&sums)[kPairs][kTokens / 8][4], uint8_t* ring, int set,
-                           int pair, int team_warp, int lane) {
-  using Block = AwqBlock<kTokens>;
-  float* to = reinterpret_cast<float*>(ring) + set * Block::kSetSums +
-              lane % 4 * 2 * Block::kPitch + 8 * (8 * team_warp + lane / 4) + 2 * pair;
+// The bits of floats in T, side by side.
+template <class T, int kCount>
+__device__ void store_narrow(uint16_t* to, const float (&x)[kCount]) {
+  constexpr bool kBfloat16 = std::is_same_v<T, __nv_bfloat16>;
+  using Bits = std::conditional_t<kCount == 8, uint4, uint2>;
+  uint32_t bits[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) bits[i] = narrow_pair(x[2 * i], x[2 * i + 1], kBfloat16);
+  *reinterpret_cast<Bits*>(to) = *reinterpret_cast<const Bits*>(bits);
+}
+
+// Stores a lane's sums, which are the part-th of `work`. Sums 0 and 2 are channels 2 j and 2 j + 1
+// of token 8 i + 2 t, 1 and 3 of the next one.
+template <class T, int kTokens, int kPairs>
+__device__ void store_sums(const AwqParams& p, const Work& work, int part,
+                           const float (&sums)[kPairs][kTokens / 8][4], int unit, int t) {
+  constexpr int kChannels = 2 * kPairs;
+  const Place place(p, work.tile, kTokens);
+  const int channel = place.col + kChannels * unit;
+  if (channel >= p.n) return;
+  const bool whole = work.slice < 0;
+  float bias[kChannels] = {};
+  if (p.bias.data && whole) {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) bias[c] = load_float(p.bias, channel + c);
+  }
+  float* const partial =
+      p.partials + int64_t{work.partial(part)} * (kTokens * kAwqChannels) + kChannels * unit;
 #pragma unroll
   for (int i = 0; i < kTokens / 8; ++i) {
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      float* at = to + 8 * i * Block::kPitch + 2 * j;
-      *reinterpret_cast<float2*>(at) = {sums[j][i][0], sums[j][i][2]};
-      *reinterpret_cast<float2*>(at + Block::kPitch) = {sums[j][i][1], sums[j][i][3]};
-    }
-  }
-}
-
-__device__ inline float4 load_floats(uint32_t address, uint32_t block) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(cute::set_block_rank(address, block))
-               : "memory");
-  return v;
-}
-
-__device__ inline float4 plus(const float4& a, const float4& b) {
-  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
-
-// The sums of a block's sets, left where those of the first are.
-template <int kTokens>
-__device__ void join_sets(uint8_t* ring, int thread) {
-  using Block = AwqBlock<kTokens>;
-  auto* const sums = reinterpret_cast<float4*>(ring);
-  for (int i = thread; i < Block::kSetSums / 4; i += Block::kConsumers) {
-    float4 total = sums[i];
+    for (int e = 0; e < 2; ++e) {
+      const int token = 8 * i + 2 * t + e;
+      if (place.row + token >= p.m) return;
+      float x[kChannels];
 #pragma unroll
-    for (int set = 1; set < Block::kSets; ++set) {
-      total = plus(total, sums[i + set * (Block::kSetSums / 4)]);
-    }
-    sums[i] = total;
-  }
-}
-
-// The calling block's share of the tile, once the cluster's sums are there: four channels of a
-// token at a time.
-template <class T, int kTokens>
-__device__ void store_share(const AwqParams& p, const uint8_t* ring, int thread) {
-  using Block = AwqBlock<kTokens>;
-  const Place place(p, kTokens);
-  const uint32_t sums = cute::cast_smem_ptr_to_uint(ring);
-  constexpr bool kBfloat16 = std::is_same_v<T, __nv_bfloat16>;
-  constexpr int kQuads = kAwqChannels / 4;
-  const int items = min(kTokens, p.m - place.row) * kQuads;
-  const int share = (items + place.split - 1) / place.split;
-  const int end = min(items, (place.slice + 1) * share);
-  for (int i = place.slice * share + thread; i < end; i += Block::kConsumers) {
-    const int token = i / kQuads, channel = i % kQuads * 4;
-    if (place.col + channel >= p.n) continue;
-    const uint32_t at = sums + 4 * (token * Block::kPitch + channel);
-    float4 part[kMaxAwqSplit];
+      for (int c = 0; c < kChannels; ++c) x[c] = sums[c / 2][i][e + c % 2 * 2];
+      if (!whole) {
 #pragma unroll
-    for (int block = 0; block < kMaxAwqSplit; ++block) {
-      if (block < place.split) part[block] = load_floats(at, block);
-    }
-    float4 sum = part[0];
+        for (int c = 0; c < kChannels; c += 4) {
+          *reinterpret_cast<float4*>(partial + token * kAwqChannels + c) = {x[c], x[c + 1],
+                                                                            x[c + 2], x[c + 3]};
+        }
+      } else {
 #pragma unroll
-    for (int block = 1; block < kMaxAwqSplit; ++block) {
-      if (block < place.split) sum = plus(sum, part[block]);
+        for (int c = 0; c < kChannels; ++c) x[c] += bias[c];
+        store_narrow<T>(p.d + int64_t{place.row + token} * p.n + channel, x);
+      }
     }
-    float total[4] = {sum.x, sum.y, sum.z, sum.w};
-    if (p.bias.data) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) total[e] += load_float(p.bias, place.col + channel + e);
-    }
-    *reinterpret_cast<uint2*>(p.d + int64_t{place.row + token} * p.n + place.col + channel) = {
-        narrow_pair(total[0], total[1], kBfloat16), narrow_pair(total[2], total[3], kBfloat16)};
   }
 }
 
 template <class T, int kTokens>
-__global__ __launch_bounds__(AwqBlock<kTokens>::kThreads,
-                             1) void awq_stream(const __grid_constant__ AwqParams p) {
+__global__ __launch_bounds__(AwqBlock<kTokens>::kThreads, AwqBlock<kTokens>::kLive) void awq_stream(
+    const __grid_constant__ AwqParams p) {
   using Block = AwqBlock<kTokens>;
   extern __shared__ __align__(1024) uint8_t ring[];
-  auto& barriers = *reinterpret_cast<typename Block::Barriers*>(ring + Block::ring_bytes(p.stages));
+  auto& barriers =
+      *reinterpret_cast<typename Block::Barriers*>(ring + p.stages * Block::kStageBytes);
   auto* const groups = reinterpret_cast<AwqGroup*>(&barriers + 1);
-  const Place place(p, kTokens);
-  const int first = static_cast<int>(int64_t{p.chunks} * place.slice / place.split);
-  const int last = static_cast<int>(int64_t{p.chunks} * (place.slice + 1) / place.split);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
 
+  if (thread == Block::kConsumers) fetch_words<kTokens>(p);
+  if (thread == Block::kConsumers + 32) cute::prefetch_tma_descriptor(&p.tokens);
   if (thread == 0) {
     for (int s = 0; s < p.stages; ++s) {
       Full::init(&barriers.full[s], 2);  // words, and all else
-      Empty::init(&barriers.empty[s], Block::kTeamWarps * (Block::kHalves ? Block::kTeams : 1));
+      Empty::init(&barriers.empty[s],
+                  (Block::kHalves ? Block::kConsumers : Block::kTeamThreads) / 32);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -135,41 +105,73 @@ __global__ __launch_bounds__(AwqBlock<kTokens>::kThreads,
   asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 
-  if (warp >= Block::kConsumers / 32) {
+  if (thread >= Block::kConsumers) {
     // --- the loaders ---
     if constexpr (Block::kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<40>();
     if (thread == Block::kConsumers) {
-      load_words<kTokens>(p, ring, barriers, place, first, last);
+      load_words<kTokens>(p, ring, barriers);
     } else if (thread == Block::kConsumers + 32) {
-      load_others<kTokens>(p, ring, barriers, groups, place, first, last);
+      load_others<kTokens>(p, ring, barriers, groups);
     }
-    cluster_sync();  // the sums are there
-    cluster_sync();  // and stay until all have read them
   } else {
     // --- a multiplier ---
     if constexpr (Block::kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<232>();
-    const int team = warp / Block::kTeamWarps, team_warp = warp % Block::kTeamWarps;
-    const Worker<kTokens> on{p, ring, barriers, groups, first, last, team, team_warp, lane};
-    const auto all_have_done = [] { cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1); };
-    float sums[Block::kPairs][kTokens / 8][4] = {};
-    if constexpr (!Block::kByWgmma) {
-      multiply<T, kTokens>(sums, on);
-    } else if (Block::kHalves && team == 1) {
-      multiply_async<T, kTokens, 4 - Block::kPairs>(sums, on);
-    } else {
-      multiply_async<T, kTokens, 0>(sums, on);
+    const int team = warp / 4;
+    const Worker<kTokens> on{p, ring, barriers, groups, team, warp % 4, lane};
+    Cursor at{0};
+    if (!Block::kHalves) at.advance(team, p.stages);
+    int before = 0;  // chunks of the pieces before
+    int held = -1;   // the stage that was read last
+#pragma unroll 1
+    for (Work work(p); work.next();) {
+      float sums[Block::kPairs][kTokens / 8][4] = {};
+      // The team's turn comes with chunks that are `team` more than a multiple of kTurns.
+      const int turn =
+          Block::kHalves ? 0 : (team + Block::kTurns - before % Block::kTurns) % Block::kTurns;
+      const auto all_products = [&](auto groups) {
+        if constexpr (Block::kHalves) {
+          multiply_async<T, kTokens, groups>(sums, on, work.first + turn, work.last, at);
+        } else {
+          multiply<T, kTokens, groups>(sums, on, work.first + turn, work.last, at, held);
+        }
+      };
+      if (p.group < kAwqDepth) {
+        all_products(std::integral_constant<int, 2>{});
+      } else {
+        all_products(std::integral_constant<int, 1>{});
+      }
+      before += work.last - work.first;
+      store_sums<T, kTokens>(p, work, Block::kHalves ? 0 : team, sums, on.unit(), lane % 4);
     }
-    all_have_done();  // with the ring
-    leave_sums<kTokens>(sums, ring, Block::kHalves ? 0 : team, Block::kHalves ? 2 * team : 0,
-                        team_warp, lane);
-    if constexpr (Block::kSets > 1) {
-      all_have_done();
-      join_sets<kTokens>(ring, thread);
-    }
-    cluster_sync();
-    store_share<T, kTokens>(p, ring, thread);
-    cluster_sync();
   }
+}
+
+// D of the tiles that were cut, from their partial sums, slice by slice and part by part.
+template <class T>
+__global__ __launch_bounds__(128) void awq_join(const __grid_constant__ AwqParams p,
+                                                const int tokens) {
+  constexpr int kQuads = kAwqChannels / 4;
+  const int cut = static_cast<int>(gridDim.x), index = static_cast<int>(blockIdx.x);
+  const Place place(p, p.plan.whole + index, tokens);
+  const int token = static_cast<int>(blockIdx.y * (blockDim.x / kQuads) + threadIdx.x / kQuads);
+  const int channel = static_cast<int>(threadIdx.x) % kQuads * 4;
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (place.row + token >= p.m || place.col + channel >= p.n) return;
+  const float* from = p.partials + (int64_t{index} * tokens + token) * kAwqChannels + channel;
+  float4 sum = {};
+#pragma unroll 8
+  for (int i = 0; i < p.plan.slices * p.plan.parts; ++i) {
+    const float4 x = __ldcg(reinterpret_cast<const float4*>(from));
+    sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    from += int64_t{cut} * tokens * kAwqChannels;
+  }
+  float x[4] = {sum.x, sum.y, sum.z, sum.w};
+  if (p.bias.data) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[c] += load_float(p.bias, place.col + channel + c);
+  }
+  store_narrow<T>(p.d + int64_t{place.row + token} * p.n + place.col + channel, x);
 }
 
 }  // namespace scaled_mm::cuda::sm90
