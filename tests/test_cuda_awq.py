@@ -252,7 +252,7 @@ def test_layers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, m: int) -> 
 @pytest.mark.skipif(ON_CPU, reason="many calls")
 def test_runs_agree(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """Two runs give the same bits, where blocks go through many pieces with a full ring."""
-    case = AwqCase("runs", 4096, 4096, 128, torch.float16, "usual", (1000,), None)
+    case = AwqCase("runs", 4096, 4096, 128, torch.float16, "usual", (1000,), torch.float32)
     there = on_device(case.product())
     with forced(monkeypatch, arm):
         first = scaled_mm.awq_gemm(**there)
