@@ -6,7 +6,6 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include <cute/arch/util.hpp>
 #include <algorithm>
 
 #include "awq_problem.h"

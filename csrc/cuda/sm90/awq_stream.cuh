@@ -1,16 +1,16 @@
 // D = X W + bias for few tokens, W from AWQ's own words: it is never written anywhere.
 //
-// Channels lie on the M side of mma.m16n8k16 and tokens on its N side. A block owns kTokens tokens
-// of 256 channels, over one slice of K; the blocks of a cluster own the slices of one tile, and sum
-// what each found in a fixed order: no bit depends on when a block ran.
+// Channels lie on the M side of the tensor cores' products and tokens on their N side. A block goes
+// from piece to piece: a tile of kTokens tokens by 256 channels, or a slice of K of one, whose sums
+// awq_join adds up in a fixed order. No bit depends on when a block ran.
 //
 //   a stage: 64 rows of q, 128 bytes of each (256 channels), kTokens rows of x, 128 bytes of each,
 //   both by TMA with its 128-byte swizzle; 256 scales and 32 words of zero points for each group.
 //
-// Teams of four warps take stages in turn, or halves of them; a warp has 64 channels, a lane one
-// word, eight channels, in each row. Lane 4 g + t (g < 8, t < 4) reads word g of rows 2t, 2t + 1,
-// 2t + 8 and 2t + 9 of 16, which PRMT regroups so that what LOP3 lifts are pairs along K, as mma
-// wants them:
+// Two teams of four warps take stages in turn, a warp 64 channels, a lane one word, eight channels,
+// in each row; or all stages, and of each word one half (awq_halves). Lane 4 g + t (g < 8, t < 4)
+// reads rows 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, which PRMT regroups so that what LOP3 lifts are
+// pairs along K, as tensor cores want them:
 //
 //   row 2t     7 5 3 1 | 6 4 2 0           PRMT 0x5410:  row 2t+1: 6 4 2 0 | row 2t: 6 4 2 0
 //   row 2t+1   7 5 3 1 | 6 4 2 0                0x7632:            7 5 3 1 |         7 5 3 1
@@ -25,7 +25,6 @@
 #include "cuda/sm90/awq_block.cuh"
 #include "cuda/sm90/awq_load.cuh"
 #include "cuda/sm90/awq_multiply.cuh"
-#include "cuda/sm90/block.cuh"
 
 namespace scaled_mm::cuda::sm90 {
 
