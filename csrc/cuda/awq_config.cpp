@@ -82,7 +82,7 @@ AwqPlan plan_awq(const AwqArm& arm, const AwqSize& size, int sms) {
     plan.slices = static_cast<int>(slices);
     plan.parts = awq_parts(arm.tokens);
     plan.chunks = static_cast<int>(chunks);
-    plan.blocks = static_cast<int>(std::min(slots, plan.pieces()));
+    plan.blocks = static_cast<int>(std::clamp<int64_t>(plan.pieces(), 1, slots));
     return plan;
   };
   AwqPlan best = {};
@@ -98,7 +98,7 @@ AwqPlan plan_awq(const AwqArm& arm, const AwqSize& size, int sms) {
     const int64_t left = may_be_whole ? tiles % slots : tiles;
     if (left == 0) continue;
     for (int rounds = 1; rounds <= kMostRounds; ++rounds) {  // as many slices as they have room for
-      consider(slots, std::clamp<int64_t>(rounds * slots / left, 1, chunks));
+      consider(slots, std::max<int64_t>(1, std::min(rounds * slots / left, chunks)));
     }
   }
   return best;
