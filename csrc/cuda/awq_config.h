@@ -58,7 +58,7 @@ constexpr int awq_parts(int tokens) { return awq_halves(tokens) ? 1 : kAwqTeams;
 struct AwqPlan {
   int blocks;
   int tiles;   // of D
-  int whole;   // tiles that are not cut
+  int whole;   // tiles that are not cut; none where a block's sums come in parts
   int slices;  // of the others
   int parts;   // of a slice
   int chunks;  // of a tile: kAwqDepth rows of K

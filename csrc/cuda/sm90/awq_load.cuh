@@ -8,7 +8,8 @@
 
 namespace scaled_mm::cuda::sm90 {
 
-// Sends for the first words, which the kernel before does not write, into L2.
+// Sends for the first words, to have them in L2. The kernel before may still write them: L2 is
+// where that is seen.
 template <int kTokens>
 __device__ void fetch_words(const AwqParams& p) {
   constexpr int kAhead = 4;  // stages
