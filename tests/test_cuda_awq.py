@@ -29,7 +29,7 @@ from scaled_mm import reference
 
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 
-NAMES = ["stream_8", "stream_16", "stream_32", "stream_64", "stream_128", "dense"]
+NAMES = ["stream_8", "stream_16", "stream_32", "stream_64", "stream_128", "stream_256", "dense"]
 ARMS = ["", *([] if ON_CPU else NAMES)]
 ARM_VARIABLE = "SCALED_MM_AWQ_ARM"
 dtypes = pytest.mark.parametrize("dtype", DTYPES)

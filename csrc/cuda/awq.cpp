@@ -46,7 +46,7 @@ void stream_words(AwqProblem& p, const AwqArm& arm, const Scope& scope, const Te
   align_rows(p.w.zeros, p.w.k / p.w.group, p.w.n / 8, like, scope.stream, keep);
   const AwqPlan plan = plan_awq(arm, {p.m, p.w.n, p.w.k, p.w.group}, scope.device.sms);
   float* partials = nullptr;
-  if (const int64_t count = plan.partials() * arm.tokens * kAwqChannels) {
+  if (const int64_t count = plan.partials() * arm.tokens * awq_channels(arm.tokens)) {
     const Tensor& room = keep.emplace_back(new_empty(like, {count}, ScalarType::Float));
     partials = static_cast<float*>(room.mutable_data_ptr());
   }

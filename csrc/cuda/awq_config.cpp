@@ -14,22 +14,23 @@ namespace {
 
 // Measured on an H200 (docs/lowbit.md).
 constexpr AwqArm kArms[] = {
-    {"stream_8", 8, 4.5, 0.303, 1.40, 4.0},  //
-    {"stream_16", 16, 5.2, 0.320, 1.48, 5.0},
-    {"stream_32", 32, 2.5, 0.471, 1.69, 2.0},
-    {"stream_64", 64, 2.0, 0.60},
-    {"stream_128", 128, 2.0, 0.86},
-    {"dense", 0, 6.0, 0.69},
+    {"stream_8", 8, 4.5, 0.42, 1.60, 2.0},
+    {"stream_16", 16, 1.5, 0.34, 1.63, 1.5},
+    {"stream_32", 32, 1.5, 0.40, 1.70, 2.0},
+    {"stream_64", 64, 1.5, 0.56},
+    {"stream_128", 128, 2.0, 0.85},
+    {"stream_256", 256, 2.0, 0.80},
+    {"dense", 0, 6.0, 0.80},
 };
 constexpr double kJoinUs = 2.0;          // of adding up partial sums, besides
-constexpr double kJoinBytesPerUs = 4e6;  // what they go to L2 and back at
+constexpr double kJoinBytesPerUs = 5e6;  // what they go to L2 and back at
 constexpr double kMemoryShare = 0.87;    // of the peak of device memory
 constexpr int kMostRounds = 4;           // of slices
 
 int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-int64_t awq_tiles(const AwqSize& size, int tokens) {
-  return ceil_div(size.m, tokens) * ceil_div(size.n, kAwqChannels);
+int64_t awq_tiles(const AwqSize& size, int tokens, int channels) {
+  return ceil_div(size.m, tokens) * ceil_div(size.n, channels);
 }
 
 bool takes(const AwqArm& arm, const AwqSize& size) { return arm.tokens == 0 || streams(size); }
@@ -41,7 +42,8 @@ double busy_us(const AwqArm& arm, const AwqSize& size, const AwqPlan& plan, int 
   const double whole = rounds(plan.whole) * plan.chunks * chunk_us;
   if (plan.cut() == 0) return whole;
   const double tokens = double(std::min<int64_t>(size.m, arm.tokens));
-  const double partials = double(plan.partials()) * tokens * kAwqChannels * sizeof(float);
+  const double partials =
+      double(plan.partials()) * tokens * awq_channels(arm.tokens) * sizeof(float);
   return whole + kJoinUs + 2 * partials / kJoinBytesPerUs +
          rounds(int64_t{plan.cut()} * plan.slices) * double(ceil_div(plan.chunks, plan.slices)) *
              chunk_us;
@@ -72,30 +74,25 @@ bool streams(const AwqSize& size) {
 }
 
 AwqPlan plan_awq(const AwqArm& arm, const AwqSize& size, int sms) {
-  const int64_t chunks = size.k / kAwqDepth, tiles = awq_tiles(size, arm.tokens);
-  const bool may_be_whole = awq_parts(arm.tokens) == 1;
-  // So many slices of the tiles that fill no round of `slots` blocks.
-  const auto plan_with = [&](int64_t slots, int64_t slices) {
-    AwqPlan plan = {};
-    plan.tiles = static_cast<int>(tiles);
-    if (may_be_whole) plan.whole = static_cast<int>(slices == 1 ? tiles : tiles / slots * slots);
-    plan.slices = static_cast<int>(slices);
-    plan.parts = awq_parts(arm.tokens);
-    plan.chunks = static_cast<int>(chunks);
-    plan.blocks = static_cast<int>(std::clamp<int64_t>(plan.pieces(), 1, slots));
-    return plan;
-  };
+  const int64_t chunks = size.k / kAwqDepth;
+  const int64_t tiles = awq_tiles(size, arm.tokens, awq_channels(arm.tokens));
   AwqPlan best = {};
   double least = INFINITY;
+  // So many slices of the tiles that fill no round of `slots` blocks.
   const auto consider = [&](int64_t slots, int64_t slices) {
-    const AwqPlan plan = plan_with(slots, slices);
+    AwqPlan plan = {};
+    plan.tiles = static_cast<int>(tiles);
+    plan.whole = static_cast<int>(slices == 1 ? tiles : tiles / slots * slots);
+    plan.slices = static_cast<int>(slices);
+    plan.chunks = static_cast<int>(chunks);
+    plan.blocks = static_cast<int>(std::clamp<int64_t>(plan.pieces(), 1, slots));
     const double us = busy_us(arm, size, plan, sms) + (plan.blocks > sms ? arm.pair_us : 0);
     if (us < least) least = us, best = plan;
   };
   for (int live = 1; live <= awq_live(arm.tokens); ++live) {
     const int64_t slots = int64_t{live} * sms;
     consider(slots, 1);
-    const int64_t left = may_be_whole ? tiles % slots : tiles;
+    const int64_t left = tiles % slots;
     if (left == 0) continue;
     for (int rounds = 1; rounds <= kMostRounds; ++rounds) {  // as many slices as they have room for
       consider(slots, std::max<int64_t>(1, std::min(rounds * slots / left, chunks)));
@@ -111,7 +108,7 @@ AwqPrediction predict(const AwqArm& arm, const AwqSize& size, const Machine& mac
   const double rate = kMemoryShare * machine.bytes_per_us;
   AwqPrediction p;
   if (arm.tokens == 0) {
-    const double tiles = double(awq_tiles(size, kDenseTokens));
+    const double tiles = double(awq_tiles(size, kDenseTokens, kDenseChannels));
     p.memory = (words + 2 * weights) / rate;
     p.busy = arm.chunk_us * double(ceil_div(size.k, kAwqDepth)) * std::ceil(tiles / machine.sms);
     p.us = arm.fixed_us + p.memory + std::max(p.busy, (2 * weights + others) / rate);

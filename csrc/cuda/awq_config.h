@@ -8,9 +8,8 @@
 
 namespace scaled_mm::cuda {
 
-inline constexpr int kAwqDepth = 64;      // rows of W in a stage of the streaming arms
-inline constexpr int kAwqChannels = 256;  // of a tile of D, in every arm
-inline constexpr int kDenseTokens = 128;  // of a tile of the dense arm
+inline constexpr int kAwqDepth = 64;  // rows of W in a stage of the streaming arms
+inline constexpr int kDenseTokens = 128, kDenseChannels = 256;  // of a tile of the dense arm
 
 struct AwqSize {
   int64_t m;
@@ -44,12 +43,12 @@ bool streams(const AwqSize& size);
 // allow.
 constexpr int awq_live(int tokens) { return tokens <= 32 ? 2 : 1; }
 
-// A block has two teams of four warps. With few tokens they take stages in turn, and each has sums
-// of its own, a part of the block's; from 32 on they take all stages, and half of the channels
-// each.
-inline constexpr int kAwqTeams = 2;
-constexpr bool awq_halves(int tokens) { return tokens >= 32; }
-constexpr int awq_parts(int tokens) { return awq_halves(tokens) ? 1 : kAwqTeams; }
+// A block has all of a tile's tokens in each of its warps, and 64, 32 or 16 channels: a lane so
+// many pairs. Registers for sums bound tokens times channels; and the fewer channels, the fewer
+// slices of K it takes to give every multiprocessor something to do.
+inline constexpr int kAwqWarps = 8;
+constexpr int awq_pairs(int tokens) { return tokens <= 8 ? 4 : tokens <= 128 ? 2 : 1; }
+constexpr int awq_channels(int tokens) { return 16 * kAwqWarps * awq_pairs(tokens); }
 
 // How a streaming arm shares a product out over its blocks, all of which live at the same time:
 // rounds of whole tiles first; the tiles left are cut along K into slices, whose sums go to memory
@@ -58,13 +57,12 @@ constexpr int awq_parts(int tokens) { return awq_halves(tokens) ? 1 : kAwqTeams;
 struct AwqPlan {
   int blocks;
   int tiles;   // of D
-  int whole;   // tiles that are not cut; none where a block's sums come in parts
+  int whole;   // tiles that are not cut
   int slices;  // of the others
-  int parts;   // of a slice
   int chunks;  // of a tile: kAwqDepth rows of K
-  int cut() const { return tiles - whole; }
-  int64_t pieces() const { return whole + int64_t{cut()} * slices; }
-  int64_t partials() const { return int64_t{cut()} * slices * parts; }  // tiles of sums in memory
+  constexpr int cut() const { return tiles - whole; }
+  constexpr int64_t pieces() const { return whole + int64_t{cut()} * slices; }
+  constexpr int64_t partials() const { return int64_t{cut()} * slices; }  // tiles of sums in memory
 };
 AwqPlan plan_awq(const AwqArm& arm, const AwqSize& size, int sms);
 

@@ -14,7 +14,7 @@
 namespace scaled_mm::cuda::sm90 {
 
 struct AwqParams {
-  CUtensorMap q;       // [K, N / 2] bytes, in boxes of kAwqDepth rows x 128
+  CUtensorMap q;       // [K, N / 2] bytes, in boxes of kAwqDepth rows x kBoxBytes
   CUtensorMap tokens;  // X [M, 2 K] bytes, in boxes of kTokens rows x 128
   const uint32_t* zeros;
   int64_t zeros_stride;  // words
@@ -28,7 +28,7 @@ struct AwqParams {
   int stages;       // of the ring
   Vector bias;      // of D's dtype or float32
   uint16_t* d;      // [M, N]
-  float* partials;  // [slices, parts, tiles that are cut, tokens of a tile, kAwqChannels]
+  float* partials;  // [slices, tiles that are cut, tokens of a tile, channels of a tile]
 };
 
 using Full = cutlass::arch::ClusterTransactionBarrier;
@@ -36,25 +36,29 @@ using Empty = cutlass::arch::ClusterBarrier;
 
 inline constexpr int kSteps = kAwqDepth / 16;
 
-struct AwqGroup {  // the channels of a tile
-  uint16_t scales[kAwqChannels];
-  uint32_t zeros[kAwqChannels / 8];
+// A place in a ring.
+struct Cursor {
+  int stage = 0, phase = 0;
+  __device__ void advance(int stages) {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
 };
 
-// A team that has half of the channels is a warpgroup and multiplies by wgmma, others by mma.
+// What a block with tiles of kTokens tokens is: its tile, its threads, its shared memory.
 template <int kTokens_>
 struct AwqBlock {
   static constexpr int kTokens = kTokens_;
-  static constexpr bool kHalves = awq_halves(kTokens);
-  static constexpr int kTeams = kAwqTeams, kTeamThreads = 128;
-  static constexpr int kTurns = awq_parts(kTokens);  // until a stage is the same team's again
-  static constexpr int kPairs = kHalves ? 2 : 4;     // of channels, that a lane has
-  static constexpr int kConsumers = kTeams * kTeamThreads;  // threads that multiply
+  static constexpr int kPairs = awq_pairs(kTokens), kChannels = awq_channels(kTokens);
+  static constexpr int kConsumers = 32 * kAwqWarps;  // threads that multiply
   static constexpr int kLive = awq_live(kTokens);
-  // And two warps that load; or a warpgroup, which leaves its registers to the sums.
-  static constexpr bool kMovesRegisters = kTokens == 128;
-  static constexpr int kThreads = kConsumers + (kMovesRegisters ? 128 : 64);
-  static constexpr int kWordBytes = kAwqDepth * 128;
+  // And a warpgroup of which a thread loads, and which leaves its registers to the others.
+  static constexpr int kThreads = kConsumers + 128;
+  static constexpr int kLoaderRegisters = kLive == 2 ? 32 : 40;
+  static constexpr int kRegisters = kLive == 2 ? 104 : 232;
+
+  // A stage's words come in boxes of at most 128 bytes of each row, and all tokens after them.
+  static constexpr int kRowBytes = kChannels / 2, kBoxBytes = std::min(kRowBytes, 128);
+  static constexpr int kWordBytes = kAwqDepth * kRowBytes;
   static constexpr int kStageBytes = kWordBytes + kTokens * 128;
   // The ring, the barriers, the groups of every stage.
   static constexpr int kMaxStages = 24;
@@ -62,19 +66,20 @@ struct AwqBlock {
     uint64_t full[kMaxStages];
     uint64_t empty[kMaxStages];
   };
+  struct Group {
+    uint16_t scales[kChannels];
+    uint32_t zeros[kChannels / 8];
+  };
 
   static constexpr int shared_bytes(int stages, int groups) {
-    return stages * (kStageBytes + groups * static_cast<int>(sizeof(AwqGroup))) +
+    return stages * (kStageBytes + groups * static_cast<int>(sizeof(Group))) +
            static_cast<int>(sizeof(Barriers));
   }
-  // A ring for `chunks`, within `bytes` of shared memory. A stage is always the same team's: were
-  // the turns to shift, a team a whole ring ahead of another would take the other's stage, still
-  // on its way, for its own.
+  // A ring for `chunks`, within `bytes` of shared memory.
   static constexpr int stages(int chunks, int bytes, int groups) {
-    const auto rounded = [](int stages) { return stages / kTurns * kTurns; };
-    int stages = rounded(std::min(kMaxStages, chunks + kTurns - 1));
-    while (stages > 2 * kTurns && shared_bytes(stages, groups) > bytes) stages -= kTurns;
-    return std::max(stages, 2 * kTurns);
+    int stages = std::min(kMaxStages, chunks);
+    while (stages > 2 && shared_bytes(stages, groups) > bytes) --stages;
+    return std::max(stages, 2);
   }
 };
 
@@ -90,69 +95,48 @@ struct Place {
     const int width = min(kBand, p.token_tiles - band);
     tile -= band * channel_tiles;
     row = (band + tile % width) * tokens;
-    col = tile / width * kAwqChannels;
+    col = tile / width * awq_channels(tokens);
   }
 };
 
-// What the calling block does, piece after piece: for (Work work(p); work.next();)
-class Work {
- public:
+// A piece of the product: a tile, or a slice of one. A block has every gridDim.x-th.
+struct Piece {
   int tile;
   int first, last;  // its chunks
   int slice;        // -1: it is whole
 
-  __device__ explicit Work(const AwqParams& p) : plan_(p.plan), piece_(blockIdx.x) {}
-
-  __device__ bool next() {
-    tile = piece_, slice = -1, first = 0, last = plan_.chunks;
-    const int left = piece_ - plan_.whole, cut = plan_.tiles - plan_.whole;
-    piece_ += gridDim.x;
-    if (left < 0) return true;
-    if (left >= cut * plan_.slices) return false;
-    slice = left / cut;
-    tile = plan_.whole + left - slice * cut;
-    const int least = plan_.chunks / plan_.slices, longer = plan_.chunks - least * plan_.slices;
+  __device__ Piece(const AwqPlan& plan, int index)
+      : tile(index), first(0), last(plan.chunks), slice(-1) {
+    if (index < plan.whole) return;
+    slice = (index - plan.whole) / plan.cut();
+    tile -= slice * plan.cut();
+    const int least = plan.chunks / plan.slices, longer = plan.chunks - least * plan.slices;
     first = slice * least + min(slice, longer);
     last = first + least + (slice < longer);
-    return true;
   }
-  // Where a part's sums go among the tiles of p.partials.
-  __device__ int partial(int part) const {
-    return (slice * plan_.parts + part) * (plan_.tiles - plan_.whole) + tile - plan_.whole;
-  }
-
- private:
-  const AwqPlan& plan_;
-  int piece_;
-};
-
-// A place in the ring.
-struct Cursor {
-  int stage, phase = 0;
-  __device__ void advance(int by, int stages) {
-    stage += by;
-    if (stage >= stages) stage -= stages, phase ^= 1;
+  // Where its sums go among the tiles of p.partials.
+  __device__ int partial(const AwqPlan& plan) const {
+    return slice * plan.cut() + tile - plan.whole;
   }
 };
 
 // What the calling warp knows of its work.
 template <int kTokens>
 struct Worker {
+  using Block = AwqBlock<kTokens>;
   const AwqParams& p;
   const uint8_t* ring;
-  typename AwqBlock<kTokens>::Barriers& barriers;
-  const AwqGroup* all_groups;
-  int team, team_warp, lane;
+  typename Block::Barriers& barriers;
+  const typename Block::Group* all_groups;
+  int warp, lane;
 
   // Of the tile's units of 2 kPairs channels, the lane's.
-  __device__ int unit() const {
-    return (AwqBlock<kTokens>::kHalves ? 32 * team : 0) + 8 * team_warp + lane / 4;
-  }
+  __device__ int unit() const { return 8 * warp + lane / 4; }
   __device__ const uint8_t* stage(const Cursor& at) const {
-    return ring + at.stage * AwqBlock<kTokens>::kStageBytes;
+    return ring + at.stage * Block::kStageBytes;
   }
   template <int kGroups>
-  __device__ const AwqGroup* groups(const Cursor& at) const {
+  __device__ const typename Block::Group* groups(const Cursor& at) const {
     return all_groups + at.stage * kGroups;
   }
   __device__ void wait(const Cursor& at) const {

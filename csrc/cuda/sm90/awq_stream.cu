@@ -14,7 +14,7 @@ void run(const AwqProblem& p, const AwqPlan& plan, float* partials, const Device
   const auto kernel = awq_stream<T, kTokens>;
   AwqParams params;
   params.q = tensor_map(reinterpret_cast<const int8_t*>(p.w.q.data), p.w.k, p.w.n / 2,
-                        4 * p.w.q.row_stride, kAwqDepth);
+                        4 * p.w.q.row_stride, kAwqDepth, Block::kBoxBytes);
   params.tokens = tensor_map(reinterpret_cast<const int8_t*>(p.x.data), p.m, 2 * p.w.k,
                              2 * p.x.row_stride, kTokens);
   params.zeros = p.w.zeros.data;
@@ -30,9 +30,9 @@ void run(const AwqProblem& p, const AwqPlan& plan, float* partials, const Device
   // more than there is to load: the next kernel may start where there is room.
   const int groups = p.w.group < kAwqDepth ? 2 : 1;
   const int bytes = (device.shared_memory + 1024) / Block::kLive - 1024;
-  const int rounds = static_cast<int>((plan.pieces() + plan.blocks - 1) / plan.blocks);
-  const int chunks =
-      rounds > 1 || plan.whole > 0 ? plan.chunks : (plan.chunks + plan.slices - 1) / plan.slices;
+  const int chunks = plan.whole > 0 || plan.pieces() > plan.blocks
+                         ? plan.chunks
+                         : (plan.chunks + plan.slices - 1) / plan.slices;
   params.stages = Block::stages(chunks, bytes, groups);
   // Where there is a multiprocessor for every block, each has one for itself.
   const int alone = plan.blocks <= device.sms ? device.shared_memory / 2 + 1024 : 0;
@@ -49,10 +49,10 @@ void run(const AwqProblem& p, const AwqPlan& plan, float* partials, const Device
   launch_early(kernel, plan.blocks, Block::kThreads,
                std::max(alone, Block::shared_bytes(params.stages, groups)), stream, params);
   if (plan.partials() > 0) {
-    constexpr int kThreads = 128, kAtOnce = 4 * kThreads / kAwqChannels;  // tokens
-    const unsigned tokens = static_cast<unsigned>(std::min<int64_t>(p.m, kTokens));
-    launch_early(awq_join<T>, {unsigned(plan.cut()), (tokens + kAtOnce - 1) / kAtOnce}, kThreads, 0,
-                 stream, params, kTokens);
+    constexpr int kThreads = 128;
+    const int quads = static_cast<int>(std::min<int64_t>(p.m, kTokens)) * Block::kChannels / 4;
+    launch_early(awq_join<T>, {unsigned(plan.cut()), unsigned(quads + kThreads - 1) / kThreads},
+                 kThreads, 0, stream, params, kTokens);
   }
 }
 
@@ -64,7 +64,8 @@ void run(const AwqProblem& p, int tokens, const AwqPlan& plan, float* partials,
     case 16: return run<T, 16>(p, plan, partials, device, stream);
     case 32: return run<T, 32>(p, plan, partials, device, stream);
     case 64: return run<T, 64>(p, plan, partials, device, stream);
-    default: return run<T, 128>(p, plan, partials, device, stream);
+    case 128: return run<T, 128>(p, plan, partials, device, stream);
+    default: return run<T, 256>(p, plan, partials, device, stream);
   }
 }
 

@@ -16,7 +16,7 @@ namespace {
 template <class T>
 struct Dense {
   static constexpr Config kConfig{
-      Kernel::persistent, kDenseTokens, kAwqChannels, 128, 1, 1, Schedule::cooperative, 8};
+      Kernel::persistent, kDenseTokens, kDenseChannels, 128, 1, 1, Schedule::cooperative, 8};
   using Tile = cute::Shape<cute::Int<kConfig.tile_m>, cute::Int<kConfig.tile_n>, cute::_64>;
   using Cluster = cute::Shape<cute::Int<kConfig.cluster_m>, cute::Int<kConfig.cluster_n>, cute::_1>;
   // acc + bias, a missing bias being -0, which adds nothing to any float
