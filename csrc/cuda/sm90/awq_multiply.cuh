@@ -1,7 +1,7 @@
 // The streaming int4 kernel's products: words to weights in registers, weights times tokens.
 #pragma once
 
-#include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90.hpp>
 #include <type_traits>
 #include <utility>
 
@@ -102,48 +102,17 @@ __device__ void dequantize(Pair (&w)[kBatch][4], const uint32_t (&both)[4],
   }
 }
 
-inline constexpr auto K_MAJOR = cute::SM90::GMMA::Major::K;
-
-template <class T, int kTokens>
-struct Wgmma;
-template <>
-struct Wgmma<__half, 8> : cute::SM90::GMMA::MMA_64x8x16_F32F16F16_RS<K_MAJOR, K_MAJOR> {};
-template <>
-struct Wgmma<__half, 16> : cute::SM90::GMMA::MMA_64x16x16_F32F16F16_RS<K_MAJOR, K_MAJOR> {};
-template <>
-struct Wgmma<__half, 32> : cute::SM90::GMMA::MMA_64x32x16_F32F16F16_RS<K_MAJOR, K_MAJOR> {};
-template <>
-struct Wgmma<__half, 64> : cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<K_MAJOR, K_MAJOR> {};
-template <>
-struct Wgmma<__half, 128> : cute::SM90::GMMA::MMA_64x128x16_F32F16F16_RS<K_MAJOR, K_MAJOR> {};
-template <>
-struct Wgmma<__half, 256> : cute::SM90::GMMA::MMA_64x256x16_F32F16F16_RS<K_MAJOR, K_MAJOR> {};
-template <>
-struct Wgmma<__nv_bfloat16, 8> : cute::SM90::GMMA::MMA_64x8x16_F32BF16BF16_RS<K_MAJOR, K_MAJOR> {};
-template <>
-struct Wgmma<__nv_bfloat16, 16> : cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_RS<K_MAJOR, K_MAJOR> {
-};
-template <>
-struct Wgmma<__nv_bfloat16, 32> : cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_RS<K_MAJOR, K_MAJOR> {
-};
-template <>
-struct Wgmma<__nv_bfloat16, 64> : cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<K_MAJOR, K_MAJOR> {
-};
-template <>
-struct Wgmma<__nv_bfloat16, 128>
-    : cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_RS<K_MAJOR, K_MAJOR> {};
-template <>
-struct Wgmma<__nv_bfloat16, 256>
-    : cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_RS<K_MAJOR, K_MAJOR> {};
-
 // 64 channels of a warpgroup, 16 of each warp, with kTokens tokens, over 16 rows; asynchronous: w
 // may not change before it is waited for.
 template <class T, int kTokens>
 __device__ void multiply_add_async(float (&sums)[kTokens / 8][4], const Pair (&w)[4],
                                    uint64_t tokens) {
+  using Half = std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>;
+  using Tile = cute::Shape<cute::_64, cute::Int<kTokens>, cute::_16>;
+  using Wgmma = decltype(cute::SM90::GMMA::rs_op_selector<Half, Half, float, Tile>());
   float* const d = &sums[0][0];
   [&]<size_t... I>(std::index_sequence<I...>) {
-    Wgmma<T, kTokens>::fma(w[0], w[1], w[2], w[3], tokens, d[I]...);
+    Wgmma::fma(w[0], w[1], w[2], w[3], tokens, d[I]...);
   }(std::make_index_sequence<kTokens / 2>{});
 }
 
