@@ -92,8 +92,8 @@ gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	python tools/gpu_test.py
 
 # initcheck does not see what TMA stores write, which is how the persistent rows write D and the
-# dense arm of int4 too: these rows and int4 are left out there. racecheck reports int4's rings, wrongly
-# (docs/validation/hopper.md).
+# dense arm of int4 too: these rows and int4 are left out there. Why int4 is left out of racecheck:
+# docs/validation/hopper.md.
 gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kernel; after `make cuda`
 	for tool in memcheck synccheck "racecheck --no-awq"; do \
 	  set -- $$tool; \
