@@ -97,7 +97,7 @@ gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kernel; after `make cuda`
 	for tool in memcheck synccheck "racecheck --no-awq"; do \
 	  set -- $$tool; \
-	  compute-sanitizer --tool $$1 --error-exitcode 1 python tests/sanitize_cuda.py --count 40 $$2; \
+	  compute-sanitizer --tool $$1 --error-exitcode 1 python tests/sanitize_cuda.py --count 40 $${2-}; \
 	done
 	compute-sanitizer --tool initcheck --error-exitcode 1 python tests/sanitize_cuda.py --count 40 --no-awq \
 	  --rows $$(python tests/sanitize_cuda.py --list | grep ^stream | paste -sd,)
