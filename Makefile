@@ -14,7 +14,7 @@ DEFAULT_TORCH := 2.13.0
 VENV := .venv
 LIBRARY := scaled_mm/_C_cpu.abi3.so
 SOURCES := setup.py $(shell find csrc -type f)
-CPP := $(shell find csrc -name '*.cpp' -not -path 'csrc/cuda/*') $(wildcard csrc/cuda/*config.cpp)
+CPP := $(shell find csrc -name '*.cpp' -not -path 'csrc/cuda/*') $(wildcard csrc/cuda/sm*/model.cpp)
 FORMATTED := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(CURDIR)/$(VENV)/outer-bin
@@ -25,8 +25,8 @@ PIP := $(VENV)/bin/python -m pip install --quiet --no-warn-conflicts -c tools/co
 INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
 
-.PHONY: help demo test docs test-slow mutate bench build lint format abi asan cross cuda gpu-test gpu-bench \
-        gpu-sanitize clean distclean FORCE
+.PHONY: help demo test docs test-slow mutate mutate-sample gpu-mutate bench build lint format abi oldest \
+        asan cross cuda gpu-test gpu-bench gpu-sanitize clean distclean FORCE
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,10 @@ test-slow: $(VENV)/.test $(LIBRARY) ## the full counts
 mutate: $(VENV)/.test $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow)
 	python tests/mutate.py
 
+# A few, others at every commit. Eight take three to five minutes on two cores.
+mutate-sample: $(VENV)/.test ## the same with a sample of them
+	python tests/mutate.py --sample 8
+
 bench: $(VENV)/.base $(LIBRARY) ## the CPU kernels against what torch offers
 	scaled-mm bench
 
@@ -73,6 +77,10 @@ abi: $(VENV)/.dev $(LIBRARY) ## the library uses torch's stable ABI and nothing 
 	grep -qE 'Torch ABI: +STABLE' build/abi.txt
 	grep -qE 'CPython ABI: +n/a' build/abi.txt
 
+oldest: $(VENV)/.base ## compile all sources against the headers of the oldest torch that will do
+	$(PIP) --no-deps nvidia-cutlass==4.2.0.0 || true
+	SCALED_MM_CUDA= python tools/compile_oldest.py
+
 cross: $(VENV)/.base ## compile the CPU sources for aarch64, where a cross compiler is
 	@command -v aarch64-linux-gnu-g++ > /dev/null \
 	  || { echo "cross: skipped, no aarch64-linux-gnu-g++ (Debian: g++-aarch64-linux-gnu)"; exit 0; }; \
@@ -91,8 +99,8 @@ cuda: $(VENV)/.base ## both libraries with every kernel; needs nvcc, no GPU
 gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	python tools/gpu_test.py
 
-# initcheck does not see what TMA stores write, which is how the persistent rows write D and the
-# dense arm of int4 too: these rows and int4 are left out there. Why int4 is left out of racecheck:
+# initcheck does not see what TMA stores write, which is how the persistent kernels write D and the
+# dense kernel of int4 too: these and int4 are left out there. Why int4 is left out of racecheck:
 # docs/validation/hopper.md.
 gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kernel; after `make cuda`
 	for tool in memcheck synccheck "racecheck --no-awq"; do \
@@ -100,7 +108,10 @@ gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kern
 	  compute-sanitizer --tool $$1 --error-exitcode 1 python tests/sanitize_cuda.py --count 40 $${2-}; \
 	done
 	compute-sanitizer --tool initcheck --error-exitcode 1 python tests/sanitize_cuda.py --count 40 --no-awq \
-	  --rows $$(python tests/sanitize_cuda.py --list | grep ^stream | paste -sd,)
+	  --rows $$(python tests/sanitize_cuda.py --list | grep /stream | paste -sd,)
+
+gpu-mutate: $(VENV)/.test ## `make mutate` for the CUDA sources, on a GPU; builds the CUDA library for each
+	python tests/mutate.py --gpu
 
 gpu-bench: $(VENV)/.bench ## the CUDA kernels against what torch and Triton offer; after `make cuda`
 	scaled-mm bench --device cuda

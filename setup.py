@@ -1,23 +1,24 @@
 """Builds the shared libraries of scaled_mm; everything else is declared in pyproject.toml.
 
     scaled_mm/_C_cpu.abi3.so    the op schemas and the CPU kernels; always
-    scaled_mm/_C_cuda.abi3.so   the CUDA kernels; when torch is a CUDA build or SCALED_MM_CUDA=1
+    scaled_mm/_C_cuda.abi3.so   the CUDA kernels; when torch is a CUDA build and nvcc and CUTLASS
+                                are there, or SCALED_MM_CUDA=1 asks for it (tools/cuda_build.py)
 
 Both are loaded with `torch.ops.load_library`, are no Python modules, and see nothing of torch but
 the stable ABI of torch 2.11: one binary serves every Python and every torch from there on.
 
 Environment:
-    SCALED_MM_CUDA        1 or 0: build the CUDA library, or not, whatever torch is
+    SCALED_MM_CUDA        1 or 0: build the CUDA library or fail, or do not; whatever torch is
     SCALED_MM_CUTLASS     a CUTLASS tree (holding include/); default: the nvidia-cutlass package
     SCALED_MM_SANITIZE    1: AddressSanitizer and UBSan (see `make asan`)
-    TORCH_CUDA_ARCH_LIST  "8.0;9.0": default the local GPUs, without one every arch folder
+    TORCH_CUDA_ARCH_LIST  "8.0+PTX;9.0": default the local GPUs, without one every arch folder
     CUDA_HOME, MAX_JOBS   as for any torch extension
 """
 
 import importlib.util
 import os
 import re
-import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -26,6 +27,9 @@ from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))  # an isolated build leaves the project's folder out
+import cuda_build  # noqa: E402
+
 SANITIZE = os.environ.get("SCALED_MM_SANITIZE") == "1"
 COMMON_FLAGS = [
     "-DTORCH_TARGET_VERSION=0x020b000000000000ULL",  # 2.11, as torch/headeronly/version.h packs it
@@ -62,14 +66,15 @@ def sources(*patterns: str) -> list[str]:
     return sorted(str(p.relative_to(ROOT)) for pattern in patterns for p in ROOT.glob(pattern))
 
 
-HEADERS = sources("csrc/**/*.h", "csrc/**/*.def", "csrc/**/*.cuh")
+HEADERS = sources(*(f"csrc/**/*.{kind}" for kind in ("h", "def", "cuh", "table")))
 
 
 def cpu_library() -> CppExtension:
     return CppExtension(
         "scaled_mm._C_cpu",
-        # *config.cpp: the tuning tables of the CUDA kernels, for `scaled-mm explain`
-        sources("csrc/*.cpp", "csrc/cpu/*.cpp", "csrc/cuda/*config.cpp"),
+        # model.cpp: every arch's tables and predictions, for `scaled-mm explain`
+        sources(*(f"csrc/{room}*.cpp" for room in ("", "problems/", "dispatch/", "cpu/")))
+        + sources("csrc/cuda/sm*/model.cpp"),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cpu", present_archs())],
         extra_compile_args={"cxx": HOST_FLAGS},
@@ -81,112 +86,76 @@ def cpu_library() -> CppExtension:
 # ---- CUDA ----------------------------------------------------------------------------------------
 
 
-def cuda_wanted() -> bool:
-    default = "0" if torch.version.cuda is None else "1"
-    return os.environ.get("SCALED_MM_CUDA", default) == "1" and not SANITIZE
+def machine() -> cuda_build.Machine:
+    package = importlib.util.find_spec("cutlass_library")
+    return cuda_build.Machine(
+        torch_cuda=torch.version.cuda,
+        cuda_home=cuda_build.find_cuda(cpp_extension.CUDA_HOME),  # None with a CPU torch
+        cutlass=cuda_build.find_cutlass(package and package.origin),
+    )
 
 
-def cuda_home() -> Path:
-    nvcc = shutil.which("nvcc")
-    candidates = [
-        os.environ.get("CUDA_HOME"),
-        cpp_extension.CUDA_HOME,  # None with a CPU torch
-        nvcc and Path(nvcc).resolve().parent.parent,
-        "/usr/local/cuda",
-    ]
-    for home in map(Path, filter(None, candidates)):
-        if (home / "bin/nvcc").is_file() and (home / "include/cuda_runtime.h").is_file():
-            return home
-    raise SystemExit("the CUDA library needs nvcc: set CUDA_HOME, or SCALED_MM_CUDA=0")
-
-
-def cutlass_includes() -> list[str]:
-    tree = os.environ.get("SCALED_MM_CUTLASS")
-    if tree is None:
-        package = importlib.util.find_spec("cutlass_library")
-        if package is None or package.origin is None:
-            raise SystemExit(
-                "the CUDA library needs CUTLASS's headers: pip install nvidia-cutlass==4.2.0.0, "
-                "or set SCALED_MM_CUTLASS, or SCALED_MM_CUDA=0"
-            )
-        tree = str(Path(package.origin).parent / "source")
-    if not Path(tree, "include/cutlass/cutlass.h").is_file():
-        raise SystemExit(f"SCALED_MM_CUTLASS must hold include/cutlass/cutlass.h, got {tree}")
-    return [f"{tree}/include", f"{tree}/tools/util/include"]
-
-
-def capabilities() -> list[int] | None:
-    """What to build for, as 10 * major + minor; None: everything there is."""
+def wanted_gpus() -> list[cuda_build.Wanted] | None:
+    """What to build for; None: everything there is."""
     if listed := os.environ.get("TORCH_CUDA_ARCH_LIST"):
-        found = re.findall(r"(\d+)\.(\d)[af]?(?:\+PTX)?", listed)
-        if not found:
-            raise SystemExit(f'TORCH_CUDA_ARCH_LIST must be like "8.0;9.0", got "{listed}"')
-    else:
-        devices = range(torch.cuda.device_count())
-        found = [torch.cuda.get_device_capability(device) for device in devices]
-    return [10 * int(major) + int(minor) for major, minor in found] or None
+        return cuda_build.wanted_by(listed)
+    devices = range(torch.cuda.device_count())
+    found = [torch.cuda.get_device_capability(device) for device in devices]
+    return [cuda_build.Wanted(10 * major + minor) for major, minor in found] or None
 
 
 def present_archs() -> list[str]:
-    return sorted(p.name for p in (ROOT / "csrc/cuda").glob("sm[0-9]*"))
+    """The arch folders, the oldest first: sm80 before sm100."""
+    folders = (ROOT / "csrc/cuda").glob("sm[0-9]*")
+    return sorted((p.name for p in folders), key=lambda name: int(name[2:]))
 
 
-def arch_folders() -> list[str]:
-    """The csrc/cuda/smXX to build: per capability the newest one of its major that it can run."""
-    present = [int(name[2:]) for name in present_archs()]
-    wanted = capabilities()
-    if wanted is None:
-        return present_archs()
-    serving = [max((s for s in present if cc // 10 * 10 <= s <= cc), default=0) for cc in wanted]
-    return [f"sm{cc}" for cc in sorted({cc for cc in serving if cc})]
-
-
-def gencode(arch: str) -> str:
-    cc = arch[2:] + ("a" if int(arch[2:]) >= 90 else "")  # wgmma and TMA need the "a"
-    return f"-gencode=arch=compute_{cc},code=sm_{cc}"
-
-
-def arch_list(folder: str, archs: list[str]) -> str:
-    """The folder of a generated archs.h, which names the tuning tables that a library holds."""
-    path = ROOT / "build/stubs" / folder / "archs.h"
+def write_if_new(path: Path, text: str) -> None:
+    """What is written anew would be compiled anew."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    includes = "".join(f'#include "cuda/{arch}/arch.h"\n' for arch in archs)
-    names = " ".join(f"ARCH({arch})" for arch in archs)
-    text = f"#pragma once\n\n{includes}\n#define SCALED_MM_ARCHS {names}\n"
     if not path.is_file() or path.read_text() != text:
         path.write_text(text)
+
+
+def arch_list(library: str, archs: list[str]) -> str:
+    """The folder of a generated archs.h, which names the arch folders that a library holds."""
+    path = ROOT / "build/stubs" / library / "archs.h"
+    declared = "".join(
+        f"namespace scaled_mm::cuda::{arch} {{\nextern const Arch arch;\n}}\n" for arch in archs
+    )
+    names = " ".join(f"ARCH({arch})" for arch in archs)
+    head = '#pragma once\n\n#include "dispatch/kernel.h"\n'
+    write_if_new(path, f"{head}\n{declared}\n#define SCALED_MM_ARCHS {names}\n")
     return str(path.parent)
 
 
-def instance_stubs(arch: str) -> list[str]:
-    """One translation unit per row of the arch's table: `ROW(name, kernel, ...)` begins a line.
+def kernel_stubs(arch: str) -> list[str]:
+    """One translation unit per line `KERNEL(name, Kind, ...)` of the arch's tables.
 
-    A stub defines SCALED_MM_ROW as that name and includes the arch's header for that kind of
-    kernel, which instantiates the row's kernels.
+    For a line of FAMILY.table it defines SCALED_MM_KERNEL_NAME as the name and includes
+    FAMILY_kind.h of the arch, which instantiates the kernel.
     """
-    folder = ROOT / "build/stubs" / arch
-    folder.mkdir(parents=True, exist_ok=True)
     stubs = []
-    for table in (ROOT / "csrc/cuda" / arch).glob("table.h"):
-        rows = re.findall(r"^\s*ROW\((\w+),\s*(\w+)", table.read_text(), re.MULTILINE)
-        for row, kernel in rows:
-            stub = folder / f"{row}.cu"
-            text = f'#define SCALED_MM_ROW {row}\n#include "cuda/{arch}/{kernel}.h"\n'
-            if not stub.is_file() or stub.read_text() != text:  # else it would be recompiled
-                stub.write_text(text)
+    for table in sorted((ROOT / "csrc/cuda" / arch).glob("*.table")):
+        lines = re.findall(r"^KERNEL\((\w+),\s*(\w+)", table.read_text(), re.MULTILINE)
+        for name, kind in lines:
+            stub = ROOT / "build/stubs" / arch / f"{table.stem}_{name}.cu"
+            header = f"cuda/{arch}/{table.stem}_{kind.lower()}.h"
+            write_if_new(stub, f'#define SCALED_MM_KERNEL_NAME {name}\n#include "{header}"\n')
             stubs.append(str(stub.relative_to(ROOT)))
-    return sorted(stubs)
+    return stubs
 
 
-def cuda_library() -> CppExtension:
-    home, archs = cuda_home(), arch_folders()
-    host_code = [f"{arch}/" for arch in archs]
+def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> CppExtension:
+    """`targets`: the arch folders to build, each with nvcc's -gencode options."""
+    host_code = ("cuda/", "cuda/common/", *(f"cuda/{arch}/" for arch in targets))
     cpp_extension.CUDA_HOME = str(home)
     library = CppExtension(
         "scaled_mm._C_cuda",
-        sources("csrc/*problem.cpp", *(f"csrc/cuda/{part}*.cpp" for part in ("", *host_code))),
+        sources("csrc/rules.cpp", "csrc/dispatch/archs.cpp", "csrc/problems/*.cpp")
+        + sources(*(f"csrc/{room}*.cpp" for room in host_code)),
         depends=HEADERS,
-        include_dirs=[str(ROOT / "csrc"), arch_list("cuda", archs), str(home / "include")],
+        include_dirs=[str(ROOT / "csrc"), arch_list("cuda", list(targets)), str(home / "include")],
         library_dirs=[str(home / "lib64")],
         libraries=["cudart_static", "rt", "dl", "pthread"],
         extra_compile_args={"cxx": [*HOST_FLAGS, "-DUSE_CUDA"]},
@@ -199,13 +168,16 @@ def cuda_library() -> CppExtension:
         ],
         py_limited_api=True,
     )
-    # (folder of the objects, sources, nvcc's flags): the front for all archs, the rest for one.
-    headers = [f"-isystem={path}" for path in cutlass_includes()]  # CUTLASS's own headers warn
-    everywhere = [gencode(arch) for arch in archs]
-    library.device_code = [("front", sources("csrc/cuda/*.cu"), everywhere)]
-    for arch in archs:
-        code = sources(f"csrc/cuda/{arch}/*.cu") + instance_stubs(arch)
-        library.device_code.append((arch, code, [gencode(arch), *headers]))
+    # (folder of the objects, sources, nvcc's flags): common code for all archs, the rest for one.
+    # CUTLASS's own headers warn.
+    headers = [f"-isystem={cutlass}/include", f"-isystem={cutlass}/tools/util/include"]
+    everywhere = [option for options in targets.values() for option in options]
+    library.device_code = [
+        ("common", sources("csrc/cuda/*.cu", "csrc/cuda/common/*.cu"), everywhere)
+    ]
+    for arch, options in targets.items():
+        code = sources(f"csrc/cuda/{arch}/*.cu") + kernel_stubs(arch)
+        library.device_code.append((arch, code, [*options, *headers]))
     return library
 
 
@@ -236,15 +208,28 @@ class BuildLibrary(BuildExtension):
         )
 
 
-libraries = [cpu_library()]
-if cuda_wanted():
-    if arch_folders():
-        libraries.append(cuda_library())
-    else:
-        print("scaled_mm: no csrc/cuda/smXX serves the wanted GPUs; the CUDA library is left out")
+def libraries() -> list[CppExtension]:
+    """What is to be built here; one line is printed where that is less than could be expected."""
+    asked = "0" if SANITIZE else os.environ.get("SCALED_MM_CUDA")
+    here = machine()
+    build, remark = cuda_build.decide(asked, here)
+    targets = cuda_build.targets(wanted_gpus(), present_archs()) if build else {}
+    if build and not targets:
+        remark = "no csrc/cuda/smXX serves the wanted GPUs"
+        if asked == "1":
+            raise SystemExit(f"SCALED_MM_CUDA=1: {remark}")
+        remark = f"scaled_mm: the CUDA library is left out; {remark}"
+    if remark:
+        print(remark)
+    if not targets:
+        return [cpu_library()]
+    assert here.cuda_home and here.cutlass  # decide() saw to it
+    return [cpu_library(), cuda_library(here.cuda_home, here.cutlass, targets)]
 
-setup(
-    ext_modules=libraries,
-    cmdclass={"build_ext": BuildLibrary},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
-)
+
+if __name__ == "__main__":  # tools/compile_oldest.py reads the libraries and builds none
+    setup(
+        ext_modules=libraries(),
+        cmdclass={"build_ext": BuildLibrary},
+        options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    )

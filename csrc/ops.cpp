@@ -1,6 +1,6 @@
-// The door: every op of the library, one schema each. Kernels register themselves for CPU in
-// csrc/cpu/ and for CUDA in csrc/cuda/; shape-only (fake) kernels are in Python, where symbolic
-// sizes can be seen.
+// Every op of the library, one schema each. Kernels register themselves for CPU in csrc/cpu/ and
+// for CUDA in csrc/cuda/; shape-only (fake) kernels are in Python, where symbolic sizes can be
+// seen.
 //
 // b_shape is absent for a plain int8 weight b [K, N] and (K, N) for a buffer from pack_weight_int8.
 #include <torch/csrc/stable/library.h>
@@ -10,8 +10,8 @@
 STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
-      "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, "
-      "ScalarType out_dtype=bfloat16, int[]? b_shape=None) -> Tensor");
+      "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
+      "str? activation=None, ScalarType out_dtype=bfloat16, int[]? b_shape=None) -> Tensor");
   ops.def("int8_mm(Tensor a, Tensor b, *, int[]? b_shape=None) -> Tensor");
   ops.def("azp_adj(Tensor b, *, int[]? b_shape=None) -> Tensor");
   ops.def("azp_with_adj(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor");
@@ -26,4 +26,22 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None) "
       "-> Tensor");
   ops.def("_widen(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor");
+
+  // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says
+  // which of the two libraries is asked.
+  ops.def(
+      "_explain_int8(int m, int n, int k, ScalarType out_dtype, str activation, int capability, "
+      "int sms, float bytes_per_us) -> str");
+  ops.def(
+      "_explain_lowbit(int m, int n, int k, int group, int capability, int sms, "
+      "float bytes_per_us) -> str");
+  ops.def("_archs() -> str");
+  ops.def("_arch_of(int capability) -> str");
+  ops.def("_kernels(str arch, str family) -> str");
+  ops.def("_force_kernels(str names) -> str");
+  ops.def("_cpu_isas() -> str");
+  ops.def("_cpu_isa() -> str");
+  ops.def("_force_cpu_isa(str name) -> str");
+  ops.def("_epilogues() -> str");
+  ops.def("_epilogue_of(str operands, str activation) -> str");
 }

@@ -188,7 +188,7 @@ def public_objects():
         }
         for name in getattr(module, "__all__", None) or own:
             found = getattr(module, name)
-            if not inspect.ismodule(found) and name != "command":
+            if not inspect.ismodule(found):
                 yield f"{module.__name__}.{name}", found
 
 

@@ -9,12 +9,23 @@ from importlib.metadata import PackageNotFoundError, version
 
 from . import _library as _library  # loads the kernels: nothing below works without them
 from . import awq, checkpoint, nn, reference
-from .awq import awq_dequantize, awq_gemm
-from .azp import azp_adj, azp_with_adj
+from . import calibrate as calibrate
+from . import observe as observe
+from . import smoothquant as smoothquant
 from .checkpoint import load_quantized
-from .model import QuantConfig, Scheme, prepare_model, quantize_model
-from .ops import PackedWeight, int8_mm, pack_weight_int8, scaled_mm
-from .quantize import quantize_int8, quantize_weight_int8
+from .ops import (
+    PackedWeight,
+    awq_dequantize,
+    awq_gemm,
+    azp_adj,
+    azp_with_adj,
+    int8_mm,
+    pack_weight_int8,
+    quantize_int8,
+    quantize_weight_int8,
+    scaled_mm,
+)
+from .quantization import QuantConfig, Scheme, prepare_model, quantize_model
 
 try:
     __version__ = version("scaled-mm")

@@ -1,16 +1,28 @@
-"""Loads the compiled kernels into torch; the ops then are `torch.ops.scaled_mm.*`."""
+"""Loads the compiled kernels into torch; the ops then are `torch.ops.scaled_mm.*`.
 
-import ctypes
-import os
+Two libraries, for the CPU and for CUDA, answer questions about themselves by ops that take no
+tensor. Such an op has no device to be dispatched by, so the library is named by its dispatch key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 CPU_LIBRARY = Path(__file__).with_name("_C_cpu.abi3.so")
 CUDA_LIBRARY = Path(__file__).with_name("_C_cuda.abi3.so")
 
+FAMILIES = ("int8", "lowbit")
+"""The families of ops whose kernels are chosen by shape."""
 
-def _load() -> ctypes.CDLL:
+
+def _load() -> bool:
+    """Loads the libraries; whether the CUDA one is among them."""
     if not CPU_LIBRARY.exists():
         raise ImportError(
             f"scaled_mm is not built: {CPU_LIBRARY.name} is missing beside {__file__}; run "
@@ -18,46 +30,107 @@ def _load() -> ctypes.CDLL:
             "start Python elsewhere"
         )
     torch.ops.load_library(str(CPU_LIBRARY))
-    if torch.version.cuda and CUDA_LIBRARY.exists():
-        torch.ops.load_library(str(CUDA_LIBRARY))
-    library = ctypes.CDLL(str(CPU_LIBRARY))
-    for function in (
-        library.scaled_mm_cpu_isas,
-        library.scaled_mm_cuda_rows,
-        library.scaled_mm_explain,
-    ):
-        function.restype = ctypes.c_char_p
-    return library
+    if not (torch.version.cuda and CUDA_LIBRARY.exists()):
+        return False
+    torch.ops.load_library(str(CUDA_LIBRARY))
+    return True
 
 
-_cpu = _load()
+HAS_CUDA = _load()
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+
+def _ask(keys: Any, op: str, *arguments: object) -> Any:
+    return getattr(torch.ops.scaled_mm, op).default.redispatch(keys, *arguments)
+
+
+# --- the CPU library ------------------------------------------------------------------------------
 
 
 def cpu_isas() -> list[str]:
     """The instruction sets that have kernels and run on this machine, best first."""
-    names: bytes = _cpu.scaled_mm_cpu_isas()
-    return names.decode().split(", ")
+    return _ask(_CPU, "_cpu_isas").split()
 
 
 def cpu_isa() -> str:
-    """The instruction set in use: `SCALED_MM_CPU_ISA` when set, else the best."""
-    return os.environ.get("SCALED_MM_CPU_ISA") or cpu_isas()[0]
+    """The instruction set in use: the one that is forced, else the best.
+
+    Raises:
+        ValueError: `SCALED_MM_CPU_ISA` names one that this machine does not run.
+    """
+    return _ask(_CPU, "_cpu_isa")
+
+
+@contextmanager
+def forced_cpu_isa(name: str) -> Iterator[None]:
+    """For a while, what `SCALED_MM_CPU_ISA` does for a process. "" forces nothing."""
+    before = _ask(_CPU, "_force_cpu_isa", name)
+    try:
+        yield
+    finally:
+        _ask(_CPU, "_force_cpu_isa", before)
+
+
+def epilogues() -> list[str]:
+    """The names of the registered epilogues (csrc/epilogue/registry.def)."""
+    return _ask(_CPU, "_epilogues").split()
+
+
+def epilogue_of(operands: set[str], activation: str | None = None) -> str:
+    """The name of the epilogue that a call with these operands gets.
+
+    Raises:
+        ValueError: no epilogue takes them.
+    """
+    return _ask(_CPU, "_epilogue_of", ",".join(operands), activation or "none")
+
+
+# --- CUDA kernels ---------------------------------------------------------------------------------
 
 
 def cuda_archs() -> list[str]:
-    """The GPU architectures whose kernels are loaded, such as sm90; none without a CUDA torch."""
-    if not (torch.version.cuda and CUDA_LIBRARY.exists()):
-        return []
-    library = ctypes.CDLL(str(CUDA_LIBRARY))
-    library.scaled_mm_cuda_archs.restype = ctypes.c_char_p
-    names: bytes = library.scaled_mm_cuda_archs()
-    return names.decode().split(", ")
+    """The arch folders whose kernels are loaded, such as sm90; none without a CUDA torch."""
+    return _ask(_CUDA, "_archs").split() if HAS_CUDA else []
 
 
-def cuda_rows() -> list[str]:
-    """The rows of the tuning tables of `cuda_archs`: the names that `SCALED_MM_CUDA_ROW` takes."""
-    rows: list[str] = []
-    for arch in cuda_archs():
-        names: bytes = _cpu.scaled_mm_cuda_rows(arch.encode())
-        rows += names.decode().split(", ")
-    return rows
+def cuda_kernels(arch: str, family: str = "int8") -> list[str]:
+    """The kernels of an arch folder, one of `FAMILIES`: what `SCALED_MM_KERNEL` takes."""
+    return _ask(_CPU, "_kernels", arch, family).split()
+
+
+def arch_of_gpu(index: int) -> str:
+    """The arch folder that serves a GPU; "" where none of those loaded does."""
+    if not HAS_CUDA:
+        return ""
+    major, minor = torch.cuda.get_device_capability(index)
+    return _ask(_CUDA, "_arch_of", 10 * major + minor)
+
+
+def serves_gpu() -> bool:
+    """Whether there are kernels for the current GPU."""
+    return torch.cuda.is_available() and arch_of_gpu(torch.cuda.current_device()) != ""
+
+
+@contextmanager
+def forced_kernels(names: str) -> Iterator[None]:
+    """For a while, what `SCALED_MM_KERNEL` does for a process. "" forces nothing."""
+    libraries = (_CPU, _CUDA) if HAS_CUDA else (_CPU,)
+    before = [_ask(keys, "_force_kernels", names) for keys in libraries]
+    try:
+        yield
+    finally:
+        for keys, earlier in zip(libraries, before, strict=True):
+            _ask(keys, "_force_kernels", earlier)
+
+
+def explain(family: str, *question: object) -> dict[str, Any]:
+    """The choice of a kernel, as `scaled-mm explain` shows it (csrc/dispatch/explain.cpp).
+
+    The CPU library answers, which holds the tables of every arch.
+
+    Raises:
+        ValueError: `SCALED_MM_KERNEL` names no kernel.
+    """
+    answer: dict[str, Any] = json.loads(_ask(_CPU, f"_explain_{family}", *question))
+    return answer

@@ -17,12 +17,14 @@ Signatures as of vLLM's `vllm/_custom_ops.py` and sgl-kernel's `sgl_kernel/gemm.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from . import awq
-from .ops import PackedWeight, accept, scaled_mm
-from .quantize import quantize_int8
+from . import ops
+from .ops import PackedWeight, quantize_int8, scaled_mm
+from .ops.arguments import accept
 
 __all__ = [
     "awq_dequantize",
@@ -98,7 +100,7 @@ def cutlass_scaled_mm_azp(
     tokens.
     """
     accept(a=a, scale_a=scale_a, scale_b=scale_b, azp_adj=azp_adj)
-    zero: dict[str, Tensor] = {"azp_with_adj": _row(azp_adj)}
+    zero: dict[str, Any] = {"azp_with_adj": _row(azp_adj)}
     if azp is not None:
         accept(azp=azp)
         zero = {"azp": _column(azp), "azp_adj": _row(azp_adj)}
@@ -160,7 +162,7 @@ def awq_dequantize(
     kernel wants float16, K a multiple of 8 and N of 64). The values are the same: each element is
     rounded once there too.
     """
-    return awq.awq_dequantize(qweight, scales, zeros)
+    return ops.awq_dequantize(qweight, scales, zeros)
 
 
 def awq_gemm(
@@ -183,7 +185,7 @@ def awq_gemm(
     any number of dimensions (vLLM's CUDA kernel wants float16 matrices, N a multiple of 64, and a
     group size that is a multiple of 32 and divides N).
     """
-    return awq.awq_gemm(input, qweight, scales, qzeros)
+    return ops.awq_gemm(input, qweight, scales, qzeros)
 
 
 def int8_scaled_mm(

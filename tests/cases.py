@@ -107,8 +107,54 @@ class Vector:
         return self.layout.place(x.reshape(shape), device)
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """An operand with one element for each element of the output: a residual.
+
+    values: a name in VALUES, the numbers themselves (repeated as often as needed), or "cancel" (the
+    result without the residual, negated, as well as the dtype can hold it).
+    same: the dimensions along which all elements are one in memory, with stride 0: "rows",
+    "columns" or "rows columns".
+    """
+
+    values: str | tuple[float, ...] = "signed"
+    layout: Layout = ROW
+    dtype: torch.dtype | None = None  # None: the output's
+    same: str = ""
+
+    def build(
+        self, rng: np.random.Generator, operands: Operands, shape: tuple[int, ...], device: str
+    ) -> Tensor:
+        dtype = self.dtype or operands["out_dtype"]
+        if self.values == "cancel":
+            return self.layout.place((-_about(operands)).reshape(shape).to(dtype), device)
+        distinct = [1] * len(shape) if "rows" in self.same else list(shape)
+        distinct[-1] = 1 if "columns" in self.same else shape[-1]
+        count = math.prod(distinct)
+        if isinstance(self.values, str):
+            numbers = VALUES[self.values](rng, count)
+        else:
+            numbers = np.resize(np.asarray(self.values), count)
+        x = torch.from_numpy(np.asarray(numbers)).to(dtype).reshape(distinct)
+        return self.layout.place(x, device).expand(shape)
+
+
+def _about(operands: Operands) -> Tensor:
+    """s_a s_b (a b - azp azp_adj) + bias in float64, [M, N], near enough to cancel it."""
+    here = {name: x.cpu().double() for name, x in operands.items() if isinstance(x, Tensor)}
+    a = here["a"]
+    t = a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ here["b"]
+    if "azp" in here:
+        t -= here["azp"].reshape(-1, 1) * here["azp_adj"].reshape(1, -1)
+    if "azp_with_adj" in here:
+        t -= here["azp_with_adj"].reshape(1, -1)
+    t = here["scale_a"].reshape(-1, 1) * here["scale_b"].reshape(1, -1) * t
+    return t + here["bias"].reshape(1, -1) if "bias" in here else t
+
+
 ONE = Vector((1.0,), "1")
 SUMS = Vector("sums")
+ACTIVATIONS = ("reglu",)
 
 
 @dataclass(frozen=True)
@@ -131,7 +177,13 @@ class Case:
     azp: Vector | None = None
     azp_adj: Vector | None = None
     azp_with_adj: Vector | None = None
+    residual: Matrix | None = None
+    activation: str | None = None
     out_dtype: torch.dtype = torch.bfloat16
+
+    def paired(self) -> Case:
+        """This case with an even N, where its activation makes one column of two."""
+        return replace(self, n=self.n + self.n % 2) if self.activation else self
 
     def build(self, device: str = "cpu", rng: np.random.Generator | None = None) -> Operands:
         """The keyword arguments of scaled_mm."""
@@ -166,6 +218,11 @@ class Case:
                 vector = replace(vector, values=tuple((-s * row.flatten()).tolist()))
             shape = vector.shape(flat, thick)
             operands[name] = vector.build(rng, shape, dtype, device)
+        if self.residual is not None:
+            shape = (*lead, b.shape[1])
+            operands["residual"] = self.residual.build(rng, operands, shape, device)
+        if self.activation is not None:
+            operands["activation"] = self.activation
         return operands
 
 
@@ -176,10 +233,12 @@ AZP_FORMS: dict[str, dict[str, Vector]] = {
     "token": {"azp": Vector("int8"), "azp_adj": SUMS},
 }
 
+EPILOGUES = list(itertools.product(AZP_FORMS.items(), (None, Vector("signed"))))
+"""((name of the form, its operands), bias): what may stand before a residual or an activation."""
+
 
 def _named() -> Iterator[Case]:
-    every_epilogue = list(itertools.product(AZP_FORMS.items(), (None, Vector("signed"))))
-    for (form, azp), bias in every_epilogue:
+    for (form, azp), bias in EPILOGUES:
         for out in OUT_DTYPES:
             epilogue = f"{form}-{'bias' if bias else 'nobias'}-{str(out)[6:]}"
             same = {**azp, "bias": bias, "out_dtype": out}
@@ -228,6 +287,8 @@ def _named() -> Iterator[Case]:
         yield Case(f"bias-cancels-long-{end}", k=4099, bias=bias, out_dtype=out)
     yield from _extremes()
     yield from _places()
+    yield from _residuals()
+    yield from _pairs()
 
 
 def _extremes() -> Iterator[Case]:
@@ -301,6 +362,117 @@ def _places() -> Iterator[Case]:
     yield Case("vectors-of-two-strides", 6, lead=(2, 3), scale_a=Vector(**apart), **azp)
 
 
+def _residuals() -> Iterator[Case]:
+    for ((form, azp), bias), out in itertools.product(EPILOGUES, OUT_DTYPES):
+        epilogue = f"{form}-{'bias' if bias else 'nobias'}-{str(out)[6:]}"
+        for dtype in (None, torch.float32):
+            same = {**azp, "bias": bias, "residual": Matrix(dtype=dtype), "out_dtype": out}
+            end = f"{epilogue}-{'wide' if dtype else 'own'}"
+            yield Case(f"residual-{end}", **same)
+            yield Case(f"residual-{end}-tiles", m=70, n=96, k=130, **same)
+            yield Case(f"residual-empty-k-{end}", k=0, **same)
+            for m, n in ((1, 1), (1, 40), (40, 1), (24, 24)):
+                yield Case(f"residual-mn-{m}x{n}-{end}", m=m, n=n, **same)
+        cancels = {**azp, "bias": bias, "out_dtype": out}
+        for dtype in (None, torch.float32):
+            residual = Matrix("cancel", dtype=dtype)
+            end = f"{epilogue}-{'wide' if dtype else 'own'}"
+            yield Case(f"residual-cancels-{end}", residual=residual, **cancels)
+            yield Case(f"residual-cancels-long-{end}", k=4099, residual=residual, **cancels)
+    for m, n in ((0, 5), (5, 0), (0, 0)):
+        yield Case(f"residual-empty-{m}x{n}", m, n, residual=Matrix())
+    for n in range(1, 41):
+        dtype = (None, torch.float32)[n % 2]
+        yield Case(f"residual-tail-n-{n}", 3, n, 19, residual=Matrix(dtype=dtype))
+    for m in (*range(1, 20), 31, 33, 47, 49, 63, 65):
+        bias = Vector("signed")
+        yield Case(f"residual-tail-m-{m}", m, 9, 7, bias=bias, residual=Matrix())
+
+    layouts = {
+        "row": ROW,
+        "column": COLUMN,
+        "padded": Layout(pad=5),
+        "column-padded": Layout("column", pad=3),
+        "sliced": Layout(step=2),
+        "column-sliced": Layout("column", step=3, pad=1, offset=1),
+        "odd": Layout(odd=1000),
+        **{f"offset-{i}": Layout(offset=i) for i in (1, 2, 3, 4, 5, 6, 7, 8)},
+    }
+    shapes: dict[str, dict[str, Any]] = {
+        "2d": {"m": 18, "n": 35},
+        "even": {"m": 18, "n": 48},
+        "3d": {"m": 6, "n": 35, "lead": (2, 3)},
+        "4d": {"m": 8, "n": 17, "lead": (2, 1, 4)},
+        "1d": {"m": 1, "n": 35, "lead": ()},
+        "one-row": {"m": 1, "n": 35},
+        "one-column": {"m": 18, "n": 1},
+    }
+    for (place, layout), (size, shape) in itertools.product(layouts.items(), shapes.items()):
+        for dtype in (None, torch.float32):
+            residual = Matrix(layout=layout, dtype=dtype)
+            end = f"{place}-{size}-{'wide' if dtype else 'own'}"
+            yield Case(f"residual-layout-{end}", residual=residual, **shape)
+    for same, (size, shape) in itertools.product(
+        ("rows", "columns", "rows columns"), shapes.items()
+    ):
+        yield Case(f"residual-same-{same}-{size}", residual=Matrix(same=same), **shape)
+
+    for value, out in itertools.product((*SPECIAL, 1.0, -1e38, 2.0**-126), OUT_DTYPES):
+        for dtype in (None, torch.float32):
+            residual = Matrix((value,), dtype=dtype)
+            end = f"{value:g}-{str(out)[6:]}-{'wide' if dtype else 'own'}"
+            yield Case(f"residual-{end}", residual=residual, out_dtype=out)
+            # With a product that is zero, infinite, or as large as float32 goes.
+            scales = Vector((0.0, -0.0, INF, -INF, 3e38, -3e38, 1e-44))
+            same = {"a": "one", "b": "one", "k": 1, "scale_a": scales, "scale_b": ONE}
+            yield Case(f"residual-meets-{end}", residual=residual, out_dtype=out, **same)
+    for out in OUT_DTYPES:
+        residual = Matrix("mixed", dtype=torch.float32)
+        same = {"scale_a": Vector("mixed"), "bias": Vector("mixed"), "out_dtype": out}
+        yield Case(f"residual-mixed-{str(out)[6:]}", 40, 40, 9, residual=residual, **same)
+
+
+# What a gate, and what it lets through, can be.
+GATES = (0.0, -0.0, 1.0, -1.0, 1e-40, -1e-40, 1e20, -1e20, 3.4e38, -3.4e38, INF, -INF, NAN)
+PAIRS = tuple(x for pair in itertools.product(GATES, GATES) for x in pair)
+
+
+def _pairs() -> Iterator[Case]:
+    for ((form, azp), bias), out in itertools.product(EPILOGUES, OUT_DTYPES):
+        epilogue = f"{form}-{'bias' if bias else 'nobias'}-{str(out)[6:]}"
+        same = {**azp, "bias": bias, "activation": "reglu", "out_dtype": out}
+        yield Case(f"reglu-{epilogue}", n=20, **same)
+        yield Case(f"reglu-{epilogue}-tiles", m=70, n=96, k=130, **same)
+        yield Case(f"reglu-empty-k-{epilogue}", n=20, k=0, **same)
+        for m, n in ((1, 2), (1, 40), (40, 2), (24, 24)):
+            yield Case(f"reglu-mn-{m}x{n}-{epilogue}", m=m, n=n, **same)
+    reglu = {"activation": "reglu"}
+    for m, n in ((0, 6), (5, 0), (0, 0)):
+        yield Case(f"reglu-empty-{m}x{n}", m, n, **reglu)
+    for n in range(2, 82, 2):
+        yield Case(f"reglu-tail-n-{n}", 3, n, 19, bias=Vector("signed"), **reglu)
+    for m in (*range(1, 20), 31, 33, 47, 49, 63, 65):
+        yield Case(f"reglu-tail-m-{m}", m, 10, 7, **AZP_FORMS["with_adj"], **reglu)
+    for k in (1, 3, 4, 5, 63, 64, 65, 1025, 4097):
+        yield Case(f"reglu-tail-k-{k}", 3, 18, k, **AZP_FORMS["token"], **reglu)
+    for lead in ((), (1,), (2, 3), (2, 1, 4), (0, 3)):
+        yield Case(f"reglu-lead-{lead}", math.prod(lead), 20, lead=lead, **reglu)
+    for a, b in itertools.product((ROW, COLUMN, Layout(step=2, pad=3, offset=1)), repeat=2):
+        name = f"reglu-layout-{a.order}-{a.step}-{b.order}-{b.step}"
+        yield Case(name, 18, 34, 66, a_layout=a, b_layout=b, **reglu)
+    one = {"m": 3, "n": len(PAIRS), "k": 1, "a": "one", "b": "one", **reglu}
+    for out in OUT_DTYPES:
+        end = str(out)[6:]
+        signs = Vector((1.0, -1.0, 0.5))
+        yield Case(f"reglu-gates-{end}", scale_a=signs, scale_b=Vector(PAIRS), out_dtype=out, **one)
+        bias = Vector(PAIRS, dtype=torch.float32)
+        yield Case(f"reglu-gates-by-bias-{end}", scale_b=ONE, bias=bias, out_dtype=out, **one)
+        bias = Vector("cancel", dtype=torch.float32)
+        yield Case(f"reglu-cancels-{end}", n=20, k=4099, bias=bias, out_dtype=out, **reglu)
+        mixed = {"scale_a": Vector("mixed"), "scale_b": Vector("mixed"), "bias": Vector("mixed")}
+        yield Case(f"reglu-mixed-{end}", 40, 40, 9, out_dtype=out, **mixed, **reglu)
+
+
 CASES = {case.name: case for case in _named()}
 
 # More than 2^31 elements in a, in the output; more than 65535 tiles of 128 along M, along N.
@@ -354,7 +526,7 @@ def random_case(rng: np.random.Generator) -> Case:
         bias = replace(bias, dtype=pick(None, torch.float32))
         if bias.values == "cancel" and 0 in (m, math.prod((1,) if lead is None else lead)):
             bias = replace(bias, values="signed")
-    return Case(
+    case = Case(
         "random",
         m if lead is None else math.prod(lead),
         n,
@@ -370,3 +542,12 @@ def random_case(rng: np.random.Generator) -> Case:
         out_dtype=pick(*OUT_DTYPES),
         **azp,
     )
+    end = rng.random()  # drawn last: what came before is what it was
+    if end < 0.25:
+        return replace(case, activation=pick(*ACTIVATIONS)).paired()
+    if end < 0.5:
+        values = pick("signed", "signed", "wide", "mixed", "cancel", (pick(*SPECIAL),))
+        same = "" if values == "cancel" else pick("", "", "", "rows", "columns", "rows columns")
+        residual = Matrix(values, layout("row"), pick(None, torch.float32), same)
+        return replace(case, residual=residual)
+    return case

@@ -3,18 +3,28 @@ of a run on a GPU, what was compared there."""
 
 from __future__ import annotations
 
+import getpass
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 # One BLAS thread, set before numpy is loaded: the reference's products are small, and OpenBLAS's
 # threads spin while they wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# torch.compile keeps what it compiled, and does not ask for which of these it was.
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    cache = Path(tempfile.gettempdir(), f"torchinductor-{getpass.getuser()}-{capability}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 import cuda_support
 import pytest
 import torch
 from helpers import ISAS
 from hypothesis import HealthCheck, settings
+
+from scaled_mm import _library
 
 settings.register_profile(
     "scaled_mm",
@@ -27,10 +37,11 @@ settings.load_profile("scaled_mm")
 
 
 @pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each instruction set that this machine runs, forced in turn."""
-    monkeypatch.setenv("SCALED_MM_CPU_ISA", request.param)
-    return request.param
+    monkeypatch.setenv("SCALED_MM_CPU_ISA", request.param)  # for processes that the test starts
+    with _library.forced_cpu_isa(request.param):
+        yield request.param
 
 
 @pytest.fixture

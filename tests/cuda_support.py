@@ -6,7 +6,6 @@ SCALED_MM_TEST_DEVICE=cpu runs the tests' own logic without a GPU; streams and g
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -25,13 +24,22 @@ from quantize_cases import QuantizeCase
 from torch import Tensor
 
 import scaled_mm
-from scaled_mm import reference
+from scaled_mm import _library, reference
+
+forced = _library.forced_kernels
 
 DEVICE = os.environ.get("SCALED_MM_TEST_DEVICE", "cuda")
 ON_CPU = DEVICE == "cpu"
-ROW_VARIABLE = "SCALED_MM_CUDA_ROW"
-NAMES: list[str] = [] if ON_CPU else getattr(scaled_mm._library, "cuda_rows", list)()
-ROWS = ["", *NAMES]  # "": the row that the shape chooses
+
+
+def kernels(family: str) -> list[str]:
+    """Every kernel of the family that was built, as SCALED_MM_KERNEL takes it: "sm90/NAME"."""
+    archs = [] if ON_CPU else _library.cuda_archs()
+    return [f"{arch}/{name}" for arch in archs for name in _library.cuda_kernels(arch, family)]
+
+
+NAMES = kernels("int8")
+ROWS = ["", *NAMES]  # "": the kernel that the shape chooses
 
 
 def _missing() -> str:
@@ -39,29 +47,11 @@ def _missing() -> str:
         return ""
     if not torch.cuda.is_available():
         return "no CUDA device"
-    archs = getattr(scaled_mm._library, "cuda_archs", list)()
-    return "" if archs else "no CUDA library"
+    return "" if _library.cuda_archs() else "no CUDA library"
 
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(_missing()), reason=_missing())]
 streams_only = pytest.mark.skipif(ON_CPU, reason="a CPU has no streams")
-
-
-# --- rows -----------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def forced(row: str) -> Iterator[None]:
-    """Products run on this row of the table; "": on the one that the shape chooses."""
-    before = os.environ.pop(ROW_VARIABLE, None)
-    if row:
-        os.environ[ROW_VARIABLE] = row
-    try:
-        yield
-    finally:
-        os.environ.pop(ROW_VARIABLE, None)
-        if before is not None:
-            os.environ[ROW_VARIABLE] = before
 
 
 # --- operands -------------------------------------------------------------------------------------
@@ -195,7 +185,8 @@ def random_large_case(rng: np.random.Generator) -> Case:
         return min(most, edge * int(rng.integers(1, 4)) + int(rng.integers(-1, 2)))
 
     case = random_case(rng)
-    return replace(case, name="random large", lead=None, m=size(600), n=size(1500), k=size(5000))
+    sizes = {"m": size(600), "n": size(1500), "k": size(5000)}
+    return replace(case, name="random large", lead=None, **sizes).paired()
 
 
 # --- the epilogue where the reference would take too long -----------------------------------------
@@ -222,11 +213,22 @@ def replay(acc: Tensor, operands: Operands) -> Tensor:
         t = t - operands["azp_with_adj"]
     none = torch.full((1, 1), -0.0, device=acc.device)
     d = fma(operands["scale_a"], operands["scale_b"] * t.float(), operands.get("bias", none))
+    if "residual" in operands:
+        d = d + operands["residual"].float()
+    if "activation" in operands:
+        gate, value = d[:, 0::2], d[:, 1::2]
+        d = gate.masked_fill(gate <= 0, 0.0) * value
     return d.to(operands["out_dtype"])
 
 
-def layer_operands(m: int, n: int, k: int, out_dtype: torch.dtype, seed: int = 0) -> Operands:
-    """A product with every operand of ScaledEpilogueAzpPerToken, made on the device."""
+ENDS = ("", "residual", "reglu")
+
+
+def layer_operands(
+    m: int, n: int, k: int, out_dtype: torch.dtype, seed: int = 0, end: str = ""
+) -> Operands:
+    """A product with every operand of ScaledEpilogueAzpPerToken, made on the device, and at its
+    end, one of ENDS, a residual or an activation."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
 
     def int8(*shape: int) -> Tensor:
@@ -236,7 +238,7 @@ def layer_operands(m: int, n: int, k: int, out_dtype: torch.dtype, seed: int = 0
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=DEVICE, generator=generator)
 
-    return {
+    operands = {
         "a": int8(m, k),
         "b": int8(n, k).t(),
         "scale_a": 0.01 * normal(m, 1).exp(),
@@ -248,14 +250,32 @@ def layer_operands(m: int, n: int, k: int, out_dtype: torch.dtype, seed: int = 0
         ),
         "out_dtype": out_dtype,
     }
+    if end == "residual":
+        operands["residual"] = torch.empty(m, n, dtype=out_dtype, device=DEVICE)
+        operands["residual"].normal_(generator=generator)
+    elif end:
+        operands["activation"] = end
+    return operands
 
 
 BY_ROW, BY_COLUMN = ("a", "scale_a", "azp"), ("b", "scale_b", "bias", "azp_adj", "azp_with_adj")
 
 
+def columns_of_b(operands: Operands, columns: Any) -> Any:
+    """Those that columns of D, a slice or their indices, are made of."""
+    if "activation" not in operands:
+        return columns
+    if isinstance(columns, slice):
+        return slice(2 * columns.start, 2 * columns.stop)
+    return torch.stack([2 * columns, 2 * columns + 1], 1).flatten()
+
+
 def part(operands: Operands, rows: Any, columns: Any) -> Operands:
     """The operands of D[rows, columns]; all vectors thick."""
+    columns = columns_of_b(operands, columns)
     cut = {name: operands[name][rows] for name in BY_ROW if name in operands}
+    if "residual" in operands:
+        cut["residual"] = operands["residual"][rows][:, columns]
     cut |= {name: operands[name][:, columns] for name in BY_COLUMN if name in operands}
     return {**operands, **cut}
 

@@ -46,8 +46,8 @@ class Guarded:
         return placed.t() if column_major else placed
 
 
-NAMES = ("a", "b", "packed", "scale_a", "scale_b", "bias", "azp", "azp_adj", "x", "scale", "w")
-GUARDED = {name: Guarded() for name in NAMES}
+NAMES = ("a", "b", "packed", "scale_a", "scale_b", "bias", "azp", "azp_adj", "residual")
+GUARDED = {name: Guarded() for name in (*NAMES, "x", "scale", "w")}
 RNG = np.random.default_rng(0)
 
 
@@ -83,6 +83,18 @@ def product(m: int, n: int, k: int, at_end: bool, column_major: bool, dtype: tor
     b = placed["b"]
     expect(scaled_mm.scaled_mm(**placed, out_dtype=dtype), expected, "plain", *context)
     expect(scaled_mm.azp_adj(b), reference.azp_adj(b), "azp_adj", *context)
+    residual = floats(m, n).to(dtype if k % 2 else torch.float32)
+    more: list[tuple[str, dict[str, Any]]] = [
+        ("residual", {"residual": GUARDED["residual"].place(residual, at_end)})
+    ]
+    if n % 2 == 0:
+        more.append(("activation", {"activation": "reglu"}))
+    for name, change in more:
+        got, wanted = (
+            f(**placed, **change, out_dtype=dtype)
+            for f in (scaled_mm.scaled_mm, reference.scaled_mm)
+        )
+        expect(got, wanted, name, *context)
     packed = scaled_mm.pack_weight_int8(b)
     data = GUARDED["packed"].place(packed.data, at_end)
     placed["b"] = scaled_mm.PackedWeight(data, k, n)

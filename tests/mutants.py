@@ -4,6 +4,9 @@ must fail. Many have shipped in other libraries, the rest are slips of the hand.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from mutants_more import CUDA, INT4, PYTHON
 
 
 @dataclass(frozen=True)
@@ -14,17 +17,31 @@ class Mutant:
     new: str
     tests: str  # files of tests/, the first that should notice first
     isa: str = ""  # only where this instruction set runs
+    gpu: bool = False  # only where there is a GPU
+    breaks_build: bool = False  # a static_assert must notice it, before any test
 
     @property
     def compiled(self) -> bool:
         return self.path.startswith("csrc")
 
 
-def _mutants(path: str, tests: str, isa: str = "", **bugs: tuple[str, str]) -> list[Mutant]:
+def _mutants(
+    path: str,
+    tests: str,
+    isa: str = "",
+    gpu: bool = False,
+    breaks_build: bool = False,
+    **bugs: tuple[str, str],
+) -> list[Mutant]:
     return [
-        Mutant(name.replace("_", "-"), path, old, new, tests, isa)
+        Mutant(name.replace("_", "-"), path, old, new, tests, isa, gpu, breaks_build)
         for name, (old, new) in bugs.items()
     ]
+
+
+def _neutral(operand: str, value: str) -> str:
+    """Where csrc/epilogue/expr.h says what an absent operand reads as."""
+    return f"Neutral<Operand::{operand}> {{\n  static constexpr float value = {value};"
 
 
 PRODUCTS = "test_scaled_mm"
@@ -37,14 +54,63 @@ MUTANTS = [
             "using ScaledEpilogue = Apply<Mul, Apply<Mul, ScaleA, ScaleB>, Apply<ToFloat, Acc>>;",
         ),
         azp_per_token_dropped=(
-            "Rescaled<Apply<Sub, Acc, Apply<Mul, Azp, AzpAdj>>>",
-            "Rescaled<Apply<Sub, Acc, AzpAdj>>",
+            "Apply<Sub, Acc, Apply<Mul, Azp, AzpAdj>>;",
+            "Apply<Sub, Acc, AzpAdj>;",
         ),
     ),
     *_mutants(
         "csrc/epilogue/expr.h",
         "test_properties",
-        absent_bias_is_plus_zero=("kAbsentBias = -0.0f", "kAbsentBias = 0.0f"),
+        absent_bias_is_plus_zero=(_neutral("bias", "-0.0f"), _neutral("bias", "0.0f")),
+    ),
+    *_mutants(
+        "csrc/epilogue/expr.h",
+        "test_cuda_rows",
+        gpu=True,  # a CPU kernel has no operand of its epilogue that is absent but the bias
+        cuda_absent_residual_is_plus_zero=(
+            _neutral("residual", "-0.0f"),
+            _neutral("residual", "0.0f"),
+        ),
+    ),
+    *_mutants(
+        "csrc/epilogue/registry.def",
+        "test_epilogues",
+        breaks_build=True,
+        instance_without_zero_point=(
+            "ScaledEpilogueAzp,                 ScaledEpilogueAzpPerToken)",
+            "ScaledEpilogueAzp,                 ScaledEpilogueBias)",
+        ),
+        instance_without_residual=(
+            "ScaledEpilogueAzpResidual,         ScaledEpilogueAzpPerTokenResidual)",
+            "ScaledEpilogueAzpResidual,         ScaledEpilogueAzpPerToken)",
+        ),
+        instance_without_pairs=(
+            "ScaledEpilogueReGLU,               ScaledEpilogueAzpPerTokenReGLU)",
+            "ScaledEpilogueReGLU,               ScaledEpilogueAzpPerTokenResidual)",
+        ),
+    ),
+    *_mutants(
+        "csrc/epilogue/identity.h",
+        "test_epilogues",
+        breaks_build=True,
+        azp_with_adj_stands_in_for_nothing=(
+            "return stands_in ? Operand::azp_with_adj : id;",
+            "return stands_in ? id : id;",
+        ),
+        any_instance_will_do=(
+            "std::is_same_v<detail::Reduced<",
+            "true || std::is_same_v<detail::Reduced<",
+        ),
+    ),
+    *_mutants(
+        "csrc/epilogue/registry.h",
+        "test_epilogues",
+        operand_given_and_not_read=("if (!unread && !lacking)", "if (!lacking)"),
+        operand_needed_and_not_given=("if (!unread && !lacking)", "if (!unread)"),
+        activation_not_asked_for=(
+            "if (entry.activation != activation || entry.accepted == 0)",
+            "if (entry.accepted == 0)",
+        ),
     ),
     *_mutants(
         "csrc/cpu/lower.h",
@@ -55,23 +121,49 @@ MUTANTS = [
             "static_cast<uint32_t>(x) - static_cast<uint32_t>(y)",
             "static_cast<uint32_t>(x) + static_cast<uint32_t>(y)",
         ),
-        scale_a_of_the_first_row=("[row.m * v.stride]", "[0 * row.m * v.stride]"),
+        scale_a_of_the_first_row=("[row.m * operand.row_stride]", "[0 * row.m]"),
         scale_b_of_the_first_block=(
-            "static_cast<const S*>(v.data) + col * v.stride",
-            "static_cast<const S*>(v.data) + 0 * col * v.stride",
+            "widen_columns(operand, row, col, to, count)",
+            "widen_columns(operand, row, 0 * col, to, count)",
         ),
         azp_adj_of_the_first_block=(
-            "static_cast<const T*>(v.data) + col * v.stride",
-            "static_cast<const T*>(v.data) + 0 * col * v.stride",
+            "static_cast<const T*>(operand.data) + col * operand.col_stride",
+            "static_cast<const T*>(operand.data) + 0 * col",
         ),
-        azp_adj_stride_ignored=("to[i] = from[i * v.stride]", "to[i] = from[i * (v.stride != 0)]"),
+        azp_adj_stride_ignored=(
+            "to[i] = from[i * operand.col_stride]",
+            "to[i] = from[i * (operand.col_stride != 0)]",
+        ),
         last_column_unwritten=(
             "out, rounded, count * sizeof(S)",
             "out, rounded, (count - 1) * sizeof(S)",
         ),
         last_sum_unwritten=(
-            "out, row.acc, count * sizeof(int32_t)",
-            "out, row.acc, (count & ~1) * sizeof(int32_t)",
+            "out, row.acc, row.count * sizeof(int32_t)",
+            "out, row.acc, (row.count & ~1) * sizeof(int32_t)",
+        ),
+        residual_dropped=("float x, float y) { return x + y; }", "float x, float) { return x; }"),
+        residual_of_the_first_row=(
+            "row.cols.load<L>(row.p, row.m, row.col, row.count);",
+            "row.cols.load<L>(row.p, 0 * row.m, row.col, row.count);",
+        ),
+        residual_of_the_first_block=(
+            "row.cols.load<L>(row.p, row.m, row.col, row.count);",
+            "row.cols.load<L>(row.p, row.m, 0 * row.col, row.count);",
+        ),
+        gate_and_value_swapped=(
+            "apply(Op{}, column[2 * n], column[2 * n + 1])",
+            "apply(Op{}, column[2 * n + 1], column[2 * n])",
+        ),
+        gate_not_clamped=(
+            "(gate > 0.0f ? gate : gate == gate ? 0.0f : gate) * value",
+            "gate * value",
+        ),
+        gate_of_nan_is_zero=("gate == gate ? 0.0f : gate) * value", "0.0f) * value"),
+        gate_keeps_its_minus_zero=("return (gate > 0.0f ?", "return (gate >= 0.0f ?"),
+        last_pair_unwritten=(
+            "row.count / epilogue::columns_of<E>;",
+            "(row.count - epilogue::columns_of<E> / 2) / epilogue::columns_of<E>;",
         ),
     ),
     *_mutants(
@@ -83,13 +175,23 @@ MUTANTS = [
             "pack_panel(p.b, col / kPanel + i,",
             "pack_panel(p.b, col / kPanel,",
         ),
-        row_stride_stale=("(first_ + r) * p_.a.row_stride", "(first_ + r) * p_.k"),
+        row_stride_stale=("(first_ + r) * p_.a.row_stride", "(first_ + r) * p_.size.k"),
         column_stride_of_a_ignored=("row[k * p_.a.col_stride]", "row[k]"),
-        rows_past_the_last=("std::min(block_rows_, p_.m - first_)", "block_rows_"),
+        rows_past_the_last=("std::min(block_rows_, p_.size.m - first_)", "block_rows_"),
         rest_of_tiles_dropped=("ceil_div(rows - first, tiles - t)", "rows / tiles"),
         row_block_loaded_once=("if (index == index_) return;", "if (index_ >= 0) return;"),
-        plain_weight_of_any_stride_in_place=("(plain.row_stride == 1 || p.k == 1) &&", ""),
-        packed_block_of_columns=("p.b.packed + col / kPanel * panel_bytes(p.k)", "p.b.packed"),
+        plain_weight_of_any_stride_in_place=(
+            "(plain.row_stride == 1 || p.size.k == 1) &&",
+            "true &&",
+        ),
+        packed_block_of_columns=(
+            "p.b.packed + col / kPanel * panel_bytes(p.size.k)",
+            "p.b.packed",
+        ),
+        pairs_of_the_first_block=(
+            "col / columns * p.size.out_bytes()",
+            "col * p.size.out_bytes()",
+        ),
     ),
     *_mutants(
         "csrc/cpu/float_env.h",
@@ -199,16 +301,20 @@ MUTANTS = [
         tail_of_k_packed_past_its_end=("b.k - g * kGroup)", "b.k - g * kGroup + 2)"),
     ),
     *_mutants(
-        "csrc/cpu/gemm.cpp",
+        "csrc/cpu/tiling.h",
         PRODUCTS,
         rest_of_the_rows_dropped=(
-            "t.row_blocks = ceil_div(p.m, t.block_rows);",
-            "t.row_blocks = p.m / t.block_rows;",
+            "t.row_blocks = ceil_div(m, t.block_rows);",
+            "t.row_blocks = m / t.block_rows;",
         ),
-        empty_output_launched=("if (p.m > 0 && p.n > 0)", "if (true)"),
     ),
     *_mutants(
-        "csrc/problem.cpp",
+        "csrc/cpu/int8.cpp",
+        PRODUCTS,
+        empty_output_launched=("if (p.size.m > 0 && p.size.n > 0)", "if (true)"),
+    ),
+    *_mutants(
+        "csrc/problems/tensors.cpp",
         PRODUCTS,
         stride_of_one_element_used=("if (sizes[i] == 1) continue;", ""),
         two_strides_taken_for_one=(
@@ -216,56 +322,202 @@ MUTANTS = [
             "if (false) return",
         ),
         vector_of_two_strides_in_place=(
-            "emplace_back(torch::stable::contiguous(t))",
-            "emplace_back(t)",
+            "data = copies.emplace_back(row_major_copy(t)).const_data_ptr();",
+            "",
         ),
-        column_stride_of_b_ignored=("b.stride(0), b.stride(1)}", "b.stride(0), b.size(0)}"),
         folded_rows_contiguous=("*row_stride, strides[last]}", "sizes[last], strides[last]}"),
+        residual_rows_contiguous=(
+            "{matrix.data, dtype, matrix.row_stride, 1}",
+            "{matrix.data, dtype, t.size(t.dim() - 1), 1}",
+        ),
+        residual_of_any_stride_in_place=(
+            "side_by_side ? t : copies.emplace_back(row_major_copy(t))",
+            "side_by_side ? t : t",
+        ),
     ),
     *_mutants(
-        "csrc/problem.cpp",
+        "csrc/problems/tensors.cpp",
+        "test_memory",
+        out_of_memory_of_another_type=("throw OutOfMemory(", "throw std::runtime_error("),
+        bytes_of_one_element=(
+            "if (__builtin_mul_overflow(bytes, size, &bytes))",
+            "if (false && size)",
+        ),
+    ),
+    *_mutants(
+        "csrc/problems/int8.cpp",
+        PRODUCTS,
+        column_stride_of_b_ignored=("b.stride(0), b.stride(1)}", "b.stride(0), b.size(0)}"),
+    ),
+    *_mutants(
+        "csrc/problems/int8.cpp",
         "test_refusals",
         scale_per_token_taken_for_one=(
-            "const bool one = Leaf::scalar_ok && t.numel() == 1;",
-            "const bool one = Leaf::scalar_ok && (t.numel() == 1 || t.size(0) == 1);",
+            "if (Leaf::scalar_ok && t.numel() == 1) return;",
+            "if (Leaf::scalar_ok && (t.numel() == 1 || t.size(0) == 1)) return;",
         ),
-        k_of_131072=("weight.k > kMaxK", "weight.k > kMaxK + 1"),
-        bias_of_one_element=("Leaf::scalar_ok && t.numel() == 1", "t.numel() == 1"),
-        bias_of_any_dtype=("t.scalar_type() != p.out_dtype &&", "false &&"),
-        too_many_columns_of_a=("if (a.size(a.dim() - 1) != p.k)", "if (a.size(a.dim() - 1) < p.k)"),
-        vector_of_any_dtype=("if (t.scalar_type() != dtype) refuse(", "if (false) refuse("),
+        k_of_131072=("if (k > kMaxK)", "if (k > kMaxK + 1)"),
+        bias_of_one_element=(
+            "if (Leaf::scalar_ok && t.numel() == 1) return;",
+            "if (t.numel() == 1) return;",
+        ),
+        too_many_columns_of_a=(
+            "if (a.size(a.dim() - 1) != p.size.k)",
+            "if (a.size(a.dim() - 1) < p.size.k)",
+        ),
         packed_buffer_of_any_size=("b.dim() != 1 || b.numel() != bytes ||", "b.dim() != 1 ||"),
+        odd_number_of_columns_in_pairs=("if (size.n % entry.columns)", "if (false)"),
+        residual_of_any_shape=("if (t.sizes().equals(wanted)) return;", "if (t.numel()) return;"),
+        residual_of_half_an_output=(
+            "sizes_with_last(a, size.n);\n      if",
+            "sizes_with_last(a, size.n / 2);\n      if",
+        ),
+        unknown_activation_is_none=(
+            'refuse("activation", "be None or one of " + names, *wanted);',
+            "return Activation::none;",
+        ),
+        unknown_out_dtype_is_bfloat16=(
+            "std::optional<DType> known = dtype_of(dtype)) return *known;",
+            "std::optional<DType> known = dtype_of(dtype); true)\n    "
+            "return known.value_or(DType::bfloat16);",
+        ),
     ),
     *_mutants(
-        "csrc/problem.cpp",
+        "csrc/rules.cpp",
+        "test_refusals",
+        bias_of_any_dtype=("t.scalar_type() != dtype &&", "false &&"),
+        vector_of_any_dtype=("if (t.scalar_type() != dtype) refuse(", "if (false) refuse("),
+    ),
+    *_mutants(
+        "csrc/problems/quantize.cpp",
         "test_quantize",
-        static_scale_of_the_first_row=("return vector.stride;", "return 0;"),
+        static_scale_of_the_first_row=("return by_row.row_stride;", "return 0;"),
+    ),
+    *_mutants(
+        "csrc/problems/int8.h",
+        "test_epilogues",
+        pairs_are_as_wide_as_b=("return n / epilogue::entry(epilogue).columns;", "return n;"),
+    ),
+    *_mutants(
+        "csrc/dtypes.h",
+        PRODUCTS,
+        halves_swapped=(
+            "if (type == ScalarType::scalar_type) return DType::name;",
+            "if (type == ScalarType::scalar_type)                          \\\n"
+            "    return DType::name == DType::bfloat16  ? DType::float16   \\\n"
+            "           : DType::name == DType::float16 ? DType::bfloat16  \\\n"
+            "                                           : DType::name;",
+        ),
     ),
     *_mutants(
         "csrc/cpu/isa.cpp",
         "test_environment",
-        empty_isa_refused=("if (!forced || !*forced)", "if (!forced)"),
         unknown_isa_accepted=(
-            "if (std::string(forced) == k->name) return *k;",
-            "if (std::string(k->name) != forced) return *k;",
+            "if (*forced == isa->name) return",
+            "if (*forced != isa->name) return",
         ),
     ),
     *_mutants(
-        "scaled_mm/ops.py",
+        "csrc/dispatch/setting.h",
+        "test_environment",
+        empty_isa_refused=("return value && *value ?", "return value ?"),
+        setting_read_at_every_call=(
+            "return value_.load(std::memory_order_acquire); }",
+            "return kept(std::getenv(variable_)); }",
+        ),
+        value_before_forgotten=('return before ? *before : "";', 'return before ? "" : "";'),
+    ),
+    *_mutants(
+        "csrc/dispatch/choose.h",
+        "test_explain test_explain_awq",
+        refusing_kernel_chosen=("if (!kernel.refuse(size, machine).empty()) continue;", ""),
+        forced_kernel_that_refuses=(
+            "if (forced->refuse(size, machine).empty()) return forced;",
+            "return forced;",
+        ),
+        forced_kernel_ignored=(
+            "if (!forced) return nullptr;",
+            "if (forced || !forced) return nullptr;",
+        ),
+        last_of_the_kernels_chosen=("if (us < least) least = us,", "least = us,"),
+        answer_of_another_size=("!(known.size == size) ||", ""),
+        answer_of_another_machine=(" || !(known.machine == machine)", ""),
+        unknown_kernel_ignored=("check_forced_kernels();\n  std::string_view", "std::string_view"),
+    ),
+    *_mutants(
+        "csrc/dispatch/explain.cpp",
+        "test_explain",
+        every_kernel_is_the_chosen=(
+            "is_chosen = &kernel == chosen;",
+            "is_chosen = chosen != nullptr;",
+        ),
+        pairs_not_explained=(
+            "if (activation == kActivationNames",
+            "if (activation != kActivationNames",
+        ),
+    ),
+    *_mutants(
+        "csrc/dispatch/archs.cpp",
+        "test_model test_explain test_explain_awq",
+        name_of_a_later_arch_unknown=(
+            "found |= wanted == kernel.name",
+            "found = wanted == kernel.name",
+        ),
+    ),
+    *_mutants(
+        "csrc/cuda/sm90/model.cpp",
+        "test_explain test_model",
+        persistent_kernel_without_k=(
+            'if (size.k == 0) return "needs K > 0 (it',
+            'if (size.k < 0) return "needs K > 0 (it',
+        ),
+        persistent_kernel_of_pairs=("if (size.out_columns() != size.n)", "if (false)"),
+    ),
+    *_mutants(
+        "scaled_mm/ops/int8.py",
         "test_torch test_refusals test_weight",
         fake_product_is_a_matrix=(
             "return [*a.shape[:-1], b_shape",
             "return [*a.shape[:1], b_shape",
         ),
-        fake_product_dtype=("b, b_shape), dtype=out_dtype)", "b, b_shape), dtype=torch.bfloat16)"),
+        fake_product_dtype=("else n], dtype=out_dtype)", "else n], dtype=torch.bfloat16)"),
+        fake_of_pairs_is_whole=(
+            'n // 2 if activation == "reglu" else n]',
+            "n]",
+        ),
+        fake_of_any_activation=('if activation == "reglu" else n]', "if residual is None else n]"),
         fake_packed_size=("((k + 3) // 4 + 1) * 64", "((k + 3) // 4) * 64"),
-        gradients_refused_always=("grad = torch.is_grad_enabled()", "grad = True"),
-        gradients_never_refused=("if grad and operand.requires_grad:", "if False:"),
-        packed_weight_transposed=("return (self.k, self.n)", "return (self.n, self.k)"),
         bias_not_passed=('options["bias"] = bias', "pass"),
+        residual_not_passed=('options["residual"] = residual', "pass"),
+        activation_not_passed=('options["activation"] = activation', "pass"),
+        activation_of_any_type=("if not isinstance(activation, str):", "if False:"),
     ),
     *_mutants(
-        "scaled_mm/quantize.py",
+        "scaled_mm/ops/int8.py",
+        "test_memory",
+        no_memory_for_a_product=(
+            "**options, **packed)\n    except MemoryError as error:",
+            "**options, **packed)\n    except OSError as error:",
+        ),
+    ),
+    *_mutants(
+        "scaled_mm/ops/arguments.py",
+        "test_torch test_refusals test_weight",
+        gradients_refused_always=("grad = torch.is_grad_enabled()", "grad = True"),
+        gradients_never_refused=("if grad and operand.requires_grad:", "if False:"),
+    ),
+    *_mutants(
+        "scaled_mm/ops/arguments.py",
+        "test_memory",
+        out_of_memory_is_python_s=("torch.OutOfMemoryError(str(error))", "MemoryError(str(error))"),
+    ),
+    *_mutants(
+        "scaled_mm/ops/packed_weight.py",
+        "test_torch test_refusals test_weight",
+        packed_weight_transposed=("return (self.k, self.n)", "return (self.n, self.k)"),
+    ),
+    *_mutants(
+        "scaled_mm/ops/quantize.py",
         "test_torch test_refusals test_quantize",
         azp_with_symmetric=("if azp is not None and symmetric:", "if False:"),
         static_azp_forgotten=(
@@ -279,18 +531,18 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "scaled_mm/azp.py",
+        "scaled_mm/ops/azp.py",
         "test_torch test_weight",
         packed_shape_not_passed=("_azp_adj(weight, **packed)", "_azp_adj(weight)"),
     ),
     *_mutants(
-        "scaled_mm/nn.py",
+        "scaled_mm/nn/scaled_linear.py",
         "test_nn",
         scales_follow_the_dtype=("moved.dtype != buffer.dtype", "moved.device != buffer.device"),
         static_azp_dropped=("azp_with_adj=self.azp_with_adj,\n            out", "out"),
         loaded_weight_not_packed=(
-            "super()._load_from_state_dict(*args, **kwargs)\n        self.pack()",
-            "super()._load_from_state_dict(*args, **kwargs)",
+            "cast(Tensor, self._buffers[name]).to(dtype)\n        self.pack()",
+            "cast(Tensor, self._buffers[name]).to(dtype)",
         ),
         layer_bias_dropped=("bias=self.bias,\n            azp", "azp"),
         output_dtype_fixed=("out_dtype=x.dtype", "out_dtype=torch.bfloat16"),
@@ -301,16 +553,61 @@ MUTANTS = [
         missing_library_not_said=("if not CPU_LIBRARY.exists():", "if False:"),
     ),
     *_mutants(
-        "scaled_mm/reference.py",
+        "scaled_mm/reference/epilogues.py",
         "test_reference",
-        reference_azp_sign=("t = acc - azp_with_adj", "t = acc + azp_with_adj"),
-        reference_rounds_away=(
-            "np.rint(quotient(x32) / quotient(s))",
-            "np.round(quotient(x32) / quotient(s) + 1e-7)",
+        reference_azp_sign=(
+            "return _rescaled(num, acc - azp * azp_adj, scale_a, scale_b, bias)",
+            "return _rescaled(num, acc + azp * azp_adj, scale_a, scale_b, bias)",
         ),
         reference_bias_of_plus_zero=(
             "np.full((1, 1), -0.0, np.float32)",
             "np.full((1, 1), 0.0, np.float32)",
         ),
+        reference_without_residual=(
+            "return num.add(_rescaled(num, acc, scale_a, scale_b, bias), residual)",
+            "return num.add(_rescaled(num, acc, scale_a, scale_b, bias), 0 * residual)",
+        ),
+    ),
+    *_mutants(
+        "scaled_mm/reference/arithmetic.py",
+        "test_reference",
+        reference_gate_and_value_swapped=(
+            "np.where(np.isnan(gate), gate, np.float32(0))) * x[:, 1::2]",
+            "np.where(np.isnan(gate), gate, np.float32(0))) * x[:, 0::2]",
+        ),
+        reference_gate_of_nan_is_zero=(
+            "np.where(np.isnan(gate), gate, np.float32(0))",
+            "np.float32(0)",
+        ),
+    ),
+    *_mutants(
+        "scaled_mm/reference/quantize.py",
+        "test_reference",
+        reference_rounds_away=(
+            "np.rint(quotient(x32) / quotient(s))",
+            "np.round(quotient(x32) / quotient(s) + 1e-7)",
+        ),
     ),
 ]
+for _path, _tests, _bugs in (*INT4, *PYTHON):
+    MUTANTS += _mutants(_path, _tests, **_bugs)
+for _path, _tests, _bugs in CUDA:
+    MUTANTS += _mutants(_path, _tests, gpu=True, **_bugs)
+
+
+def stale(root: Path) -> list[str]:
+    """What does not fit the sources under root, a line for each: file and text."""
+    lines = []
+    for mutant in MUTANTS:
+        path = root / mutant.path
+        count = path.read_text(encoding="utf-8").count(mutant.old) if path.is_file() else None
+        if count is None:
+            lines.append(f"{mutant.name}: there is no file {mutant.path}")
+        elif count != 1:
+            lines.append(f"{mutant.name}: {mutant.path} holds {count} times {mutant.old!r}")
+        lines += [
+            f"{mutant.name}: there is no file tests/{test}.py"
+            for test in mutant.tests.split()
+            if not (root / f"tests/{test}.py").is_file()
+        ]
+    return lines

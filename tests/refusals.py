@@ -70,7 +70,7 @@ def _table() -> list[Refusal]:
 
     not_tensors = {"list": [1], "int": 1, "float": 0.5, "ndarray": np.ones((K, N), np.int8)}
     operands = {
-        "scaled_mm": "a b scale_a scale_b bias azp azp_adj azp_with_adj",
+        "scaled_mm": "a b scale_a scale_b bias azp azp_adj azp_with_adj residual",
         "int8_mm": "a b",
         "azp_adj": "b",
         "azp_with_adj": "b azp",
@@ -92,6 +92,11 @@ def _table() -> list[Refusal]:
             Refusal(f"out-dtype-{kind}", "scaled_mm", change, "out_dtype", kind, TypeError)
         )
 
+    for value in (1, 0, False, True, b"reglu", ["reglu"], torch.relu):
+        kind, change = type(value).__name__, {"activation": value}
+        name = f"activation-{kind}-{value!r}"
+        table.append(Refusal(name, "scaled_mm", change, "activation", kind, TypeError))
+
     half, grad = torch.float16, {"requires_grad": True}
     for op in ("scaled_mm", "int8_mm"):
         refuse("a-uint8", "a", "uint8", op, a=_int8(M, K).to(torch.uint8))
@@ -104,6 +109,7 @@ def _table() -> list[Refusal]:
         refuse("b-3d", "b", "(2, 64, 96)", op, b=_int8(2, K, N))
         long = {"a": _int8(1, MAX_K + 1)} if op.endswith("mm") else {}
         refuse("k", "b", str(MAX_K + 1), op, b=_int8(MAX_K + 1, 1), **long)
+    refuse("n", "b", str(2**40 + 1), "pack_weight_int8", b=_int8(0, 2**40 + 1))
 
     wrong_side = "scales on the wrong side"
     refuse("scale-a-float16", "scale_a", "float16", scale_a=torch.ones(M, 1, dtype=half))
@@ -143,6 +149,46 @@ def _table() -> list[Refusal]:
     all_of_them = {"azp": _int32(1), **adj, "azp_with_adj": _int32(N)}
     refuse("azp-both-forms", "azp_with_adj", "azp, azp_adj, azp_with_adj", **all_of_them)
     refuse("azp-two-adj", "azp_adj", "azp_adj, azp_with_adj", **adj, azp_with_adj=_int32(N))
+
+    for name, shape in {
+        "row": (1, N),
+        "column": (M, 1),
+        "vector": (N,),
+        "transposed": (N, M),
+        "flat": (M * N,),
+        "short": (M - 1, N),
+        "narrow": (M, N - 1),
+        "3d": (1, M, N),
+        "scalar": (),
+        "empty": (0, N),
+    }.items():
+        text = f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
+        refuse(f"residual-{name}", "residual", text, residual=torch.ones(shape))
+    tall = {"a": _int8(2, 3, K), "scale_a": torch.ones(1)}
+    refuse("residual-folded", "residual", "(6, 96)", **tall, residual=torch.ones(6, N))
+    refuse("residual-other-half", "residual", "float16", residual=torch.ones(M, N, dtype=half))
+    refuse("residual-float64", "residual", "float64", residual=torch.ones(M, N).double())
+    refuse("residual-int32", "residual", "int32", residual=_int32(M, N))
+    refuse("residual-grad", "residual", "requires_grad", residual=torch.ones(M, N, **grad))
+
+    reglu = {"activation": "reglu"}
+    refuse("residual-reglu", "residual", "residual", residual=torch.ones(M, N), **reglu)
+    for value in (
+        "",
+        "none",
+        "None",
+        "ReGLU",
+        "reglu ",
+        "relu",
+        "swiglu",
+        "regl\u00fc",
+    ):
+        refuse(f"activation-{value!r}", "activation", value, activation=value)
+    refuse("reglu-odd", "b", "N=95", b=_int8(K, N - 1), scale_b=torch.ones(1), **reglu)
+    refuse("reglu-one", "b", "N=1", b=_int8(K, 1), scale_b=torch.ones(1), **reglu)
+    refuse("reglu-azp-alone", "azp_adj", "azp", azp=_int32(M, 1), **reglu)
+    refuse("reglu-half-scale", "scale_b", "(48,)", scale_b=torch.ones(N // 2), **reglu)
+    refuse("reglu-half-bias", "bias", "(48,)", bias=torch.ones(N // 2), **reglu)
 
     refuse("out-float64", "out_dtype", "float64", out_dtype=torch.float64)
     refuse("out-int8", "out_dtype", "int8", out_dtype=torch.int8)

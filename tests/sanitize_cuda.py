@@ -16,27 +16,35 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import numpy as np
 import torch
 from awq_cases import AWQ_CASES, DTYPES, FINITE
-from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Vector, random_case
+from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Vector, random_case
 from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
 from helpers import assert_bits
 from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
-from test_cuda_awq import ARM_VARIABLE, ARMS, streamed
+from test_cuda_awq import ARMS, streamed
 from torch import Tensor
 
 import scaled_mm
 from scaled_mm import reference
 
+ENDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"residual": Matrix()},
+    {"activation": "reglu"},
+    {"residual": Matrix(layout=Layout(pad=3, offset=1), dtype=torch.float32)},
+)
 EPILOGUES = [
-    {**azp, "bias": bias, "out_dtype": out}
+    {**azp, "bias": bias, "out_dtype": out, **end}
     for azp in AZP_FORMS.values()
-    for bias in (None, Vector("signed"))
     for out in OUT_DTYPES
+    for bias in (None, Vector("signed"))
+    for end in ENDS
 ]
 LAYOUTS = {
     "plain": (ROW, COLUMN),
@@ -63,7 +71,7 @@ def product_cases(count: int) -> Iterator[Case]:
         name, (a, b) = next(layouts) if i % 2 else ("plain", LAYOUTS["plain"])
         m, n = (int(x) for x in rng.choice(SIZES, 2))
         same = {"a_layout": a, "b_layout": b, **next(epilogues)}
-        yield Case(f"{name} {i}", m, n, int(rng.choice(DEPTHS)), **same)
+        yield Case(f"{name} {i}", m, n, int(rng.choice(DEPTHS)), **same).paired()
 
 
 def quantize_cases(count: int) -> Iterator[QuantizeCase]:
@@ -155,10 +163,9 @@ def run_awq(verdict: Wrong) -> None:
             continue
         exact, bound = reference.awq_gemm_bound(**operands)
         for arm in ARMS:
-            os.environ[ARM_VARIABLE] = arm
-            within = (scaled_mm.awq_gemm(**there).cpu().double() - exact).abs() <= bound
+            with forced(arm):
+                within = (scaled_mm.awq_gemm(**there).cpu().double() - exact).abs() <= bound
             verdict.compare({"awq_gemm": within}, {"awq_gemm": torch.ones_like(within)}, arm, case)
-        os.environ[ARM_VARIABLE] = ""
         assert_unchanged(there, operands, case)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import OUT_DTYPES, Case, Vector
+from cases import OUT_DTYPES, Case, Matrix, Vector
 from torch import Tensor
 
 import scaled_mm
 from scaled_mm import reference
 
 DTYPE_IDS = [str(dtype)[6:] for dtype in OUT_DTYPES]
-EPILOGUES: dict[str, dict[str, Vector]] = {
+EPILOGUES: dict[str, dict[str, Any]] = {
     "plain": {},
     "bias": {"bias": Vector("signed")},
     "cancelling bias": {"bias": Vector("cancel", dtype=torch.float32)},
@@ -26,10 +26,17 @@ EPILOGUES: dict[str, dict[str, Vector]] = {
         "azp_adj": Vector("sums"),
         "bias": Vector("signed"),
     },
+    "residual": {"bias": Vector("signed"), "residual": Matrix()},
+    "cancelling residual": {
+        "bias": Vector("signed"),
+        "residual": Matrix("cancel", dtype=torch.float32),
+    },
+    "pairs": {"bias": Vector("signed", dtype=torch.float32), "activation": "reglu"},
+    "cancelling pairs": {"bias": Vector("cancel", dtype=torch.float32), "activation": "reglu"},
 }
 
 
-def judged(out: Tensor, operands: dict[str, Any]) -> reference.Report:
+def judged(out: Tensor, operands: dict[str, Any]) -> reference.AccuracyReport:
     return reference.check(out, **{k: x for k, x in operands.items() if k != "out_dtype"})
 
 
@@ -43,7 +50,9 @@ def test_within_the_published_bound(isa: str, epilogue: str, dtype: torch.dtype)
         report = judged(scaled_mm.scaled_mm(**operands), operands)
         assert report.ok, report
         assert report.outside == 0
-        assert report.elements == 48 * 160
+        assert report.elements == 48 * (80 if case.activation else 160)
+        sums = {"activation": 8, "residual": 5, "bias": 4}
+        assert report.roundings == next((n for x, n in sums.items() if x in operands), 0)
 
 
 def unfused(operands: dict[str, Any]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import awq
-from scaled_mm.awq_linear import AWQLinear
+from scaled_mm.nn import AWQLinear
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -42,7 +42,7 @@ def test_the_packing_of_awq() -> None:
 
 
 def reference_columns() -> tuple[int, ...]:
-    from scaled_mm.reference_awq import COLUMNS
+    from scaled_mm.reference.lowbit import COLUMNS
 
     return COLUMNS
 
@@ -176,6 +176,13 @@ def test_groups_of_unequal_size_are_refused() -> None:
     w.g_idx[0] = 1
     with pytest.raises(ValueError, match=r"^g_idx must give each of the 6 groups"):
         awq.from_gptq(*w, version=1).in_order()
+
+
+def test_groups_must_divide_k() -> None:
+    q, zeros = (torch.zeros(rows, 8, dtype=torch.uint8) for rows in (10, 3))
+    weight = awq.Int4(q, torch.ones(3, 8), zeros)
+    with pytest.raises(ValueError, match=r"^scales must have .* dividing K=10, got 3 groups$"):
+        weight.dequantize()
 
 
 @pytest.mark.parametrize("group", [-1, 6, 2**31 - 1])

@@ -16,7 +16,8 @@ from scaled_mm.bench import host, measure, table
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.clocks import CpuClock, Stopwatch
 from scaled_mm.bench.contenders import CONTENDERS, Contender
-from scaled_mm.bench.measure import Entry, Settings, best, judge
+from scaled_mm.bench.measure import Measurement, Settings, best, judge
+from scaled_mm.cli import bench as command
 from scaled_mm.cli import main
 
 VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none
@@ -68,17 +69,20 @@ def test_records_are_their_json(path):
 
 def test_wrong_numbers_are_shown_and_not_right():
     case = make_case(3, 32, 16, "bias", torch.bfloat16)
-    entry = Entry("fast", gops=9.0)
+    entry = Measurement("fast", gops=9.0)
     judge(entry, case, torch.zeros(3, 16, dtype=torch.bfloat16))
     assert (entry.verdict, entry.right) == ("wrong", False)
     assert entry.beyond_bound > 40
-    slow = Entry("slow", "exact", gops=1.0)
+    slow = Measurement("slow", "exact", gops=1.0)
     assert best([entry, slow], right=False) is entry
     assert best([entry, slow], right=True) is slow
 
 
 def test_sums_without_an_epilogue_are_no_best():
-    sums, other = Entry("_int_mm sums", "sums", gops=9.0), Entry("other", "exact", gops=1.0)
+    sums, other = (
+        Measurement("_int_mm sums", "sums", gops=9.0),
+        Measurement("other", "exact", gops=1.0),
+    )
     assert best([sums, other], right=False) is other
 
 
@@ -86,7 +90,7 @@ def test_sums_without_an_epilogue_are_no_best():
 def test_a_sample_of_rows_and_columns_is_judged(epilogue):
     case = make_case(40, 32, 48, epilogue, torch.float32)
     out = CONTENDERS[1].prepare(case).run(case.a, case.b)
-    entry = Entry("plain")
+    entry = Measurement("plain")
     judge(entry, case, out, most=32 * 20)
     assert (entry.verdict, entry.checked) == ("exact", 16 * 20)
     out[-1, -1] += 1  # the corners belong to the sample
@@ -203,7 +207,7 @@ def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
             raise RuntimeError("CUDA error: an illegal memory access\nmore")
 
     monkeypatch.setattr(measure, "clock_of", lambda device: Broken())
-    result = bench.measured([(2, 16, 32), (3, 16, 32)], Settings(device="cuda", rounds=1), None)
+    result = command.measured([(2, 16, 32), (3, 16, 32)], Settings(device="cuda", rounds=1), None)
     assert [case["m"] for case in result["results"]] == [2]
     err = capsys.readouterr().err
     assert err.endswith("scaled-mm: stopped: CUDA error: an illegal memory access\n")
@@ -274,18 +278,18 @@ def test_host_calls():
 @pytest.mark.parametrize("text", ["4096", "0x1x1", "1x2x3x4", "axbxc", "1x-2x3"])
 def test_shape_is_refused_by_rule_and_value(text):
     with pytest.raises(ValueError, match=f"--shape must be MxKxN.*got {text}"):
-        bench.parse_shape(text)
+        command.parse_shape(text)
 
 
 def test_shapes_asked_for():
-    assert bench.shapes_of("cpu", [], [], []) == [(m, 4096, 4096) for m in (1, 16, 64, 512)]
-    assert len(bench.shapes_of("cuda", [], [], [])) == 4 * 14
-    assert bench.shapes_of("cuda", [], ["8x9"], [3, 4]) == [(3, 8, 9), (4, 8, 9)]
-    assert bench.shapes_of("cuda", ["1x2x3"], [], []) == [(1, 2, 3)]
+    assert command.shapes_of("cpu", [], [], []) == [(m, 4096, 4096) for m in (1, 16, 64, 512)]
+    assert len(command.shapes_of("cuda", [], [], [])) == 4 * 14
+    assert command.shapes_of("cuda", [], ["8x9"], [3, 4]) == [(3, 8, 9), (4, 8, 9)]
+    assert command.shapes_of("cuda", ["1x2x3"], [], []) == [(1, 2, 3)]
     with pytest.raises(ValueError, match="--weight must be KxN, such as 4096x4096, got 8"):
-        bench.shapes_of("cpu", [], ["8"], [])
+        command.shapes_of("cpu", [], ["8"], [])
     with pytest.raises(ValueError, match="--shape must be given without"):
-        bench.shapes_of("cpu", ["1x2x3"], [], [4])
+        command.shapes_of("cpu", ["1x2x3"], [], [4])
 
 
 def test_files(tmp_path, capsys):

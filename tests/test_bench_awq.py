@@ -10,7 +10,7 @@ from test_bench import Sundial
 from scaled_mm import bench
 from scaled_mm.bench import awq, measure
 from scaled_mm.bench.awq import AWQ_CONTENDERS, make_awq_case
-from scaled_mm.bench.measure import AwqSettings, Entry, judge
+from scaled_mm.bench.measure import AwqSettings, Measurement, judge
 from scaled_mm.cli import main
 
 DTYPES = ("bfloat16", "float16")
@@ -52,7 +52,7 @@ def test_every_contender_computes_the_weight(weights):
 
 def test_the_compiler_is_given_the_same_weight():
     case = make_awq_case("awq_dequantize", 0, 64, 32, 32, torch.float16)
-    entry = Entry("torch compiled")
+    entry = Measurement("torch compiled")
     judge(entry, case, awq._for_the_compiler(*case.words))
     assert entry.verdict == "exact"
 
@@ -63,7 +63,7 @@ def test_verdicts_on_a_product(dtype):
     exact = case.x.double() @ case.weight.dequantize().double()
 
     def verdict(out):
-        entry = Entry("it")
+        entry = Measurement("it")
         judge(entry, case, out.to(dtype))
         return entry.verdict, entry.off_r1, entry.beyond_bound
 
@@ -83,7 +83,7 @@ def test_verdicts_on_a_weight():
     weight = case.weight.dequantize()
 
     def verdict(out):
-        entry = Entry("it")
+        entry = Measurement("it")
         judge(entry, case, out)
         return entry.verdict
 
@@ -96,7 +96,7 @@ def test_verdicts_on_a_weight():
 def test_a_sample_of_columns_is_judged():
     case = make_awq_case("awq_gemm", 40, 64, 96, 64, torch.float16)
     out = (case.x.double() @ case.weight.dequantize().double()).half()
-    entry = Entry("it")
+    entry = Measurement("it")
     judge(entry, case, out, most=64 * 32)
     assert (entry.verdict, entry.checked) == ("exact", 16 * 32)
     out[-1, -1] += 1

@@ -12,13 +12,13 @@ import torch
 from cases import CASES, OUT_DTYPES, Case, Vector, random_case
 
 from scaled_mm import reference
-from scaled_mm.arithmetic import FORMATS, ulp
-from scaled_mm.check import BOUND_ULP, Report
+from scaled_mm.reference.accuracy import BOUND_ULP, AccuracyReport
+from scaled_mm.reference.arithmetic import FORMATS, ulp
 
 DTYPE_IDS = [str(dtype)[6:] for dtype in OUT_DTYPES]
 
 
-def check(operands: dict[str, Any], out: torch.Tensor | None = None) -> Report:
+def check(operands: dict[str, Any], out: torch.Tensor | None = None) -> AccuracyReport:
     operands = dict(operands)
     out = reference.scaled_mm(**operands) if out is None else out
     operands.pop("out_dtype")

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from scaled_mm import _library, info
-from scaled_mm.cli import COMMANDS, main
+from scaled_mm import _library
+from scaled_mm.cli import COMMANDS, info, main
 
 REFUSED = [  # arguments, what the one line says
     ([], "Missing command"),
@@ -69,13 +69,14 @@ def test_info(capsys):
 def test_info_json(capsys, monkeypatch):
     worst = _library.cpu_isas()[-1]
     monkeypatch.setenv("SCALED_MM_CPU_ISA", worst)
-    assert main(["info", "--json"]) == 0
+    with _library.forced_cpu_isa(worst):  # as if the process had begun with it
+        assert main(["info", "--json"]) == 0
+        assert _library.cpu_isa() == worst  # as it was
     known = json.loads(capsys.readouterr().out)
     assert known["instruction set"] == f"{worst} (by SCALED_MM_CPU_ISA)"
     checks = known["self-check"]
     assert [check["isa"] for check in checks] == _library.cpu_isas()
     assert all(check["different"] == 0 and check["elements"] > 70_000 for check in checks)
-    assert _library.cpu_isa() == worst  # as it was
 
 
 @pytest.fixture
@@ -86,7 +87,8 @@ def a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(9, 0), (7, 0)][index])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
-    monkeypatch.setattr(_library, "cuda_archs", lambda: ["sm90"], raising=False)
+    monkeypatch.setattr(_library, "cuda_archs", lambda: ["sm90"])
+    monkeypatch.setattr(_library, "arch_of_gpu", lambda index: ["sm90", ""][index])
     check = info._check
     check_awq = info._check_awq
     monkeypatch.setattr(info, "_check", lambda device, sizes: check("cpu", sizes))
@@ -96,7 +98,7 @@ def a_gpu(monkeypatch):
 def test_info_of_a_gpu(a_gpu, capsys):
     assert main(["info", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
-    assert known["GPU"] == "GPU 0 (sm90); GPU 1 (sm70, no kernels)"
+    assert known["GPU"] == "GPU 0 (9.0, sm90); GPU 1 (7.0, no kernels)"
     checks = known["self-check"]
     assert [check["isa"] for check in checks] == [*_library.cpu_isas(), "sm90"]
     assert checks[-1]["different"] == 0
@@ -117,8 +119,8 @@ def test_no_gpu(command, said, capsys):
 
 
 def test_info_refuses_an_unknown_instruction_set(capsys, monkeypatch):
-    monkeypatch.setenv("SCALED_MM_CPU_ISA", "mmx")
-    assert main(["info"]) == 2
+    with _library.forced_cpu_isa("mmx"):
+        assert main(["info"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("scaled-mm: SCALED_MM_CPU_ISA must be ") and err.endswith("got mmx\n")
 

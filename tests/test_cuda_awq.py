@@ -3,7 +3,6 @@ bound, and one-hot rows give the weight itself."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,8 @@ from cuda_support import (
     assert_outputs,
     assert_unchanged,
     count,
+    forced,
+    kernels,
     on_device,
     streams_only,
 )
@@ -29,17 +30,8 @@ from scaled_mm import reference
 
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 
-NAMES = ["stream_8", "stream_16", "stream_32", "stream_64", "stream_128", "stream_256", "dense"]
-ARMS = ["", *([] if ON_CPU else NAMES)]
-ARM_VARIABLE = "SCALED_MM_AWQ_ARM"
+ARMS = ["", *kernels("lowbit")]
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
-
-
-@contextlib.contextmanager
-def forced(monkeypatch: pytest.MonkeyPatch, arm: str) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv(ARM_VARIABLE, arm)
-        yield
 
 
 def assert_products(
@@ -49,7 +41,7 @@ def assert_products(
     there = on_device(operands)
     exact, bound = reference.awq_gemm_bound(**operands)
     for arm in ARMS:
-        with forced(monkeypatch, arm):
+        with forced(arm):
             got, again = scaled_mm.awq_gemm(**there), scaled_mm.awq_gemm(**there)
         what = f"awq_gemm {arm or 'chosen'}"
         assert_outputs(what, {"again": again}, {"again": got}, *context)
@@ -151,7 +143,7 @@ def test_identity_gives_the_weight(
         if rows == 1:
             eye = eye[::37]
             expected = expected[::37]
-        with forced(monkeypatch, arm):
+        with forced(arm):
             got = torch.cat([scaled_mm.awq_gemm(x, *operands) for x in eye.split(rows)])
         different = int((got[:, columns] != expected[:, columns]).sum())  # +0 equals -0
         count(f"awq_gemm identity {arm}", got[:, columns].numel(), different)
@@ -164,7 +156,7 @@ def test_special_values_reach_the_output(monkeypatch: pytest.MonkeyPatch) -> Non
     operands["scales"][3, 17] = torch.nan
     operands["scales"][1, 200] = torch.inf
     for arm, rows in itertools.product(ARMS, (1, 70)):
-        with forced(monkeypatch, arm):
+        with forced(arm):
             got = scaled_mm.awq_gemm(**{**operands, "x": operands["x"][:rows]})
         assert got[:, 17].isnan().all()
         assert not got[:, 200].isfinite().any()
@@ -187,7 +179,7 @@ def test_captured_in_a_graph(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     operands = on_device(case.product())
     other = AwqCase("other", 512, 1024, 128, torch.float16, "signed", (20,), torch.float16)
     graph = torch.cuda.CUDAGraph()
-    with forced(monkeypatch, arm):
+    with forced(arm):
         with torch.cuda.graph(graph):
             got = scaled_mm.awq_gemm(**operands)
         for name, x in other.product().items():
@@ -215,15 +207,15 @@ def test_late_operands_on_another_stream() -> None:
     assert torch.equal(got, expected)
 
 
-@pytest.mark.skipif(ON_CPU, reason="arms are the GPU's")
-def test_an_unknown_arm_is_refused() -> None:
+@pytest.mark.skipif(ON_CPU, reason="kernels are chosen on the GPU")
+def test_an_unknown_kernel_is_refused() -> None:
     run_python(
         "import torch, scaled_mm, pytest\n"
         "from awq_cases import AwqCase\n"
-        "wanted = 'SCALED_MM_AWQ_ARM must be one of stream_8, .*dense'\n"
+        "wanted = 'SCALED_MM_KERNEL must be one of .*sm90/stream_8, .*dense.*, got stream_9'\n"
         "with pytest.raises(ValueError, match=wanted):\n"
         "    scaled_mm.awq_gemm(**AwqCase('x').product('cuda'))\n",
-        **{ARM_VARIABLE: "stream_9"},
+        SCALED_MM_KERNEL="stream_9",
     )
 
 
@@ -241,7 +233,7 @@ def test_layers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, m: int) -> 
         size = x.abs() @ wide.abs() + bias.abs()
         bound = exact.abs() * torch.finfo(dtype).eps / 2 + k * 2.0**-23 * size
         for arm in ARMS:
-            with forced(monkeypatch, arm):
+            with forced(arm):
                 got = scaled_mm.awq_gemm(**there)
             bad = int(((got.double() - exact).abs() > bound).sum())
             count(f"awq_gemm layers {arm or 'chosen'}", got.numel(), bad)
@@ -254,7 +246,7 @@ def test_runs_agree(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """Two runs give the same bits, where blocks go through many pieces with a full ring."""
     case = AwqCase("runs", 4096, 4096, 128, torch.float16, "usual", (1000,), torch.float32)
     there = on_device(case.product())
-    with forced(monkeypatch, arm):
+    with forced(arm):
         first = scaled_mm.awq_gemm(**there)
         different = sum(int((scaled_mm.awq_gemm(**there) != first).sum()) for _ in range(40))
     count(f"awq_gemm runs {arm or 'chosen'}", 40 * first.numel(), different)

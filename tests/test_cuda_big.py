@@ -81,13 +81,16 @@ def assert_big(operands: Operands, calls: dict[str, Any], expected: Tensor) -> N
                 assert_same(row or "chosen", call(), expected, name, expected.shape)
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize(
+    ("packed", "end"), [(False, ""), (True, ""), (False, "residual"), (True, "reglu")]
+)
 @pytest.mark.parametrize("name", CASES)
-def test_scaled_mm(name: str, packed: bool) -> None:
-    case = CASES[name]
-    operands = layer_operands(case.m, case.n, case.k, case.out_dtype)
-    expected = torch.empty(case.m, case.n, dtype=case.out_dtype, device=DEVICE)
-    for rows, columns in blocks(case.m, case.n, case.k):
+def test_scaled_mm(name: str, packed: bool, end: str) -> None:
+    case = replace(CASES[name], activation="reglu" if end == "reglu" else None).paired()
+    operands = layer_operands(case.m, case.n, case.k, case.out_dtype, end=end)
+    width = case.n // 2 if case.activation else case.n
+    expected = torch.empty(case.m, width, dtype=case.out_dtype, device=DEVICE)
+    for rows, columns in blocks(case.m, width, case.k):
         cut = part(operands, rows, columns)
         expected[rows, columns] = replay(exact_product(cut["a"], cut["b"]), cut)
     assert_sample(operands, expected)

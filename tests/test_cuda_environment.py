@@ -10,7 +10,7 @@ import pytest
 import torch
 from cuda_support import DEVICE, GPU, ROWS, forced, streams_only
 from helpers import assert_bits, run_python
-from refusals import GOOD, REFUSALS, K, N
+from refusals import GOOD, REFUSALS, K, M, N
 from test_cuda_streams import PRODUCTS, Work
 from test_refusals import assert_clean
 from torch import Tensor
@@ -80,6 +80,7 @@ def test_buffer_refused(op: str, name: str) -> None:
 OPERANDS = {
     "scaled_mm": ("a", "b", "scale_a", "scale_b", "bias", "azp", "azp_adj"),
     "scaled_mm with_adj": ("a", "b", "scale_a", "scale_b", "bias", "azp_with_adj"),
+    "scaled_mm residual": ("a", "b", "scale_a", "scale_b", "azp_with_adj", "residual"),
     "int8_mm": ("a", "b"),
     "azp_with_adj": ("b", "azp"),
     "quantize_int8": ("x", "scale", "azp"),
@@ -97,7 +98,10 @@ def all_operands(op: str) -> dict[str, Any]:
     operands = GOOD[op]()
     int32 = {"dtype": torch.int32}
     if op == "scaled_mm":
-        operands["bias"] = torch.ones(N)
+        if form == "residual":
+            operands["residual"] = torch.ones(M, N)
+        else:
+            operands["bias"] = torch.ones(N)
         operands |= (
             {"azp_with_adj": torch.ones(N, **int32)}
             if form
@@ -229,6 +233,16 @@ def out_of_memory() -> None:
         "b": lambda: scaled_mm.int8_mm(wide, tall),
         "with epilogue": lambda: scaled_mm.scaled_mm(wide, tall, scale, scale),
     }
+    calls["residual"] = lambda: scaled_mm.scaled_mm(
+        *(int8(2**15, 16), int8(2**14, 16).t(), scale, scale),
+        residual=floats[:, :1].expand(2**15, 2**14),
+        out_dtype=torch.float16,
+    )
+    calls["awq"] = lambda: scaled_mm.awq_dequantize(
+        torch.ones(1, 2**12, dtype=torch.int32, device=DEVICE).expand(2**15, 2**12),
+        torch.ones(1, 2**15, dtype=torch.float16, device=DEVICE),
+        torch.ones(1, 2**12, dtype=torch.int32, device=DEVICE),
+    )
     work = Work()
     for row in ROWS:
         with forced(row):
@@ -237,7 +251,7 @@ def out_of_memory() -> None:
                 try:
                     call()
                     assert name in laid_out_anew, f"{name} found room"  # a row may read it as it is
-                except RuntimeError as error:
+                except torch.OutOfMemoryError as error:
                     print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}")
                 torch.cuda.synchronize()
                 assert torch.cuda.memory_allocated() == before, name
@@ -250,5 +264,5 @@ OUT_OF_MEMORY = "import test_cuda_environment; test_cuda_environment.out_of_memo
 
 @streams_only
 def test_out_of_memory() -> None:
-    """A RuntimeError (torch.OutOfMemoryError is one), nothing kept, and the next calls right."""
+    """torch.OutOfMemoryError and no other, nothing kept, and the next calls right."""
     assert run_python(OUT_OF_MEMORY).splitlines()[-1] == "right"

@@ -9,11 +9,13 @@ import pytest
 import torch
 from cases import OUT_DTYPES, Operands
 from cuda_support import (
+    ENDS,
     GPU,
     ON_CPU,
     ROWS,
     assert_outputs,
     blocks,
+    columns_of_b,
     exact_product,
     forced,
     layer_operands,
@@ -36,12 +38,14 @@ HEIGHTS = (1, 5, 16, 17, 33, 64, 65, 128, 129, 257, 1024, 4096)
 
 def expected_outputs(operands: Operands) -> dict[str, Tensor]:
     (m, k), n = operands["a"].shape, operands["b"].shape[1]
+    width = n // 2 if "activation" in operands else n
     acc = torch.empty(m, n, dtype=torch.int32, device=operands["a"].device)
-    out = torch.empty_like(acc, dtype=operands["out_dtype"])
-    for rows, columns in blocks(m, n, k):
+    out = torch.empty(m, width, dtype=operands["out_dtype"], device=acc.device)
+    for rows, columns in blocks(m, width, k):
         cut = part(operands, rows, columns)
-        acc[rows, columns] = exact_product(cut["a"], cut["b"])
-        out[rows, columns] = replay(acc[rows, columns], cut)
+        product = exact_product(cut["a"], cut["b"])
+        acc[rows, columns_of_b(operands, columns)] = product
+        out[rows, columns] = replay(product, cut)
     both = {"scaled_mm": out, "int8_mm": acc}
     return both | {f"{name} packed": x for name, x in both.items()}
 
@@ -57,10 +61,11 @@ def assert_sample(operands: Operands, out: Tensor) -> None:
 
 @pytest.mark.parametrize("m", HEIGHTS)
 @pytest.mark.parametrize(("n", "k"), LAYERS)
-def test_layer(m: int, n: int, k: int) -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_layer(m: int, n: int, k: int, end: str) -> None:
     m, n, k = -(-m // SMALLER), n // SMALLER, k // SMALLER
     dtype = dict(zip(HEIGHTS, itertools.cycle(OUT_DTYPES), strict=False)).get(m, torch.bfloat16)
-    operands = layer_operands(m, n, k, dtype, seed=m)
+    operands = layer_operands(m, n, k, dtype, seed=m, end=end)
     weight = scaled_mm.pack_weight_int8(operands["b"])
     expected = expected_outputs(operands)
     assert_sample(operands, expected["scaled_mm"])

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Operands, Vector
+from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Operands, Vector
 from cuda_support import (
     DEVICE,
     GPU,
     NAMES,
     ON_CPU,
-    ROW_VARIABLE,
     assert_products,
     forced,
     streams_only,
@@ -26,8 +25,15 @@ import scaled_mm
 
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 
+ENDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"residual": Matrix()},
+    {"residual": Matrix(dtype=torch.float32)},
+    {"activation": "reglu"},
+)
 EPILOGUES: list[dict[str, Any]] = [
-    {**azp, "bias": bias, "out_dtype": out}
+    {**azp, "bias": bias, "out_dtype": out, **end}
+    for end in ENDS
     for azp in AZP_FORMS.values()
     for bias in (None, Vector("signed"), Vector("signed", dtype=torch.float32))
     for out in OUT_DTYPES
@@ -92,6 +98,18 @@ def places() -> Iterator[Case]:
         "column-stepped": Layout("column", step=2),
         "odd": Layout(odd=3),
     }
+    residual_orders = {**orders, **{f"offset-{i}": Layout(offset=i) for i in range(1, 9)}}
+    residual_orders |= {f"padded-{i}": Layout(pad=i) for i in range(1, 9)}
+    for (x, at), dtype in itertools.product(residual_orders.items(), (None, torch.float32)):
+        for m, n in ((96, 160), (33, 47), (130, 264), (1, 256), (128, 1)):
+            residual = Matrix(layout=at, dtype=dtype)
+            name = f"residual-{x}-{m}x{n}-{'wide' if dtype else 'own'}"
+            yield Case(name, m, n, 128, residual=residual, bias=Vector("signed"))
+    for same, (m, n) in itertools.product(
+        ("rows", "columns", "rows columns"), ((96, 160), (33, 47))
+    ):
+        residual = Matrix("signed", same=same)
+        yield Case(f"residual-same-{same}-{m}x{n}", m, n, 65, residual=residual)
     for (x, a), (y, b) in itertools.product(orders.items(), repeat=2):
         for m, n, k in ((96, 160, 128), (33, 47, 65), (1, 256, 128), (128, 1, 64), (128, 64, 1)):
             yield Case(f"order-{x}-{y}-{m}x{n}x{k}", m, n, k, a_layout=a, b_layout=b)
@@ -102,11 +120,13 @@ def waves() -> Iterator[Case]:
     """More tiles than multiprocessors: a block goes on to its next tile, pipeline half full."""
     sizes = ((2049, 4097, 192), (4100, 2050, 1040), (300, 20_011, 96), (20_011, 300, 96))
     sizes += ((1, 60_001, 64), (60_001, 1, 64), (16, 40_000, 272), (40_000, 24, 130))
-    for (m, n, k), epilogue in zip(sizes, itertools.cycle(EPILOGUES[7::5]), strict=False):
+    for (m, n, k), epilogue in zip(sizes, itertools.cycle(EPILOGUES[7::17]), strict=False):
         yield Case(f"wave-{m}x{n}x{k}", m, n, k, **epilogue)
 
 
-GROUPS = {f.__name__: list(f()) for f in (tiles, depths, epilogues, places, waves)}
+GROUPS = {
+    f.__name__: [case.paired() for case in f()] for f in (tiles, depths, epilogues, places, waves)
+}
 PARTS = [
     pytest.param(cases[i::10] or cases[:1], id=f"{name}-{i}")
     for name, cases in GROUPS.items()
@@ -163,25 +183,27 @@ def test_rows_have_names_of_their_own() -> None:
 
 @one_row
 @pytest.mark.parametrize("name", ["nope", "0", " ", *(f"{x}x" for x in NAMES[:1])])
-def test_unknown_row(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_unknown_row(name: str) -> None:
     x = small()
     calls = (
         lambda: scaled_mm.scaled_mm(x["a"], x["b"], x["scale"], x["scale"]),
         lambda: scaled_mm.int8_mm(x["a"], x["b"]),
     )
-    monkeypatch.setenv(ROW_VARIABLE, name)
     for call in calls:
-        with pytest.raises(ValueError, match=rf"^{ROW_VARIABLE} must be one of ") as caught:
+        with (
+            forced(name),
+            pytest.raises(ValueError, match=r"^SCALED_MM_KERNEL must be one of ") as caught,
+        ):
             call()
         message = str(caught.value)
         assert message.endswith(f", got {name}")
         assert all(row in message for row in NAMES)
-    monkeypatch.delenv(ROW_VARIABLE)
     assert calls[1]().tolist() == [[64] * 5] * 3
 
 
 @one_row
-def test_the_variable_is_read_at_every_call() -> None:
+def test_each_row_in_turn() -> None:
+    """What was chosen for a shape before is not remembered in the place of what is forced."""
     x = small()
     for name in [*NAMES, *NAMES[::-1]]:
         with forced(name):
@@ -194,7 +216,7 @@ from cuda_support import DEVICE, on_device
 from helpers import assert_bits
 import scaled_mm
 
-for name in ("epilogue-token-bias-bfloat16-tiles", "tail-prime-257"):
+for name in ("epilogue-token-bias-bfloat16-tiles", "tail-prime-257", "reglu-tail-n-80"):
     operands = CASES[name].build()
     assert_bits(scaled_mm.scaled_mm(**on_device(operands)).cpu(), scaled_mm.scaled_mm(**operands))
 print("right")
@@ -205,4 +227,21 @@ print("right")
 @streams_only
 @pytest.mark.parametrize("name", NAMES[:1] + NAMES[1:][-1:])
 def test_forced_from_the_shell(name: str) -> None:
-    assert run_python(FROM_THE_SHELL, **{ROW_VARIABLE: name}).strip() == "right"
+    assert run_python(FROM_THE_SHELL, SCALED_MM_KERNEL=name).strip() == "right"
+
+
+READ_ONCE = """
+import os, torch
+from cuda_support import DEVICE
+import scaled_mm
+
+os.environ["SCALED_MM_KERNEL"] = "nope"
+one = torch.ones(16, 16, dtype=torch.int8, device=DEVICE)
+print(scaled_mm.int8_mm(one, one).sum().item())
+"""
+
+
+@one_row
+@streams_only
+def test_the_variable_is_read_when_the_library_is_loaded() -> None:
+    assert run_python(READ_ONCE).strip() == "4096"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import AZP_FORMS, COLUMN, ROW, Case, Layout, Operands, Vector
+from cases import AZP_FORMS, COLUMN, ROW, Case, Layout, Matrix, Operands, Vector
 from cuda_support import (
     DEVICE,
     GPU,
@@ -40,6 +40,9 @@ PRODUCTS = (
     Case("long-k", 16, 48, 30_000, **AZP_FORMS["with_adj"], out_dtype=torch.float16),
     Case("laid-out-anew", 70, 97, 333, a_layout=COLUMN, b_layout=ROW, bias=Vector("signed")),
     Case("misaligned", 65, 96, 128, a_layout=Layout(offset=1), b_layout=Layout("column", offset=3)),
+    Case("residual", 130, 264, 320, bias=Vector("signed"), residual=Matrix()),
+    Case("residual-laid-out-anew", 65, 97, 128, residual=Matrix(layout=COLUMN)),
+    Case("pairs", 33, 130, 320, **AZP_FORMS["token"], activation="reglu"),
 )
 QUANTISED = (
     QuantizeCase("token", "normal", (300, 1000), torch.bfloat16),

@@ -14,11 +14,15 @@ from scipy import stats
 from torch import nn
 
 from scaled_mm import demo
+from scaled_mm.bench.clocks import Stopwatch
+from scaled_mm.cli import demo as command
 from scaled_mm.demo import bert, data, measure
 from scaled_mm.demo.run import BFLOAT16, FLOAT32
-from scaled_mm.demo.schemes import SCHEMES, calibrate, quantise
+from scaled_mm.demo.schemes import COMPARED, quantise
+from scaled_mm.quantization import SCHEMES
+from scaled_mm.quantization.calibrate import collect
 
-TINY = bert.Config(
+TINY = bert.BertConfig(
     vocab_size=50,
     max_position_embeddings=24,
     type_vocab_size=2,
@@ -43,7 +47,7 @@ def batches():
     return data.batches(tokens, size=2)
 
 
-@pytest.fixture(params=SCHEMES, ids=lambda scheme: scheme.name)
+@pytest.fixture(params=COMPARED.values())
 def scheme(request):
     return request.param
 
@@ -81,10 +85,10 @@ def test_config_of_another_encoder(tmp_path, name, served):
     fields = {"model_type": "bert", "hidden_act": "gelu", **dataclasses.asdict(TINY), "more": 1}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(fields))
-    assert bert.Config.read(path) == TINY
+    assert bert.BertConfig.read(path) == TINY
     path.write_text(json.dumps({**fields, name: "other"}))
     with pytest.raises(ValueError, match=f"^{name} must be '{served}', got 'other'"):
-        bert.Config.read(path)
+        bert.BertConfig.read(path)
 
 
 # --- the encoder ----------------------------------------------------------------------------------
@@ -136,32 +140,30 @@ def test_linears_in_running_order(encoder, batches):
 
 
 def test_calibration_sees_no_padding(encoder, batches):
-    ranges = calibrate(encoder, batches)
+    ranges = collect(encoder, encoder.linears(), measure.calls(batches))
     alone = []
     for batch in batches:
         for ids, mask in zip(batch.ids, batch.mask, strict=True):
             alone.append(data.Batch(ids[mask][None], mask[mask][None], torch.tensor([0])))
-    apart = calibrate(encoder, alone)
-    for name, (low, high) in ranges.items():
+    apart = collect(encoder, encoder.linears(), measure.calls(alone))
+    for name, seen in ranges.items():
+        low, high = seen.whole()
         assert low < high
-        torch.testing.assert_close(ranges[name], apart[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(seen.whole(), apart[name].whole(), atol=1e-5, rtol=1e-4)
 
 
 def test_quantise_replaces_the_linears_of_a_copy(encoder, batches, scheme):
     before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
-    quantised = quantise(encoder, scheme, calibrate(encoder, batches))
+    quantised = quantise(encoder, scheme, batches)
     assert not any(isinstance(module, nn.Linear) for module in quantised.modules())
-    assert quantised.word.weight is encoder.word.weight
     assert all(torch.equal(before[k], weight) for k, weight in encoder.state_dict().items())
-    static = dict.fromkeys(("input_scale",), not scheme.dynamic)
-    static["azp_with_adj"] = not scheme.dynamic and not scheme.symmetric
+    means = SCHEMES[scheme]
     for layer in quantised.linears().values():
-        for name, present in static.items():
-            assert (getattr(layer, name) is not None) == present
+        assert (layer.dynamic, layer.symmetric) == (means.dynamic, means.symmetric)
 
 
 def test_every_scheme_is_exact_and_near(encoder, batches, scheme):
-    quantised = quantise(encoder, scheme, calibrate(encoder, batches))
+    quantised = quantise(encoder, scheme, batches)
     inspector = measure.Inspector(encoder.linears(), stride=1)
     embeddings = measure.observe(quantised, batches, inspector)
     tokens = sum(int(batch.mask.sum()) for batch in batches)
@@ -172,7 +174,7 @@ def test_every_scheme_is_exact_and_near(encoder, batches, scheme):
 
 
 def test_a_wrong_bit_is_found(encoder, batches, scheme):
-    quantised = quantise(encoder, scheme, calibrate(encoder, batches))
+    quantised = quantise(encoder, scheme, batches)
     inspector = measure.Inspector(encoder.linears(), stride=1)
     measure.observe(quantised, batches, inspector)
     for place, (name, wrong) in enumerate([("0.query", 1), ("1.ffn_down", 3)]):
@@ -224,9 +226,14 @@ def test_rank_correlation_is_scipys():
 
 @pytest.mark.parametrize("rounds", [1, 4, None])
 def test_race_runs_every_contender_in_every_round(encoder, batches, rounds, monkeypatch):
-    ran = []
-    monkeypatch.setattr(measure, "embed", lambda encoder, batches: ran.append(encoder))
-    done = []
+    ran, done = [], []
+
+    class Sundial:
+        def stopwatch(self, launches):
+            (launch,) = launches
+            return Stopwatch(lambda: ran.append(launch.args[0]) or 1.0, 1e-9, launches)
+
+    monkeypatch.setattr(measure, "clock_of", lambda device: Sundial())
     seconds = measure.race({"x": "x", "y": "y", "z": "z"}, batches, rounds, done.append)
     length = rounds or 15  # as many as there may be: nothing takes time here
     assert {name: len(times) for name, times in seconds.items()} == dict.fromkeys("xyz", length)
@@ -234,24 +241,20 @@ def test_race_runs_every_contender_in_every_round(encoder, batches, rounds, monk
     assert done == pytest.approx([turn / length for turn in range(1, length + 1)])
 
 
-def test_repeatable_work_on_the_cpu_is_itself():
-    assert measure.repeatable(print, on_gpu=False) is print
-
-
 @pytest.mark.parametrize(
     ("asked", "served", "means"),
     [("auto", False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
 )
 def test_device(asked, served, means, monkeypatch):
-    monkeypatch.setattr(demo, "serves_gpu", lambda: served)
-    assert demo.chosen_device(asked) == means
+    monkeypatch.setattr(command, "serves_gpu", lambda: served)
+    assert command.chosen_device(asked) == means
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu(encoder, batches, scheme):
     encoder, batches = encoder.cuda(), [batch.to("cuda") for batch in batches]
-    quantised = quantise(encoder, scheme, calibrate(encoder, batches))
+    quantised = quantise(encoder, scheme, batches)
     inspector = measure.Inspector(encoder.linears(), stride=1)
     embeddings = measure.observe(quantised, batches, inspector)
     assert inspector.off_r1() == 0
@@ -276,7 +279,7 @@ def test_linear_share(encoder, batches):
 # 0.9990 0.9985, 0.9836 0.9762, 0.9936 0.9884; float32 itself differs by 1e-3 between batch shapes.
 PROMISED = dict(
     zip(
-        [scheme.name for scheme in SCHEMES],
+        COMPARED,
         [(0.995, 0.99), (0.998, 0.997), (0.975, 0.95), (0.990, 0.98)],
         strict=True,
     )
@@ -320,14 +323,14 @@ def test_embeddings_are_as_near_as_promised(report):
 
 def test_zero_points_lessen_the_noise(report):
     by_name = {result.name: result for result in report.schemes}
-    for symmetric, asymmetric in zip(SCHEMES[0::2], SCHEMES[1::2], strict=True):
-        without, with_azp = by_name[symmetric.name], by_name[asymmetric.name]
+    labels = list(COMPARED)
+    for symmetric, asymmetric in zip(labels[0::2], labels[1::2], strict=True):
+        without, with_azp = by_name[symmetric], by_name[asymmetric]
         assert with_azp.median_db() > without.median_db() + 1
         assert with_azp.cosine_mean > without.cosine_mean
     after_gelu = [f"{depth}.ffn_down" for depth in range(6)]
     gains = [
-        by_name[SCHEMES[3].name].sqnr_db[name] - by_name[SCHEMES[2].name].sqnr_db[name]
-        for name in after_gelu
+        by_name[labels[3]].sqnr_db[name] - by_name[labels[2]].sqnr_db[name] for name in after_gelu
     ]
     assert statistics.mean(gains) > 4  # of 6 dB, a whole bit
 

@@ -190,21 +190,32 @@ def test_isas() -> None:
     assert ISAS[-1] == "portable"
 
 
-def test_isa_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SCALED_MM_CPU_ISA", raising=False)
-    assert scaled_mm._library.cpu_isa() == ISAS[0]
-    monkeypatch.setenv("SCALED_MM_CPU_ISA", "portable")
-    assert scaled_mm._library.cpu_isa() == "portable"
-    monkeypatch.setenv("SCALED_MM_CPU_ISA", "")
-    assert scaled_mm._library.cpu_isa() == ISAS[0]
+@pytest.mark.parametrize(("variable", "expected"), [("portable", "portable"), ("", ISAS[0])])
+def test_isa_by_the_environment(variable: str, expected: str) -> None:
+    code = (
+        "import os, scaled_mm\n"
+        "print(scaled_mm._library.cpu_isa())\n"
+        "os.environ['SCALED_MM_CPU_ISA'] = 'none'\n"  # read once, when the library is loaded
+        "print(scaled_mm._library.cpu_isa())\n"
+    )
+    assert run_python(code, SCALED_MM_CPU_ISA=variable).split() == [expected] * 2
+
+
+def test_isa_forced_for_a_while() -> None:
+    best = scaled_mm._library.cpu_isa()
+    with scaled_mm._library.forced_cpu_isa("portable"):
+        assert scaled_mm._library.cpu_isa() == "portable"
+        with scaled_mm._library.forced_cpu_isa(""):
+            assert scaled_mm._library.cpu_isa() == ISAS[0]
+        assert scaled_mm._library.cpu_isa() == "portable"
+    assert scaled_mm._library.cpu_isa() == best
     assert scaled_mm.int8_mm(*(torch.ones(2, 2, dtype=torch.int8),) * 2).tolist() == [[2, 2]] * 2
 
 
 @pytest.mark.parametrize(
     "name", ["avx3", "AVX2", "avx2 ", "none", *(isa for isa in KNOWN_ISAS if isa not in ISAS)]
 )
-def test_unavailable_isa(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("SCALED_MM_CPU_ISA", name)
+def test_unavailable_isa(name: str) -> None:
     one = torch.ones(1, 1, dtype=torch.int8)
     message = (
         rf"^SCALED_MM_CPU_ISA must be one that this machine runs \({', '.join(ISAS)}\), got {name}$"
@@ -216,7 +227,10 @@ def test_unavailable_isa(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         lambda: scaled_mm.quantize_int8(torch.ones(1, 1), scale=torch.ones(1)),
         lambda: scaled_mm.quantize_weight_int8(torch.ones(1, 1)),
     ):
-        with pytest.raises(ValueError, match=message):
+        with (
+            scaled_mm._library.forced_cpu_isa(name),
+            pytest.raises(ValueError, match=message),
+        ):
             call()
 
 

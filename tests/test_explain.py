@@ -4,25 +4,27 @@ import io
 import json
 
 import pytest
+import torch
 from rich.console import Console
 
 from scaled_mm import _library
-from scaled_mm import explain as module
+from scaled_mm.cli import explain as module
 from scaled_mm.cli import main
-from scaled_mm.explain import DEVICES, Device, explain, show
+from scaled_mm.cli.explain import explain, show
+from scaled_mm.explain import DEVICES, Device
 
 BYTES = 64 * 4096 + 4096 * 4096 + 64 * 4096 * 2
 FLOOR = BYTES / 4.8e6
 
 
-def answer(m, n, k, device, out_bytes):
-    """Three rows, the chosen one in the middle; one serves only small M."""
+def answer(m, n, k, device, out_dtype, activation):
+    """Three kernels, the chosen one in the middle; one serves only small M."""
     return {
         "arch": "sm90",
         "archs": ["sm90"],
         "floor_us": FLOOR,
         "bytes": BYTES,
-        "rows": [
+        "kernels": [
             {
                 "name": "stream_t16",
                 "predicted_us": None,
@@ -54,15 +56,15 @@ def text_of(found):
     return console.export_text()
 
 
-def test_rows_by_predicted_time_the_chosen_first():
+def test_kernels_by_predicted_time_the_chosen_first():
     found = explain(64, 4096, 4096, device=DEVICES["H200"], ask=answer)
-    assert [row.name for row in found.rows] == [
+    assert [kernel.name for kernel in found.kernels] == [
         "tiled_64x128",
         "tiled_64x64",
         "tiled_128x256",
         "stream_t16",
     ]
-    assert found.chosen is found.rows[0]
+    assert found.chosen is found.kernels[0]
     assert found.operations == 2 * 64 * 4096 * 4096
     assert found.predicted_tops == pytest.approx(found.operations / 8e-6 / 1e12)
     assert found.cpu_isa == _library.cpu_isa()
@@ -78,7 +80,10 @@ def test_the_question():
     device = Device("x", 90, 7, 1.5)
     explain(1, 2, 3, device=device, ask=ask)
     explain(1, 2, 3, out_dtype="float32", device=device, ask=ask)
-    assert asked == [(1, 2, 3, device, 2), (1, 2, 3, device, 4)]
+    assert asked == [
+        (1, 2, 3, device, torch.bfloat16, None),
+        (1, 2, 3, device, torch.float32, None),
+    ]
 
 
 def test_text():
@@ -109,7 +114,7 @@ def test_notes():
 
 def test_a_device_without_kernels():
     def ask(*question):
-        return {**answer(*question), "arch": None, "rows": []}
+        return {**answer(*question), "arch": None, "kernels": []}
 
     found = explain(64, 4096, 4096, device=DEVICES["A100"], ask=ask)
     assert found.chosen is None and found.predicted_tops is None
@@ -120,7 +125,7 @@ def test_a_device_without_kernels():
 
 def test_an_empty_product():
     def ask(*question):
-        return {**answer(*question), "rows": [], "bytes": 0, "floor_us": 0.0}
+        return {**answer(*question), "kernels": [], "bytes": 0, "floor_us": 0.0}
 
     assert "operations: 0" in text_of(explain(0, 4096, 4096, device=DEVICES["H200"], ask=ask))
 
@@ -157,7 +162,7 @@ def test_json(answered, capsys):
     assert main(["explain", "64", "4096", "4096", "--bandwidth", "2.5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["device"]["bandwidth"] == 2.5
-    assert found["rows"][0] == {
+    assert found["kernels"][0] == {
         "name": "tiled_64x128",
         "what": "64 x 128 tiles",
         "predicted_us": 8.0,
@@ -188,37 +193,57 @@ def test_the_library_answers(m):
     assert found.bytes >= m * 4096 + 4096 * 4096 + m * 4096 * 2
     assert found.floor_us == pytest.approx(found.bytes / 4.8e6, rel=1e-3)
     if m:
-        assert sum(row.chosen for row in found.rows) == 1
-        assert all(row.chosen or row.reason for row in found.rows)
+        assert sum(kernel.chosen for kernel in found.kernels) == 1
+        assert all(kernel.chosen or kernel.reason for kernel in found.kernels)
 
 
 def test_the_choice_follows_the_shape():
     """Few tokens stream the weight, many fill large tiles; fewer multiprocessors may change it."""
 
     def chosen(m, n, k, device=DEVICES["H200"]):
-        row = explain(m, n, k, device=device).chosen
-        assert row is not None
-        return row.name
+        kernel = explain(m, n, k, device=device).chosen
+        assert kernel is not None
+        return kernel.name
 
     assert chosen(1, 4096, 4096) == "stream_8x64"
     assert chosen(16, 4096, 14336).startswith("stream_16x")
     assert chosen(8192, 28672, 8192).split("_")[0] in ("ping", "coop")
     assert chosen(4096, 4096, 0).startswith("stream_"), "nothing to load"
+    assert chosen(256, 4096, 4096) == "ping_64x128_2x1"
+    assert chosen(256, 4096, 4096, DEVICES["H20"]) == "ping_128x128_2x1", "not the H200's answer"
 
 
-def test_a_forced_row(monkeypatch, capsys):
-    monkeypatch.setenv("SCALED_MM_CUDA_ROW", "ping_64x128_2x1")
-    row = explain(1, 4096, 4096, device=DEVICES["H200"]).chosen
-    assert row is not None and row.name == "ping_64x128_2x1"
-    monkeypatch.setenv("SCALED_MM_CUDA_ROW", "none")
-    assert main(["explain", "1", "4096", "4096", "--device", "H200"]) == 2
+def test_a_forced_kernel(capsys):
+    with _library.forced_kernels("ping_64x128_2x1"):
+        kernel = explain(1, 4096, 4096, device=DEVICES["H200"]).chosen
+        assert kernel is not None and kernel.name == "ping_64x128_2x1"
+        found = explain(1, 4096, 0, device=DEVICES["H200"])
+        assert found.chosen.name.startswith("stream_")
+        assert found.notes[0].startswith(
+            "SCALED_MM_KERNEL=ping_64x128_2x1 does not serve: it needs"
+        )
+    with _library.forced_kernels("dense"):  # of the other family: this one is not touched
+        assert explain(1, 4096, 4096, device=DEVICES["H200"]).chosen.name == "stream_8x64"
+    with _library.forced_kernels("none"):
+        assert main(["explain", "1", "4096", "4096", "--device", "H200"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("scaled-mm: SCALED_MM_CUDA_ROW must be one of stream_8x64, ")
-    assert said.endswith(", got none\n")
+    assert said.startswith("scaled-mm: SCALED_MM_KERNEL must be one of sm")
+    assert "sm90/stream_8x64, " in said and said.endswith(", got none\n")
+
+
+def test_pairs_of_columns_are_not_for_every_kernel():
+    found = explain(4096, 4096, 4096, activation="reglu", device=DEVICES["H200"])
+    assert found.chosen.name.startswith("stream_")
+    refused = [kernel for kernel in found.kernels if kernel.predicted_us is None]
+    assert {kernel.name[:4] for kernel in refused} == {"ping", "coop"}
+    assert all("got a pair" in kernel.reason for kernel in refused)
+    assert found.bytes == 4096 * (4096 + 4096 + 4096)  # D has half the columns
 
 
 def test_notes_of_the_library():
     aligned = explain(4096, 4096, 4096, device=DEVICES["H200"])
     assert aligned.notes == []
     ragged = explain(4096, 4095, 4095, device=DEVICES["H200"])
-    assert ["K=4095" in ragged.notes[0], "8190 bytes" in ragged.notes[1]] == [True, True]
+    assert len(ragged.notes) == 1 and "K=4095" in ragged.notes[0]
+    padded = {kernel.name[:4] for kernel in ragged.kernels if "8190 bytes" in kernel.what}
+    assert padded == {"ping", "coop"}

@@ -5,6 +5,7 @@ import json
 import pytest
 from test_explain import text_of
 
+from scaled_mm import _library
 from scaled_mm.cli import main
 from scaled_mm.explain import DEVICES, explain_awq
 
@@ -17,18 +18,20 @@ def test_the_library_answers_for_int4():
     assert found.bytes == words + 2 * 16 * (4096 + 8192)
     assert found.floor_us == pytest.approx(found.bytes / 4.8e6, rel=1e-3)
     assert found.weight_floor_us == pytest.approx(words / 4.8e6, rel=1e-3)
-    assert sum(row.chosen for row in found.rows) == 1
-    assert all(row.chosen or row.reason.endswith("the row chosen") for row in found.rows)
-    assert all("slices of K" in row.what or row.name == "dense" for row in found.rows)
+    assert sum(kernel.chosen for kernel in found.kernels) == 1
+    assert all(
+        kernel.chosen or kernel.reason.endswith("the kernel chosen") for kernel in found.kernels
+    )
+    assert all("slices of K" in kernel.what or kernel.name == "dense" for kernel in found.kernels)
 
 
-def test_the_arm_follows_the_shape():
+def test_the_int4_choice_follows_the_shape():
     """Few tokens come straight from the words, if the words are cut so."""
 
     def chosen(m, n, k, group=128):
-        row = explain_awq(m, n, k, group=group, device=DEVICES["H200"]).chosen
-        assert row is not None
-        return row.name
+        kernel = explain_awq(m, n, k, group=group, device=DEVICES["H200"]).chosen
+        assert kernel is not None
+        return kernel.name
 
     assert chosen(1, 4096, 4096).startswith("stream_")
     assert chosen(1, 4096, 4096, 16) == "dense"
@@ -44,22 +47,22 @@ def test_the_arm_follows_the_shape():
 )
 def test_shapes_that_do_not_stream(n, k, group, said):
     found = explain_awq(1, n, k, group=group, device=DEVICES["H200"])
-    dense, *streams = found.rows
+    dense, *streams = found.kernels
     assert (dense.name, dense.chosen) == ("dense", True)
-    assert {row.reason for row in streams} == {f"does not take the shape: {said}"}
-    assert {row.predicted_us for row in streams} == {None}
+    assert {kernel.reason for kernel in streams} == {f"does not take the shape: {said}"}
+    assert {kernel.predicted_us for kernel in streams} == {None}
 
 
 def test_a_device_without_int4_kernels():
     found = explain_awq(1, 4096, 4096, device=DEVICES["A100"])
-    assert found.rows == [] and found.weight_floor_us > 0
+    assert found.kernels == [] and found.weight_floor_us > 0
     assert "No kernels for compute capability 8.0" in text_of(found)
 
 
 def test_an_empty_int4_product():
     found = explain_awq(4, 64, 0, device=DEVICES["H200"])
     assert found.weight_bytes == 0
-    assert found.notes == ["K is 0: no arm runs, D is the bias"]
+    assert found.notes == ["K is 0: no kernel runs, D is the bias"]
 
 
 @pytest.mark.parametrize(
@@ -90,15 +93,11 @@ def test_int4_command(capsys):
     assert (found["group"], found["weight_bytes"]) == (64, 18_087_936)
 
 
-def test_a_forced_arm(monkeypatch, capsys):
-    monkeypatch.setenv("SCALED_MM_AWQ_ARM", "dense")
-    row = explain_awq(1, 4096, 4096, device=DEVICES["H200"]).chosen
-    assert row is not None and row.name == "dense"
-    monkeypatch.setenv("SCALED_MM_AWQ_ARM", "stream_8")
-    found = explain_awq(1, 4096, 4096, group=16, device=DEVICES["H200"])
-    assert found.notes == ["SCALED_MM_AWQ_ARM=stream_8 does not take the shape"]
-    monkeypatch.setenv("SCALED_MM_AWQ_ARM", "none")
-    assert main(["explain", "1", "4096", "4096", "--awq", "--device", "H200"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("scaled-mm: SCALED_MM_AWQ_ARM must be one of stream_")
-    assert said.endswith(", got none\n")
+def test_a_forced_kernel_of_int4():
+    with _library.forced_kernels("dense"):
+        kernel = explain_awq(1, 4096, 4096, device=DEVICES["H200"]).chosen
+        assert kernel is not None and kernel.name == "dense"
+    with _library.forced_kernels("stream_8"):
+        found = explain_awq(1, 4096, 4096, group=16, device=DEVICES["H200"])
+        assert len(found.notes) == 1
+        assert found.notes[0].startswith("SCALED_MM_KERNEL=stream_8 does not serve: it does not")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, Scheme, prepare_model, quantize_model
 from scaled_mm.demo import data, measure
-from scaled_mm.model import SCHEMES
 from scaled_mm.nn import ScaledLinear
+from scaled_mm.quantization import SCHEMES
 from scaled_mm.smoothquant import CalibrationWarning, Smoothing
 
 CONFIGS: dict[str, QuantConfig] = {

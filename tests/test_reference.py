@@ -13,7 +13,7 @@ from cases import CASES, OUT_DTYPES, random_case
 from quantize_cases import QUANTIZE_CASES, half_integers, random_quantize_case
 
 from scaled_mm import reference
-from scaled_mm.arithmetic import FLOAT32, FORMATS, Format, fma32, round_to, sum_to_odd
+from scaled_mm.reference.arithmetic import FLOAT32, FORMATS, Format, fma32, round_to, sum_to_odd
 
 DTYPE_IDS = [str(dtype)[6:] for dtype in OUT_DTYPES]
 FLT_MAX = float(np.finfo(np.float32).max)
@@ -104,10 +104,16 @@ def wrap32(t: int) -> int:
     return (t + 2**31) % 2**32 - 2**31
 
 
-def by_hand(case: dict[str, Any], m: int, n: int) -> tuple[float, float]:
-    """R1 and R0 of one element, by Python integers, fractions and `nearest`."""
-    case = dict(case)
-    to = FORMATS[case.pop("out_dtype")]
+Exact = tuple[float, Fraction | None]
+"""A value of plain IEEE float64 arithmetic, and the exact one where that is finite."""
+
+
+def before_rounding(case: dict[str, Any], m: int, n: int) -> tuple[float, Exact]:
+    """One element of X: R1 of it in float32, and R0."""
+    case = {name: x for name, x in case.items() if torch.is_tensor(x)}
+    width = case["b"].shape[1]
+    residual = case.pop("residual", None)
+    extra = None if residual is None else residual.reshape(-1, width)[m, n].item()
     a = case.pop("a").flatten(0, -2)[m].tolist() if case["a"].dim() > 1 else case.pop("a").tolist()
     b = case.pop("b")[:, n].tolist()
     acc = sum(x * y for x, y in zip(a, b, strict=True))
@@ -125,21 +131,48 @@ def by_hand(case: dict[str, Any], m: int, n: int) -> tuple[float, float]:
 
     f = fma(s_b, nearest(Fraction(wrap32(t)), FLOAT32), -0.0)
     d = fma(s_a, f, bias)
+    ieee = s_a * s_b * t + bias
+    if extra is not None:
+        d = fma(d, 1.0, extra)
+        ieee += extra
+    if not math.isfinite(ieee):
+        return d, (ieee, None)
+    exact = Fraction(s_a) * Fraction(s_b) * t + Fraction(bias)
+    return d, (ieee, exact + Fraction(extra or 0.0))
+
+
+def product32(x: float, y: float) -> float:
+    """RN32(x y) of float32."""
+    finite = math.isfinite(x) and math.isfinite(y)
+    return nearest(Fraction(x) * Fraction(y), FLOAT32, x * y) if finite else x * y
+
+
+def by_hand(case: dict[str, Any], m: int, n: int) -> tuple[float, float]:
+    """R1 and R0 of one element of D, by Python integers, fractions and `nearest`."""
+    to = FORMATS[case["out_dtype"]]
+    if "activation" not in case:
+        d, (ieee, exact) = before_rounding(case, m, n)
+    else:
+        gate, (gate_ieee, gate_exact) = before_rounding(case, m, 2 * n)
+        value, (value_ieee, value_exact) = before_rounding(case, m, 2 * n + 1)
+        d = product32(0.0 if gate <= 0 else gate, value)
+        ieee = (0.0 if gate_ieee <= 0 else gate_ieee) * value_ieee
+        exact = None
+        if gate_exact is not None and value_exact is not None:
+            exact = max(gate_exact, Fraction(0)) * value_exact
     r1 = nearest(Fraction(d), to, d) if math.isfinite(d) else d
-    r0 = s_a * s_b * t + bias
-    if math.isfinite(r0):
-        r0 = nearest(Fraction(s_a) * Fraction(s_b) * t + Fraction(bias), to, r0)
-    return r1, r0
+    return r1, ieee if exact is None else nearest(exact, to, ieee)
 
 
 def assert_by_hand(case: dict[str, Any], rng: np.random.Generator, elements: int) -> None:
     r1 = reference.scaled_mm(**case)
     r0 = reference.scaled_mm_exact(**case)
-    assert r1.shape == r0.shape == (*case["a"].shape[:-1], case["b"].shape[1])
+    width = case["b"].shape[1] // (2 if "activation" in case else 1)
+    assert r1.shape == r0.shape == (*case["a"].shape[:-1], width)
     assert r1.dtype == r0.dtype == case["out_dtype"]
     r1, r0 = r1.double().flatten(), r0.double().flatten()
     for i in rng.integers(0, len(r1), min(elements, len(r1))).tolist():
-        expected = by_hand(case, *divmod(i, case["b"].shape[1]))
+        expected = by_hand(case, *divmod(i, width))
         assert same(r1[i].item(), expected[0])
         assert same(r0[i].item(), expected[1])
 
@@ -183,6 +216,11 @@ def test_int8_mm_and_column_sums() -> None:
 @pytest.mark.parametrize(
     ("given", "name"),
     [
+        ("residual", "scaled_epilogue_residual"),
+        ("bias residual", "scaled_epilogue_residual"),
+        ("azp_with_adj residual", "scaled_epilogue_azp_residual"),
+        ("azp azp_adj residual bias", "scaled_epilogue_azp_per_token_residual"),
+        ("azp residual", None),
         ("", "scaled_epilogue"),
         ("bias", "scaled_epilogue_bias"),
         ("azp_with_adj", "scaled_epilogue_azp"),
@@ -201,7 +239,7 @@ def test_choose_epilogue(given: str, name: str | None) -> None:
         with pytest.raises(ValueError, match="no epilogue takes"):
             reference.choose_epilogue(operands)
     else:
-        assert reference.choose_epilogue(operands).__name__ == name
+        assert reference.choose_epilogue(operands).formula.__name__ == name
 
 
 # --- quantisers -----------------------------------------------------------------------------------

@@ -50,6 +50,16 @@ def test_refused_in_order_of_the_signature() -> None:
             scaled_mm.scaled_mm(**{**good, **dict.fromkeys(names, 1)})
 
 
+@pytest.mark.parametrize("name", ["b", "scale_a", "scale_b", "bias", "residual"])
+def test_an_operand_on_another_device(name: str) -> None:
+    operands = {**GOOD["scaled_mm"](), "bias": torch.ones(N), "residual": torch.ones(M, N)}
+    operands[name] = operands[name].to("meta")
+    op = torch.ops.scaled_mm.scaled_mm.default
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    with pytest.raises(ValueError, match=rf"^{name} must be on the device of a \(cpu\), got "):
+        op.redispatch(cpu, **operands)
+
+
 # --- the ops themselves, where a packed weight is a buffer and a shape ----------------------------
 
 PACKED = scaled_mm.pack_weight_int8(GOOD["int8_mm"]()["b"]).data

@@ -13,10 +13,10 @@ from helpers import assert_bits
 from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, quantize_model
-from scaled_mm.calibrate import clip, collect, merge, static_scale
-from scaled_mm.feeds import divided, find_feeds
+from scaled_mm.calibrate import Ranges, clip, collect, merge, static_scale
 from scaled_mm.observe import as_calls
-from scaled_mm.smoothquant import CalibrationWarning, Smoothing, factors
+from scaled_mm.quantization.feeds import divided, find_feeds
+from scaled_mm.smoothquant import CalibrationWarning, Smoothing, factors, search
 
 QKV, FFN = ("q", "k", "v"), ("gate", "up")
 
@@ -258,6 +258,22 @@ def test_search_finds_the_alpha_of_least_noise() -> None:
     made = quantize_model(model, config, inputs(6))
     w, x = model[0].weight.detach().abs().amax(0), torch.cat(inputs(6)).flatten(0, 1)
     assert_bits(made[0].input_smooth, 1 / factors(x.abs().amax(0), w, 0.5))
+
+
+def test_search_judges_ranges_by_inputs_that_did_not_make_them() -> None:
+    linear = nn.Linear(2, 3)
+    parts = [
+        {"x": Ranges(-high * torch.ones(2), high * torch.ones(2), torch.rand(4, 2))}
+        for high in (1, 2, 3)
+    ]
+    seen = []
+
+    def build(name: str, ranges: Ranges, s: Tensor | None) -> nn.Module:
+        seen.append(float(ranges.high.max()))
+        return linear
+
+    search(parts, {"x": linear}, torch.ones(2), (0.5,), build)
+    assert seen == [3, 3, 2, 3]  # without each in turn; then, to compare, with all
 
 
 WARNINGS: dict[str, tuple[Smoothing, int, str | None]] = {  # and how many sentences

@@ -27,8 +27,8 @@ ops = torch.ops.scaled_mm
 
 SCHEMAS = {
     "scaled_mm": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
-    "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, "
-    "ScalarType out_dtype=15, int[]? b_shape=None) -> Tensor",
+    "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
+    "str? activation=None, ScalarType out_dtype=15, int[]? b_shape=None) -> Tensor",
     "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None) -> Tensor",
     "azp_adj": "(Tensor b, *, int[]? b_shape=None) -> Tensor",
     "azp_with_adj": "(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor",
@@ -41,6 +41,19 @@ SCHEMAS = {
     "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
     "Tensor? bias=None) -> Tensor",
     "_widen": "(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor",
+    "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, int capability, "
+    "int sms, float bytes_per_us) -> str",
+    "_explain_lowbit": "(int m, int n, int k, int group, int capability, int sms, "
+    "float bytes_per_us) -> str",
+    "_archs": "() -> str",
+    "_arch_of": "(int capability) -> str",
+    "_kernels": "(str arch, str family) -> str",
+    "_force_kernels": "(str names) -> str",
+    "_cpu_isas": "() -> str",
+    "_cpu_isa": "() -> str",
+    "_force_cpu_isa": "(str name) -> str",
+    "_epilogues": "() -> str",
+    "_epilogue_of": "(str operands, str activation) -> str",
 }
 
 
@@ -66,6 +79,8 @@ BIAS, ADJ = torch.linspace(-5, 5, 10), scaled_mm.azp_adj(B)
 AZP = torch.arange(4, dtype=torch.int32)[:, None]
 ONE, ZERO = torch.ones(1), torch.zeros(1, dtype=torch.int32)
 X = torch.linspace(-3, 5, 60).reshape(2, 3, 10)
+RESIDUAL = torch.linspace(-500, 500, 40).reshape(4, 10)
+WIDE_RESIDUAL = X.half()
 BY_SHAPE = {"b_shape": PACKED.shape}
 
 CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
@@ -78,6 +93,33 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "scaled_mm 3d": ("scaled_mm", (WIDE_A, B, torch.ones(2, 3, 1), S_B), {}),
     "scaled_mm 1d": ("scaled_mm", (A[0], B, ONE, S_B), {"out_dtype": torch.float16}),
     "scaled_mm empty": ("scaled_mm", (A[:0], B, ONE, S_B), {}),
+    "scaled_mm residual": ("scaled_mm", (A, B, S_A, S_B), {"residual": RESIDUAL}),
+    "scaled_mm residual 3d": (
+        "scaled_mm",
+        (WIDE_A, PACKED.data, ONE, S_B),
+        {**BY_SHAPE, "bias": BIAS, "residual": WIDE_RESIDUAL, "out_dtype": torch.float16},
+    ),
+    "scaled_mm residual strided": (
+        "scaled_mm",
+        (A, B, S_A, S_B),
+        {"azp": AZP, "azp_adj": ADJ, "residual": RESIDUAL.bfloat16().t().contiguous().t()},
+    ),
+    "scaled_mm residual expanded": (
+        "scaled_mm",
+        (A, B, S_A, S_B),
+        {"residual": RESIDUAL[:1, :1].expand(4, 10), "out_dtype": torch.float32},
+    ),
+    "scaled_mm reglu": ("scaled_mm", (A, B, S_A, S_B), {"activation": "reglu"}),
+    "scaled_mm reglu 3d": (
+        "scaled_mm",
+        (WIDE_A, PACKED.data, torch.ones(2, 3, 1), S_B),
+        {**BY_SHAPE, "bias": BIAS, "activation": "reglu", "out_dtype": torch.float32},
+    ),
+    "scaled_mm reglu azp": (
+        "scaled_mm",
+        (A[:0], B, ONE, S_B),
+        {"azp": ZERO, "azp_adj": ADJ, "activation": "reglu"},
+    ),
     "int8_mm": ("int8_mm", (A, B), {}),
     "int8_mm packed 3d": ("int8_mm", (WIDE_A, PACKED.data), BY_SHAPE),
     "azp_adj": ("azp_adj", (B,), {}),
@@ -127,6 +169,15 @@ def assert_fake(call: Callable[..., Any], operands: dict[str, Any]) -> None:
         assert metadata(call(**fakes)) == metadata(real)
 
 
+def test_fake_refuses_no_more_than_the_op() -> None:
+    """The output of an activation has half as many columns, whatever N is known to be."""
+    with FakeTensorMode() as mode:
+        a, b, s_a, s_b = (mode.from_tensor(x) for x in (WIDE_A, B, ONE, S_B))
+        assert scaled_mm.scaled_mm(a, b, s_a, s_b, activation="reglu").shape == (2, 3, 5)
+        residual = mode.from_tensor(WIDE_RESIDUAL)
+        assert scaled_mm.scaled_mm(a, b, s_a, s_b, residual=residual).shape == (2, 3, 10)
+
+
 def test_fake_metadata_is_real() -> None:
     rng = np.random.default_rng(1)
     for case in [*list(CASES.values())[::7], *(random_case(rng) for _ in range(200))]:
@@ -170,12 +221,28 @@ def packs(x: Tensor) -> Tensor:
     return scaled_mm.int8_mm(q, packed) + scaled_mm.azp_adj(packed)
 
 
+def residual(x: Tensor) -> Tensor:
+    """A block's last layer: its input comes back, and the sum goes on in the same call."""
+    q, scale, _ = scaled_mm.quantize_int8(x)
+    y = scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, out_dtype=torch.float32)
+    more = {"bias": BIAS, "residual": y[:, :1].expand(y.shape), "out_dtype": torch.float16}
+    z = scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, residual=y)
+    return z + scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, **more)
+
+
+def gated(x: Tensor) -> Tensor:
+    q, scale, azp = scaled_mm.quantize_int8(x, symmetric=False)
+    adj = scaled_mm.azp_adj(PLAIN)
+    options = {"azp": azp, "azp_adj": adj, "bias": BIAS, "activation": "reglu"}
+    return scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, **options)
+
+
 def quantizes_weight(x: Tensor) -> Tensor:
     q, scale = scaled_mm.quantize_weight_int8(x)
     return scaled_mm.int8_mm(q, q.t()) * scale
 
 
-FUNCTIONS = [dynamic, asymmetric, static, packs, quantizes_weight]
+FUNCTIONS = [dynamic, asymmetric, static, packs, quantizes_weight, residual, gated]
 
 
 def x_of(m: int) -> Tensor:
@@ -229,7 +296,7 @@ def test_export(function: Callable[..., Tensor]) -> None:
 
 # --- modes and subclasses -------------------------------------------------------------------------
 
-EAGER = [dynamic, asymmetric, static]
+EAGER = [dynamic, asymmetric, static, residual, gated]
 
 
 @pytest.mark.parametrize("function", EAGER, ids=lambda f: f.__name__)

@@ -13,9 +13,12 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import itertools
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import ISAS
+from other_floats import OtherFloats
 
 from scaled_mm.cli import main
 
@@ -93,21 +98,51 @@ def run_console(block: Block, where: str) -> None:
         assert_prints(wanted, printed.getvalue(), where)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_tutorial(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: None
-) -> None:
-    torch.set_num_threads(1)  # small products: where other work runs too, two wait for each other
+@dataclass(frozen=True)
+class How:
+    """A machine to run a page on."""
+
+    isa: str
+    threads: int
+    floats: int = 0
+    """0: this processor's float arithmetic; else a seed of OtherFloats."""
+
+    def __str__(self) -> str:
+        return f"{self.isa}-{self.threads}" + (f"-floats{self.floats}" if self.floats else "")
+
+
+HOWS = [
+    How(ISAS[0], 1),
+    How(ISAS[min(1, len(ISAS) - 1)], 3, floats=1),
+    *(How(isa, threads) for isa, threads in zip(ISAS[1:], itertools.cycle((3, 1)), strict=False)),
+    How(ISAS[0], 1, floats=2),
+]
+LONG = "quantisation"  # only the first two in `make test`: half a minute each
+
+
+def page_and_how(page: Path, how: How) -> Any:
+    slow = page.stem == LONG and how not in HOWS[:2]
+    return pytest.param(
+        page, how, id=f"{page.stem}-{how}", marks=[pytest.mark.slow] if slow else []
+    )
+
+
+def run_page(page: Path, folder: Path, how: How, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs all blocks of a page in a folder; raises where one prints something else."""
     for module in NEEDS.get(page.stem, ()):
         pytest.importorskip(module)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
-    for name in ("SCALED_MM_CPU_ISA", "SCALED_MM_CUDA_ROW"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SCALED_MM_CPU_ISA", how.isa)
+    monkeypatch.delenv("SCALED_MM_KERNEL", raising=False)
+    torch.set_num_threads(how.threads)
+    processor: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if how.floats:
+        processor = OtherFloats(how.floats)
+        monkeypatch.setattr(torch, "compile", lambda f, **_: f)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     last = None
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), processor:
         for block in blocks(page.read_text(encoding="utf-8")):
             where = f"{page.name}:{block.line}"
             if block.kind == "python":
@@ -123,16 +158,74 @@ def test_tutorial(
             last = block.kind
 
 
-def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize(
+    ("page", "how"), [page_and_how(page, how) for page in PAGES for how in HOWS]
+)
+def test_tutorial(
+    page: Path, how: How, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: None
+) -> None:
+    """What a page prints holds on every machine: no digit of it is one processor's."""
+    run_page(page, tmp_path, how, monkeypatch)
+
+
+# What torch's libraries read when they are loaded.
+PROCESSORS = {
+    "default": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_tutorials_on_a_lesser_processor(processor: str) -> None:
+    """The same in a process whose torch believes itself on that processor."""
+    limits = {
+        "ONEDNN_MAX_CPU_ISA": "SSE41" if processor == "default" else "AVX2",
+        "OMP_NUM_THREADS": "1",
+        **PROCESSORS[processor],
+    }
+    chosen = f"test_tutorial and {ISAS[0]}-1 and not floats"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
+    env = {**os.environ, **limits}
+    env.pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch.compile sets it here; conftest.py knows there
+    done = subprocess.run([*command, __file__], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout
+
+
+def test_other_floats_find_sensitive_digits() -> None:
+    """Digits that hold on one processor only are caught, those with a margin are not."""
+    x, w = torch.arange(1.0, 129.0).reshape(2, 64), torch.ones(3, 64)
+    product = torch.nn.functional.linear(x, w)
+    printed = set()
+    for seed in (1, 2):
+        with OtherFloats(seed) as other:
+            again = [torch.nn.functional.linear(x, w) for _ in range(2)]
+        assert other.changed == 2
+        assert torch.equal(*again)
+        assert not torch.equal(again[0], product)
+        assert torch.allclose(again[0], product, rtol=1e-5)
+        printed.add(f"{again[0].sum():.2f}")
+    assert len(printed) == 2
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_the_readme(
+    how: How, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: None
+) -> None:
     """Each Python block by itself; the one that wants a checkpoint is in a tutorial."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCALED_MM_CPU_ISA", how.isa)
+    torch.set_num_threads(how.threads)
     page = blocks((FOLDER.parent.parent / "README.md").read_text(encoding="utf-8"))
     ran = [
         block for block in page if block.kind == "python" and "from_pretrained" not in block.text
     ]
     for block in ran:
         code = compile("\n" * (block.line - 1) + block.text, "README.md", "exec")
-        with torch.random.fork_rng(devices=[]):
+        processor = OtherFloats(how.floats) if how.floats else contextlib.nullcontext()
+        with torch.random.fork_rng(devices=[]), processor:
             exec(code, {"__name__": "__main__"})
     assert len(ran) == 3
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.cli import main
 from scaled_mm.demo import data
-from scaled_mm.model import SCHEMES
+from scaled_mm.quantization import SCHEMES
 from scaled_mm.smoothquant import Smoothing
-from scaled_mm.validate import Report, Thresholds, config_of, plot, show, validate
+from scaled_mm.validate import Thresholds, ValidationReport, plot, show, validate
 from scaled_mm.validate.compare import agreement, first_tensor
+from scaled_mm.validate.targets import config_of
 
 CONFIGS: dict[str, QuantConfig] = {
     **{name: QuantConfig(name) for name in SCHEMES},
@@ -31,7 +32,9 @@ CONFIGS: dict[str, QuantConfig] = {
 LAYERS = ["q", "k", "v", "o", "gate", "up", "down"]
 
 
-def validated(config: QuantConfig, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Report:
+def validated(
+    config: QuantConfig, dtype: torch.dtype = torch.float32, **kwargs: Any
+) -> ValidationReport:
     model = seeded(PreNorm).to(dtype)
     batches = [x.to(dtype) for x in inputs()]
     made = quantize_model(model, config, batches)
@@ -168,10 +171,11 @@ def test_thresholds(name: str) -> None:
 
 def test_agreement() -> None:
     want = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
-    found = agreement([want[:1], want[1:]], [want + torch.tensor([[0.0, 0.0], [0.0, 2.0]])])
-    assert (found.rows, found.same_argmax, found.max_error) == (2, 0.5, 2.0)
-    assert found.cosine_mean == pytest.approx((1 + 5**-0.5) / 2)
-    assert found.sqnr_db == pytest.approx(10 * math.log10(26 / 4))
+    found = agreement([want[:1], want[1:]], [want + torch.tensor([[-3.0, 0.0], [0.0, 2.0]])])
+    assert (found.rows, found.same_argmax, found.max_error) == (2, 0.5, 3.0)
+    assert found.cosine_mean == pytest.approx((0.8 + 5**-0.5) / 2)
+    assert found.cosine_min == pytest.approx(5**-0.5)
+    assert found.sqnr_db == pytest.approx(10 * math.log10(26 / 13))
     assert agreement([want], [want]).sqnr_db == math.inf
     with pytest.raises(TypeError, match=r"^a model's output must hold a float tensor, got int"):
         first_tensor(3)

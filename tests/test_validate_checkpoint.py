@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from scaled_mm import QuantConfig, load_quantized, prepare_model, quantize_model
 from scaled_mm.checkpoint import Checkpoint
 from scaled_mm.cli import main
-from scaled_mm.inspector import Inspector
+from scaled_mm.quantization.inspect import Inspector
 from scaled_mm.smoothquant import Smoothing
-from scaled_mm.validate import Report, Thresholds, validate
+from scaled_mm.validate import Thresholds, ValidationReport, validate
 
 LOOSE = Thresholds(cosine_mean=0.9)
 IDS = [torch.arange(20), torch.arange(0, 20, 3)]
@@ -110,7 +110,7 @@ def test_shapes_are_compared(tmp_path: Path) -> None:
 # ---- Factors that moved --------------------------------------------------------------------------
 
 
-def sqnr(report: Report) -> dict[str, float]:
+def sqnr(report: ValidationReport) -> dict[str, float]:
     return {layer.name: layer.sqnr_db for layer in report.layers}
 
 
@@ -170,7 +170,9 @@ def moved(model: Gated, into_norm: bool = True, into_up: bool = True) -> Gated:
     return model
 
 
-def gated_report(folder: Path, original: nn.Module, model: nn.Module, form: str = "awq") -> Report:
+def gated_report(
+    folder: Path, original: nn.Module, model: nn.Module, form: str = "awq"
+) -> ValidationReport:
     """`original` against a checkpoint of `model`."""
     write(folder, state_of_int4(model, FORMS[form], ()), FORMS[form].config())
     batches = [torch.randn(3, 7, 64, generator=torch.Generator().manual_seed(i)) for i in range(3)]

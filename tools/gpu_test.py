@@ -56,12 +56,17 @@ def record(outcomes: list[Outcome]) -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
+    library = scaled_mm._library
+    kernels = ", ".join(
+        f"{len(library.cuda_kernels(arch, family))} {family} of {arch}"
+        for arch in library.cuda_archs()
+        for family in library.FAMILIES
+    )
     facts = [
         f"commit {commit or 'unknown'}",
         torch.cuda.get_device_name(),
         f"torch {torch.__version__}, CUDA {torch.version.cuda}",
-        f"scaled_mm {scaled_mm.__version__}, {', '.join(scaled_mm._library.cuda_archs())}: "
-        f"{len(scaled_mm._library.cuda_rows())} rows",
+        f"scaled_mm {scaled_mm.__version__}; kernels: {kernels}",
     ]
     rows = [
         f"| {o.file} | {o.summary} | {o.cases:,} | {o.elements:,} | {o.different} |"

@@ -1,18 +1,17 @@
 """Measures the rows of a GPU's tuning table, and fits the two numbers that stand in every row.
 
     python tools/tune.py measure times.json    # on the GPU; a few minutes
-    python tools/tune.py fit times.json        # anywhere: the columns `us` and `rate` of table.h
+    python tools/tune.py fit times.json        # anywhere: the columns `us` and `rate` of int8.table
 
-A row's time is modelled as us + (memory^4 + (busy / rate)^4)^(1/4) + waves (csrc/cuda/config.cpp).
-The fit makes small what is lost by choosing the row that the model takes for the fastest, and with
-less weight how far the model is off near the fastest.
+A kernel's time is modelled as us + (memory^4 + (busy / rate)^4)^(1/4) + waves
+(csrc/cuda/sm90/model.cpp). The fit makes small what is lost by choosing the kernel that the model
+takes for the fastest, and with less weight how far the model is off near the fastest.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import sys
 from dataclasses import dataclass
@@ -24,7 +23,9 @@ import torch
 from torch import Tensor
 
 import scaled_mm
-from scaled_mm.explain import Device, ask_library, local_device
+from scaled_mm._library import forced_kernels
+from scaled_mm.cli.explain import ask_library
+from scaled_mm.cli.gpus import Device, local_device
 
 WEIGHTS = ((4096, 4096), (28672, 8192), (4096, 14336), (8192, 8192), (5120, 5120), (11008, 4096))
 TOKENS = (1, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512)
@@ -59,7 +60,8 @@ def replay_us(graph: Any, calls: int, settle: int) -> float:
 def times(m: int, n: int, k: int, device: Device, weights: list[Tensor]) -> dict[str, float]:
     """Microseconds of a call on every row that is predicted within twice the best."""
     predicted = {
-        row["name"]: row["predicted_us"] for row in ask_library(m, n, k, device, 2)["rows"]
+        row["name"]: row["predicted_us"]
+        for row in ask_library(m, n, k, device, torch.bfloat16, None)["kernels"]
     }
     least = min(predicted.values())
     a = torch.randint(-128, 128, (m, k), dtype=torch.int8, device="cuda")
@@ -69,9 +71,8 @@ def times(m: int, n: int, k: int, device: Device, weights: list[Tensor]) -> dict
     graphs = {}
     for name, us in predicted.items():
         if us < 2 * least:
-            os.environ["SCALED_MM_CUDA_ROW"] = name
-            graphs[name] = capture(a, weights, scales, calls)
-    del os.environ["SCALED_MM_CUDA_ROW"]
+            with forced_kernels(name):
+                graphs[name] = capture(a, weights, scales, calls)
     found: dict[str, list[float]] = {name: [] for name in graphs}
     for i in range(ROUNDS):
         for name in list(graphs)[:: -1 if i % 2 else 1]:
@@ -109,7 +110,10 @@ class Measured:
     @classmethod
     def of(cls, result: dict[str, Any]) -> Measured:
         device = Device(**result["device"])
-        told = [ask_library(c["m"], c["n"], c["k"], device, 2)["rows"] for c in result["times"]]
+        told = [
+            ask_library(c["m"], c["n"], c["k"], device, torch.bfloat16, None)["kernels"]
+            for c in result["times"]
+        ]
         names = [row["name"] for row in told[0]]
         us = np.array([[c["us"].get(name, np.nan) for name in names] for c in result["times"]])
         terms = {
@@ -120,7 +124,7 @@ class Measured:
         return cls(names, us, terms, weights)
 
     def predict(self, columns: np.ndarray) -> np.ndarray:
-        """As `predict` in csrc/cuda/config.cpp puts a row's terms together."""
+        """As `predict` in csrc/cuda/sm90/model.cpp puts a row's terms together."""
         us, rate = columns.T
         memory, busy, waves = (self.terms[name] for name in ("memory", "busy", "waves"))
         return us + (memory**4 + (busy / rate) ** 4) ** 0.25 + waves

@@ -1,5 +1,5 @@
-// float32 to and from the 16-bit formats, over whole runs of elements. Rounding is to nearest even
-// with subnormals kept (the conversions of AVX512-BF16 flush them, so bfloat16 is done in
+// float32 to and from the dtypes of dtypes.def, over whole runs of elements. Rounding is to nearest
+// even with subnormals kept (the conversions of AVX512-BF16 flush them, so bfloat16 is done in
 // integers).
 //
 // No include guard: every isa_*.cpp includes this once, inside its own namespace.
@@ -45,7 +45,12 @@ inline float float16_to_float(uint16_t value) {
 }
 #endif
 
-struct BFloat16 {
+// What the bits of a dtype mean: runs of elements to and from float32.
+template <DType>
+struct Format;
+
+template <>
+struct Format<DType::bfloat16> {
   using storage = uint16_t;
   static void narrow(const float* from, uint16_t* to, int64_t count) {
     for (int64_t i = 0; i < count; ++i) to[i] = float_to_bfloat16(from[i]);
@@ -55,7 +60,8 @@ struct BFloat16 {
   }
 };
 
-struct Half {
+template <>
+struct Format<DType::float16> {
   using storage = uint16_t;
 #if defined(SCALED_MM_HAS_FMA_F16C)
   static void narrow(const float* from, uint16_t* to, int64_t count) {
@@ -89,7 +95,8 @@ struct Half {
 #endif
 };
 
-struct Float {
+template <>
+struct Format<DType::float32> {
   using storage = float;
   static void narrow(const float* from, float* to, int64_t count) {
     std::memcpy(to, from, count * sizeof(float));
@@ -98,24 +105,25 @@ struct Float {
 };
 
 // The same from elements that lie `stride` apart.
-template <class Format>
-inline void widen_strided(const typename Format::storage* from, int64_t stride, float* to,
+template <class Of>
+inline void widen_strided(const typename Of::storage* from, int64_t stride, float* to,
                           int64_t count) {
-  if (stride == 1) return Format::widen(from, to, count);
-  typename Format::storage gathered[64];
+  if (stride == 1) return Of::widen(from, to, count);
+  typename Of::storage gathered[64];
   for (int64_t first = 0; first < count; first += 64) {
     const int64_t some = std::min<int64_t>(64, count - first);
     for (int64_t i = 0; i < some; ++i) gathered[i] = from[(first + i) * stride];
-    Format::widen(gathered, to + first, some);
+    Of::widen(gathered, to + first, some);
   }
 }
 
-// Calls use(format) with the 16- or 32-bit format that a dtype names.
-template <class Use>
-inline void with_format(ScalarType dtype, const Use& use) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return use(BFloat16{});
-    case ScalarType::Half: return use(Half{});
-    default: return use(Float{});
-  }
+// Columns [col, col + count) of row `row` of a float operand.
+inline void widen_columns(const EpilogueOperand& operand, int64_t row, int64_t col, float* to,
+                          int64_t count) {
+  with_dtype(operand.dtype, [&](auto dtype) {
+    using Of = Format<dtype>;
+    const auto* from = static_cast<const typename Of::storage*>(operand.data) +
+                       row * operand.row_stride + col * operand.col_stride;
+    widen_strided<Of>(from, operand.col_stride, to, count);
+  });
 }

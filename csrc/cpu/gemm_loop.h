@@ -23,11 +23,11 @@
 // A block of A's rows, converted once and used for every block of columns that follows.
 class RowBlock {
  public:
-  RowBlock(const Problem& p, const Tiling& tiling)
+  RowBlock(const Int8Problem& p, const Tiling& tiling)
       : p_(p),
         block_rows_(tiling.block_rows),
         // A line more than needed between rows: lengths that are powers of two would collide.
-        stride_(round_up(Micro::row_bytes(p.k), 64) + 64),
+        stride_(round_up(Micro::row_bytes(p.size.k), 64) + 64),
         data_(static_cast<size_t>(stride_ * block_rows_)),
         init_(static_cast<size_t>(block_rows_)) {}
 
@@ -35,10 +35,10 @@ class RowBlock {
     if (index == index_) return;
     index_ = index;
     first_ = index * block_rows_;
-    count_ = std::min(block_rows_, p_.m - first_);
+    count_ = std::min(block_rows_, p_.size.m - first_);
     for (int64_t r = 0; r < count_; ++r) {
       const int8_t* row = p_.a.data + (first_ + r) * p_.a.row_stride;
-      Micro::load_row(row, p_.a.col_stride, p_.k, data_.data() + r * stride_);
+      Micro::load_row(row, p_.a.col_stride, p_.size.k, data_.data() + r * stride_);
       init_[r] = -128 * sum_row(row);  // |sum| <= 128 * kMaxK: this fits
     }
   }
@@ -53,14 +53,14 @@ class RowBlock {
   int32_t sum_row(const int8_t* row) const {
     int32_t sum = 0;
     if (p_.a.col_stride == 1) {
-      for (int64_t k = 0; k < p_.k; ++k) sum += row[k];
+      for (int64_t k = 0; k < p_.size.k; ++k) sum += row[k];
     } else {
-      for (int64_t k = 0; k < p_.k; ++k) sum += row[k * p_.a.col_stride];
+      for (int64_t k = 0; k < p_.size.k; ++k) sum += row[k * p_.a.col_stride];
     }
     return sum;
   }
 
-  const Problem& p_;
+  const Int8Problem& p_;
   int64_t block_rows_, stride_;
   int64_t index_ = -1, first_ = 0, count_ = 0;
   Buffer<char> data_;
@@ -98,59 +98,62 @@ inline void for_each_tile(int64_t rows, int most, const Use& use) {
 // From this many rows on, packing a plain weight pays for itself within a task.
 inline constexpr int kRowsWorthPacking = 16;
 
-inline void gemm(const Problem& p, const Tiling& tiling, int epilogue, int64_t begin, int64_t end) {
+inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
-  const Epilogue finish = find_epilogue(epilogue, p.out_dtype);
-  const int64_t out_size = p.out_dtype == ScalarType::Float || epilogue == kRaw ? 4 : 2;
+  const RowEpilogue finish = find_epilogue(p.size);
+  const int64_t row_bytes = p.size.out_columns() * p.size.out_bytes();
+  const int columns = epilogue::entry(p.size.epilogue).columns;  // of B, for one of D
   const Matrix<const int8_t>& plain = p.b.plain;
-  const bool in_place =
-      !p.b.packed && (plain.row_stride == 1 || p.k == 1) && tiling.block_rows < kRowsWorthPacking;
+  const bool in_place = !p.b.packed && (plain.row_stride == 1 || p.size.k == 1) &&
+                        tiling.block_rows < kRowsWorthPacking;
   const bool pack_here = !p.b.packed && !in_place;
   constexpr int kPanels = kColBlock / kPanel, kRows = std::max(Micro::kRows, Micro::kDotRows);
   alignas(64) int32_t acc[kRows][kColBlock] = {};
   RowOperands operands;
   RowBlock rows(p, tiling);
   Micro micro;
-  Buffer<uint8_t> scratch(pack_here ? kPanels * panel_bytes(p.k) : 0);
+  Buffer<uint8_t> scratch(pack_here ? kPanels * panel_bytes(p.size.k) : 0);
 
   for (int64_t task = begin; task < end; ++task) {
     rows.load(task / tiling.col_blocks);
     const int64_t col = task % tiling.col_blocks * kColBlock;
-    const int count = static_cast<int>(std::min<int64_t>(kColBlock, p.n - col));
+    const int count = static_cast<int>(std::min<int64_t>(kColBlock, p.size.n - col));
     finish.load(operands, p, col, count);
 
     const auto write = [&](int64_t first, int height) {
       for (int r = 0; r < height; ++r) {
         const int64_t m = rows.first() + first + r;
-        char* out = static_cast<char*>(p.d) + (m * p.n + col) * out_size;
-        finish.write_row({acc[r], operands, p, m}, count, out);
+        char* out = static_cast<char*>(p.d) + m * row_bytes + col / columns * p.size.out_bytes();
+        finish.write_row({acc[r], operands, p, m, col, count}, out);
       }
     };
     if (in_place) {
       const int8_t* b = plain.data + col * plain.col_stride;
       for_each_tile(rows.count(), Micro::kDotRows, [&](int64_t first, int height) {
-        multiply_plain(micro, height, rows.from(first), b, plain.col_stride, p.k, count, acc[0]);
+        multiply_plain(micro, height, rows.from(first), b, plain.col_stride, p.size.k, count,
+                       acc[0]);
         write(first, height);
       });
       continue;
     }
     if (pack_here) {
       for (int i = 0; i * kPanel < count; ++i) {
-        pack_panel(p.b, col / kPanel + i, scratch.data() + i * panel_bytes(p.k));
+        pack_panel(p.b, col / kPanel + i, scratch.data() + i * panel_bytes(p.size.k));
       }
     }
-    const uint8_t* b = pack_here ? scratch.data() : p.b.packed + col / kPanel * panel_bytes(p.k);
+    const uint8_t* b =
+        pack_here ? scratch.data() : p.b.packed + col / kPanel * panel_bytes(p.size.k);
     for_each_tile(rows.count(), Micro::kRows, [&](int64_t first, int height) {
-      multiply_packed(micro, height, rows.from(first), b, p.k, count, acc[0]);
+      multiply_packed(micro, height, rows.from(first), b, p.size.k, count, acc[0]);
       write(first, height);
     });
   }
 }
 
-#include "cpu/awq_rows.h"
+#include "cpu/lowbit_rows.h"
 
 // Known at compile time: code of this instruction set must not run while the library loads.
-constexpr Kernels table(const char* name, bool (*available)()) {
+constexpr InstructionSet table(const char* name, bool (*available)()) {
   return {name,
           available,
           std::max(Micro::kRows, Micro::kDotRows),
@@ -159,6 +162,6 @@ constexpr Kernels table(const char* name, bool (*available)()) {
           quantize_rows,
           range_rows,
           quantizer,
-          awq_dequantize,
-          awq_gemm};
+          lowbit_dequantize,
+          lowbit_gemm};
 }

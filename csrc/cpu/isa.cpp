@@ -1,61 +1,65 @@
-#include <cstdlib>
 #include <string>
 #include <vector>
 
-#include "check.h"
-#include "cpu/kernels.h"
+#include "cpu/isa.h"
+#include "refuse.h"
 
 namespace scaled_mm::cpu {
 namespace {
 
 // Best first. A line here and one isa_*.cpp is all that an instruction set takes.
 // clang-format off
-constexpr const Kernels* kAll[] = {
+constexpr const InstructionSet* kAll[] = {
 #if defined(__x86_64__) && defined(__linux__)
-    &amx_int8_kernels,
+    &amx_int8_isa,
 #endif
 #if defined(__x86_64__)
-    &avx512_vnni_kernels,
-    &avx_vnni_kernels,
-    &avx2_kernels,
+    &avx512_vnni_isa,
+    &avx_vnni_isa,
+    &avx2_isa,
 #endif
-    &portable_kernels,
+    &portable_isa,
 };
 // clang-format on
 
 // Those that this machine runs.
-const std::vector<const Kernels*>& running() {
-  static const std::vector<const Kernels*> found = [] {
-    std::vector<const Kernels*> kernels;
-    for (const Kernels* k : kAll) {
-      if (k->available()) kernels.push_back(k);
+const std::vector<const InstructionSet*>& running() {
+  static const std::vector<const InstructionSet*> found = [] {
+    std::vector<const InstructionSet*> available;
+    for (const InstructionSet* isa : kAll) {
+      if (isa->available()) available.push_back(isa);
     }
-    return kernels;
+    return available;
   }();
   return found;
 }
 
-std::string names() {
+std::string names(const char* separator) {
   std::string text;
-  for (const Kernels* k : running()) text += (text.empty() ? "" : ", ") + std::string(k->name);
+  for (const InstructionSet* isa : running()) {
+    text += (text.empty() ? "" : separator) + std::string(isa->name);
+  }
   return text;
 }
 
 }  // namespace
 
-const Kernels& kernels() {
-  const char* forced = std::getenv("SCALED_MM_CPU_ISA");
-  if (!forced || !*forced) return *running().front();
-  for (const Kernels* k : running()) {
-    if (std::string(forced) == k->name) return *k;
-  }
-  refuse("SCALED_MM_CPU_ISA", "be one that this machine runs (" + names() + ")", forced);
+Setting& forced_isa() {
+  static Setting setting("SCALED_MM_CPU_ISA");
+  return setting;
 }
+// Read while the library is loaded.
+[[maybe_unused]] static const Setting& at_load = forced_isa();
+
+const InstructionSet& instruction_set() {
+  const std::string* const forced = forced_isa().get();
+  if (!forced) return *running().front();
+  for (const InstructionSet* isa : running()) {
+    if (*forced == isa->name) return *isa;
+  }
+  refuse(forced_isa().variable(), "be one that this machine runs (" + names(", ") + ")", *forced);
+}
+
+std::string list_isas() { return names(" "); }
 
 }  // namespace scaled_mm::cpu
-
-// For `scaled-mm info` and the tests, by ctypes: all that run here, best first.
-extern "C" __attribute__((visibility("default"))) const char* scaled_mm_cpu_isas() {
-  static const std::string text = scaled_mm::cpu::names();
-  return text.c_str();
-}

@@ -141,6 +141,6 @@ inline bool available() {
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const Kernels amx_int8_kernels = amx_int8::table("amx_int8", amx_int8::available);
+constinit const InstructionSet amx_int8_isa = amx_int8::table("amx_int8", amx_int8::available);
 }
 #endif

@@ -135,6 +135,6 @@ inline bool available() {
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const Kernels avx2_kernels = avx2::table("avx2", avx2::available);
+constinit const InstructionSet avx2_isa = avx2::table("avx2", avx2::available);
 }
 #endif

@@ -23,7 +23,7 @@ using Micro = VnniMicro;
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const Kernels avx512_vnni_kernels =
+constinit const InstructionSet avx512_vnni_isa =
     avx512_vnni::table("avx512_vnni", avx512_vnni::runs_avx512_vnni);
 }
 #endif

@@ -32,6 +32,6 @@ inline bool available() {
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const Kernels avx_vnni_kernels = avx_vnni::table("avx_vnni", avx_vnni::available);
+constinit const InstructionSet avx_vnni_isa = avx_vnni::table("avx_vnni", avx_vnni::available);
 }
 #endif

@@ -14,10 +14,10 @@
 
 #include "cpu/buffer.h"
 #include "cpu/float_env.h"
-#include "cpu/kernels.h"
+#include "cpu/isa.h"
 #include "cpu/packed.h"
 #include "cpu/weight.h"
-#include "epilogue/epilogues.h"
+#include "epilogue/registry.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

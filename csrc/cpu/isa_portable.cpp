@@ -51,5 +51,5 @@ inline bool available() { return true; }
 }  // namespace scaled_mm::cpu::portable
 
 namespace scaled_mm::cpu {
-constinit const Kernels portable_kernels = portable::table("portable", portable::available);
+constinit const InstructionSet portable_isa = portable::table("portable", portable::available);
 }

@@ -18,34 +18,34 @@ struct RowOperands {
   }
 
   template <class L>
-  void load(const Problem& p, int64_t col, int count) {
+  void load(const Int8Problem& p, int64_t row, int64_t col, int count) {
     using T = typename L::value;
-    const Vector& v = p.operands[static_cast<int>(L::id)];
+    const EpilogueOperand& operand = p.operands[static_cast<int>(L::id)];
     T* to = of<T>(L::id);
-    if (!v.data) {  // only an optional operand gets here absent
-      std::fill(to, to + kColBlock, T(epilogue::kAbsentBias));
-      return;
+    if constexpr (L::id == Operand::bias) {  // the only one that may be absent here
+      if (!operand.data) {
+        std::fill(to, to + kColBlock, epilogue::Neutral<L::id>::value);
+        return;
+      }
     }
-    std::fill(to, to + kColBlock, T(0));
+    std::fill(to + count, to + kColBlock, T(0));
     if constexpr (std::is_same_v<T, float>) {
-      with_format(v.dtype, [&](auto format) {
-        using S = typename decltype(format)::storage;
-        const S* from = static_cast<const S*>(v.data) + col * v.stride;
-        widen_strided<decltype(format)>(from, v.stride, to, count);
-      });
+      widen_columns(operand, row, col, to, count);
     } else {
-      const T* from = static_cast<const T*>(v.data) + col * v.stride;
-      for (int i = 0; i < count; ++i) to[i] = from[i * v.stride];
+      const T* from = static_cast<const T*>(operand.data) + col * operand.col_stride;
+      for (int i = 0; i < count; ++i) to[i] = from[i * operand.col_stride];
     }
   }
 };
 
-// One row of a tile: its accumulators, and the operands that hold for the whole row.
+// `count` columns of one row of a tile: accumulators, and where operands are found.
 struct RowContext {
   const int32_t* acc;
   RowOperands& cols;
-  const Problem& p;
+  const Int8Problem& p;
   int64_t m;
+  int64_t col;
+  int count;
 };
 
 // fma(x, y, z) rounded once. Without the instruction: the product is exact in float64, and the sum
@@ -69,6 +69,7 @@ inline float fused_multiply_add(float x, float y, float z) {
 }
 
 inline float apply(epilogue::ToFloat, int32_t x) { return static_cast<float>(x); }
+inline float apply(epilogue::Add, float x, float y) { return x + y; }
 inline float apply(epilogue::Mul, float x, float y) { return x * y; }
 inline float apply(epilogue::Fma, float x, float y, float z) { return fused_multiply_add(x, y, z); }
 inline int32_t apply(epilogue::Mul, int32_t x, int32_t y) {
@@ -76,6 +77,10 @@ inline int32_t apply(epilogue::Mul, int32_t x, int32_t y) {
 }
 inline int32_t apply(epilogue::Sub, int32_t x, int32_t y) {
   return static_cast<int32_t>(static_cast<uint32_t>(x) - static_cast<uint32_t>(y));
+}
+
+inline float apply(epilogue::ReGLU, float gate, float value) {
+  return (gate > 0.0f ? gate : gate == gate ? 0.0f : gate) * value;
 }
 
 // Lower<E> reads what is constant along the row when it is made, and gives element n of the row.
@@ -86,7 +91,7 @@ template <>
 struct Lower<epilogue::Acc> {
   const int32_t* acc;
   explicit Lower(const RowContext& row) : acc(row.acc) {}
-  static void load(RowOperands&, const Problem&, int64_t, int) {}
+  static void load(RowOperands&, const Int8Problem&, int64_t, int) {}
   int32_t operator[](int n) const { return acc[n]; }
 };
 
@@ -95,8 +100,8 @@ struct Lower<epilogue::Leaf<Id, T, epilogue::Axis::Row, ScalarOk>> {
   using L = epilogue::Leaf<Id, T, epilogue::Axis::Row, ScalarOk>;
   const T* values;
   explicit Lower(const RowContext& row) : values(row.cols.of<T>(Id)) {}
-  static void load(RowOperands& to, const Problem& p, int64_t col, int count) {
-    to.load<L>(p, col, count);
+  static void load(RowOperands& to, const Int8Problem& p, int64_t col, int count) {
+    to.load<L>(p, 0, col, count);
   }
   T operator[](int n) const { return values[n]; }
 };
@@ -105,11 +110,23 @@ template <Operand Id, class T, bool ScalarOk>
 struct Lower<epilogue::Leaf<Id, T, epilogue::Axis::Col, ScalarOk>> {
   T value;
   explicit Lower(const RowContext& row) {
-    const Vector& v = row.p.operands[static_cast<int>(Id)];
-    value = static_cast<const T*>(v.data)[row.m * v.stride];
+    const EpilogueOperand& operand = row.p.operands[static_cast<int>(Id)];
+    value = static_cast<const T*>(operand.data)[row.m * operand.row_stride];
   }
-  static void load(RowOperands&, const Problem&, int64_t, int) {}
+  static void load(RowOperands&, const Int8Problem&, int64_t, int) {}
   T operator[](int) const { return value; }
+};
+
+// A matrix: each row of it is widened into the place of a row operand when its turn comes.
+template <Operand Id, class T, bool ScalarOk>
+struct Lower<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>> {
+  using L = epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>;
+  const T* values;
+  explicit Lower(const RowContext& row) : values(row.cols.of<T>(Id)) {
+    row.cols.load<L>(row.p, row.m, row.col, row.count);
+  }
+  static void load(RowOperands&, const Int8Problem&, int64_t, int) {}
+  T operator[](int n) const { return values[n]; }
 };
 
 template <class L>
@@ -121,7 +138,7 @@ template <class Op, class... Args>
 struct Lower<epilogue::Apply<Op, Args...>> {
   std::tuple<Lower<Args>...> args;
   explicit Lower(const RowContext& row) : args(Lower<Args>(row)...) {}
-  static void load(RowOperands& to, const Problem& p, int64_t col, int count) {
+  static void load(RowOperands& to, const Int8Problem& p, int64_t col, int count) {
     (Lower<Args>::load(to, p, col, count), ...);
   }
   auto operator[](int n) const {
@@ -129,42 +146,52 @@ struct Lower<epilogue::Apply<Op, Args...>> {
   }
 };
 
-// --- the functions that the product calls ------------------------------------------------------
-
-// Loads the operands of columns [col, col + count); then a row of that block, `count` elements.
-struct Epilogue {
-  void (*load)(RowOperands& to, const Problem& p, int64_t col, int count);
-  void (*write_row)(const RowContext& row, int count, void* out);
+// Columns of D, of two of the tile each.
+template <class Op, class E>
+struct Lower<epilogue::PairOfColumns<Op, E>> {
+  Lower<E> column;
+  explicit Lower(const RowContext& row) : column(row) {}
+  static void load(RowOperands& to, const Int8Problem& p, int64_t col, int count) {
+    Lower<E>::load(to, p, col, count);
+  }
+  auto operator[](int n) const { return apply(Op{}, column[2 * n], column[2 * n + 1]); }
 };
 
-template <class E, class Format>
-void write_row(const RowContext& row, int count, void* out) {
-  using S = typename Format::storage;
+// --- the functions that the product calls ------------------------------------------------------
+
+// Loads the operands of columns [col, col + count); then writes a row of that block to D.
+struct RowEpilogue {
+  void (*load)(RowOperands& to, const Int8Problem& p, int64_t col, int count);
+  void (*write_row)(const RowContext& row, void* out);
+};
+
+template <class E, class Of>
+void write_row(const RowContext& row, void* out) {
+  using S = typename Of::storage;
+  constexpr int kColumns = kColBlock / epilogue::columns_of<E>;
+  const int count = row.count / epilogue::columns_of<E>;
   const Lower<E> element(row);
-  alignas(64) float d[kColBlock];
-  for (int n = 0; n < kColBlock; ++n) d[n] = element[n];
-  if (count == kColBlock) return Format::narrow(d, static_cast<S*>(out), kColBlock);
-  alignas(64) S rounded[kColBlock];
-  Format::narrow(d, rounded, kColBlock);
+  alignas(64) float d[kColumns];
+  for (int n = 0; n < kColumns; ++n) d[n] = element[n];
+  if (count == kColumns) return Of::narrow(d, static_cast<S*>(out), kColumns);
+  alignas(64) S rounded[kColumns];
+  Of::narrow(d, rounded, kColumns);
   std::memcpy(out, rounded, count * sizeof(S));
 }
 
-inline void write_accumulators(const RowContext& row, int count, void* out) {
-  std::memcpy(out, row.acc, count * sizeof(int32_t));
+inline void write_accumulators(const RowContext& row, void* out) {
+  std::memcpy(out, row.acc, row.count * sizeof(int32_t));
 }
 
-// epilogue: index in registry.def, or kRaw.
-inline Epilogue find_epilogue(int epilogue, ScalarType out_dtype) {
-  Epilogue found{Lower<epilogue::Acc>::load, write_accumulators};
-  int index = 0;
-#define EPILOGUE(name)                                               \
-  if (epilogue == index++) {                                         \
-    found.load = Lower<epilogue::name>::load;                        \
-    with_format(out_dtype, [&](auto format) {                        \
-      found.write_row = write_row<epilogue::name, decltype(format)>; \
-    });                                                              \
-  }
-#include "epilogue/registry.def"
-#undef EPILOGUE
-  return found;
+inline RowEpilogue find_epilogue(const Int8Problem::Size& size) {
+  return epilogue::with_epilogue(size.epilogue, [&](auto e) {
+    using E = typename decltype(e)::type;
+    if constexpr (epilogue::is_raw<E>) {
+      return RowEpilogue{Lower<E>::load, write_accumulators};
+    } else {
+      return with_dtype(size.out_dtype, [](auto dtype) {
+        return RowEpilogue{Lower<E>::load, write_row<E, Format<dtype>>};
+      });
+    }
+  });
 }

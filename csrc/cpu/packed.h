@@ -19,14 +19,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "integers.h"
+
 namespace scaled_mm::cpu {
 
 inline constexpr int kPanel = 16;                    // columns of a panel
 inline constexpr int kGroup = 4;                     // values of k that lie together
 inline constexpr int kGroupBytes = kPanel * kGroup;  // one cache line
-
-constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
-constexpr int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
 
 constexpr int64_t groups(int64_t k) { return ceil_div(k, kGroup); }
 constexpr int64_t panels(int64_t n) { return ceil_div(n, kPanel); }

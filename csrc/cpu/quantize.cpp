@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "cpu/kernels.h"
+#include "cpu/isa.h"
 #include "cpu/packed.h"
 #include "namespace.h"
 
@@ -18,7 +18,7 @@ int64_t grain(const QuantizeProblem& p) {
 }
 
 // The range of the whole tensor: each piece of rows its own, then all of them together.
-Range whole_range(const QuantizeProblem& p, const Kernels& isa) {
+Range whole_range(const QuantizeProblem& p, const InstructionSet& isa) {
   const int64_t step = grain(p), pieces = ceil_div(p.rows, step);
   std::vector<Range> ranges(static_cast<size_t>(pieces));
   torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
@@ -36,7 +36,7 @@ Range whole_range(const QuantizeProblem& p, const Kernels& isa) {
 }
 
 void run(QuantizeProblem p) {
-  const Kernels& isa = kernels();
+  const InstructionSet& isa = instruction_set();
   if (!p.given && !p.per_token) {  // one scale for all: make it, and go on as if it were given
     const Quantizer all = isa.quantizer(whole_range(p, isa), p.symmetric);
     *p.scale = all.scale;

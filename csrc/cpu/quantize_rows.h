@@ -7,13 +7,14 @@
 // One row of x as float32: the row itself, or a widened copy in `scratch`.
 inline const float* widen_row(const QuantizeProblem& p, int64_t row, float* scratch) {
   const float* result = scratch;
-  with_format(p.x_dtype, [&](auto format) {
-    using S = typename decltype(format)::storage;
+  with_dtype(p.x_dtype, [&](auto dtype) {
+    using Of = Format<dtype>;
+    using S = typename Of::storage;
     const S* x = static_cast<const S*>(p.x.data) + row * p.x.row_stride;
     if (std::is_same_v<S, float> && p.x.col_stride == 1) {
       result = reinterpret_cast<const float*>(x);
     } else {
-      widen_strided<decltype(format)>(x, p.x.col_stride, scratch, p.cols);
+      widen_strided<Of>(x, p.x.col_stride, scratch, p.cols);
     }
   });
   return result;

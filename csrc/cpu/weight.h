@@ -1,7 +1,7 @@
 // What is done to a weight besides multiplying by it.
 #pragma once
 
-#include "problem.h"
+#include "problems/int8.h"
 
 namespace scaled_mm::cpu {
 

@@ -1,11 +1,11 @@
-// _widen on the CPU: what cuda/convert.cuh does with bits, said plainly.
+// _widen on the CPU: what cuda/common/convert.cuh does with bits, said plainly.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
 #include "namespace.h"
-#include "widen_problem.h"
+#include "problems/widen.h"
 
 namespace scaled_mm::cpu {
 namespace {
@@ -30,7 +30,7 @@ void widen_words(const WidenProblem& p, int64_t begin, int64_t end) {
 Tensor widen(const Tensor& words, int64_t bits, bool is_signed, ScalarType dtype) {
   const Checked<WidenProblem> checked = check_widen(words, bits, is_signed, dtype);
   const WidenProblem& p = checked.problem;
-  const auto run = dtype == ScalarType::Half ? widen_words<Half> : widen_words<BFloat16>;
+  const auto run = p.dtype == DType::float16 ? widen_words<Half> : widen_words<BFloat16>;
   torch::stable::parallel_for(0, p.count, 1 << 14,
                               [&](int64_t begin, int64_t end) { run(p, begin, end); });
   return checked.outputs[0];

@@ -1,19 +1,17 @@
-// quantize_int8 on the GPU: how x is read and q written; the arithmetic is in quantizer.cuh.
+// quantize_int8 on the GPU: how x is read and q written; the arithmetic is in common/quantizer.cuh.
 //
 // Scales of rows: quantize_rows, in which a team of threads holds a row in registers, so that x is
 // read once. Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part;
 // then quantize_tiles, each block of which joins those parts first.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <tuple>
 
-#include "cuda/device.h"
-#include "cuda/quantize_piece.cuh"
-#include "cuda/quantizer.cuh"
+#include "cuda/common/device.h"
+#include "cuda/common/quantize_row.cuh"
+#include "integers.h"
 #include "namespace.h"
-#include "problem.h"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -32,7 +30,7 @@ template <class Format, int kElements>
 __global__ void __launch_bounds__(kMaxTeam) quantize_rows(const QuantizeProblem p) {
   const int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (index >= p.rows) return;
-  const Piece<Format, kElements> row(p, index, 0, p.cols + 1);
+  const RowPart<Format, kElements> row(p, index, 0, p.cols + 1);
   const int team = blockDim.x, thread = threadIdx.x, rest = thread + kRowChunks * team;
 
   Chunk<Format, kElements> held[kRowChunks], more[2];
@@ -74,7 +72,7 @@ struct Tiles {
 
   __device__ int64_t row(int64_t tile) const { return tile / per_row; }
   template <class Format, int kElements>
-  __device__ Piece<Format, kElements> piece(const QuantizeProblem& p, int64_t tile) const {
+  __device__ RowPart<Format, kElements> part(const QuantizeProblem& p, int64_t tile) const {
     const int64_t row = tile / per_row;
     return {p, row, (tile - row * per_row) * span, span};
   }
@@ -90,11 +88,11 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
   int64_t number = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   Range range;
   for (; number < tiles.count; number += teams) {
-    const auto piece = tiles.piece<Format, kElements>(p, number);
+    const auto part = tiles.part<Format, kElements>(p, number);
     Chunk<Format, kElements> held[kTileChunks];
-    piece.load(threadIdx.x, blockDim.x, held);
-    piece.extend_by_odd(range, threadIdx.x);
-    piece.extend(range, threadIdx.x, blockDim.x, held);
+    part.load(threadIdx.x, blockDim.x, held);
+    part.extend_by_odd(range, threadIdx.x);
+    part.extend(range, threadIdx.x, blockDim.x, held);
   }
   range = range_of_block(range);
   if (threadIdx.x == 0 && threadIdx.y == 0) ranges[blockIdx.x] = range;
@@ -128,9 +126,9 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
   for (; number < tiles.count; number += teams) {
     // From the end: that is what range_of_tiles read last, and may still be in L2.
     const int64_t tile = tiles.count - 1 - number;
-    const auto piece = tiles.piece<Format, kElements>(p, tile);
+    const auto part = tiles.part<Format, kElements>(p, tile);
     Chunk<Format, kElements> held[kTileChunks];
-    piece.load(threadIdx.x, blockDim.x, held);
+    part.load(threadIdx.x, blockDim.x, held);
     if (!ranges) {
       const int64_t row = tiles.row(tile);
       const int32_t azp = p.azp ? p.azp[row * p.azp_stride] : 0;
@@ -138,10 +136,10 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     }
     if (by.is_quick) {
       const auto quick = [&](float x) { return by.quick_limited(x); };
-      piece.store(threadIdx.x, blockDim.x, held, quick);
-      piece.store_odd(threadIdx.x, quick);
+      part.store(threadIdx.x, blockDim.x, held, quick);
+      part.store_odd(threadIdx.x, quick);
     } else {
-      piece.store_exact(threadIdx.x, blockDim.x, by);
+      part.store_exact(threadIdx.x, blockDim.x, by);
     }
   }
 }
@@ -149,13 +147,9 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 // --- launches ----------------------------------------------------------------------------------
 
 constexpr int64_t kLongRow = 1 << 17;  // elements, from which on few rows are shared out
-constexpr int64_t kLongestRow = int64_t{1} << 30;  // elements, that a team takes (Piece)
+constexpr int64_t kLongestRow = int64_t{1} << 30;  // elements, that a team takes (RowPart)
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
-
-int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
-
-int element_bytes(ScalarType dtype) { return dtype == ScalarType::Float ? 4 : 2; }
 
 // Strides that lead nowhere as those of a matrix without gaps, and rows that need no telling apart
 // as one.
@@ -170,9 +164,9 @@ void simplify(QuantizeProblem& p) {
   }
 }
 
-// Whether x can be read 16 bytes at a time and q written in as many elements (Piece).
+// Whether x can be read 16 bytes at a time and q written in as many elements (RowPart).
 bool is_aligned(const QuantizeProblem& p) {
-  const int64_t elements = 16 / element_bytes(p.x_dtype);
+  const int64_t elements = 16 / size_of(p.x_dtype);
   return p.x.col_stride == 1 && (p.x.row_stride - p.cols) % elements == 0 &&
          reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
@@ -201,7 +195,7 @@ void launch_rows(const QuantizeProblem& p, const Scope& scope) {
 }
 
 template <class Format, int kElements>
-void launch_tiles(const QuantizeProblem& p, const Scope& scope, const Tensor& q) {
+void launch_tiles(const QuantizeProblem& p, const Scope& scope) {
   const int64_t chunks = count_chunks(p.cols, kElements), sms = scope.device.sms;
   const int each = p.rows * chunks > sms * kTileThreads * kTileChunks ? kTileChunks : 1;
   const int team = team_size(chunks, each, kTileThreads);
@@ -214,13 +208,9 @@ void launch_tiles(const QuantizeProblem& p, const Scope& scope, const Tensor& q)
   const int64_t most = p.given ? kMaxBlocks : sms * kTileBlocks * kTileThreads / (team * block.y);
   const auto blocks =
       static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tiles.count, block.y), 1, most));
-  std::optional<Tensor> workspace;
   Range* ranges = nullptr;
   if (!p.given) {
-    constexpr int64_t kFloats = sizeof(Range) / sizeof(float);
-    workspace =
-        torch::stable::empty({blocks * kFloats}, ScalarType::Float, std::nullopt, q.device());
-    ranges = static_cast<Range*>(workspace->mutable_data_ptr());
+    ranges = scope.allocate<Range>(blocks);
     range_of_tiles<Format, kElements><<<blocks, block, 0, scope.stream>>>(p, tiles, ranges);
     check(cudaGetLastError(), "range_of_tiles");
   }
@@ -230,24 +220,22 @@ void launch_tiles(const QuantizeProblem& p, const Scope& scope, const Tensor& q)
 }
 
 template <class Format, int kElements>
-void launch(const QuantizeProblem& p, const Scope& scope, const Tensor& q) {
+void launch(const QuantizeProblem& p, const Scope& scope) {
   if (p.given || !p.per_token) {
-    launch_tiles<Format, kElements>(p, scope, q);
+    launch_tiles<Format, kElements>(p, scope);
   } else {
     launch_rows<Format, kElements>(p, scope);
   }
 }
 
-void dispatch(QuantizeProblem p, const Scope& scope, const Tensor& q) {
+void dispatch(QuantizeProblem p, const Scope& scope) {
   simplify(p);
   const bool aligned = is_aligned(p);
-  switch (p.x_dtype) {
-    case ScalarType::BFloat16:
-      return aligned ? launch<BFloat16, 8>(p, scope, q) : launch<BFloat16, 1>(p, scope, q);
-    case ScalarType::Half:
-      return aligned ? launch<Half, 8>(p, scope, q) : launch<Half, 1>(p, scope, q);
-    default: return aligned ? launch<Float, 4>(p, scope, q) : launch<Float, 1>(p, scope, q);
-  }
+  with_dtype(p.x_dtype, [&](auto dtype) {
+    using Of = Format<decltype(dtype)::value>;
+    constexpr int kVector = 16 / sizeof(typename Of::storage);
+    return aligned ? launch<Of, kVector>(p, scope) : launch<Of, 1>(p, scope);
+  });
 }
 
 // Row `row` alone. A scale for it is then one for all.
@@ -255,7 +243,7 @@ QuantizeProblem row_of(const QuantizeProblem& p, int64_t row) {
   QuantizeProblem one = p;
   one.rows = 1;
   one.per_token = false;
-  one.x.data = static_cast<const char*>(p.x.data) + row * p.x.row_stride * element_bytes(p.x_dtype);
+  one.x.data = static_cast<const char*>(p.x.data) + row * p.x.row_stride * size_of(p.x_dtype);
   one.q += row * p.cols;
   one.scale += row * p.scale_stride;
   if (one.azp) one.azp += row * p.azp_stride;
@@ -266,11 +254,11 @@ void run(const QuantizeProblem& p, const Tensor& q) {
   const bool dynamic_rows = !p.given && p.per_token;
   const bool nothing = p.given ? p.rows == 0 || p.cols == 0 : dynamic_rows && p.rows == 0;
   if (nothing) return;
-  const Scope scope(q.get_device_index());
+  const Scope scope(q);
   if (dynamic_rows && (p.cols > kLongestRow || (p.cols >= kLongRow && p.rows <= kFewRows))) {
-    for (int64_t row = 0; row < p.rows; ++row) dispatch(row_of(p, row), scope, q);
+    for (int64_t row = 0; row < p.rows; ++row) dispatch(row_of(p, row), scope);
   } else {
-    dispatch(p, scope, q);
+    dispatch(p, scope);
   }
 }
 

@@ -3,11 +3,12 @@
 
 #include <algorithm>
 
-#include "cuda/device.h"
-#include "cuda/relayout.h"
-#include "cuda/unaligned.cuh"
+#include "cuda/common/device.h"
+#include "cuda/common/relayout.h"
+#include "cuda/common/unaligned.cuh"
+#include "integers.h"
 #include "namespace.h"
-#include "problem.h"
+#include "problems/int8.h"
 
 namespace scaled_mm {
 
@@ -18,8 +19,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-
-int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // --- column sums -------------------------------------------------------------------------------
 //
@@ -168,7 +167,7 @@ void launch_rows(const ColumnSums& p, const Scope& scope) {
 Tensor column_sums(const Checked<ColumnSums>& checked) {
   const ColumnSums& p = checked.problem;
   if (p.b.n == 0) return checked.outputs[0];
-  const Scope scope(checked.outputs[0].get_device_index());
+  const Scope scope(checked.outputs[0]);
   if (p.b.packed) {
     launch_columns(p, reinterpret_cast<const int8_t*>(p.b.packed), packed_stride(p.b.k), scope);
   } else if (p.b.plain.row_stride == 1 || p.b.k == 0) {
@@ -191,7 +190,7 @@ Tensor pack_weight_int8(const Tensor& b) {
   const Checked<Weight> checked = check_pack_weight(b);
   const Weight& weight = checked.problem;
   const Tensor& packed = checked.outputs[0];
-  const Scope scope(packed.get_device_index());
+  const Scope scope(packed);
   const Matrix<const int8_t> columns = {weight.plain.data, weight.plain.col_stride,
                                         weight.plain.row_stride};
   relayout(columns, weight.n, weight.k, static_cast<int8_t*>(packed.mutable_data_ptr()),

@@ -1,10 +1,12 @@
 // _widen on the GPU: the converters of convert.cuh, and nothing around them.
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/convert.cuh"
-#include "cuda/device.h"
+#include "cuda/common/convert.cuh"
+#include "cuda/common/device.h"
+#include "cuda/common/formats.cuh"
+#include "integers.h"
 #include "namespace.h"
-#include "widen_problem.h"
+#include "problems/widen.h"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -49,10 +51,12 @@ Tensor widen_tensor(const Tensor& words, int64_t bits, bool is_signed, ScalarTyp
   const WidenProblem& p = checked.problem;
   const Tensor& d = checked.outputs[0];
   if (p.count == 0) return d;
-  const Scope scope(d.get_device_index());
-  const auto run = dtype == ScalarType::Half ? kernel<__half>(bits, is_signed)
-                                             : kernel<__nv_bfloat16>(bits, is_signed);
-  const auto blocks = static_cast<unsigned>((p.count + kThreads - 1) / kThreads);
+  const Scope scope(d);
+  const auto run = with_dtype16(p.dtype, [&](auto to) {
+    using Of = typename Half16<decltype(to)::value>::type;
+    return kernel<Of>(bits, is_signed);
+  });
+  const auto blocks = static_cast<unsigned>(ceil_div(p.count, kThreads));
   run<<<blocks, kThreads, 0, scope.stream>>>(p);
   check(cudaGetLastError(), "widen");
   return d;

@@ -1,7 +1,8 @@
-// The epilogues. Each is its formula and one type; backends lower the type, tests read the formula
-// again in scaled_mm/reference.py. To add one: docs/adding.md.
+// The epilogues. Each is its formula and one type. Backends lower the type; tests read the formula
+// again in scaled_mm/reference. To add one: docs/adding.md.
 //
-// Throughout: acc = sum_k a[m, k] * b[k, n] (int32, exact), RN = round to nearest even.
+// Throughout: acc = sum_k a[m, k] * b[k, n] (int32, exact), RN = round to nearest even, and a bias
+// is optional where the type says Optional<Bias>.
 #pragma once
 
 #include "epilogue/expr.h"
@@ -12,6 +13,12 @@ namespace scaled_mm::epilogue {
 template <class T>
 using Rescaled = Apply<Mul, ScaleB, Apply<ToFloat, T>>;
 
+template <class T>
+using ScaledAndBiased = Apply<Fma, ScaleA, Rescaled<T>, Optional<Bias>>;
+
+using AccLessAzp = Apply<Sub, Acc, AzpWithAdj>;
+using AccLessAzpPerToken = Apply<Sub, Acc, Apply<Mul, Azp, AzpAdj>>;
+
 // D = RN(scale_a[m] * RN(scale_b[n] * RN(acc)))
 using ScaledEpilogue = Apply<Mul, ScaleA, Rescaled<Acc>>;
 
@@ -20,12 +27,25 @@ using ScaledEpilogueBias = Apply<Fma, ScaleA, Rescaled<Acc>, Bias>;
 
 // One zero point for the whole activation, multiplied into the column sums beforehand.
 // D = RN(scale_a[m] * RN(scale_b[n] * RN(acc - azp_with_adj[n])) + bias[n])
-using ScaledEpilogueAzp = Apply<Fma, ScaleA, Rescaled<Apply<Sub, Acc, AzpWithAdj>>, Optional<Bias>>;
+using ScaledEpilogueAzp = ScaledAndBiased<AccLessAzp>;
 
 // One zero point per token (or one for all); azp_adj[n] = sum_k b[k, n].
 // D = RN(scale_a[m] * RN(scale_b[n] * RN(acc - azp[m] * azp_adj[n])) + bias[n])
-using ScaledEpilogueAzpPerToken =
-    Apply<Fma, ScaleA, Rescaled<Apply<Sub, Acc, Apply<Mul, Azp, AzpAdj>>>, Optional<Bias>>;
+using ScaledEpilogueAzpPerToken = ScaledAndBiased<AccLessAzpPerToken>;
+
+// The sum of a residual connection, after any of the above (x).
+// D = RN(RN(x) + residual[m, n])
+template <class X>
+using PlusResidual = Apply<Add, X, Residual>;
+using ScaledEpilogueResidual = PlusResidual<ScaledAndBiased<Acc>>;
+using ScaledEpilogueAzpResidual = PlusResidual<ScaledEpilogueAzp>;
+using ScaledEpilogueAzpPerTokenResidual = PlusResidual<ScaledEpilogueAzpPerToken>;
+
+// A gated linear unit, after any of the above (x): columns 2 j and 2 j + 1 of B are gate and value.
+// D[m, j] = RN(max(RN(x[m, 2 j]), 0) * RN(x[m, 2 j + 1]))
+using ScaledEpilogueReGLU = PairOfColumns<ReGLU, ScaledAndBiased<Acc>>;
+using ScaledEpilogueAzpReGLU = PairOfColumns<ReGLU, ScaledEpilogueAzp>;
+using ScaledEpilogueAzpPerTokenReGLU = PairOfColumns<ReGLU, ScaledEpilogueAzpPerToken>;
 
 // int8_mm: the accumulator itself, written as int32.
 using RawAccumulator = Acc;

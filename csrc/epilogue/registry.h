@@ -1,25 +1,68 @@
-// The registry as a table, and the choice: which epilogue serves the operands of a call.
+// The registry as a table and a visitor, and the choice: which epilogue a call's operands and
+// attributes select. Nothing chooses again after that.
 #pragma once
 
 #include <bit>
 #include <string>
+#include <type_traits>
 
-#include "check.h"
 #include "epilogue/epilogues.h"
+#include "refuse.h"
 
 namespace scaled_mm::epilogue {
 
-struct Entry {
-  const char* name;
-  OperandSet required;
-  OperandSet accepted;
-};
-
-inline constexpr Entry kRegistry[] = {
-#define EPILOGUE(name) {#name, name::required, name::accepted},
+// An epilogue's identity.
+enum class Id : uint8_t {
+#define EPILOGUE(name, instance) name,
 #include "epilogue/registry.def"
 #undef EPILOGUE
 };
+
+struct Entry {
+  Id id;
+  const char* name;
+  OperandSet required;
+  OperandSet accepted;
+  Activation activation;
+  int columns;  // of B, for each column of D
+};
+
+inline constexpr Entry kRegistry[] = {
+#define EPILOGUE(name, instance) \
+  {Id::name, #name, name::required, name::accepted, name::activation, columns_of<name>},
+#include "epilogue/registry.def"
+#undef EPILOGUE
+};
+constexpr const Entry& entry(Id id) { return kRegistry[static_cast<int>(id)]; }
+
+template <class E>
+struct Type {
+  using type = E;
+};
+
+// use(Type<E>) with the epilogue's own type.
+template <class Use>
+constexpr decltype(auto) with_epilogue(Id id, Use&& use) {
+  switch (id) {
+#define EPILOGUE(name, instance) \
+  case Id::name: return use(Type<name>{});
+#include "epilogue/registry.def"
+#undef EPILOGUE
+  }
+  __builtin_unreachable();
+}
+
+// use(Type<E>) with the type that CUDA kernels are compiled for.
+template <class Use>
+constexpr decltype(auto) with_instance(Id id, Use&& use) {
+  switch (id) {
+#define EPILOGUE(name, instance) \
+  case Id::name: return use(Type<instance>{});
+#include "epilogue/registry.def"
+#undef EPILOGUE
+  }
+  __builtin_unreachable();
+}
 
 inline std::string names(OperandSet operands) {
   std::string text;
@@ -29,16 +72,17 @@ inline std::string names(OperandSet operands) {
   return text;
 }
 
-// The first epilogue that needs nothing but the operands given and reads them all. When there is
-// none, the refusal tells what the nearest one would have: it has room for most of the operands,
-// then lacks the fewest.
-inline int choose(OperandSet given) {
+// The epilogue of the activation that needs nothing but the operands given and reads them all. When
+// there is none, the refusal tells what the nearest one would have: it has room for most of the
+// operands, then lacks the fewest.
+inline Id choose(OperandSet given, Activation activation) {
   constexpr OperandSet scales = ScaledEpilogue::required;
   const Entry* nearest = nullptr;
   int least = 0;
   for (const Entry& entry : kRegistry) {
+    if (entry.activation != activation || entry.accepted == 0) continue;  // 0: int8_mm's
     const OperandSet unread = given & ~entry.accepted, lacking = entry.required & ~given;
-    if (!unread && !lacking) return static_cast<int>(&entry - kRegistry);
+    if (!unread && !lacking) return entry.id;
     const int distance = kNumOperands * std::popcount(unread) + std::popcount(lacking);
     if (!nearest || distance < least) {
       nearest = &entry;
@@ -46,7 +90,11 @@ inline int choose(OperandSet given) {
     }
   }
   const OperandSet unread = given & ~nearest->accepted, lacking = nearest->required & ~given;
-  const std::string others = names(given & ~unread & ~scales);
+  std::string others = names(given & ~unread & ~scales);
+  if (activation != Activation::none) {
+    others += (others.empty() ? "" : ", ") +
+              cat("activation='", kActivationNames[static_cast<int>(activation)], "'");
+  }
   const std::string which = cat(" with ", others, " (", nearest->name, ")");
   if (unread) refuse(names(unread), "not be given together" + which, names(given & ~scales));
   refuse(names(lacking), "be given together" + which, others + " alone");

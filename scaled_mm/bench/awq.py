@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import awq, reference
-from ..arithmetic import FORMATS, round_to
+from ..reference.arithmetic import FORMATS, round_to
 from .cases import CHECKED_ROWS, Judgement, spread
 from .contenders import Contender, Route, Unsupported
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ class Case:
             return x[:, columns] if x.shape[1] == n > 1 else x
 
         given = {"scale_a": self.scale_a, "scale_b": self.scale_b, **self.operands}
-        some = {name: sample(x).cpu() for name, x in given.items()}
+        some: dict[str, Any] = {name: sample(x).cpu() for name, x in given.items()}
         report = reference.check(
             out[rows][:, columns], self.a[rows].cpu(), self.b[:, columns].cpu(), **some
         )

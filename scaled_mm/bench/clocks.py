@@ -18,7 +18,7 @@ import torch
 
 from . import machine
 
-Call = Callable[[], Any]
+Launch = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Stopwatch:
 
     seconds: Callable[[], float]
     round_seconds: float
-    calls: Sequence[Call]
+    calls: Sequence[Launch]
     """Kept, since a CUDA graph does not keep the memory that its kernels read."""
 
 
@@ -49,7 +49,7 @@ class Clock(Protocol):
     def activation_copies(self, size: int) -> int:
         """The same for the activations."""
 
-    def stopwatch(self, calls: Sequence[Call]) -> Stopwatch:
+    def stopwatch(self, calls: Sequence[Launch]) -> Stopwatch:
         """Warms the calls up and settles how often a round makes them."""
 
     def machine(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class CpuClock:
     def activation_copies(self, size: int) -> int:
         return 1
 
-    def stopwatch(self, calls: Sequence[Call]) -> Stopwatch:
+    def stopwatch(self, calls: Sequence[Launch]) -> Stopwatch:
         def seconds(times: int) -> float:
             start = time.perf_counter()
             for call in itertools.islice(itertools.cycle(calls), times):
@@ -120,7 +120,7 @@ class CudaGraphClock:
     def activation_copies(self, size: int) -> int:
         return self.weight_copies(size) if size > self.activations_from_memory else 1
 
-    def stopwatch(self, calls: Sequence[Call]) -> Stopwatch:
+    def stopwatch(self, calls: Sequence[Launch]) -> Stopwatch:
         torch.cuda.synchronize()  # the operands are made on another stream
         endless = itertools.cycle(calls)
         with torch.cuda.stream(self.stream):
@@ -151,7 +151,7 @@ class CudaGraphClock:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
-    def _seconds(self, calls: Sequence[Call], *, wait: bool = True) -> float:
+    def _seconds(self, calls: Sequence[Launch], *, wait: bool = True) -> float:
         """GPU time of everything that `calls` launch, without gaps between the launches: the GPU
         waits first, unless it has work already."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -165,7 +165,7 @@ class CudaGraphClock:
         end.synchronize()
         return 1e-3 * start.elapsed_time(end)
 
-    def _capture(self, calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    def _capture(self, calls: Sequence[Launch]) -> torch.cuda.CUDAGraph:
         # Not `torch.cuda.graph`, which empties the allocator's cache: hundreds are made in a run.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream):

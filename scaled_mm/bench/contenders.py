@@ -56,10 +56,10 @@ def _floats(case: Case) -> Tensor:
 
 
 def _ours(case: Case, weight: Callable[[], Any]) -> Route:
+    given: dict[str, Any] = {**case.operands, "out_dtype": case.out_dtype}
+
     def run(a: Tensor, b: Any) -> Tensor:
-        return ops.scaled_mm(
-            a, b, case.scale_a, case.scale_b, **case.operands, out_dtype=case.out_dtype
-        )
+        return ops.scaled_mm(a, b, case.scale_a, case.scale_b, **given)
 
     return Route(case.a, weight, run, 1)
 

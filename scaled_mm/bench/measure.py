@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 0.5  # one that takes this long for a call is left out of the
 
 
 @dataclass
-class Entry:
+class Measurement:
     """What one contender did with one case."""
 
     name: str
@@ -111,7 +111,7 @@ def in_short(reason: Exception) -> str:
     return (str(reason).strip() or type(reason).__name__).splitlines()[0][:60]
 
 
-def judge(entry: Entry, case: AnyCase, out: Tensor, most: int = 2**24) -> None:
+def judge(entry: Measurement, case: AnyCase, out: Tensor, most: int = 2**24) -> None:
     """Compares the output with the reference: all of it, or a sample of a large one."""
     found = case.judge(out, most)
     entry.verdict, entry.checked = found.verdict, found.checked
@@ -122,7 +122,7 @@ def judge(entry: Entry, case: AnyCase, out: Tensor, most: int = 2**24) -> None:
 class Runner:
     """A contender on its marks."""
 
-    entry: Entry
+    entry: Measurement
     stopwatch: Stopwatch
     rounds: int  # it takes part in
 
@@ -140,7 +140,7 @@ def rotating(route: Route, copies: int) -> Route:
 
 def prepare(contender: Contender, case: AnyCase, settings: AnySettings, clock: Clock) -> Runner:
     """Runs and judges the contender once, and settles how often it runs in how many rounds."""
-    entry = Entry(contender.name)
+    entry = Measurement(contender.name)
     route = contender.prepare(case)
     weights, xs = [route.weight()], [route.x]
     out = route.run(xs[0], weights[0])
@@ -164,22 +164,24 @@ def prepare(contender: Contender, case: AnyCase, settings: AnySettings, clock: C
 
 
 @torch.inference_mode()
-def measure(case: AnyCase, settings: AnySettings, slow: set[str], clock: Clock) -> list[Entry]:
+def measure(
+    case: AnyCase, settings: AnySettings, slow: set[str], clock: Clock
+) -> list[Measurement]:
     """An entry per contender of the device, in the order of the table.
 
     `slow`: those left out for having taken too long before; who does so now is added.
     """
-    entries: list[Entry] = []
+    entries: list[Measurement] = []
     runners: list[Runner] = []
     for contender in settings.contenders():
         if contender.name in slow:
-            entries.append(Entry(contender.name, "left out: too slow at a shape before"))
+            entries.append(Measurement(contender.name, "left out: too slow at a shape before"))
             continue
         try:
             runners.append(prepare(contender, case, settings, clock))
             entries.append(runners[-1].entry)
         except Exception as reason:  # one may fail in any way it likes: the others go on
-            entries.append(Entry(contender.name, in_short(reason)))
+            entries.append(Measurement(contender.name, in_short(reason)))
     times: dict[str, list[float]] = {runner.entry.name: [] for runner in runners}
     for i in range(settings.rounds):
         for runner in runners[:: -1 if i % 2 else 1]:
@@ -210,7 +212,7 @@ def median_ratio(times: Sequence[float] | None, others: Sequence[float] | None) 
     return statistics.median(t / o for t, o in zip(times, others, strict=False))
 
 
-def best(entries: Sequence[Entry], *, right: bool) -> Entry | None:
+def best(entries: Sequence[Measurement], *, right: bool) -> Measurement | None:
     """The fastest of the others; with `right`, of those whose numbers are right."""
     others = [
         entry
@@ -221,7 +223,7 @@ def best(entries: Sequence[Entry], *, right: bool) -> Entry | None:
     return max(others, key=lambda entry: entry.gops or 0, default=None)
 
 
-def summary(entries: Sequence[Entry]) -> dict[str, Any]:
+def summary(entries: Sequence[Measurement]) -> dict[str, Any]:
     """The fastest of the others, and the fastest right one: its name, its time over ours."""
     found = {"best": best(entries, right=False), "best_right": best(entries, right=True)}
     return {

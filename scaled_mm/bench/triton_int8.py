@@ -143,7 +143,8 @@ def scaled_mm(
     azp_with_adj: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """The arguments of `scaled_mm.scaled_mm`, laid out as above; scale_b has N elements, azp M."""
+    """The arguments of `scaled_mm.scaled_mm` (all of them: a contender is called as that is), laid
+    out as above; scale_b has N elements, azp M."""
     (m, k), n = a.shape, b.shape[1]
     d = torch.empty((m, n), dtype=out_dtype, device=a.device)
     adj = azp_adj if azp_with_adj is None else azp_with_adj

@@ -5,16 +5,17 @@
     config.py     quantization_config: which layer is quantised how; config_int4.py AWQ's and GPTQ's
     layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_int4.py int4
     loading.py    load_quantized, load_float
+    precompute.py the azp terms added to a checkpoint; writing.py a shard of the copy
 
 A refusal is a `ValueError` that names the file, and within it the tensor or the key.
 """
 
-from .config import W8A8, LayerScheme
+from .config import W8A8, W8A8Scheme
 from .config_int4 import W4A16
 from .files import Entry, TensorFile
 from .folder import Checkpoint
 from .layer import QuantisedLayer
-from .layers import Layer
+from .layers import Int8Layer
 from .layers_int4 import Int4Layer
 from .loading import load_float, load_quantized, quantised_layers
 
@@ -24,10 +25,10 @@ __all__ = [
     "Checkpoint",
     "Entry",
     "Int4Layer",
-    "Layer",
-    "LayerScheme",
+    "Int8Layer",
     "QuantisedLayer",
     "TensorFile",
+    "W8A8Scheme",
     "load_float",
     "load_quantized",
     "quantised_layers",

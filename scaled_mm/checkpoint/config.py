@@ -32,7 +32,7 @@ _MAX_REPEATS = 5
 
 
 @dataclass(frozen=True)
-class LayerScheme:
+class W8A8Scheme:
     """How the Linears of one group are quantised."""
 
     dynamic: bool
@@ -70,10 +70,10 @@ class W8A8:
         ignore: the same, of modules that stay float.
     """
 
-    groups: tuple[tuple[tuple[str, ...], LayerScheme], ...]
+    groups: tuple[tuple[tuple[str, ...], W8A8Scheme], ...]
     ignore: tuple[str, ...]
 
-    def scheme_of(self, name: str, classes: Iterable[str] = ("Linear",)) -> LayerScheme | None:
+    def scheme_of(self, name: str, classes: Iterable[str] = ("Linear",)) -> W8A8Scheme | None:
         """The scheme of a module, by its name and its class with the bases; None: it stays float.
 
         A name goes before a pattern, a pattern before a class.
@@ -153,7 +153,7 @@ class _Reader(Fields):
             self._targets("ignore", fields.get("ignore") or []),
         )
 
-    def _group(self, at: str, group: Any) -> tuple[tuple[str, ...], LayerScheme]:
+    def _group(self, at: str, group: Any) -> tuple[tuple[str, ...], W8A8Scheme]:
         if not isinstance(group, dict):
             self.refuse(
                 f"{at} must be an object, got {shown(group)} (names of presets are not read)"
@@ -173,7 +173,7 @@ class _Reader(Fields):
         dynamic = ("token", "tensor") if inputs["dynamic"] else ("tensor",)
         self._strategy(f"{at}.weights", weights, ("channel", "tensor"))
         self._strategy(f"{at}.input_activations", inputs, dynamic)
-        return targets, LayerScheme(
+        return targets, W8A8Scheme(
             dynamic=inputs["dynamic"],
             symmetric=inputs["symmetric"],
             per_token=inputs["strategy"] == "token",

@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 MAX_HEADER = 100_000_000
@@ -98,6 +97,8 @@ class TensorFile:
         self.path = path
         regular_file(path)
         refuse_other_formats(path)
+        from safetensors import SafetensorError, safe_open  # here: `import scaled_mm` needs it not
+
         try:
             with safe_open(path, framework="pt"):
                 pass

@@ -18,9 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..azp import azp_adj, azp_with_adj
 from ..nn import ScaledLinear
-from .config import W8A8, LayerScheme
+from ..ops import azp_adj, azp_with_adj
+from .config import W8A8, W8A8Scheme
 from .folder import Checkpoint
 from .layer import FLOATS, Part, QuantisedLayer, parts_by_module
 
@@ -29,10 +29,10 @@ _ZEROS = ("I8", "I16", "I32", "I64", *FLOATS)
 
 
 @dataclass(frozen=True)
-class Layer(QuantisedLayer):
+class Int8Layer(QuantisedLayer):
     """An int8 layer that was found in order: a `QuantisedLayer` and its scheme."""
 
-    scheme: LayerScheme
+    scheme: W8A8Scheme
 
     main: ClassVar[str] = "weight"
 
@@ -111,7 +111,7 @@ class Layer(QuantisedLayer):
                 self.refuse(checkpoint, part, "must be 0 in a symmetric scheme")
 
 
-def int8_layers(checkpoint: Checkpoint, settings: W8A8) -> dict[str, Layer]:
+def int8_layers(checkpoint: Checkpoint, settings: W8A8) -> dict[str, Int8Layer]:
     """Every layer with an int8 weight, by name; only headers are looked at.
 
     Raises:
@@ -119,7 +119,7 @@ def int8_layers(checkpoint: Checkpoint, settings: W8A8) -> dict[str, Layer]:
             shape than its scheme says; or there is int8 that belongs to no layer.
     """
     siblings = parts_by_module(checkpoint)
-    layers: dict[str, Layer] = {}
+    layers: dict[str, Int8Layer] = {}
     for tensor, file in checkpoint.where.items():
         entry = file.entries[tensor]
         name, _, part = tensor.rpartition(".")
@@ -132,7 +132,7 @@ def int8_layers(checkpoint: Checkpoint, settings: W8A8) -> dict[str, Layer]:
                     f"{file.path}: {tensor} is int8, but quantization_config leaves {name} float"
                 )
             n, k = entry.shape
-            layers[name] = Layer(name, n, k, frozenset(siblings[name]), scheme)
+            layers[name] = Int8Layer(name, n, k, frozenset(siblings[name]), scheme)
             layers[name].check(checkpoint, _rules(checkpoint, layers[name]))
         elif part == "weight_scale" and _dtype(checkpoint, f"{name}.weight") != "I8":
             raise ValueError(f"{file.path}: {tensor} has no int8 {name}.weight beside it")
@@ -143,7 +143,7 @@ def _dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
     return checkpoint.entry(tensor).dtype if tensor in checkpoint else None
 
 
-def _rules(checkpoint: Checkpoint, layer: Layer) -> dict[str, Part]:
+def _rules(checkpoint: Checkpoint, layer: Int8Layer) -> dict[str, Part]:
     n, k, scheme = layer.n, layer.k, layer.scheme
     if k > MAX_K:
         layer.refuse(checkpoint, "weight", f"must have at most {MAX_K} input features, got {k}")

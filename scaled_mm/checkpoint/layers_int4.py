@@ -19,8 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..awq import from_gptq
-from ..awq_linear import AWQLinear
+from ..lowbit.int4 import from_gptq
+from ..nn import AWQLinear
 from .config_int4 import W4A16
 from .folder import Checkpoint
 from .layer import FLOATS, Part, QuantisedLayer, parts_by_module

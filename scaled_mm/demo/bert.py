@@ -38,7 +38,7 @@ _PUBLISHED_NAMES = (
 
 
 @dataclass(frozen=True)
-class Config:
+class BertConfig:
     """The sizes that a checkpoint's config.json fixes, under its own names."""
 
     vocab_size: int
@@ -51,7 +51,7 @@ class Config:
     layer_norm_eps: float
 
     @classmethod
-    def read(cls, path: Path) -> Config:
+    def read(cls, path: Path) -> BertConfig:
         """Read a Hugging Face config.json; ValueError if it describes another kind of encoder."""
         fields = json.loads(path.read_text())
         for name, served in (("model_type", "bert"), ("hidden_act", "gelu")):
@@ -62,10 +62,10 @@ class Config:
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
 
 
-class Layer(nn.Module):
+class EncoderLayer(nn.Module):
     """One transformer block, normalised after each residual (post-LN)."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
         self.heads = config.num_attention_heads
@@ -93,14 +93,14 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Token ids in, one unit vector per sentence out."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.word = nn.Embedding(config.vocab_size, hidden)
         self.position = nn.Embedding(config.max_position_embeddings, hidden)
         self.segment = nn.Embedding(config.type_vocab_size, hidden)
         self.embedding_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """ids [B, T] int64, mask [B, T] bool (True at a token) -> [B, hidden], rows of norm 1."""
@@ -125,7 +125,7 @@ def load(folder: Path) -> Encoder:
     """The encoder of `folder` (config.json, model.safetensors) in float32, for inference."""
     from safetensors.torch import load_file
 
-    encoder = Encoder(Config.read(folder / "config.json"))
+    encoder = Encoder(BertConfig.read(folder / "config.json"))
     weights = load_file(folder / "model.safetensors")
     encoder.load_state_dict(
         {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -12,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..inspector import Inspector, differing_bits
-from ..observe import Call, Visit
-from ..observe import observe as _observe
+from ..bench.clocks import Launch, clock_of
+from ..quantization.inspect import Inspector, differing_bits
+from ..quantization.observe import Call, Visit
+from ..quantization.observe import observe as _observe
 from .bert import Encoder
 from .data import Batch
 
@@ -29,7 +29,6 @@ __all__ = [
     "observe",
     "race",
     "rank_correlation",
-    "repeatable",
     "speedup",
 ]
 
@@ -87,30 +86,7 @@ def keep_freed_memory() -> None:
     mallopt(top_pad, 2**28)
 
 
-def repeatable(work: Callable[[], object], on_gpu: bool) -> Callable[[], object]:
-    """`work` as a call that returns when it is done: on a GPU a CUDA graph of it, replayed, as a
-    server would, since launching so small a model's kernels takes longer than running them. What
-    `work` reads must outlive the call: a graph does not keep it."""
-    if not on_gpu:
-        return work
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            work()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        work()
-
-    def replay() -> None:
-        graph.replay()
-        torch.cuda.synchronize()
-
-    replay()
-    return replay
-
-
+@torch.inference_mode()
 def race(
     contenders: Mapping[str, Encoder],
     batches: Sequence[Batch],
@@ -120,27 +96,26 @@ def race(
     """Seconds of each contender's forward pass over all batches, once per round.
 
     Interleaved: every round runs every contender, beginning one further on than the last, so that
-    a slow spell of the machine falls on all of them. Compare contenders within a round only. Warm
-    them up before. `rounds` None: as many as take 6 s, but 3 to 15. `tick(done)` with done in 0..1.
+    a slow spell of the machine falls on all of them. Compare contenders within a round only. The
+    clocks are those of `scaled-mm bench`: on a GPU a pass is replayed as a CUDA graph, as a server
+    would, since launching so small a model's kernels takes longer than running them. `rounds`
+    None: as many as take 6 s, but 3 to 15. `tick(done)` with done in 0..1.
     """
-    on_gpu = batches[0].ids.is_cuda
-    passes = {
-        name: repeatable(partial(embed, encoder, batches), on_gpu)
+    clock = clock_of(batches[0].ids.device.type)
+    watches = {
+        name: clock.stopwatch([partial(embed, encoder, batches)])
         for name, encoder in contenders.items()
     }
-    order = list(contenders)
+    if rounds is None:
+        of_one = sum(watch.round_seconds for watch in watches.values())
+        rounds = min(max(round(6 / of_one), 3), 15)
+    order = list(watches)
     seconds: dict[str, list[float]] = {name: [] for name in order}
-    turn, begun = 0, time.perf_counter()
-    while rounds is None or turn < rounds:
+    for turn in range(rounds):
         for name in order:
-            start = time.perf_counter()
-            passes[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(watches[name].seconds())
         order = order[1:] + order[:1]
-        turn += 1
-        if rounds is None:
-            rounds = min(max(round(6 / (time.perf_counter() - begun)), 3), 15)
-        tick(turn / rounds)
+        tick((turn + 1) / rounds)
     return seconds
 
 
@@ -151,41 +126,15 @@ def speedup(seconds: Sequence[float], baseline: Sequence[float]) -> float:
 
 @torch.inference_mode()
 def linear_share(encoder: Encoder, batches: Sequence[Batch]) -> float:
-    """The part of the forward pass spent in the Linears, 0 to 1: the median of three passes.
+    """The part of the forward pass that its Linears take, 0 to 1: alone, on the inputs that they
+    get, against the whole pass, the median of three.
 
     1 / (1 - share) bounds what can be won by making them faster.
     """
-    if batches[0].ids.is_cuda:
-        return _linear_share_of_graphs(encoder, batches)
-    inside = started = 0.0
-    shares = []
-
-    def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        nonlocal started
-        started = time.perf_counter()
-
-    def leave(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal inside
-        inside += time.perf_counter() - started
-
-    hooks = []
-    for layer in encoder.linears().values():
-        hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
-    for _ in range(3):
-        inside, start = 0.0, time.perf_counter()
-        embed(encoder, batches)
-        shares.append(inside / (time.perf_counter() - start))
-    for hook in hooks:
-        hook.remove()
-    return statistics.median(shares)
-
-
-def _linear_share_of_graphs(encoder: Encoder, batches: Sequence[Batch]) -> float:
-    """The same on a GPU: the Linears alone, on the inputs that they get, against the whole pass."""
-    calls: list[Callable[[], Tensor]] = []
+    launches: list[Launch] = []
 
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        calls.append(partial(layer, inputs[0]))
+        launches.append(partial(layer, inputs[0]))
 
     hooks = [layer.register_forward_hook(keep) for layer in encoder.linears().values()]
     embed(encoder, batches)
@@ -193,15 +142,10 @@ def _linear_share_of_graphs(encoder: Encoder, batches: Sequence[Batch]) -> float
         hook.remove()
 
     def linears() -> None:
-        for call in calls:
-            call()
+        for launch in launches:
+            launch()
 
-    alone = repeatable(linears, on_gpu=True)
-    whole = repeatable(partial(embed, encoder, batches), on_gpu=True)
-
-    def seconds(work: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-
-    return statistics.median(seconds(alone) / seconds(whole) for _ in range(3))
+    clock = clock_of(batches[0].ids.device.type)
+    alone = clock.stopwatch([linears])
+    whole = clock.stopwatch([partial(embed, encoder, batches)])
+    return statistics.median(alone.seconds() / whole.seconds() for _ in range(3))

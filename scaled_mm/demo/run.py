@@ -21,10 +21,10 @@ from .measure import (
     rank_correlation,
     speedup,
 )
-from .schemes import SCHEMES, calibrate, quantise
+from .schemes import COMPARED, quantise
 
 FLOAT32, BFLOAT16 = "torch float32", "torch bfloat16"
-SAMPLE = 7
+STRIDE = 7
 """By default every 7th token's outputs are recomputed by the reference, at every layer."""
 
 
@@ -57,7 +57,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Report:
+class DemoReport:
     """What `scaled-mm demo` prints."""
 
     baselines: list[Result]
@@ -79,10 +79,10 @@ class Report:
 
 def run(
     rounds: int | None = None,
-    stride: int = SAMPLE,
+    stride: int = STRIDE,
     tick: Callable[[str, float], None] = lambda stage, done: None,
     device: str = "cpu",
-) -> Report:
+) -> DemoReport:
     """Quantise MiniLM-L6-v2 under every scheme and measure each.
 
     Even sentences calibrate, odd ones evaluate; the forward passes of all of them are timed.
@@ -105,20 +105,17 @@ def run(
     def batches(tokens: Sequence[Sequence[int]]) -> list[data.Batch]:
         return [batch.to(device) for batch in data.batches(tokens, data.BATCH_SIZE[device])]
 
-    tick("calibrating", 0.1)
-    ranges = calibrate(original, batches(tokens[0::2]))
-    evaluation = batches(tokens[1::2])
+    calibration, evaluation = batches(tokens[0::2]), batches(tokens[1::2])
     contenders = {FLOAT32: original, BFLOAT16: copy.deepcopy(original).bfloat16()}
     found = {name: embed(encoder, evaluation).cpu() for name, encoder in contenders.items()}
 
     inspectors, off_r1 = {}, {}
-    for place, scheme in enumerate(SCHEMES):
-        tick("comparing every layer", 0.2 + 0.1 * place)
-        contenders[scheme.name] = quantise(original, scheme, ranges)
-        inspectors[scheme.name] = Inspector(original.linears(), stride)
-        seen = observe(contenders[scheme.name], evaluation, inspectors[scheme.name])
-        found[scheme.name] = seen.cpu()
-        off_r1[scheme.name] = inspectors[scheme.name].off_r1()
+    for place, (name, scheme) in enumerate(COMPARED.items()):
+        tick("quantising, and comparing every layer", 0.1 + 0.12 * place)
+        contenders[name] = quantise(original, scheme, calibration)
+        inspectors[name] = Inspector(original.linears(), stride)
+        found[name] = observe(contenders[name], evaluation, inspectors[name]).cpu()
+        off_r1[name] = inspectors[name].off_r1()
 
     tick("timing", 0.6)
     keep_freed_memory()
@@ -142,9 +139,9 @@ def run(
             times_bfloat16=speedup(seconds[name], seconds[BFLOAT16]),
         )
 
-    return Report(
+    return DemoReport(
         baselines=[result(name) for name in (FLOAT32, BFLOAT16)],
-        schemes=[result(scheme.name) for scheme in SCHEMES],
+        schemes=[result(name) for name in COMPARED],
         sentences=len(tokens),
         evaluated=len(tokens[1::2]),
         tokens=sum(map(len, tokens)),

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .run import Report, Result
+from .run import DemoReport, Result
 
 _COLUMNS = (  # all of it fits a terminal of 80 columns
     "cosine\nmean",
@@ -21,7 +21,7 @@ _COLUMNS = (  # all of it fits a terminal of 80 columns
 )
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: DemoReport, console: Console) -> None:
     """Print the report: a row per contender, then what the numbers are of."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("Linears in", min_width=18)

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..awq_linear import AWQLinear
+from .._progress import progress
 from ..checkpoint import Checkpoint, load_quantized
-from ..inspector import decibels
-from ..nn import ScaledLinear
-from ..observe import Call, as_calls, evaluating, observe, progress
+from ..nn import AWQLinear, ScaledLinear
+from ..quantization.inspect import decibels
+from ..quantization.observe import Call, as_calls, evaluating, observe
 from .folds import find_folds
 from .layers import LayerInspector
-from .report import Agreement, Report, Thresholds
+from .report import Agreement, Thresholds, ValidationReport
 
 STRIDE = 7
 
@@ -55,7 +55,7 @@ def validate(
     thresholds: Thresholds | None = None,
     stride: int = STRIDE,
     output: Callable[[Any], Tensor] = first_tensor,
-) -> Report:
+) -> ValidationReport:
     """Compares a quantised model with the float model that it was made from, layer by layer.
 
     Args:
@@ -71,9 +71,9 @@ def validate(
         output: takes from what a model returns the tensor [..., N] to compare; default: the first.
 
     Returns:
-        A `Report`: per layer the noise, the use of the grid, the distance from R0 and equality
-        with R1 (`scaled_mm.reference`; int4 sums have a bound and no R1); end to end the agreement
-        of the outputs; and `ok`.
+        A `ValidationReport`: per layer the noise, the use of the grid, the distance from R0 and
+        equality with R1 (`scaled_mm.reference`; int4 sums have a bound and no R1); end to end the
+        agreement of the outputs; and `ok`.
 
     Raises:
         ValueError: nothing is quantised, a layer has no float Linear of its name or shape or was
@@ -107,7 +107,7 @@ def validate(
         for name in layers:
             reports.append(inspector.layer(name))
             tick()
-    return Report(
+    return ValidationReport(
         tuple(reports), agreement(wanted, got), thresholds or Thresholds(), len(calls), stride
     )
 

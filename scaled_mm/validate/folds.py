@@ -22,9 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..awq import awq_dequantize
-from ..awq_linear import AWQLinear
-from ..nn import ScaledLinear
+from ..nn import AWQLinear, ScaledLinear
+from ..ops import awq_dequantize
 
 NOTICED = 0.02
 """Factors that spread less, as the root mean square of their logarithms, are rounding."""

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from ..arithmetic import FORMATS, ulp
-from ..awq import unpack
-from ..awq_linear import AWQLinear
-from ..check import Report as Check
-from ..inspector import Inspector, decibels
-from ..nn import ScaledLinear
+from ..lowbit.words import unpack
+from ..nn import AWQLinear, ScaledLinear
+from ..quantization.inspect import Inspector, decibels
+from ..reference import AccuracyReport
+from ..reference.arithmetic import FORMATS, ulp
 from .folds import Fold
 from .report import LayerReport
 
@@ -132,7 +131,7 @@ def _of_weight(layer: AWQLinear) -> tuple[float, float, float]:
     return int((levels > 0).sum()) / 16, float(zeros.mean()), float((zeros != 8).float().mean())
 
 
-def judge_int4(layer: AWQLinear, x: Tensor, y: Tensor) -> Check:
+def judge_int4(layer: AWQLinear, x: Tensor, y: Tensor) -> AccuracyReport:
     """Judge y [tokens, N] as layer(x [tokens, K]): int4 sums are float32, so that they have a bound
     (docs/lowbit.md) and no bits of their own.
 
@@ -150,7 +149,7 @@ def judge_int4(layer: AWQLinear, x: Tensor, y: Tensor) -> Check:
         distance = np.where(np.isnan(distance), np.inf, distance)
         units = np.where(distance == 0, 0, distance / ulp(exact, FORMATS[rows.dtype]))
         fraction = np.where(distance == 0, 0, distance / bound)
-    return Check(
+    return AccuracyReport(
         y.dtype,
         tuple(y.shape),
         "awq_gemm",

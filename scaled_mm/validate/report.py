@@ -70,7 +70,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Report:
+class ValidationReport:
     """What `validate` found. `report.ok`, `print(report)`, `report.to_dict()`."""
 
     layers: tuple[LayerReport, ...]

@@ -8,12 +8,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .report import LayerReport, Report
+from .report import LayerReport, ValidationReport
 
 SHOWN = 2  # outlier channels named
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: ValidationReport, console: Console) -> None:
     """Print a row per layer, then the model's outputs and the verdict."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("layer", overflow="fold")
@@ -79,7 +79,7 @@ def _cells(layer: LayerReport) -> list[str]:
     ]
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: ValidationReport, path: Path) -> None:
     """Write the picture: SQNR of each layer; ranges of its input channels before and after."""
     from ..demo.data import extra
 

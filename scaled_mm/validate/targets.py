@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from ..checkpoint import Checkpoint
-from ..model import SCHEMES, QuantConfig, quantize_model
-from ..smoothquant import ALPHAS, Smoothing
+from ..quantization.model import SCHEMES, QuantConfig, quantize_model
+from ..quantization.smoothquant import ALPHAS, Smoothing
 
 HYBRID = "hybrid"
 NORM_FED = ("*.query", "*.key", "*.value", "*.ffn_up")

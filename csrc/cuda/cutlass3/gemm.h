@@ -1,5 +1,6 @@
-// A CUTLASS 3.x GEMM with one of the library's epilogues: A [M, K] int8 row-major times B [K, N]
-// int8 column-major, D [M, N] row-major, int32 accumulators; TMA loads and stores, wgmma.
+// A CUTLASS 3.x GEMM with one of the library's epilogues: A [M, K] times B [K, N], D [M, N]
+// row-major; TMA loads and stores, wgmma. Element types, layouts, tile, cluster and schedule are
+// parameters.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -8,97 +9,103 @@
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
-#include "cuda/config.h"
 #include "cuda/cutlass3/lower.h"
-#include "cuda/device.h"
+#include "cuda/common/device.h"
 
 namespace scaled_mm::cuda::cutlass3 {
 
-// kRow: of an arch's table, whose config() is found by its type. Out: the storage type of D.
-template <auto kRow, class E, class Out>
+struct GemmArguments {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  const void* a;
+  int64_t lda;  // elements between rows of a RowMajor A
+  const void* b;
+  int64_t ldb;  // elements between columns of a ColumnMajor B, rows of a RowMajor one
+  const EpilogueOperand (&operands)[kNumOperands];
+  DType out_dtype;  // of D, where Out is 16 bits wide
+  int swizzle = 1;  // width of the bands in which tiles are visited
+  void* d = nullptr;
+  int64_t ldd = 0;
+};
+
+// Out: the storage type of D. E: the epilogue. Pointers and strides of A, B and D are multiples of
+// 16 bytes.
+template <class A, class LayoutA, class B, class LayoutB, class Accumulator, class Out, class E,
+          class Tile, class Cluster, bool kPingpong>
 struct Gemm {
-  static constexpr Config kConfig = config(kRow);
-  static constexpr bool kPingpong = kConfig.schedule == Schedule::pingpong;
-  using Tile =
-      cute::Shape<cute::Int<kConfig.tile_m>, cute::Int<kConfig.tile_n>, cute::Int<kConfig.tile_k>>;
-  using Cluster = cute::Shape<cute::Int<kConfig.cluster_m>, cute::Int<kConfig.cluster_n>, cute::_1>;
-  using MainSchedule =
+  using MainloopSchedule =
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  using EndSchedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
-                                         cutlass::epilogue::TmaWarpSpecializedCooperative>;
-  using End = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float,  // accumulator, compute
-      void, cutlass::layout::RowMajor, 16 / sizeof(Out),                // no C
-      Out, cutlass::layout::RowMajor, 16 / sizeof(Out), EndSchedule,
+  using EpilogueSchedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
+                                              cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  // Accumulators leave few registers: with a matrix to be read besides, a smaller subtile at a
+  // time.
+  using EpilogueTile = std::conditional_t<Lower<E>::List::has_full,
+                                          cute::Shape<cute::Int<kPingpong ? 64 : 128>, cute::_16>,
+                                          cutlass::epilogue::collective::EpilogueTileAuto>;
+  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, EpilogueTile, Accumulator,
+      float,                                              // float: computes
+      void, cutlass::layout::RowMajor, 16 / sizeof(Out),  // no C
+      Out, cutlass::layout::RowMajor, 16 / sizeof(Out), EpilogueSchedule,
       Visitor<E, Tile, Out>>::CollectiveOp;
-  using Main = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16,
-      int8_t, cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster,
+  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, A, LayoutA, 16 / sizeof(A), B, LayoutB,
+      16 / sizeof(B), Accumulator, Tile, Cluster,
       cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
-          sizeof(typename End::SharedStorage))>,
-      MainSchedule>::CollectiveOp;
-  using Operation = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Main, End,
-                                                         cutlass::gemm::PersistentScheduler>;
-  using Adapter = cutlass::gemm::device::GemmUniversalAdapter<Operation>;
+          sizeof(typename CollectiveEpilogue::SharedStorage))>,
+      MainloopSchedule>::CollectiveOp;
+  using GemmKernel =
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
+                                           CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
+  using Adapter = cutlass::gemm::device::GemmUniversalAdapter<GemmKernel>;
 
-  static typename Operation::Arguments arguments(const Product& p, const Device& device) {
-    typename Operation::Arguments args{
-        cutlass::gemm::GemmUniversalMode::kGemm,
-        {static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k), 1},
-        {p.a, {p.lda, cute::_1{}, 0}, p.b, {p.ldb, cute::_1{}, 0}},
-        {{p.operands, p.out_dtype == ScalarType::BFloat16},
-         nullptr,
-         {p.ldd, cute::_1{}, 0},
-         static_cast<Out*>(p.d),
-         {p.ldd, cute::_1{}, 0}}};
-    args.hw_info.device_id = device.index;
-    args.hw_info.sm_count = device.sms;
-    args.scheduler.max_swizzle_size = choose_swizzle(kConfig, p.m, p.n);
-    return args;
+  // CUTLASS's stride of a matrix whose rows, or columns, lie `ld` elements apart.
+  template <class Stride>
+  static Stride stride(int64_t ld) {
+    Stride stride{};
+    if constexpr (cute::is_static<decltype(cute::get<0>(stride))>::value) {
+      cute::get<1>(stride) = ld;
+    } else {
+      cute::get<0>(stride) = ld;
+    }
+    return stride;
   }
 
-  static void run(const Product& p, const Device& device, cudaStream_t stream) {
+  static typename GemmKernel::Arguments arguments(const GemmArguments& args, const Device& device) {
+    typename GemmKernel::Arguments all{
+        cutlass::gemm::GemmUniversalMode::kGemm,
+        {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k), 1},
+        {static_cast<const A*>(args.a), stride<typename GemmKernel::StrideA>(args.lda),
+         static_cast<const B*>(args.b), stride<typename GemmKernel::StrideB>(args.ldb)},
+        {Visitor<E, Tile, Out>::arguments(args.operands, args.out_dtype), nullptr,
+         stride<typename GemmKernel::StrideC>(args.ldd), static_cast<Out*>(args.d),
+         stride<typename GemmKernel::StrideD>(args.ldd)}};
+    all.hw_info.device_id = device.index;
+    all.hw_info.sm_count = device.sms;
+    all.scheduler.max_swizzle_size = args.swizzle;
+    return all;
+  }
+
+  static void run(const GemmArguments& args, const Scope& scope) {
     // can_implement is not asked: it wants K and N themselves to be multiples of 16 bytes. TMA
     // wants that of pointers and strides, which the caller has seen to, and fills what lies outside
     // with 0.
-    const auto args = arguments(p, device);
-    allow_shared_memory(device);
-    auto params = Operation::to_underlying_arguments(args, nullptr);  // no workspace
-    constexpr bool kOverlap = true;  // the start may overlap the end of the kernel before
-    must(Adapter::run(params, stream, nullptr, kOverlap), "launch");
-  }
-
- private:
-  static void must(cutlass::Status status, const char* step) {
-    if (status == cutlass::Status::kSuccess) return;
-    check(cudaGetLastError(), step);
-    throw std::runtime_error(std::string("CUTLASS, ") + step + ": " +
-                             cutlassGetStatusString(status));
-  }
-
-  static void allow_shared_memory(const Device& device) {
     static OncePerDevice once;
-    once(device.index, [] {
-      check(cudaFuncSetAttribute(cutlass::device_kernel<Operation>,
+    once(scope.device.index, [] {
+      check(cudaFuncSetAttribute(cutlass::device_kernel<GemmKernel>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 Operation::SharedStorageSize),
+                                 GemmKernel::SharedStorageSize),
             "cudaFuncSetAttribute");
     });
+    auto params = GemmKernel::to_underlying_arguments(arguments(args, scope.device), nullptr);
+    constexpr bool kOverlap = true;  // the start may overlap the end of the kernel before
+    const cutlass::Status status = Adapter::run(params, scope.stream, nullptr, kOverlap);
+    if (status == cutlass::Status::kSuccess) return;
+    check(cudaGetLastError(), "CUTLASS, launch");
+    throw std::runtime_error(std::string("CUTLASS, launch: ") + cutlassGetStatusString(status));
   }
 };
-
-// Runs the kernel whose storage type the product asks for.
-template <auto kRow, class E>
-void run(const Product& p, const Device& device, cudaStream_t stream) {
-  if constexpr (std::is_same_v<E, epilogue::RawAccumulator>) {
-    Gemm<kRow, E, int32_t>::run(p, device, stream);
-  } else if (p.out_dtype == ScalarType::Float) {
-    Gemm<kRow, E, float>::run(p, device, stream);
-  } else {
-    Gemm<kRow, E, uint16_t>::run(p, device, stream);
-  }
-}
 
 }  // namespace scaled_mm::cuda::cutlass3

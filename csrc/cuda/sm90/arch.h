@@ -1,39 +1,148 @@
-// Hopper: which devices this folder serves, and its table.
+// Hopper: the kinds of its kernels and their tables. No CUDA here: the CPU library reads the same.
 #pragma once
 
-#include "cuda/config.h"
+#include "dispatch/kernel.h"
 
 namespace scaled_mm::cuda::sm90 {
 
 constexpr bool serves(int capability) { return capability == 90; }
 
-enum class RowId : int {
-#define ROW(name, ...) name,
-#include "cuda/sm90/table.h"
-#undef ROW
+// The widest swizzle, up to `most`, for which CUTLASS's padding of a grid of clusters costs at most
+// 2 %.
+int choose_swizzle(int most, int64_t across, int64_t along);
+
+// --- int8 ----------------------------------------------------------------------------------------
+
+namespace int8 {
+
+// Streams the weight past a few tokens (int8_stream.cuh).
+struct Stream {
+  int tile_m;  // of D: tokens
+  int tile_n;  // of D: channels
+  // measured:
+  float fixed_us;  // of a call, whatever its size
+  float rate;  // how fast it is where tensor cores or L2 bind, relative to the model's constants
+
+  std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
+  std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
+  Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
 };
 
+enum class Schedule { pingpong, cooperative };
 using enum Schedule;
 
-constexpr Config stream(int tile_m, int tile_n, float fixed_us, float rate) {
-  Config row{Kernel::stream, tile_m, tile_n, 128};
-  row.fixed_us = fixed_us;
-  row.rate = rate;
-  return row;
-}
+// A persistent CUTLASS kernel: its blocks go from tile to tile.
+struct Persistent {
+  int tile_m;
+  int tile_n;
+  int tile_k;     // bytes of K in a stage
+  int cluster_m;  // blocks that share loads
+  int cluster_n;
+  Schedule schedule;
+  int swizzle;  // width of the bands in which tiles are visited, at most
+  // measured, as above:
+  float fixed_us;
+  float rate;
 
-constexpr Config persistent(int tile_m, int tile_n, int tile_k, int cluster_m, int cluster_n,
-                            Schedule schedule, int swizzle, float fixed_us, float rate) {
-  return {Kernel::persistent, tile_m,   tile_n,  tile_k,   cluster_m,
-          cluster_n,          schedule, swizzle, fixed_us, rate};
-}
-
-inline constexpr Row kRows[] = {
-#define ROW(name, kernel, ...) {#name, kernel(__VA_ARGS__)},
-#include "cuda/sm90/table.h"
-#undef ROW
+  std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
+  std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
+  Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
 };
 
-constexpr const Config& config(RowId row) { return kRows[static_cast<int>(row)].config; }
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include "cuda/sm90/int8.table"
+#undef KERNEL
+
+// One file is compiled for each line; it instantiates the line's.
+template <const Stream& kTile>
+void run(const Int8Problem& p, const Scope& scope);
+template <const Persistent& kTile>
+void run(const Int8Problem& p, const Scope& scope);
+
+inline constexpr int kChunk = 128;  // bytes of K in a stage of a streaming kernel
+inline constexpr int kMaxSplit = 3;
+
+// How a streaming kernel cuts a product.
+struct StreamPlan {
+  int token_tiles;  // tiles of D along M
+  int split;        // slices of K, one block each: a cluster; at most kMaxSplit
+  int64_t blocks;
+  bool paired;  // two blocks live on a multiprocessor at a time
+};
+StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const Machine& machine);
+
+}  // namespace int8
+
+// --- lowbit --------------------------------------------------------------------------------------
+
+namespace lowbit {
+
+// Straight from the words (lowbit_stream.cuh).
+struct Stream {
+  int tokens;  // of a tile
+  // measured (docs/lowbit.md):
+  double fixed_us;         // of a call, whatever its size
+  double chunk_us;         // of kDepth rows of a tile, with a block on every multiprocessor
+  double pair_factor = 1;  // by how much two blocks on each make that longer
+  double pair_us = 0;      // and the call
+
+  std::string describe(const LowbitProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const LowbitProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const LowbitProblem::Size& size, const Machine& machine) const;
+};
+
+// W dequantised to memory, then a CUTLASS product with it.
+struct Dense {
+  int tile_m;
+  int tile_n;
+  double fixed_us;
+  double chunk_us;
+
+  std::string describe(const LowbitProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const LowbitProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const LowbitProblem::Size& size, const Machine& machine) const;
+};
+
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include "cuda/sm90/lowbit.table"
+#undef KERNEL
+
+template <const Stream& kTile>
+void run(const LowbitProblem& p, const Scope& scope);
+template <const Dense& kTile>
+void run(const LowbitProblem& p, const Scope& scope);
+
+inline constexpr int kDepth = 64;  // rows of W in a stage of the streaming kernels
+inline constexpr int kWarps = 8;   // that multiply
+
+// Blocks of a streaming kernel that a multiprocessor holds: as many as the registers for their sums
+// allow.
+constexpr int live_blocks(int tokens) { return tokens <= 32 ? 2 : 1; }
+
+// A block has all of a tile's tokens in each of its warps, and 64, 32 or 16 channels: a lane so
+// many pairs. Registers for sums bound tokens times channels; and the fewer channels, the fewer
+// slices of K it takes to give every multiprocessor something to do.
+constexpr int lane_pairs(int tokens) { return tokens <= 8 ? 4 : tokens <= 128 ? 2 : 1; }
+constexpr int tile_channels(int tokens) { return 16 * kWarps * lane_pairs(tokens); }
+
+// How a streaming kernel shares a product out over its blocks, all of which live at the same time:
+// rounds of whole tiles first; the tiles left are cut along K into slices, whose sums go to memory
+// and are added up afterwards. Blocks take work tiles in turn, every tile's first slice, then every
+// tile's second, so that neighbours in a row of words are read at the same time.
+struct Plan {
+  int blocks;
+  int tiles;   // of D
+  int whole;   // tiles that are not cut
+  int slices;  // of the others
+  int chunks;  // of a tile: kDepth rows of K
+  constexpr int cut() const { return tiles - whole; }
+  constexpr int64_t work_tiles() const { return whole + int64_t{cut()} * slices; }
+  constexpr int64_t partials() const { return int64_t{cut()} * slices; }  // tiles of sums in memory
+};
+Plan plan_stream(const Stream& tile, const LowbitProblem::Size& size, int sms);
+
+}  // namespace lowbit
+
+extern const Arch arch;
 
 }  // namespace scaled_mm::cuda::sm90

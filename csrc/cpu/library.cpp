@@ -1,0 +1,55 @@
+// What the CPU library tells of itself.
+#include <torch/csrc/stable/library.h>
+
+#include <sstream>
+
+#include "cpu/isa.h"
+#include "dispatch/library.h"
+#include "epilogue/identity.h"  // the proof holds, or this does not compile
+#include "namespace.h"
+
+namespace scaled_mm::cpu {
+namespace {
+
+std::string isa_in_use() { return instruction_set().name; }
+std::string force_isa(std::string name) { return forced_isa().exchange(name); }
+
+std::string list_epilogues() {
+  std::string text;
+  for (const epilogue::Entry& entry : epilogue::kRegistry) {
+    text += (text.empty() ? "" : " ") + std::string(entry.name);
+  }
+  return text;
+}
+
+// operands: "scale_a,scale_b,...".
+std::string epilogue_of(std::string operands, std::string activation) {
+  OperandSet given = 0;
+  std::string name;
+  std::istringstream names(operands);
+  while (std::getline(names, name, ',')) {
+    for (int i = 0; i < kNumOperands; ++i) {
+      if (name == kOperandNames[i]) given |= OperandSet{1} << i;
+    }
+  }
+  Activation wanted = Activation::none;
+  for (int i = 0; i < kNumActivations; ++i) {
+    if (activation == kActivationNames[i]) wanted = static_cast<Activation>(i);
+  }
+  return epilogue::entry(epilogue::choose(given, wanted)).name;
+}
+
+}  // namespace
+}  // namespace scaled_mm::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
+  ops.impl("_archs", TORCH_BOX(&scaled_mm::list_archs));
+  ops.impl("_arch_of", TORCH_BOX(&scaled_mm::arch_of));
+  ops.impl("_kernels", TORCH_BOX(&scaled_mm::list_kernels));
+  ops.impl("_force_kernels", TORCH_BOX(&scaled_mm::force_kernels));
+  ops.impl("_cpu_isas", TORCH_BOX(&scaled_mm::cpu::list_isas));
+  ops.impl("_cpu_isa", TORCH_BOX(&scaled_mm::cpu::isa_in_use));
+  ops.impl("_epilogues", TORCH_BOX(&scaled_mm::cpu::list_epilogues));
+  ops.impl("_epilogue_of", TORCH_BOX(&scaled_mm::cpu::epilogue_of));
+  ops.impl("_force_cpu_isa", TORCH_BOX(&scaled_mm::cpu::force_isa));
+}

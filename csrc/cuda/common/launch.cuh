@@ -1,0 +1,66 @@
+// Launches, and programmatic dependent launch: a kernel may begin while the one before it on the
+// stream ends, and waits for its results itself. Devices before compute capability 9.0 have no such
+// thing: there the device functions are nothing, and launches are plain.
+#pragma once
+
+#include "cuda/common/device.h"
+
+namespace scaled_mm::cuda {
+
+// The next kernel may start now.
+__device__ inline void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// What the kernel before has written is there from here on; nothing is read or written earlier.
+__device__ inline void wait_for_dependencies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  int shared_bytes = 0;
+  int cluster = 1;  // blocks along x
+};
+
+// Launches a kernel that calls wait_for_dependencies before it touches memory.
+template <class... Params, class... Args>
+void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const Scope& scope,
+                  const Args&... args) {
+  cudaLaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (scope.device.capability >= 90) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = shape.grid;
+  launch.blockDim = shape.block;
+  launch.dynamicSmemBytes = shape.shared_bytes;
+  launch.stream = scope.stream;
+  launch.attrs = attributes;
+  launch.numAttrs = count;
+  check(cudaLaunchKernelEx(&launch, kernel, Params(args)...), "cudaLaunchKernelEx");
+}
+
+// Lets a kernel have all the shared memory that a block may ask for; once for each device.
+template <auto kKernel>
+void allow_all_shared_memory(const Device& device) {
+  static OncePerDevice once;
+  once(device.index, [&] {
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               device.shared_memory),
+          "cudaFuncSetAttribute");
+  });
+}
+
+}  // namespace scaled_mm::cuda

@@ -1,0 +1,179 @@
+// An epilogue's type (epilogue/epilogues.h) lowered to device code: operations that round as the
+// bit contract says, the expression as a function of one element's accumulator and operands, and
+// the operands of a tile of D staged in shared memory. What is particular to a generation of
+// CUTLASS is in its own lower.h.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/common/formats.cuh"
+#include "epilogue/epilogues.h"
+
+namespace scaled_mm::cuda {
+
+// --- operations: one rounding each, never contracted --------------------------------------------
+
+__device__ inline float apply(epilogue::ToFloat, int32_t x) { return __int2float_rn(x); }
+__device__ inline float apply(epilogue::Add, float x, float y) { return __fadd_rn(x, y); }
+__device__ inline float apply(epilogue::Mul, float x, float y) { return __fmul_rn(x, y); }
+__device__ inline float apply(epilogue::Fma, float x, float y, float z) {
+  return __fmaf_rn(x, y, z);
+}
+__device__ inline int32_t apply(epilogue::Mul, int32_t x, int32_t y) {
+  return static_cast<int32_t>(static_cast<uint32_t>(x) * static_cast<uint32_t>(y));
+}
+__device__ inline int32_t apply(epilogue::Sub, int32_t x, int32_t y) {
+  return static_cast<int32_t>(static_cast<uint32_t>(x) - static_cast<uint32_t>(y));
+}
+__device__ inline float apply(epilogue::ReGLU, float gate, float value) {
+  return __fmul_rn(gate > 0.0f ? gate : gate == gate ? 0.0f : gate, value);
+}
+
+// --- the expression ------------------------------------------------------------------------------
+
+template <class... Ls>
+struct Leaves {
+  static constexpr int count = sizeof...(Ls);
+  static constexpr bool has_full = ((Ls::axis == epilogue::Axis::Full) || ...);
+};
+template <class... As>
+Leaves<As...> join(Leaves<As...>);
+template <class... As, class... Bs, class... Rest>
+auto join(Leaves<As...>, Leaves<Bs...>, Rest... rest) {
+  return join(Leaves<As..., Bs...>{}, rest...);
+}
+
+// Lower<E>::at(acc, get): the value of E at one element, where get(leaf) is an operand's value.
+// Lower<E>::List: the operands that E reads.
+template <class E>
+struct Lower;
+
+template <class T>
+struct Lower<epilogue::Accumulator<T>> {
+  using List = Leaves<>;
+  template <class Get>
+  __device__ static T at(T acc, const Get&) {
+    return acc;
+  }
+};
+
+template <Operand Id, class T, epilogue::Axis A, bool ScalarOk>
+struct Lower<epilogue::Leaf<Id, T, A, ScalarOk>> {
+  using L = epilogue::Leaf<Id, T, A, ScalarOk>;
+  using List = Leaves<L>;
+  template <class Acc, class Get>
+  __device__ static T at(Acc, const Get& get) {
+    return get(L{});
+  }
+};
+
+template <class L>
+struct Lower<epilogue::Optional<L>> : Lower<L> {};
+
+template <class Op, class... Args>
+struct Lower<epilogue::Apply<Op, Args...>> {
+  using List = decltype(join(typename Lower<Args>::List{}...));
+  template <class Acc, class Get>
+  __device__ static auto at(Acc acc, const Get& get) {
+    return apply(Op{}, Lower<Args>::at(acc, get)...);
+  }
+};
+
+// at() gives the value of a single column; a kernel joins two of them by `join_columns`.
+template <class Op, class E>
+struct Lower<epilogue::PairOfColumns<Op, E>> : Lower<E> {
+  __device__ static float join_columns(float even, float odd) { return apply(Op{}, even, odd); }
+};
+
+// --- operands ------------------------------------------------------------------------------------
+
+// Element (m, n) of an operand, widened; its neutral value where it is absent.
+template <class L>
+__device__ inline typename L::value load_operand(const EpilogueOperand& operand, int64_t m,
+                                                 int64_t n) {
+  using T = typename L::value;
+  if constexpr (L::id != Operand::scale_a && L::id != Operand::scale_b) {
+    if (operand.data == nullptr) return T(epilogue::Neutral<L::id>::value);
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    return load_float(operand, m, n);
+  } else {
+    return static_cast<const T*>(operand.data)[m * operand.row_stride + n * operand.col_stride];
+  }
+}
+
+// How many elements of an operand belong to `rows` x `cols` elements of D, and which of two
+// numbers, of a row and of a column, counts along the operand. A Full operand is a matrix: it is
+// not staged.
+template <epilogue::Axis A>
+struct Along;
+template <>
+struct Along<epilogue::Axis::Row> {
+  static constexpr int64_t pick(int64_t, int64_t col) { return col; }
+};
+template <>
+struct Along<epilogue::Axis::Col> {
+  static constexpr int64_t pick(int64_t row, int64_t) { return row; }
+};
+template <>
+struct Along<epilogue::Axis::Full> {
+  static constexpr int64_t pick(int64_t, int64_t) { return 0; }
+};
+
+// The operands of kRows x kCols elements of D, widened, one 32-bit word each:
+//
+//   | leaf 0: kRows or kCols words | leaf 1 | ...
+template <class List, int kRows, int kCols>
+struct StagedOperands;
+
+template <class... Ls, int kRows, int kCols>
+struct StagedOperands<Leaves<Ls...>, kRows, kCols> {
+  template <class L>
+  static constexpr int length = static_cast<int>(Along<L::axis>::pick(kRows, kCols));
+  template <class L>
+  static constexpr int offset() {
+    int words = 0;
+    bool found = false;
+    ((found |= std::is_same_v<L, Ls>, words += found ? 0 : length<Ls>), ...);
+    return words;
+  }
+
+  alignas(16) uint32_t words[(length<Ls> + ... + 1)];
+
+  template <class L>
+  __device__ typename L::value* of(L) {
+    return reinterpret_cast<typename L::value*>(words + offset<L>());
+  }
+  template <class L>
+  __device__ const typename L::value* of(L) const {
+    return reinterpret_cast<const typename L::value*>(words + offset<L>());
+  }
+  // The element of a staged operand for row `row` and column `col` of the tile.
+  template <class L>
+  __device__ typename L::value at(L leaf, int row, int col) const {
+    static_assert(L::axis != epilogue::Axis::Full, "a matrix is read where it lies");
+    return of(leaf)[Along<L::axis>::pick(row, col)];
+  }
+
+  // Every thread of `threads` takes part; they must meet before the operands are read. All loads
+  // of a thread are under way before the first is stored.
+  __device__ void load(const EpilogueOperand (&operands)[kNumOperands], int64_t row, int64_t col,
+                       int64_t m, int64_t n, int thread, int threads) {
+    constexpr int longest = kRows > kCols ? kRows : kCols;
+    for (int i = thread; i < longest; i += threads) {
+      const auto fetch = [&](auto leaf) {
+        using L = decltype(leaf);
+        const bool inside =
+            i < length<L> && i + Along<L::axis>::pick(row, col) < Along<L::axis>::pick(m, n);
+        return inside ? load_operand<L>(operands[static_cast<int>(L::id)], row + i, col + i)
+                      : typename L::value(0);
+      };
+      const auto store = [&](auto leaf, auto value) {
+        if (i < length<decltype(leaf)>) of(leaf)[i] = value;
+      };
+      [&](auto... values) { (store(Ls{}, values), ...); }(fetch(Ls{})...);
+    }
+  }
+};
+
+}  // namespace scaled_mm::cuda

@@ -1,0 +1,281 @@
+// D = epilogue(A B) for few tokens, where reading the weight is what takes the time.
+//
+// The weight's channels lie on the M side of wgmma (64 rows an instruction), the tokens on its N
+// side (as few as 8), so no tensor-core work is padded beyond that:
+//
+//                 kTokens                    A block owns kChannels x kTokens of D^T, over one
+//               +---------+  A^T             slice of K. The blocks of a cluster own the slices of
+//               |    |    |                  one tile: each leaves its int32 sums in its shared
+//            K  |  slice  | of block 1       memory, then every block reads its share of the tile
+//               |    |    |                  from all of them and runs the epilogue on it, once.
+//               +---------+                  Integer sums are associative: no bit depends on the
+//      +------+-+---------+                  cut. Nothing but D is written to memory.
+//      |slice |           |
+//  B^T |block |     D^T   | kChannels        One warp feeds a ring of stages by TMA (128 bytes of K
+//      |  1   |           |                  of every row, 128-byte swizzle); kGroups warpgroups
+//      +------+-----------+                  multiply, 64 channels each.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90_gmma_ext.hpp>
+#include <algorithm>
+#include <utility>
+
+#include "cuda/common/launch.cuh"
+#include "cuda/common/lower.cuh"
+#include "cuda/common/store.cuh"
+#include "cuda/sm90/arch.h"
+#include "cuda/sm90/wgmma.cuh"
+
+namespace scaled_mm::cuda::sm90::int8 {
+
+static_assert(kChunk == 128, "the width of the swizzle");
+inline constexpr int kPrefetch = 4;  // stages that are sent for before the kernel may read
+
+struct StreamParams {
+  CUtensorMap weight;  // B^T [N, K] in boxes of kChannels x kChunk
+  CUtensorMap tokens;  // A [M, K] in boxes of kTokens x kChunk
+  int m;
+  int n;
+  int chunks;       // of K
+  int token_tiles;  // tiles of D along M
+  int stages;       // of the ring
+  EpilogueOperand operands[kNumOperands];
+  void* d;       // D row-major, N columns or one for each pair
+  int64_t ldd;   // in elements: its columns
+  bool vectors;  // what four channels make can be written at once, from every multiple of it on
+  DType out_dtype;
+};
+
+template <int kTokens>
+struct Mma;
+template <>
+struct Mma<8> : cute::SM90::GMMA::MMA_64x8x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<16> : cute::SM90::GMMA::MMA_64x16x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<32> : cute::SM90::GMMA::MMA_64x32x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<48> : cute::SM90::GMMA::MMA_64x48x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<64> : cute::SM90::GMMA::MMA_64x64x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<80> : cute::SM90::GMMA::MMA_64x80x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<96> : cute::SM90::GMMA::MMA_64x96x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<128> : cute::SM90::GMMA::MMA_64x128x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<144> : cute::SM90::GMMA::MMA_64x144x32_S32S8S8_SS_TN {};
+template <>
+struct Mma<192> : cute::SM90::GMMA::MMA_64x192x32_S32S8S8_SS_TN {};
+
+// How a block's shared memory is laid out.
+template <int kTokens_, int kGroups_, class E>
+struct StreamBlock {
+  static constexpr int kTokens = kTokens_, kGroups = kGroups_;
+  static constexpr int kChannels = 64 * kGroups;
+  static constexpr int kConsumers = 128 * kGroups;  // threads that multiply
+  static constexpr int kThreads = kConsumers + 32;  // and the warp that loads
+  static constexpr int kWeightBytes = kChannels * kChunk;
+  static constexpr int kStageBytes = kWeightBytes + kTokens * kChunk;
+  // The sums lie where the stages were, token by token; 4 words apart from the next token, so that
+  // the fragments of wgmma fall on different banks.
+  static constexpr int kSumsPitch = kChannels + 4;
+  static constexpr int kSumsBytes = kTokens * kSumsPitch * 4;
+
+  using Operands = StagedOperands<typename Lower<E>::List, kTokens, kChannels>;
+  static constexpr int kMaxStages = 32;
+  struct Fixed {
+    Operands operands;
+    alignas(8) uint64_t full[kMaxStages];
+    uint64_t empty[kMaxStages];
+  };
+
+  // The depth of the ring that fits with `bytes` of shared memory.
+  static constexpr int stages(int bytes) {
+    return std::min<int>((bytes - static_cast<int>(sizeof(Fixed))) / kStageBytes, kMaxStages);
+  }
+  static constexpr int ring_bytes(int stages) {
+    const int bytes = stages * kStageBytes;
+    return bytes > kSumsBytes ? bytes : (kSumsBytes + 1023) / 1024 * 1024;
+  }
+  static constexpr int shared_bytes(int stages) {
+    return ring_bytes(stages) + static_cast<int>(sizeof(Fixed));
+  }
+};
+
+template <int kTokens>
+__device__ inline void multiply_add(int32_t (&sums)[kTokens / 2], uint64_t weight,
+                                    uint64_t tokens) {
+  [&]<size_t... I>(std::index_sequence<I...>) {
+    Mma<kTokens>::fma(weight, tokens, reinterpret_cast<uint32_t&>(sums[I])...,
+                      cute::SM90::GMMA::ScaleOut::One);
+  }(std::make_index_sequence<kTokens / 2>{});
+}
+
+__device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
+  const uint32_t there = cute::set_block_rank(address, block);
+  int4 v;
+  asm volatile("ld.shared::cluster.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(there)
+               : "memory");
+  return v;
+}
+
+// The epilogue of four neighbouring channels of one token, whose sums are `acc`. `inside`: how many
+// of the channels there are. get(leaf, e): the operand's value for channel e.
+template <class E, class Get>
+__device__ inline void finish_channels(const StreamParams& p, const int32_t (&acc)[4],
+                                       int64_t token, int64_t channel, int inside, const Get& get) {
+  using Value = decltype(Lower<E>::at(0, [&](auto leaf) { return get(leaf, 0); }));
+  Value value[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    value[e] = Lower<E>::at(acc[e], [&](auto leaf) { return get(leaf, e); });
+  }
+  const Output out{p.d, p.out_dtype, p.vectors};
+  if constexpr (epilogue::columns_of<E> == 2) {
+    const float pair[2] = {Lower<E>::join_columns(value[0], value[1]),
+                           Lower<E>::join_columns(value[2], value[3])};
+    store_row(out, token * p.ldd + channel / 2, inside / 2, pair);
+  } else {
+    store_row(out, token * p.ldd + channel, inside, value);
+  }
+}
+
+template <int kTokens, int kGroups, class E>
+__global__ __launch_bounds__(StreamBlock<kTokens, kGroups, E>::kThreads) void stream_gemm(
+    const __grid_constant__ StreamParams p) {
+  using Block = StreamBlock<kTokens, kGroups, E>;
+  using Full = cutlass::arch::ClusterTransactionBarrier;
+  using Empty = cutlass::arch::ClusterBarrier;
+  extern __shared__ __align__(1024) uint8_t ring[];
+  auto& fixed = *reinterpret_cast<typename Block::Fixed*>(ring + Block::ring_bytes(p.stages));
+
+  // --- which tile, which slice of K ---
+  const int split = static_cast<int>(cute::cluster_shape().x);
+  const int slice = static_cast<int>(cute::block_rank_in_cluster());
+  const int tile = static_cast<int>(blockIdx.x) / split;
+  const int row = tile % p.token_tiles * kTokens;           // first token
+  const int col = tile / p.token_tiles * Block::kChannels;  // first channel
+  const int first = static_cast<int>(int64_t{p.chunks} * slice / split);
+  const int last = static_cast<int>(int64_t{p.chunks} * (slice + 1) / split);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+
+  if (thread == 0) {
+    for (int s = 0; s < p.stages; ++s) {
+      Full::init(&fixed.full[s], 1);
+      Empty::init(&fixed.empty[s], Block::kConsumers / 32);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  // Programmatic dependent launch: the next kernel may start now, and wait where this one waits for
+  // the kernel before it. Nothing in memory is read or written before that; but the weight may be
+  // on its way into L2, which is right even if the kernel before writes to it: L2 is what it
+  // writes to.
+  launch_dependents();
+  if (warp == Block::kConsumers / 32 && thread % 32 == 0) {
+    for (int chunk = first; chunk < min(last, first + kPrefetch); ++chunk) {
+      cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&p.weight, chunk * kChunk, col);
+    }
+  }
+  wait_for_dependencies();
+
+  const uint32_t sums_address = cute::cast_smem_ptr_to_uint(ring);
+  if (warp == Block::kConsumers / 32) {
+    // --- the loader ---
+    if (thread % 32 == 0) {
+      const auto once = cute::TMA::CacheHintSm90::EVICT_FIRST;
+      const auto often = cute::TMA::CacheHintSm90::EVICT_LAST;
+      const auto hint = static_cast<uint64_t>(p.token_tiles == 1 ? once : often);
+      int stage = 0, phase = 1;
+      for (int chunk = first; chunk < last; ++chunk) {
+        Empty::wait(&fixed.empty[stage], phase);
+        uint8_t* weight = ring + stage * Block::kStageBytes;
+        uint64_t* full = &fixed.full[stage];
+        Full::arrive_and_expect_tx(full, Block::kStageBytes);
+        cute::SM90_TMA_LOAD_2D::copy(&p.weight, full, hint, weight, chunk * kChunk, col);
+        cute::SM90_TMA_LOAD_2D::copy(&p.tokens, full, static_cast<uint64_t>(often),
+                                     weight + Block::kWeightBytes, chunk * kChunk, row);
+        if (++stage == p.stages) stage = 0, phase ^= 1;
+      }
+    }
+    __syncwarp();
+  } else {
+    // --- a multiplier ---
+    fixed.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kConsumers);
+    int32_t sums[kTokens / 2] = {};
+    int stage = 0, phase = 0, before = -1;  // before: the stage whose wgmma may still be reading
+    for (int chunk = first; chunk < last; ++chunk) {
+      Full::wait(&fixed.full[stage], phase);
+      const uint8_t* weight = ring + stage * Block::kStageBytes;
+      const uint64_t rows = descriptor(weight + thread / 128 * 64 * kChunk);
+      const uint64_t tokens = descriptor(weight + Block::kWeightBytes);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int k = 0; k < kChunk / 32; ++k) {
+        multiply_add<kTokens>(sums, rows + 2 * k, tokens + 2 * k);  // 32 bytes further
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();
+      if (before >= 0 && thread % 32 == 0) Empty::arrive(&fixed.empty[before]);
+      before = stage;
+      if (++stage == p.stages) stage = 0, phase ^= 1;
+    }
+    cute::warpgroup_wait<0>();
+    cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);  // all have done with the ring
+
+    // A thread holds channels 16 * warp + lane / 4 (+ 8) of tokens 8 * i + 2 * (lane % 4) (+ 1).
+    int32_t* to = reinterpret_cast<int32_t*>(ring) + 16 * warp + thread % 32 / 4 +
+                  thread % 4 * 2 * Block::kSumsPitch;
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      int32_t* token = to + 8 * i * Block::kSumsPitch;
+      token[0] = sums[4 * i];
+      token[Block::kSumsPitch] = sums[4 * i + 1];
+      token[8] = sums[4 * i + 2];
+      token[Block::kSumsPitch + 8] = sums[4 * i + 3];
+    }
+    if (split == 1) cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
+  }
+  if (split > 1) cluster_sync();
+
+  // --- this block's share of the tile: four channels of a token at a time ---
+  if (warp < Block::kConsumers / 32) {
+    constexpr int kQuads = Block::kChannels / 4;
+    const int items = min(kTokens, p.m - row) * kQuads;
+    for (int i = slice * Block::kConsumers + thread; i < items; i += split * Block::kConsumers) {
+      const int token = i / kQuads, channel = i % kQuads * 4;
+      const uint32_t at = sums_address + 4 * (token * Block::kSumsPitch + channel);
+      int4 part[kMaxSplit];
+#pragma unroll
+      for (int s = 0; s < kMaxSplit; ++s) {
+        part[s] = s < split ? load_from_block(at, s) : int4{0, 0, 0, 0};
+      }
+      int32_t acc[4] = {};
+#pragma unroll
+      for (int s = 0; s < kMaxSplit; ++s) {
+        acc[0] += part[s].x, acc[1] += part[s].y, acc[2] += part[s].z, acc[3] += part[s].w;
+      }
+      const auto get = [&](auto leaf, int e) {
+        using L = decltype(leaf);
+        if constexpr (L::axis == epilogue::Axis::Full) {
+          const int at = min(col + channel + e, p.n - 1);  // what is beyond is not stored
+          return load_operand<L>(p.operands[static_cast<int>(L::id)], row + token, at);
+        } else {
+          return fixed.operands.at(leaf, token, channel + e);
+        }
+      };
+      finish_channels<E>(p, acc, row + token, col + channel, p.n - col - channel, get);
+    }
+  }
+  if (split > 1) cluster_sync();  // a block's sums stay until all have read them
+}
+
+}  // namespace scaled_mm::cuda::sm90::int8

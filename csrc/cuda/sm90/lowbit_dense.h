@@ -1,0 +1,62 @@
+// The line of lowbit.table that dequantises W to memory and multiplies by CUTLASS. setup.py
+// compiles this with SCALED_MM_KERNEL_NAME defined as its name.
+#define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
+
+#include "cuda/cutlass3/gemm.h"
+#include "cuda/lowbit.h"
+#include "cuda/sm90/arch.h"
+#include "integers.h"
+
+namespace scaled_mm::cuda::sm90::lowbit {
+namespace {
+
+// 16-bit floats, float32 sums. D = acc + bias: an absent bias reads as -0, which adds nothing.
+template <class T, const Dense& kTile>
+using DenseGemm =
+    cutlass3::Gemm<T, cutlass::layout::RowMajor, T, cutlass::layout::RowMajor, float, uint16_t,
+                   epilogue::Apply<epilogue::Add, epilogue::Accumulator<float>,
+                                   epilogue::Optional<epilogue::Bias>>,
+                   cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::_64>,
+                   cute::Shape<cute::_1, cute::_1, cute::_1>, false>;
+
+template <DType>
+struct CutlassHalf;
+template <>
+struct CutlassHalf<DType::float16> {
+  using type = cutlass::half_t;
+};
+template <>
+struct CutlassHalf<DType::bfloat16> {
+  using type = cutlass::bfloat16_t;
+};
+
+}  // namespace
+
+template <const Dense& kTile>
+void run(const LowbitProblem& p, const Scope& scope) {
+  constexpr int64_t kL2Share = 40'000'000;  // bytes that stay in L2 until they are read
+  auto* const w = scope.allocate<uint16_t>(p.w.k * p.w.n);
+  dequantize(p.w, w, 2 * p.w.k * p.w.n <= kL2Share, scope);
+  EpilogueOperand operands[kNumOperands];
+  operands[static_cast<int>(Operand::bias)] = p.bias;
+  const cutlass3::GemmArguments args{
+      .m = p.m,
+      .n = p.w.n,
+      .k = p.w.k,
+      .a = p.x.data,
+      .lda = p.x.row_stride,
+      .b = w,
+      .ldb = p.w.n,
+      .operands = operands,
+      .out_dtype = p.w.dtype,
+      .swizzle = choose_swizzle(8, ceil_div(p.m, kTile.tile_m), ceil_div(p.w.n, kTile.tile_n)),
+      .d = p.d,
+      .ldd = p.w.n};
+  with_dtype16(p.w.dtype, [&](auto dtype) {
+    DenseGemm<typename CutlassHalf<decltype(dtype)::value>::type, kTile>::run(args, scope);
+  });
+}
+
+template void run<SCALED_MM_KERNEL_NAME>(const LowbitProblem&, const Scope&);
+
+}  // namespace scaled_mm::cuda::sm90::lowbit

@@ -1,0 +1,273 @@
+// What Hopper's kernels serve and how long they are expected to take. The constants were measured
+// on an H200 (docs/tuning.md).
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/common/padding.h"
+#include "cuda/sm90/arch.h"
+#include "dispatch/table.h"
+#include "integers.h"
+#include "refuse.h"
+
+namespace scaled_mm::cuda::sm90 {
+namespace {
+
+constexpr double kMemoryShare = 0.87;      // of the peak of device memory
+constexpr double kL2BytesPerUs = 59.2e3;   // from L2, for each multiprocessor when all of them read
+constexpr double kLoneBytesPerUs = 110e3;  // from L2, for a multiprocessor that has it to itself
+constexpr double kProductsPerUs = 5.34e6;  // int8 multiply-adds of a multiprocessor
+constexpr double kSecondWaveUs = 3.0;      // blocks that start when others have ended
+constexpr double kExposedEpilogueUs = 2.5;  // of a tile, where no other tile's products hide it
+
+std::string refuse_machine(const Machine& machine) {
+  if (serves(machine.capability)) return "";
+  return cat("needs compute capability 9.0, got ", machine.capability / 10, ".",
+             machine.capability % 10);
+}
+
+// Device memory runs beside whatever else binds. The two add up like the sides of a very flat
+// triangle.
+double beside(double memory, double busy) {
+  return std::sqrt(std::hypot(memory * memory, busy * busy));
+}
+
+}  // namespace
+
+int choose_swizzle(int most, int64_t across, int64_t along) {
+  int swizzle = most;
+  while (swizzle > 1 &&
+         50 * round_up(across, swizzle) * round_up(along, swizzle) > 51 * across * along) {
+    swizzle /= 2;
+  }
+  return swizzle;
+}
+
+// --- int8 ----------------------------------------------------------------------------------------
+
+namespace int8 {
+namespace {
+
+// What a kernel's blocks do: how many there are, and each one's rows of K and loads, those that its
+// cluster shares counted once.
+struct Work {
+  double blocks;
+  double rows;
+  double loads;
+  double rounds;  // of blocks, over the multiprocessors
+};
+
+// What binds: tensor cores, L2 for all, L2 for the multiprocessor that has most to do.
+Prediction predict_work(const Work& work, const Int8Problem::Size& size, const Machine& machine,
+                        int tile_m, int tile_n, double lone, double waves, double fixed_us,
+                        double rate) {
+  const double memory = size.bytes() / (kMemoryShare * machine.bytes_per_us);
+  const double products = work.rounds * tile_m * tile_n * work.rows / kProductsPerUs;
+  const double l2 = work.blocks * work.loads / (kL2BytesPerUs * machine.sms);
+  const double busy = std::max({products, l2, lone});
+  return {fixed_us + beside(memory, busy / rate) + waves, memory, busy, waves};
+}
+
+std::string tile_text(int tile_m, int tile_n) {
+  return cat("tiles of ", tile_m, " tokens x ", tile_n, " channels");
+}
+
+}  // namespace
+
+std::string Stream::describe(const Int8Problem::Size&, const Machine&) const {
+  return "streams the weight, " + tile_text(tile_m, tile_n);
+}
+
+std::string Stream::refuse(const Int8Problem::Size&, const Machine& machine) const {
+  return refuse_machine(machine);
+}
+
+Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine) const {
+  const StreamPlan plan = plan_stream(*this, size, machine);
+  Work work;
+  work.blocks = double(plan.blocks);
+  work.rows = double(ceil_div(ceil_div(size.k, kChunk), plan.split) * kChunk);
+  work.loads = (double(tile_m) + double(tile_n)) * work.rows;
+  work.rounds = std::ceil(work.blocks / machine.sms);
+  const double waves = work.rounds > 1 ? kSecondWaveUs * (plan.paired ? 1 : work.rounds - 1) : 0.0;
+  return predict_work(work, size, machine, tile_m, tile_n,
+                      work.rounds * work.loads / kLoneBytesPerUs, waves, fixed_us, rate);
+}
+
+std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
+  const char* how = schedule == pingpong ? "ping-pong" : "cooperative";
+  return cat("CUTLASS, ", how, ", ", tile_text(tile_m, tile_n), ", clusters of ", cluster_m, " x ",
+             cluster_n, padded_output_text(size));
+}
+
+std::string Persistent::refuse(const Int8Problem::Size& size, const Machine& machine) const {
+  if (size.k == 0) return "needs K > 0 (it would wait for loads that do not come), got K=0";
+  if (size.out_columns() != size.n) return "writes a column of D for each of B, got a pair";
+  return refuse_machine(machine);
+}
+
+Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& machine) const {
+  const int64_t across = ceil_div(size.m, tile_m * cluster_m) * cluster_m;
+  const int64_t along = ceil_div(size.n, tile_n * cluster_n) * cluster_n;
+  Work work;
+  work.blocks = double(across * along);
+  work.rows = double(ceil_div(size.k, tile_k) * tile_k);
+  work.loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * work.rows;
+  work.rounds = std::ceil(work.blocks / machine.sms);
+  const double waves = schedule == cooperative ? kExposedEpilogueUs * work.rounds : 0.0;
+  return predict_work(work, size, machine, tile_m, tile_n, 0.0, waves, fixed_us, rate);
+}
+
+namespace {
+
+constexpr Kernel<Int8Problem> kKernels[] = {
+#define KERNEL(name, Kind, ...) table_line<Int8Problem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include "cuda/sm90/int8.table"
+#undef KERNEL
+};
+
+}  // namespace
+
+StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const Machine& machine) {
+  StreamPlan plan;
+  const int64_t across = ceil_div(size.m, tile.tile_m);
+  const int64_t whole = across * ceil_div(size.n, tile.tile_n);
+  plan.token_tiles = static_cast<int>(across);
+  // As many slices as find a multiprocessor for each block. Clusters of three do not fill a GPC, so
+  // some multiprocessors stay empty; clusters of four and more left too many.
+  plan.split = 7 * kMaxSplit * whole <= 6 * machine.sms ? kMaxSplit
+               : 2 * whole <= machine.sms               ? 2
+                                                        : 1;
+  plan.blocks = whole * plan.split;
+  // Two blocks to a multiprocessor when there are many, so that one loads while the other ends;
+  // unless their rings would be too short.
+  plan.paired = plan.blocks > machine.sms && tile.tile_m + tile.tile_n <= 256;
+  return plan;
+}
+
+}  // namespace int8
+
+// --- lowbit --------------------------------------------------------------------------------------
+
+namespace lowbit {
+namespace {
+
+constexpr double kJoinUs = 2.0;          // of adding up partial sums, besides
+constexpr double kJoinBytesPerUs = 5e6;  // what they go to L2 and back at
+constexpr int kMostRounds = 4;           // of slices
+
+// What the blocks take for their chunks, and partial sums.
+double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& plan, int sms) {
+  const auto rounds = [&](int64_t tiles) { return double(ceil_div(tiles, plan.blocks)); };
+  const double chunk_us = tile.chunk_us * (plan.blocks > sms ? tile.pair_factor : 1);
+  const double whole = rounds(plan.whole) * plan.chunks * chunk_us;
+  if (plan.cut() == 0) return whole;
+  const double tokens = double(std::min<int64_t>(size.m, tile.tokens));
+  const double partials =
+      double(plan.partials()) * tokens * tile_channels(tile.tokens) * sizeof(float);
+  return whole + kJoinUs + 2 * partials / kJoinBytesPerUs +
+         rounds(int64_t{plan.cut()} * plan.slices) * double(ceil_div(plan.chunks, plan.slices)) *
+             chunk_us;
+}
+
+// What no kernel here takes.
+std::string refuse_weight(const LowbitProblem::Size& size, const Machine& machine) {
+  if (size.bits != 4 || size.packing != Packing::awq || size.zero_point != ZeroPoint::integer) {
+    return cat("takes 4 bits in AWQ's packing with integer zero points, got ", size.bits, " bits");
+  }
+  return refuse_machine(machine);
+}
+
+}  // namespace
+
+std::string Stream::describe(const LowbitProblem::Size& size, const Machine& machine) const {
+  const Plan plan = plan_stream(*this, size, machine.sms);
+  return cat("straight from the words, tiles of ", tokens, " tokens, ", plan.cut(), " of ",
+             plan.tiles, " in ", plan.slices, " slices of K");
+}
+
+std::string Stream::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
+  if (size.k == 0) return "has nothing to load when K is 0";
+  if (size.k % kDepth) {
+    return cat("does not take the shape: K=", size.k, " is no multiple of ", kDepth);
+  }
+  if (size.n % 32) return cat("does not take the shape: N=", size.n, " is no multiple of 32");
+  if (size.group % kDepth && size.group != kDepth / 2) {
+    return cat("does not take the shape: groups of ", size.group, ", not 32 or a multiple of 64");
+  }
+  return refuse_weight(size, machine);
+}
+
+Prediction Stream::predict(const LowbitProblem::Size& size, const Machine& machine) const {
+  const Plan plan = plan_stream(*this, size, machine.sms);
+  const double rate = kMemoryShare * machine.bytes_per_us;
+  Prediction p;
+  p.memory = size.bytes() / rate;
+  p.busy = busy_us(*this, size, plan, machine.sms);
+  p.us = fixed_us + beside(p.memory, p.busy) + (plan.blocks > machine.sms ? pair_us : 0);
+  return p;
+}
+
+std::string Dense::describe(const LowbitProblem::Size&, const Machine&) const {
+  return "dequantises W to memory, then a dense product";
+}
+
+std::string Dense::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
+  return refuse_weight(size, machine);
+}
+
+Prediction Dense::predict(const LowbitProblem::Size& size, const Machine& machine) const {
+  const double rate = kMemoryShare * machine.bytes_per_us;
+  const double dense = 2 * double(size.n) * double(size.k);
+  const double tiles = double(ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n));
+  Prediction p;
+  p.memory = (size.weight_bytes() + dense) / rate;
+  p.busy = chunk_us * double(ceil_div(size.k, kDepth)) * std::ceil(tiles / machine.sms);
+  p.us =
+      fixed_us + p.memory + std::max(p.busy, (dense + size.bytes() - size.weight_bytes()) / rate);
+  return p;
+}
+
+namespace {
+
+constexpr Kernel<LowbitProblem> kKernels[] = {
+#define KERNEL(name, Kind, ...) table_line<LowbitProblem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include "cuda/sm90/lowbit.table"
+#undef KERNEL
+};
+
+}  // namespace
+
+Plan plan_stream(const Stream& tile, const LowbitProblem::Size& size, int sms) {
+  const int64_t chunks = size.k / kDepth;
+  const int64_t tiles =
+      ceil_div(size.m, tile.tokens) * ceil_div(size.n, tile_channels(tile.tokens));
+  Plan best = {};
+  double least = INFINITY;
+  // So many slices of the tiles that fill no round of `slots` blocks.
+  const auto consider = [&](int64_t slots, int64_t slices) {
+    Plan plan = {};
+    plan.tiles = static_cast<int>(tiles);
+    plan.whole = static_cast<int>(slices == 1 ? tiles : tiles / slots * slots);
+    plan.slices = static_cast<int>(slices);
+    plan.chunks = static_cast<int>(chunks);
+    plan.blocks = static_cast<int>(std::clamp<int64_t>(plan.work_tiles(), 1, slots));
+    const double us = busy_us(tile, size, plan, sms) + (plan.blocks > sms ? tile.pair_us : 0);
+    if (us < least) least = us, best = plan;
+  };
+  for (int live = 1; live <= live_blocks(tile.tokens); ++live) {
+    const int64_t slots = int64_t{live} * sms;
+    consider(slots, 1);
+    const int64_t left = tiles % slots;
+    if (left == 0) continue;
+    for (int rounds = 1; rounds <= kMostRounds; ++rounds) {  // as many slices as they have room for
+      consider(slots, std::max<int64_t>(1, std::min(rounds * slots / left, chunks)));
+    }
+  }
+  return best;
+}
+
+}  // namespace lowbit
+
+constinit const Arch arch = {"sm90", serves, int8::kKernels, lowbit::kKernels};
+
+}  // namespace scaled_mm::cuda::sm90

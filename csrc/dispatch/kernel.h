@@ -1,0 +1,78 @@
+// A kernel is a line of a table: for every family of ops, on every architecture.
+//
+// P is a family's problem (problems/). What a kernel says of itself before it runs it says of a
+// P::Size, which holds all that the choice may depend on. Plain C++ without CUDA: the CPU library
+// holds the same tables, so that `scaled-mm explain` works where there is no GPU.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "problems/int8.h"
+#include "problems/lowbit.h"
+
+namespace scaled_mm {
+
+// The GPU, as far as the choice depends on it.
+struct Machine {
+  int capability = 0;         // 10 * major + minor
+  int sms = 0;                // multiprocessors
+  double bytes_per_us = 0.0;  // of device memory, peak
+  bool operator==(const Machine&) const = default;
+};
+
+// What a call is expected to take with its operands in device memory, in microseconds.
+struct Prediction {
+  double us = 0;      // all together
+  double memory = 0;  // reading and writing device memory
+  double busy = 0;    // whatever else binds: tensor cores or L2
+  double waves = 0;   // what nothing hides: blocks that start when others have ended, epilogues
+};
+
+namespace cuda {
+class Scope;
+}
+
+template <class P>
+struct Kernel {
+  using Size = typename P::Size;
+
+  const char* name;  // what SCALED_MM_KERNEL takes and what explain prints
+  // What it does with the size, in words.
+  std::string (*describe)(const Size&, const Machine&);
+  // The rule that the size or the machine breaks, and the value; empty: the kernel serves it.
+  std::string (*refuse)(const Size&, const Machine&);
+  Prediction (*predict)(const Size&, const Machine&);
+  // Launches it; null in the CPU library.
+  void (*run)(const P&, const cuda::Scope&);
+};
+
+// A folder csrc/cuda/smXX: what it serves, and its kernels of each family.
+struct Arch {
+  const char* name;
+  bool (*serves)(int capability);
+  std::span<const Kernel<Int8Problem>> int8;
+  std::span<const Kernel<LowbitProblem>> lowbit;
+};
+
+template <class P>
+std::span<const Kernel<P>> kernels_of(const Arch& arch);
+template <>
+inline std::span<const Kernel<Int8Problem>> kernels_of<Int8Problem>(const Arch& arch) {
+  return arch.int8;
+}
+template <>
+inline std::span<const Kernel<LowbitProblem>> kernels_of<LowbitProblem>(const Arch& arch) {
+  return arch.lowbit;
+}
+
+// The architectures of this library, the oldest first: all folders in the CPU library, those that
+// were built in the CUDA library.
+std::span<const Arch* const> archs();
+std::string arch_names();
+// The newest that serves the capability; null when none does.
+const Arch* find_arch(int capability);
+
+}  // namespace scaled_mm

@@ -1,0 +1,210 @@
+#include "problems/int8.h"
+
+#include "rules.h"
+
+namespace scaled_mm {
+namespace {
+
+// --- the weight --------------------------------------------------------------------------------
+
+// Far above any weight, far below where the size of its buffer would overflow.
+constexpr int64_t kMaxPackedN = int64_t{1} << 40;
+
+void check_k(int64_t k) {
+  if (k > kMaxK) {
+    refuse("b", cat("have K <= ", kMaxK, " rows (beyond it an int32 sum could wrap)"),
+           cat("K=", k));
+  }
+}
+
+Weight check_packed_weight(const Tensor& b, const std::vector<int64_t>& shape_of_b) {
+  if (shape_of_b.size() != 2) refuse("b_shape", "be (K, N)", shape_text(shape_of_b));
+  Weight weight;
+  weight.k = shape_of_b[0];
+  weight.n = shape_of_b[1];
+  if (weight.k < 0 || weight.n < 0 || weight.n > kMaxPackedN) {
+    refuse("b_shape", cat("be (K, N) with 0 <= K and 0 <= N <= ", kMaxPackedN),
+           shape_text(shape_of_b));
+  }
+  check_k(weight.k);
+  must_be("b", b, ScalarType::Byte);
+  const int64_t bytes = packed_weight_bytes(weight.k, weight.n);
+  if (b.dim() != 1 || b.numel() != bytes || !b.is_contiguous()) {
+    refuse("b",
+           cat("be a contiguous packed buffer of ", bytes, " bytes for a weight of shape ",
+               shape_text(shape_of_b)),
+           shape(b));
+  }
+  weight.packed = static_cast<const uint8_t*>(b.const_data_ptr());
+  return weight;
+}
+
+Weight check_weight(const Tensor& b, const Shape& b_shape) {
+  if (b_shape) return check_packed_weight(b, *b_shape);
+  must_be("b", b, ScalarType::Char);
+  if (b.dim() != 2) refuse("b", "be a matrix [K, N]", shape(b));
+  Weight weight;
+  weight.k = b.size(0);
+  weight.n = b.size(1);
+  check_k(weight.k);
+  weight.plain = {static_cast<const int8_t*>(b.const_data_ptr()), b.stride(0), b.stride(1)};
+  return weight;
+}
+
+// --- A times B ---------------------------------------------------------------------------------
+
+Checked<Int8Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_shape) {
+  Checked<Int8Problem> checked;
+  Int8Problem& p = checked.problem;
+  must_be("a", a, ScalarType::Char);
+  if (a.dim() < 1) refuse("a", "have at least one dimension [..., K]", shape(a));
+  must_share_device("b", b, "a", a);
+  p.b = check_weight(b, b_shape);
+  p.size.m = count_rows(a);
+  p.size.n = p.b.n;
+  p.size.k = p.b.k;
+  if (a.size(a.dim() - 1) != p.size.k) {
+    refuse("a", cat("have K=", p.size.k, " columns, the rows of b"), shape(a));
+  }
+  p.a = fold_rows<int8_t>(a, checked.inputs);
+  return checked;
+}
+
+void add_output(Checked<Int8Problem>& checked, const Tensor& a, ScalarType dtype) {
+  Int8Problem& p = checked.problem;
+  const std::vector<int64_t> sizes = sizes_with_last(a, p.size.out_columns());
+  p.d = checked.outputs.emplace_back(new_empty(a, sizes, dtype)).mutable_data_ptr();
+}
+
+DType check_out_dtype(ScalarType dtype) {
+  if (const std::optional<DType> known = dtype_of(dtype)) return *known;
+  std::string names;
+#define DTYPE(name, scalar_type, storage) names += (names.empty() ? "" : ", ") + std::string(#name);
+#include "dtypes.def"
+#undef DTYPE
+  refuse("out_dtype", "be one of " + names, name(dtype));
+}
+
+Activation check_activation(const std::optional<std::string>& wanted) {
+  if (!wanted) return Activation::none;
+  std::string names;
+  for (int i = 1; i < kNumActivations; ++i) {
+    if (*wanted == kActivationNames[i]) return static_cast<Activation>(i);
+    names += (i > 1 ? ", " : "") + std::string(kActivationNames[i]);
+  }
+  refuse("activation", "be None or one of " + names, *wanted);
+}
+
+// The shape rules of an operand, by how it lies over D.
+template <class Leaf>
+void check_shape(const char* argument, const Tensor& t, const Tensor& a,
+                 const Int8Problem::Size& size) {
+  if (Leaf::scalar_ok && t.numel() == 1) return;
+  const char* or_one = Leaf::scalar_ok ? "1 or " : "";
+  switch (Leaf::axis) {
+    case epilogue::Axis::Row:
+      if (is_per_column(t, size.n)) return;
+      refuse(argument,
+             cat("have ", or_one, "N=", size.n, " elements, in shape ", per_column_text(size.n)),
+             shape(t));
+    case epilogue::Axis::Col:
+      if (is_per_row(t, a)) return;
+      refuse(argument, cat("have ", or_one, "M=", size.m, " elements, in shape ", per_row_text(a)),
+             shape(t));
+    case epilogue::Axis::Full: {
+      const std::vector<int64_t> wanted = sizes_with_last(a, size.n);
+      if (t.sizes().equals(wanted)) return;
+      refuse(argument, "have the output's shape " + shape_text(wanted), shape(t));
+    }
+  }
+}
+
+// One epilogue operand against what its leaf declares (epilogue/expr.h). Returns its bit.
+template <class Leaf>
+OperandSet check_operand(const std::optional<Tensor>& given, const Tensor& a,
+                         Checked<Int8Problem>& checked) {
+  if (!given) return 0;
+  Int8Problem& p = checked.problem;
+  const char* argument = kOperandNames[static_cast<int>(Leaf::id)];
+  constexpr bool may_be_narrow = Leaf::id == Operand::bias || Leaf::id == Operand::residual;
+  if (may_be_narrow) {
+    must_be_float32_or(argument, *given, "the output's", scalar_type(p.size.out_dtype));
+  } else {
+    must_be(argument, *given,
+            std::is_same_v<typename Leaf::value, float> ? ScalarType::Float : ScalarType::Int);
+  }
+  must_share_device(argument, *given, "a", a);
+  check_shape<Leaf>(argument, *given, a, p.size);
+  p.operands[static_cast<int>(Leaf::id)] = operand_along(Leaf::axis, *given, checked.inputs);
+  return bit(Leaf::id);
+}
+
+}  // namespace
+
+Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                                     const Tensor& scale_b, const std::optional<Tensor>& bias,
+                                     const std::optional<Tensor>& azp,
+                                     const std::optional<Tensor>& azp_adj,
+                                     const std::optional<Tensor>& azp_with_adj,
+                                     const std::optional<Tensor>& residual,
+                                     const std::optional<std::string>& activation,
+                                     ScalarType out_dtype, const Shape& b_shape) {
+  const DType dtype = check_out_dtype(out_dtype);
+  const Activation wanted = check_activation(activation);
+  Checked<Int8Problem> checked = check_product(a, b, b_shape);
+  Int8Problem::Size& size = checked.problem.size;
+  size.out_dtype = dtype;
+  OperandSet given = check_operand<epilogue::ScaleA>(scale_a, a, checked);
+  given |= check_operand<epilogue::ScaleB>(scale_b, a, checked);
+  given |= check_operand<epilogue::Bias>(bias, a, checked);
+  given |= check_operand<epilogue::Azp>(azp, a, checked);
+  given |= check_operand<epilogue::AzpAdj>(azp_adj, a, checked);
+  given |= check_operand<epilogue::AzpWithAdj>(azp_with_adj, a, checked);
+  given |= check_operand<epilogue::Residual>(residual, a, checked);
+  size.epilogue = epilogue::choose(given, wanted);
+  const epilogue::Entry& entry = epilogue::entry(size.epilogue);
+  if (size.n % entry.columns) {
+    refuse("b",
+           cat("have an even number of columns for activation='",
+               kActivationNames[static_cast<int>(wanted)], "'"),
+           cat("N=", size.n));
+  }
+  add_output(checked, a, out_dtype);
+  return checked;
+}
+
+Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape) {
+  Checked<Int8Problem> checked = check_product(a, b, b_shape);
+  checked.problem.size.epilogue = epilogue::Id::RawAccumulator;
+  add_output(checked, a, ScalarType::Int);
+  return checked;
+}
+
+Checked<ColumnSums> check_azp_adj(const Tensor& b, const std::optional<Tensor>& azp,
+                                  const Shape& b_shape) {
+  Checked<ColumnSums> checked;
+  checked.problem.b = check_weight(b, b_shape);
+  if (azp) {
+    must_be("azp", *azp, ScalarType::Int);
+    must_share_device("azp", *azp, "b", b);
+    if (azp->numel() != 1) refuse("azp", "have 1 element (one zero point per tensor)", shape(*azp));
+    checked.problem.azp = static_cast<const int32_t*>(azp->const_data_ptr());
+  }
+  const Tensor& out =
+      checked.outputs.emplace_back(new_empty(b, {1, checked.problem.b.n}, ScalarType::Int));
+  checked.problem.out = static_cast<int32_t*>(out.mutable_data_ptr());
+  return checked;
+}
+
+Checked<Weight> check_pack_weight(const Tensor& b) {
+  Checked<Weight> checked;
+  checked.problem = check_weight(b, std::nullopt);
+  if (checked.problem.n > kMaxPackedN) {
+    refuse("b", cat("have N <= ", kMaxPackedN, " columns"), cat("N=", checked.problem.n));
+  }
+  const int64_t bytes = packed_weight_bytes(checked.problem.k, checked.problem.n);
+  checked.outputs.push_back(new_empty(b, {bytes}, ScalarType::Byte));
+  return checked;
+}
+
+}  // namespace scaled_mm

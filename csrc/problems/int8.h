@@ -1,0 +1,80 @@
+// The int8 family: products with an epilogue, and what is prepared from a weight.
+#pragma once
+
+#include "epilogue/registry.h"
+#include "problems/tensors.h"
+
+namespace scaled_mm {
+
+// The largest K for which no sum of products of any int8 values leaves int32
+// (131072 * 128 * 128 = 2^31 is the first that does).
+inline constexpr int64_t kMaxK = 131071;
+
+// The weight B [K, N]: plain int8 with any strides, or a buffer that pack_weight_int8 made.
+struct Weight {
+  int64_t k = 0;
+  int64_t n = 0;
+  Matrix<const int8_t> plain;       // row index k, column index n
+  const uint8_t* packed = nullptr;  // when set, plain is empty
+};
+
+// D [M, N / columns] = epilogue(A [M, K] B [K, N]), where the epilogue makes one column of D of so
+// many of B. D is row-major without gaps.
+struct Int8Problem {
+  // All that the choice of a kernel may depend on.
+  struct Size {
+    int64_t m = 0;
+    int64_t n = 0;
+    int64_t k = 0;
+    epilogue::Id epilogue = epilogue::Id::ScaledEpilogue;
+    DType out_dtype = DType::bfloat16;  // of D, unless it holds int32 accumulators
+
+    bool operator==(const Size&) const = default;
+    bool is_raw() const { return epilogue == epilogue::Id::RawAccumulator; }
+    int64_t out_columns() const { return n / epilogue::entry(epilogue).columns; }
+    int out_bytes() const { return is_raw() ? 4 : size_of(out_dtype); }  // of an element of D
+    // Of the weight; of every operand once and of D.
+    double weight_bytes() const { return double(n) * double(k); }
+    double bytes() const {
+      return weight_bytes() + double(m) * double(k) +
+             double(m) * double(out_columns()) * out_bytes();
+    }
+  };
+
+  Size size;
+  Matrix<const int8_t> a;
+  Weight b;
+  EpilogueOperand operands[kNumOperands];  // by Operand
+  void* d = nullptr;
+};
+
+using Shape = std::optional<std::vector<int64_t>>;
+
+// Each refuses with an error or returns a problem that a kernel can run as it stands. `b_shape` is
+// the shape (K, N) of the weight when b is a packed buffer, and absent when b is the weight itself.
+Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                                     const Tensor& scale_b, const std::optional<Tensor>& bias,
+                                     const std::optional<Tensor>& azp,
+                                     const std::optional<Tensor>& azp_adj,
+                                     const std::optional<Tensor>& azp_with_adj,
+                                     const std::optional<Tensor>& residual,
+                                     const std::optional<std::string>& activation,
+                                     ScalarType out_dtype, const Shape& b_shape);
+Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape);
+
+// outputs[0] is the int32 [1, N] row to fill; azp is what its sums are multiplied by, or absent.
+struct ColumnSums {
+  Weight b;
+  const int32_t* azp = nullptr;
+  int32_t* out = nullptr;
+};
+Checked<ColumnSums> check_azp_adj(const Tensor& b, const std::optional<Tensor>& azp,
+                                  const Shape& b_shape);
+
+// outputs[0] is the uint8 buffer of packed_weight_bytes(K, N) bytes to fill.
+Checked<Weight> check_pack_weight(const Tensor& b);
+
+// Size of a packed weight; each backend has its own layout and defines it.
+int64_t packed_weight_bytes(int64_t k, int64_t n);
+
+}  // namespace scaled_mm

@@ -1,0 +1,107 @@
+#include "problems/lowbit.h"
+
+#include "rules.h"
+
+namespace scaled_mm {
+namespace {
+
+void must_be_matrix(const char* argument, const Tensor& t, const char* rule) {
+  if (t.dim() != 2) refuse(argument, cat("be a matrix ", rule), shape(t));
+}
+
+// A matrix whose rows hold their elements side by side: t itself where it is one, else a copy.
+template <class T>
+Matrix<const T> dense_rows(const Tensor& t, std::vector<Tensor>& copies) {
+  const bool dense = t.stride(1) == 1 || t.size(1) <= 1;
+  const Tensor& rows = dense ? t : copies.emplace_back(row_major_copy(t));
+  return {static_cast<const T*>(rows.const_data_ptr()), rows.stride(0), 1};
+}
+
+LowbitWeight check_awq_weight(const Tensor& qweight, const Tensor& scales, const Tensor& qzeros,
+                              std::vector<Tensor>& copies) {
+  LowbitWeight w;
+  must_be("qweight", qweight, ScalarType::Int);
+  must_be_matrix("qweight", qweight, "[K, N/8]");
+  w.k = qweight.size(0);
+  w.n = 8 * qweight.size(1);
+
+  w.dtype = must_be_16_bit_float("scales", scales);
+  must_be_matrix("scales", scales, "[K/G, N]");
+  must_share_device("scales", scales, "qweight", qweight);
+  if (scales.size(1) % 8 != 0) {
+    refuse("scales", "have N columns, a multiple of 8", cat("N=", scales.size(1)));
+  }
+  if (scales.size(1) != w.n) {
+    refuse("scales", cat("have N=", w.n, " columns, 8 for each of qweight"), shape(scales));
+  }
+  const int64_t groups = scales.size(0);
+  if (w.k > 0 && (groups == 0 || w.k % groups != 0)) {
+    refuse("scales",
+           cat("have K/G rows for a group size G that divides K=", w.k, ", the rows of qweight"),
+           cat(groups, " groups, ", groups ? cat("G=", w.k, "/", groups) : std::string("no G"),
+               ", ", shape(scales)));
+  }
+  w.group = groups ? w.k / groups : 0;
+
+  must_be("qzeros", qzeros, ScalarType::Int);
+  must_be_matrix("qzeros", qzeros, "[K/G, N/8]");
+  must_share_device("qzeros", qzeros, "qweight", qweight);
+  if (qzeros.size(0) != groups || qzeros.size(1) != qweight.size(1)) {
+    refuse("qzeros", "have shape (K/G, N/8) = " + shape_text({groups, qweight.size(1)}),
+           shape(qzeros));
+  }
+  w.q = dense_rows<uint32_t>(qweight, copies);
+  w.zeros = dense_rows<uint32_t>(qzeros, copies);
+  w.scales = dense_rows<uint16_t>(scales, copies);
+  return w;
+}
+
+void add_output(Checked<LowbitProblem>& checked, const Tensor& like, Sizes sizes) {
+  const ScalarType dtype = scalar_type(checked.problem.w.dtype);
+  const Tensor& d = checked.outputs.emplace_back(new_empty(like, sizes, dtype));
+  checked.problem.d = static_cast<uint16_t*>(d.mutable_data_ptr());
+}
+
+}  // namespace
+
+Checked<LowbitProblem> check_awq_dequantize(const Tensor& qweight, const Tensor& scales,
+                                            const Tensor& qzeros) {
+  Checked<LowbitProblem> checked;
+  LowbitProblem& p = checked.problem;
+  p.w = check_awq_weight(qweight, scales, qzeros, checked.inputs);
+  p.m = p.w.k;
+  add_output(checked, qweight, {p.w.k, p.w.n});
+  return checked;
+}
+
+Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales,
+                                      const Tensor& qzeros, const std::optional<Tensor>& bias) {
+  Checked<LowbitProblem> checked;
+  LowbitProblem& p = checked.problem;
+  must_be_16_bit_float("x", x);
+  if (x.dim() < 1) refuse("x", "have at least one dimension [..., K]", shape(x));
+  must_share_device("qweight", qweight, "x", x);
+  p.w = check_awq_weight(qweight, scales, qzeros, checked.inputs);
+  const ScalarType dtype = scalar_type(p.w.dtype);
+  if (dtype != x.scalar_type()) {
+    refuse("scales", "be of x's dtype " + name(x.scalar_type()), name(dtype));
+  }
+  if (x.size(x.dim() - 1) != p.w.k) {
+    refuse("x", cat("have K=", p.w.k, " columns, the rows of qweight"), shape(x));
+  }
+  p.m = count_rows(x);
+  p.x = fold_rows<uint16_t>(x, checked.inputs);
+  if (bias) {
+    must_be_float32_or("bias", *bias, "x's", dtype);
+    must_share_device("bias", *bias, "x", x);
+    if (!is_per_column(*bias, p.w.n)) {
+      refuse("bias", cat("have N=", p.w.n, " elements, in shape ", per_column_text(p.w.n)),
+             shape(*bias));
+    }
+    p.bias = operand_along(epilogue::Axis::Row, *bias, checked.inputs);
+  }
+  add_output(checked, x, sizes_with_last(x, p.w.n));
+  return checked;
+}
+
+}  // namespace scaled_mm

@@ -1,0 +1,71 @@
+// The lowbit family: weights of few bits in groups, beside 16-bit activations.
+//
+//   W[k, n] = (q[k, n] - z[g, n]) * s[g, n],   g = k / group
+//
+// Bits, packing, group and kind of zero point are fields, so that a kernel can say which it takes.
+#pragma once
+
+#include "problems/tensors.h"
+
+namespace scaled_mm {
+
+// Where the values of a weight lie in its words.
+//   awq: eight columns to a word of q [K, N / 8]; nibble i of word c belongs to column
+//        8 c + {0, 2, 4, 6, 1, 3, 5, 7}[i] (docs/lowbit.md). Zero points are packed alike.
+enum class Packing : uint8_t { awq };
+
+// What is taken from a value before it is scaled. integer: z has the bits and packing of q.
+enum class ZeroPoint : uint8_t { integer };
+
+// A weight W [K, N]. Rows may lie apart; the elements of a row lie side by side.
+struct LowbitWeight {
+  int64_t k = 0;
+  int64_t n = 0;
+  int64_t group = 0;  // rows of W that share a row of scales and zero points; divides k
+  int bits = 4;       // of a value
+  Packing packing = Packing::awq;
+  ZeroPoint zero_point = ZeroPoint::integer;
+  Matrix<const uint32_t> q;       // [K, N * bits / 32]
+  Matrix<const uint32_t> zeros;   // [K / group, N * bits / 32]
+  Matrix<const uint16_t> scales;  // [K / group, N]
+  DType dtype = DType::float16;   // of the scales and of W; a 16-bit one
+};
+
+// D [M, N] = X [M, K] W [K, N] + bias [N]; without X, D is W itself. D is row-major without gaps, X
+// and D are of W's dtype, a bias is of that dtype or float32.
+struct LowbitProblem {
+  // All that the choice of a kernel may depend on.
+  struct Size {
+    int64_t m = 0;
+    int64_t n = 0;
+    int64_t k = 0;
+    int64_t group = 0;
+    int bits = 4;
+    Packing packing = Packing::awq;
+    ZeroPoint zero_point = ZeroPoint::integer;
+
+    bool operator==(const Size&) const = default;
+    // Of the weight: words, scales and zero points. Of every operand once and of D.
+    double weight_bytes() const {
+      const double weights = double(n) * double(k);
+      return weights * bits / 8 + (group ? (2 + bits / 8.0) * weights / double(group) : 0.0);
+    }
+    double bytes() const { return weight_bytes() + 2 * double(m) * (double(n) + double(k)); }
+  };
+
+  int64_t m = 0;
+  Matrix<const uint16_t> x;
+  LowbitWeight w;
+  EpilogueOperand bias;
+  uint16_t* d = nullptr;
+
+  Size size() const { return {m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point}; }
+};
+
+// outputs[0] is D in both.
+Checked<LowbitProblem> check_awq_dequantize(const Tensor& qweight, const Tensor& scales,
+                                            const Tensor& qzeros);
+Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales,
+                                      const Tensor& qzeros, const std::optional<Tensor>& bias);
+
+}  // namespace scaled_mm

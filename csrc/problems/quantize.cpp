@@ -1,0 +1,78 @@
+#include "problems/quantize.h"
+
+#include "rules.h"
+
+namespace scaled_mm {
+namespace {
+
+Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x) {
+  Checked<QuantizeProblem> checked;
+  QuantizeProblem& p = checked.problem;
+  p.x_dtype = must_be_float(argument, x);
+  if (x.dim() < 1) refuse(argument, "have at least one dimension [..., K]", shape(x));
+  p.rows = count_rows(x);
+  p.cols = x.size(x.dim() - 1);
+  p.x = fold_rows(x, checked.inputs);
+  const Tensor& q = checked.outputs.emplace_back(new_empty(x, x.sizes(), ScalarType::Char));
+  p.q = static_cast<int8_t*>(q.mutable_data_ptr());
+  return checked;
+}
+
+// The outputs of a dynamic quantiser besides q.
+void add_scales(Checked<QuantizeProblem>& checked, const Tensor& x, Sizes sizes, bool symmetric,
+                bool per_token) {
+  QuantizeProblem& p = checked.problem;
+  p.symmetric = symmetric;
+  p.per_token = per_token;
+  p.scale_stride = p.azp_stride = per_token ? 1 : 0;
+  const Tensor& scale = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Float));
+  p.scale = static_cast<float*>(scale.mutable_data_ptr());
+  if (symmetric) return;
+  const Tensor& azp = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Int));
+  p.azp = static_cast<int32_t*>(azp.mutable_data_ptr());
+}
+
+// A given scale or azp of the static quantiser: one element, or one for each row of x.
+template <class T>
+int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, ScalarType dtype,
+                    T*& data, Checked<QuantizeProblem>& checked) {
+  must_be(argument, t, dtype);
+  must_share_device(argument, t, "x", x);
+  if (t.numel() != 1 && !is_per_row(t, x)) {
+    refuse(argument,
+           cat("have 1 or ", checked.problem.rows, " elements, in shape ", per_row_text(x)),
+           shape(t));
+  }
+  const EpilogueOperand by_row = operand_along(epilogue::Axis::Col, t, checked.inputs);
+  data = static_cast<T*>(const_cast<void*>(by_row.data));  // it is given, so it is only read
+  return by_row.row_stride;
+}
+
+}  // namespace
+
+Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token) {
+  Checked<QuantizeProblem> checked = check_quantizable("x", x);
+  const std::vector<int64_t> sizes = per_token ? sizes_with_last(x, 1) : std::vector<int64_t>{1};
+  add_scales(checked, x, sizes, symmetric, per_token);
+  return checked;
+}
+
+Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel) {
+  if (w.dim() != 2) refuse("w", "be a matrix [N, K]", shape(w));
+  Checked<QuantizeProblem> checked = check_quantizable("w", w);
+  add_scales(checked, w, {1, per_channel ? w.size(0) : 1}, true, per_channel);
+  return checked;
+}
+
+Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
+                                               const std::optional<Tensor>& azp) {
+  Checked<QuantizeProblem> checked = check_quantizable("x", x);
+  QuantizeProblem& p = checked.problem;
+  p.given = true;
+  p.symmetric = !azp;
+  p.scale_stride = check_given("scale", scale, x, ScalarType::Float, p.scale, checked);
+  if (azp) p.azp_stride = check_given("azp", *azp, x, ScalarType::Int, p.azp, checked);
+  return checked;
+}
+
+}  // namespace scaled_mm

@@ -1,0 +1,32 @@
+// The quantisers.
+#pragma once
+
+#include "problems/tensors.h"
+
+namespace scaled_mm {
+
+// What quantize_int8 reads and writes. Rows are tokens; per tensor they share one scale.
+struct QuantizeProblem {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  Matrix<const void> x;
+  DType x_dtype = DType::float32;
+  bool symmetric = true;
+  bool per_token = true;
+  bool given = false;      // static: scale (and azp) are inputs; otherwise they are outputs
+  int8_t* q = nullptr;     // row-major without gaps
+  float* scale = nullptr;  // element r * scale_stride
+  int32_t* azp = nullptr;  // element r * azp_stride; absent when symmetric
+  int64_t scale_stride = 0;
+  int64_t azp_stride = 0;
+};
+
+// outputs: q, scale and (unless symmetric) azp.
+Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token);
+// outputs: q [N, K], scale [1, N] or [1, 1].
+Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel);
+// outputs: q.
+Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
+                                               const std::optional<Tensor>& azp);
+
+}  // namespace scaled_mm

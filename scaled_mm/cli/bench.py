@@ -1,0 +1,216 @@
+"""`scaled-mm bench`: its options, and what is done with a result."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from ..bench import host as host_time
+from ..bench.awq import AWQ_CONTENDERS
+from ..bench.cases import DTYPES, EPILOGUES
+from ..bench.clocks import clock_of
+from ..bench.contenders import CONTENDERS
+from ..bench.measure import OURS, AnySettings, AwqSettings, Settings, growing, in_short
+from ..bench.roofline import plot
+from ..bench.table import markdown, show
+
+DEFAULT_SHAPES = {  # device -> weights (K, N), M
+    "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
+    "cuda": (
+        [(4096, 4096), (8192, 28672), (14336, 4096), (8192, 8192)],
+        [2**i for i in range(14)],
+    ),
+}
+AWQ_SHAPES = {
+    "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
+    "cuda": (
+        [(4096, 4096), (8192, 28672), (14336, 4096)],
+        [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096],
+    ),
+}
+
+
+def one_of(option: str, value: str, choices: Iterable[str]) -> str:
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{option} must be one of {', '.join(choices)}, got {value}")
+    return value
+
+
+def parse_sizes(option: str, form: str, example: str, text: str) -> tuple[int, ...]:
+    """Positive sizes joined by x, as many as `form` ("MxKxN") has."""
+    if not re.fullmatch("x".join([r"[1-9]\d*"] * (1 + form.count("x"))), text):
+        raise ValueError(f"{option} must be {form}, such as {example}, got {text}")
+    return tuple(map(int, text.split("x")))
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    m, k, n = parse_sizes("--shape", "MxKxN", "64x4096x4096", text)
+    return m, k, n
+
+
+def shapes_of(
+    device: str,
+    shape: list[str],
+    weight: list[str],
+    m: list[int],
+    defaults: dict[str, tuple[list[tuple[int, int]], list[int]]] = DEFAULT_SHAPES,
+) -> list[tuple[int, int, int]]:
+    """The (M, K, N) asked for: each --shape, or every --weight with every --m."""
+    if shape:
+        if weight or m:
+            raise ValueError("--shape must be given without --weight and --m, got both")
+        return [parse_shape(text) for text in shape]
+    weights, every_m = defaults[device]
+    if weight:
+        pairs = [parse_sizes("--weight", "KxN", "4096x4096", text) for text in weight]
+        weights = [(k, n) for k, n in pairs]
+    return [(tokens, k, n) for k, n in weights for tokens in (m or every_m)]
+
+
+def weights_of(
+    device: str, shape: list[str], weight: list[str], m: list[int]
+) -> list[tuple[int, int, int]]:
+    """The (0, K, N) asked for where M plays no part."""
+    if shape or m:
+        raise ValueError("--awq-dequantize must be given without --shape and --m, got one of them")
+    shapes = shapes_of(device, [], weight, [1], AWQ_SHAPES)
+    return [(0, k, n) for _, k, n in shapes]
+
+
+def op_of(awq: bool, awq_dequantize: bool, png_file: Path | None) -> str:
+    """The int4 op to time; none: the int8 products."""
+    if awq and awq_dequantize:
+        raise ValueError("--awq must be given without --awq-dequantize, got both")
+    op = "awq_dequantize" if awq_dequantize else "awq_gemm" if awq else ""
+    if op and png_file is not None:
+        raise ValueError(f"--png must be given without --awq, got {op}")
+    return op
+
+
+def awq_settings(op: str, group: int, epilogue: str, dtype: str, **common: Any) -> AwqSettings:
+    if epilogue != "scaled":
+        raise ValueError(f"--epilogue must be left out with --awq, got {epilogue}")
+    return AwqSettings(op, group, one_of("--dtype", dtype, ("bfloat16", "float16")), **common)
+
+
+def progress() -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Say what is being measured, and stop: one line that changes, or where stderr is no terminal
+    a line for each shape."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return lambda text: print(text, file=sys.stderr, flush=True), lambda: None
+    status = console.status("")
+    status.start()
+    return lambda text: status.update(f"measuring {text}"), status.stop
+
+
+def write_json(result: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measured(
+    shapes: list[tuple[int, int, int]], settings: AnySettings, json_file: Path | None
+) -> dict[str, Any]:
+    """`run`, keeping the JSON file up to date: a run that is cut off leaves what it has."""
+    say, done = progress()
+    result: dict[str, Any] = {}
+    try:
+        for result in growing(shapes, settings, say):
+            if json_file is not None:
+                write_json(result, json_file)
+    except RuntimeError as reason:  # a GPU that a kernel has brought down: show what there is
+        if not result:
+            raise
+        print("scaled-mm: stopped:", in_short(reason), file=sys.stderr)
+    finally:
+        done()
+    return result
+
+
+def host_measured(settings: AnySettings) -> dict[str, Any]:
+    if settings.device != "cuda":
+        raise ValueError(f"--host must be given with --device cuda, got {settings.device}")
+    if not isinstance(settings, Settings):
+        raise ValueError(f"--host must be given without --awq, got {settings.op}")
+    return host_time.run(settings, clock_of(settings.device).machine())
+
+
+def command(
+    shape: Annotated[list[str] | None, typer.Option(help="MxKxN; may be repeated.")] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option(help="KxN, with every --m; may be repeated.")
+    ] = None,
+    m: Annotated[
+        list[int] | None, typer.Option("--m", min=1, help="With every --weight; may be repeated.")
+    ] = None,
+    epilogue: Annotated[str, typer.Option(help=", ".join(EPILOGUES))] = "scaled",
+    dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help=", ".join(DEFAULT_SHAPES))] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: torch's own.")] = None,
+    cold: Annotated[bool, typer.Option("--cold/--warm", help="Weights from memory.")] = True,
+    rounds: Annotated[int, typer.Option(min=1)] = 9,
+    without: Annotated[list[str] | None, typer.Option(help="A contender to leave out.")] = None,
+    awq: Annotated[bool, typer.Option("--awq", help="Time the int4 products instead.")] = False,
+    awq_dequantize: Annotated[
+        bool, typer.Option("--awq-dequantize", help="Time awq_dequantize on its own.")
+    ] = False,
+    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
+    host: Annotated[
+        bool, typer.Option("--host", help="Time what a call costs the host, on small operands.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
+    png_file: Annotated[
+        Path | None, typer.Option("--png", help="Draw the roofline of a GPU's result.")
+    ] = None,
+    read: Annotated[
+        Path | None, typer.Option(help="Show the result in this JSON; measure nothing.")
+    ] = None,
+) -> None:
+    """Time the kernels against what torch offers instead, and check everyone's numbers."""
+    if read is not None:
+        result = json.loads(read.read_text())
+    else:
+        op = op_of(awq, awq_dequantize, png_file)
+        contenders = AWQ_CONTENDERS.get(op, CONTENDERS)
+        names = dict.fromkeys(contender.name for contender in contenders if not contender.ours)
+        common: dict[str, Any] = {
+            "device": one_of("--device", device, DEFAULT_SHAPES),
+            "cold": cold,
+            "rounds": rounds,
+            "without": tuple(one_of("--without", name, names) for name in without or ()),
+        }
+        asked = (device, shape or [], weight or [], m or [])
+        settings: AnySettings
+        if op:
+            settings = awq_settings(op, group, epilogue, dtype, **common)
+            shapes = weights_of(*asked) if awq_dequantize else shapes_of(*asked, AWQ_SHAPES)
+        else:
+            epilogue = one_of("--epilogue", epilogue, EPILOGUES)
+            settings = Settings(epilogue, one_of("--dtype", dtype, DTYPES), **common)
+            shapes = shapes_of(*asked)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        result = host_measured(settings) if host else measured(shapes, settings, json_file)
+    show(result, Console(width=None if sys.stdout.isatty() else 240))
+    if json_file is not None:
+        write_json(result, json_file)
+    if markdown_file is not None:
+        markdown_file.write_text(markdown(result))
+    if png_file is not None:
+        plot(result, png_file)
+    if any(
+        route["name"] in OURS and route["verdict"] not in ("exact", "bound")
+        for case in result["results"]
+        for route in case["routes"]
+    ):
+        raise typer.Exit(1)

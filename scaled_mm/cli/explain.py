@@ -1,0 +1,284 @@
+"""`scaled-mm explain M N K`: which kernel a shape gets, why not the others, and its floor.
+
+The choice is the library's own, made by the code that chooses at every call and asked for any GPU:
+none has to be there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .. import _library
+from ..bench.cases import DTYPES
+from .gpus import DEVICES, Device, chosen_device, local_device
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """One kernel of the table, and whether it is the one."""
+
+    name: str
+    what: str
+    predicted_us: float | None
+    """None: it does not serve the shape."""
+    chosen: bool
+    reason: str
+    """Why it is not the one."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found."""
+
+    m: int
+    n: int
+    k: int
+    out_dtype: str
+    device: Device
+    arch: str | None
+    """The arch folder that serves the device; None: no kernels for it."""
+    archs: list[str]
+    """All that there are."""
+    bytes: int
+    """Of every operand once and of the output."""
+    floor_us: float
+    """Those bytes at the device's bandwidth."""
+    kernels: list[KernelChoice]
+    """By predicted time, the chosen one first."""
+    notes: list[str]
+    """Copies that this shape would need, and the like."""
+    cpu_isa: str
+    """What would run on the CPU of this machine."""
+    group: int | None = None
+    """Of an int4 weight; None: int8."""
+    weight_bytes: int | None = None
+    """Of the weight; of an int4 one words, zero points and scales."""
+    weight_floor_us: float | None = None
+    """Those bytes at the device's bandwidth."""
+
+    @property
+    def chosen(self) -> KernelChoice | None:
+        return next((kernel for kernel in self.kernels if kernel.chosen), None)
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def predicted_tops(self) -> float | None:
+        """10^12 operations a second at the chosen kernel's predicted time."""
+        kernel = self.chosen
+        if kernel is None or not kernel.predicted_us:
+            return None
+        return 1e-6 * self.operations / kernel.predicted_us
+
+
+def ask_library(
+    m: int, n: int, k: int, device: Device, out_dtype: torch.dtype, activation: str | None
+) -> dict[str, Any]:
+    """The library's answer.
+
+    Raises:
+        ValueError: SCALED_MM_KERNEL names no kernel.
+    """
+    machine = (device.capability, device.sms, 1e6 * device.bandwidth)
+    return _library.explain("int8", m, n, k, out_dtype, activation or "none", *machine)
+
+
+def ask_library_awq(m: int, n: int, k: int, device: Device, group: int) -> dict[str, Any]:
+    """The library's answer for int4.
+
+    Raises:
+        ValueError: SCALED_MM_KERNEL names no kernel.
+    """
+    machine = (device.capability, device.sms, 1e6 * device.bandwidth)
+    return _library.explain("lowbit", m, n, k, group, *machine)
+
+
+def explain(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    out_dtype: str = "bfloat16",
+    activation: str | None = None,
+    device: Device | None = None,
+    ask: Callable[..., dict[str, Any]] | None = None,
+) -> Explanation:
+    """How `scaled_mm` would compute D [M, N] = epilogue(A [M, K] B [K, N]) on a GPU.
+
+    The choice is the same for every epilogue without an activation.
+
+    Args:
+        m, n, k: the sizes, of operands in the fast layout.
+        out_dtype: bfloat16, float16 or float32.
+        activation: None or "reglu", which not every kernel has.
+        device: the GPU; None: the local one, or an H200 where there is none.
+        ask: what answers, with the arguments of `ask_library`; None: that.
+
+    Raises:
+        ValueError: an argument breaks a rule, or SCALED_MM_KERNEL names no kernel.
+    """
+    check_sizes(m, n, k)
+    if activation not in (None, "reglu"):
+        raise ValueError(f"activation must be reglu or not given, got {activation}")
+    if out_dtype not in DTYPES:
+        raise ValueError(f"out_dtype must be one of {', '.join(DTYPES)}, got {out_dtype}")
+    gpu = device or local_device() or DEVICES["H200"]
+    answer = (ask or ask_library)(m, n, k, gpu, DTYPES[out_dtype], activation)
+    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu)
+
+
+def explain_awq(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    group: int = 128,
+    out_dtype: str = "bfloat16",
+    device: Device | None = None,
+    ask: Callable[..., dict[str, Any]] | None = None,
+) -> Explanation:
+    """How `awq_gemm` would compute D [M, N] = x [M, K] W [K, N] on a GPU.
+
+    Args:
+        m, n, k: the sizes; N a multiple of 8.
+        group: rows of W that share scales and zero points; a divisor of K.
+        out_dtype: bfloat16 or float16; the choice is the same.
+        device: the GPU; None: the local one, or an H200 where there is none.
+        ask: what answers, with the arguments of `ask_library_awq`; None: that.
+
+    Raises:
+        ValueError: an argument breaks a rule, or SCALED_MM_KERNEL names no kernel.
+    """
+    check_sizes(m, n, k)
+    if n % 8:
+        raise ValueError(f"n must be a multiple of 8, got {n}")
+    if group < 1 or k % group:
+        raise ValueError(f"group must be a divisor of k={k}, got {group}")
+    if out_dtype not in ("bfloat16", "float16"):
+        raise ValueError(f"out_dtype must be one of bfloat16, float16, got {out_dtype}")
+    gpu = device or local_device() or DEVICES["H200"]
+    answer = (ask or ask_library_awq)(m, n, k, gpu, group)
+    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu, group=group)
+
+
+def check_sizes(m: int, n: int, k: int) -> None:
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        if size < 0:
+            raise ValueError(f"{name} must be at least 0, got {size}")
+
+
+def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
+    """The explanation in the library's answer."""
+    kernels = [
+        KernelChoice(
+            row["name"],
+            row.get("what", ""),
+            row["predicted_us"],
+            bool(row["chosen"]),
+            row.get("reason", ""),
+        )
+        for row in answer["kernels"]
+    ]
+    absent = float("inf")
+    kernels.sort(
+        key=lambda each: (
+            not each.chosen,
+            absent if each.predicted_us is None else each.predicted_us,
+        )
+    )
+    return Explanation(
+        **question,
+        arch=answer["arch"],
+        archs=answer["archs"],
+        bytes=answer["bytes"],
+        floor_us=answer["floor_us"],
+        kernels=kernels,
+        notes=answer.get("notes", []),
+        cpu_isa=_library.cpu_isa(),
+        weight_bytes=answer.get("weight_bytes"),
+        weight_floor_us=answer.get("weight_floor_us"),
+    )
+
+
+def command(
+    m: Annotated[int, typer.Argument(metavar="M", help="Tokens.")],
+    n: Annotated[int, typer.Argument(metavar="N", help="Output features.")],
+    k: Annotated[int, typer.Argument(metavar="K", help="Input features.")],
+    dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
+    activation: Annotated[str | None, typer.Option(help="reglu.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DEVICES)}. Default: the GPU here, else H200.")
+    ] = None,
+    sms: Annotated[int | None, typer.Option(min=1, help="Multiprocessors, if others.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="TB/s of memory, if another.")] = None,
+    awq: Annotated[bool, typer.Option("--awq", help="Of an int4 product, awq_gemm.")] = False,
+    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show which kernel a shape gets on a GPU, why not the others, and the floor of its time."""
+    gpu = chosen_device(device, sms, bandwidth)
+    if awq:
+        found = explain_awq(m, n, k, group=group, out_dtype=dtype, device=gpu)
+    else:
+        found = explain(m, n, k, out_dtype=dtype, activation=activation, device=gpu)
+    if as_json:
+        more = {"operations": found.operations, "predicted_tops": found.predicted_tops}
+        print(json.dumps({**asdict(found), **more}, indent=1))
+    else:
+        show(found, Console())
+
+
+def show(found: Explanation, console: Console) -> None:
+    """Print the kernels, then what the times are to be measured by."""
+    gpu, kernel = found.device, found.chosen
+    weight = "" if found.group is None else f"int4 in groups of {found.group}, "
+    console.print(
+        f"M={found.m} N={found.n} K={found.k}, {weight}{found.out_dtype}, on "
+        f"{gpu.name}: compute capability {gpu.capability / 10}, {gpu.sms} SMs, "
+        f"{gpu.bandwidth:g} TB/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not found.kernels:
+        built = ", ".join(found.archs) or "none"
+        console.print(
+            f"No kernels for compute capability {gpu.capability / 10}; there are: {built}.",
+            highlight=False,
+        )
+    else:
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column(f"{found.arch} kernel", no_wrap=True)
+        table.add_column("predicted us", justify="right")
+        table.add_column("")
+        for each in found.kernels:
+            time = "-" if each.predicted_us is None else f"{each.predicted_us:.1f}"
+            text = f"chosen: {each.what}".rstrip(": ") if each.chosen else each.reason
+            table.add_row(
+                escape(each.name), time, escape(text), style="bold" if each.chosen else None
+            )
+        console.print(table)
+    lines = [f"floor: {found.floor_us:.1f} us, {found.bytes:,} bytes at {gpu.bandwidth:g} TB/s"]
+    work = f"operations: {found.operations:,}"
+    if kernel is not None and found.predicted_tops is not None:
+        work += f", {found.predicted_tops:.0f} TOPS at the predicted time"
+        if kernel.predicted_us and found.floor_us:
+            lines[0] += f"; predicted time {kernel.predicted_us / found.floor_us:.2f} times that"
+    if found.weight_floor_us is not None:
+        weight_floor = f"{found.weight_floor_us:.1f} us, {found.weight_bytes:,} bytes"
+        lines.append(f"floor of the weight alone: {weight_floor}")
+    lines += [work, *(f"note: {note}" for note in found.notes)]
+    lines.append(f"on the CPU here: {found.cpu_isa}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,74 @@
+"""`scaled-mm precompute`: the azp terms of a checkpoint, added to it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .._progress import progress_display
+from ..checkpoint.precompute import PrecomputeReport, precompute
+
+
+def show(report: PrecomputeReport, console: Console) -> None:
+    """The report as a table: a line for each shard, then what needs attention."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"{report.checkpoint} -> {report.out}")
+    table.add_column("shard")
+    for heading in ("MB", "terms added"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for shard in report.shards:
+        remark = "was there already" if shard.skipped else ""
+        table.add_row(shard.name, f"{shard.bytes / 1e6:,.1f}", str(shard.terms), remark)
+    console.print(table)
+    added = Counter(term.name for term in report.terms if term.added)
+    there = sum(not term.added for term in report.terms)
+    lines = [f"{name}: added to {count} layers" for name, count in sorted(added.items())]
+    lines += [f"{there} layers had their term already"] * (there > 0)
+    if report.symmetric:
+        lines.append(f"{len(report.symmetric)} layers are symmetric and need none")
+    lines += [
+        f"{term.layer}: zero point {term.rounded_from:g} rounded to {term.zero_point}"
+        for term in report.terms
+        if term.rounded_from is not None
+    ]
+    if report.copied:
+        lines.append(f"copied along: {', '.join(report.copied)}")
+    if report.left_out:
+        lines.append(f"left out: {', '.join(report.left_out)}")
+    rate = report.bytes / report.seconds / 1e6
+    lines.append(f"{report.bytes / 1e6:,.1f} MB in {report.seconds:.2f} s, {rate:,.0f} MB/s")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def command(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A folder, a .safetensors file, or an index of shards.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="A folder: new, empty, or of an earlier run.")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Add the precomputed zero-point terms to a W8A8 checkpoint."""
+    with progress_display() as display:
+        bar = display.add_task("precompute")
+        report = precompute(
+            checkpoint,
+            out,
+            lambda done, total: display.update(bar, advance=done, total=total),
+        )
+    if as_json:
+        print(json.dumps(asdict(report), indent=1))
+    else:
+        show(report, Console())

@@ -1,0 +1,106 @@
+"""`scaled-mm validate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from torch import nn
+
+from ..quantization.calibrate import CalibrationWarning
+from ..quantization.model import SCHEMES, QuantConfig
+from ..validate import Thresholds, plot, show, validate
+from ..validate.compare import STRIDE
+from ..validate.targets import HYBRID, against, config_of, minilm, users
+
+
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="minilm, your module:function that returns (model, quantised, batches), or a "
+            "quantised checkpoint, which is compared with --float."
+        ),
+    ] = "minilm",
+    original: Annotated[
+        str | None,
+        typer.Option(
+            "--float",
+            help="Of a checkpoint: your module:function that returns (model, batches), or the "
+            "folder of a float checkpoint that transformers reads, with its tokenizer.",
+        ),
+    ] = None,
+    scheme: Annotated[
+        str, typer.Option(help=f"Of MiniLM: {', '.join(SCHEMES)}, or {HYBRID}.")
+    ] = "static-asymmetric",
+    alpha: Annotated[
+        float | None, typer.Option(help="Smooth the layers that a norm feeds (SmoothQuant).")
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Smooth each layer by an alpha of its own.")
+    ] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Smooth every layer, not only those.")
+    ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your sentences, one a line: half calibrate MiniLM, half evaluate; all evaluate a "
+            "checkpoint."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A picture: noise and ranges of every layer, .png.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
+    ] = False,
+    stride: Annotated[int, typer.Option(min=1, help="Compare bits of every so many-th token.")] = (
+        STRIDE
+    ),
+    min_cosine: Annotated[
+        float, typer.Option(help="Passes: mean cosine of the outputs.")
+    ] = Thresholds.cosine_mean,
+    min_sqnr: Annotated[
+        float, typer.Option(help="Passes: SQNR of every layer, dB.")
+    ] = Thresholds.sqnr_db,
+    max_saturated: Annotated[
+        float, typer.Option(help="Passes: part of a layer's inputs beyond the grid.")
+    ] = Thresholds.saturated,
+) -> None:
+    """Compare a quantised model with the float one: noise, grid, bits against the reference."""
+    if out is not None and (out.suffix != ".png" or not out.absolute().parent.is_dir()):
+        raise ValueError(f"--out must be a .png in a folder that exists, got {out}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CalibrationWarning)
+        model, quantised, batches = _compared(
+            target, original, config_of(scheme, alpha, search, everywhere), text
+        )
+    for warning in caught:
+        print("scaled-mm: warning:", warning.message, file=sys.stderr)
+    limits = Thresholds(min_cosine, min_sqnr, max_saturated)
+    report = validate(model, quantised, batches, thresholds=limits, stride=stride)
+    if out is not None:
+        plot(report, out)
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=1))
+    else:
+        show(report, Console())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _compared(
+    target: str, original: str | None, config: QuantConfig, text: Path | None
+) -> tuple[nn.Module, nn.Module | Path, Any]:
+    """Float model, quantised model or its checkpoint, and batches, as the command was told."""
+    if target != "minilm" and Path(target).exists():
+        return against(Path(target), original, text)
+    if original is not None:
+        raise ValueError(f"--float must come with a checkpoint, got {target}")
+    return minilm(config, text) if target == "minilm" else users(target)

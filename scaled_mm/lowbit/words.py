@@ -1,0 +1,47 @@
+"""Eight values of 4 bits to an int32 word, in the orders of AWQ and GPTQ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SEQUENTIAL = (0, 1, 2, 3, 4, 5, 6, 7)
+"""Where GPTQ keeps value j of eight: in nibble j."""
+INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where AWQ keeps column j of eight: in nibble INTERLEAVED[j] (so nibble i holds column
+0, 2, 4, 6, 1, 3, 5, 7)."""
+
+
+def pack(q: Tensor, order: tuple[int, ...] = INTERLEAVED) -> Tensor:
+    """Eight neighbours of the last dimension to a word: [..., N] -> int32 [..., N/8].
+
+    Args:
+        q: any integer dtype, 0..15 (higher bits are dropped), N a multiple of 8.
+        order: the nibble of each of the eight, `INTERLEAVED` (AWQ) or `SEQUENTIAL` (GPTQ).
+    """
+    if q.is_floating_point() or q.shape[-1] % 8 != 0:
+        value = f"{str(q.dtype)[6:]} of shape {tuple(q.shape)}"
+        raise ValueError(
+            f"q must be integer with a multiple of 8 in its last dimension, got {value}"
+        )
+    values = q.to(torch.uint8).unflatten(-1, (-1, 8))  # modulo 256: the low nibble stays
+    words = torch.empty(*values.shape[:-1], 4, dtype=torch.uint8, device=q.device)
+    for byte in range(4):  # the lowest first, as words lie in memory
+        low, high = order.index(2 * byte), order.index(2 * byte + 1)
+        words[..., byte] = values[..., low] & 15 | values[..., high] << 4
+    return words.view(torch.int32).squeeze(-1)
+
+
+def unpack(words: Tensor, order: tuple[int, ...] = INTERLEAVED) -> Tensor:
+    """The inverse of `pack`: int32 [..., N/8] -> uint8 [..., N], 0..15.
+
+    Every word is legal, those with bit 31 set (negative as int32) too.
+    """
+    if words.dtype != torch.int32:
+        raise ValueError(f"words must be int32, got {str(words.dtype)[6:]}")
+    packed = words.contiguous().unsqueeze(-1).view(torch.uint8)  # its bytes, the lowest first
+    values = torch.empty(*words.shape, 8, dtype=torch.uint8, device=words.device)
+    for j, nibble in enumerate(order):
+        byte = packed[..., nibble // 2]
+        values[..., j] = byte >> 4 if nibble % 2 else byte & 15
+    return values.flatten(-2)

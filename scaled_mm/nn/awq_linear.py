@@ -1,0 +1,138 @@
+"""`AWQLinear`: a linear layer with an int4 weight in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..lowbit.int4 import Int4, from_gptq, to_awq
+from ..ops import awq_gemm
+
+
+class AWQLinear(nn.Module):
+    """A linear layer whose weight stays in AWQ's words while it is multiplied by.
+
+        y = x W + bias,    W[k, n] = (q[k, n] - z[g, n]) * s[g, n],  g = k // group_size
+
+    Buffers, under the names of AWQ checkpoints, all in the state dict:
+        qweight  int32 [K, N/8]
+        qzeros   int32 [K/G, N/8]
+        scales   float16 or bfloat16 [K/G, N]
+        bias     of the scales' dtype or float32 [N], or None
+        order    int64 [K], or None: the input channel behind each row (act-order GPTQ only)
+
+    x is brought to the scales' dtype, y back to x's. `.half()` and `.bfloat16()` convert scales and
+    bias; `.float()` and `.double()` leave them as they are, for the kernels take 16 bits. Loads
+    what AWQ checkpoints hold as it is; `from_int4` and `from_gptq` make one of other packings.
+    """
+
+    qweight: Tensor
+    qzeros: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    order: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group_size: int = 128,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """An empty layer, to load a state dict into. group_size -1 is in_features."""
+        super().__init__()
+        group = in_features if group_size == -1 else group_size
+        if group < 1 or in_features % group != 0:
+            raise ValueError(
+                f"group_size must divide in_features={in_features} (or be -1), got {group_size}"
+            )
+        if out_features % 8 != 0:
+            raise ValueError(f"out_features must be a multiple of 8, got {out_features}")
+        if dtype not in (torch.float16, torch.bfloat16):
+            raise ValueError(f"dtype must be float16 or bfloat16, got {str(dtype)[6:]}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.group_size = group
+        k, n, groups = in_features, out_features, in_features // group
+        made: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "qweight": ((k, n // 8), torch.int32),
+            "qzeros": ((groups, n // 8), torch.int32),
+            "scales": ((groups, n), dtype),
+            "bias": ((n,), dtype),
+        }
+        for name, (shape, kind) in made.items():
+            present = bias or name != "bias"
+            buffer = torch.zeros(shape, dtype=kind, device=device) if present else None
+            self.register_buffer(name, buffer)
+        self.register_buffer("order", None)
+
+    @classmethod
+    def from_int4(cls, weight: Int4, bias: Tensor | None = None) -> AWQLinear:
+        """A layer of an unpacked weight; where it has a g_idx, inputs are put in its order.
+
+        Raises:
+            ValueError: groups of unequal size, or scales that are not float16 or bfloat16.
+        """
+        ordered, order = weight.in_order()
+        k, n = ordered.q.shape
+        size = max(1, k // max(1, len(ordered.scales)))
+        dtype, device = ordered.scales.dtype, ordered.q.device
+        layer = cls(k, n, bias is not None, group_size=size, dtype=dtype, device=device)
+        layer.qweight, layer.scales, layer.qzeros = to_awq(ordered)
+        layer.bias = None if bias is None else bias.detach()
+        layer.order = order
+        return layer
+
+    @classmethod
+    def from_gptq(
+        cls,
+        qweight: Tensor,
+        scales: Tensor,
+        qzeros: Tensor,
+        g_idx: Tensor | None = None,
+        *,
+        version: int,
+        bias: Tensor | None = None,
+    ) -> AWQLinear:
+        """A layer of a GPTQ checkpoint's tensors (`scaled_mm.awq.from_gptq`)."""
+        return cls.from_int4(from_gptq(qweight, scales, qzeros, g_idx, version=version), bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.order is not None:
+            x = x[..., self.order]
+        converted = x.to(self.scales.dtype)
+        y = awq_gemm(converted, self.qweight, self.scales, self.qzeros, bias=self.bias)
+        return y.to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AWQLinear:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        scales = self._buffers["scales"]
+        assert scales is not None
+        if scales.dtype not in (torch.float16, torch.bfloat16):
+            for name, buffer in before.items():
+                moved = self._buffers[name]
+                if buffer is not None and moved is not None:
+                    self._buffers[name] = buffer.to(moved.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        order = state_dict.get(prefix + "order")
+        if order is not None and self.order is None:
+            self.order = torch.empty_like(order, device=self.qweight.device)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, group_size={self.group_size}, "
+            f"dtype={str(self.scales.dtype)[6:]}"
+        )

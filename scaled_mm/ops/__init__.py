@@ -1,0 +1,30 @@
+"""The ops: public signatures over `torch.ops.scaled_mm.*`.
+
+    arguments.py   what every op asks of its arguments, and makes of its errors
+    int8.py        scaled_mm, int8_mm, pack_weight_int8, and PackedWeight in packed_weight.py
+    azp.py         azp_adj, azp_with_adj
+    quantize.py    quantize_int8, quantize_weight_int8
+    lowbit.py      awq_dequantize, awq_gemm
+
+All other checks, and the kernels, are in csrc. Beside each signature stands the shape-only kernel
+that `torch.compile` and `torch.export` run.
+"""
+
+from .azp import azp_adj, azp_with_adj
+from .int8 import int8_mm, pack_weight_int8, scaled_mm
+from .lowbit import awq_dequantize, awq_gemm
+from .packed_weight import PackedWeight
+from .quantize import quantize_int8, quantize_weight_int8
+
+__all__ = [
+    "PackedWeight",
+    "awq_dequantize",
+    "awq_gemm",
+    "azp_adj",
+    "azp_with_adj",
+    "int8_mm",
+    "pack_weight_int8",
+    "quantize_int8",
+    "quantize_weight_int8",
+    "scaled_mm",
+]

@@ -1,0 +1,186 @@
+"""`scaled_mm`, `int8_mm`, `pack_weight_int8`: the int8 products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arguments import accept, out_of_memory, weight_arguments
+from .packed_weight import PackedWeight
+
+_scaled_mm = torch.ops.scaled_mm.scaled_mm.default
+_int8_mm = torch.ops.scaled_mm.int8_mm.default
+_pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor | PackedWeight,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    azp: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp_with_adj: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Int8 matrix product with the dequantisation fused into its epilogue.
+
+        X = scale_a * scale_b * (A B - azp * 1 B) + bias
+        D = X,  or  X + residual,  or  max(X[:, 0::2], 0) * X[:, 1::2]  (activation="reglu")
+
+    The product is exact, the rest is float32 in a fixed order (docs/numerics.md), so the bits of D
+    do not depend on tiles, threads, instruction set, device, or how M is cut. The operands given
+    and the activation choose the epilogue: ScaledEpilogue; with bias ScaledEpilogueBias; with
+    azp_with_adj ScaledEpilogueAzp; with azp and azp_adj ScaledEpilogueAzpPerToken, both with or
+    without bias. Each of these forms also has an epilogue that ends in Residual, with a residual,
+    and one that ends in ReGLU.
+
+    Args:
+        a: int8 [..., K], the activations; any strides and alignment. Fast: rows contiguous.
+        b: int8 [K, N], the weight, any strides; or a `PackedWeight`, same bits, faster. Fast: the
+            transpose of a contiguous [N, K] weight; other strides are packed at every call.
+        scale_a: float32, one element, or one per token in shape [...] or [..., 1].
+        scale_b: float32, one element, or one per channel in shape [N] or [1, N].
+        bias: out_dtype or float32, [N] or [1, N].
+        azp: int32, the activations' zero points, shaped like scale_a; needs azp_adj.
+        azp_adj: int32 [N] or [1, N], the column sums of b (`scaled_mm.azp_adj`). Any other vector
+            is legal too: the result then is a rank-1 update of the product.
+        azp_with_adj: int32 [N] or [1, N], one per-tensor zero point times the column sums
+            (`scaled_mm.azp_with_adj`); instead of azp and azp_adj.
+        residual: out_dtype or float32, [..., N], any strides: added after everything else, in
+            float32, before the one rounding to out_dtype. Not with an activation.
+        activation: None, or "reglu": columns 2 j and 2 j + 1 of b are a gate and a value, as in a
+            gate-up projection whose columns are interleaved. N must be even. On a GPU it runs on
+            the streaming kernels, which are made for few tokens.
+        out_dtype: bfloat16, float16 or float32.
+
+    Returns:
+        D [..., N] of out_dtype; [..., N/2] with activation="reglu".
+
+    Raises:
+        ValueError: an operand breaks a rule above, K > 131071 (an int32 sum could wrap), or an
+            operand requires grad in grad mode. The message names argument, rule and value.
+        TypeError: an operand is no tensor, or out_dtype no dtype.
+        torch.OutOfMemoryError: there is no memory for D.
+
+    Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
+    algebra, Shazeer (2020) for ReGLU.
+    """
+    weight, packed = weight_arguments(b)
+    options: dict[str, Any] = {}  # only what is not a default: each costs the dispatcher 0.4 us
+    if bias is not None:
+        options["bias"] = bias
+    if azp is not None:
+        options["azp"] = azp
+    if azp_adj is not None:
+        options["azp_adj"] = azp_adj
+    if azp_with_adj is not None:
+        options["azp_with_adj"] = azp_with_adj
+    if residual is not None:
+        options["residual"] = residual
+    accept(a=a, b=weight, scale_a=scale_a, scale_b=scale_b, **options)
+    if out_dtype is not torch.bfloat16:
+        if not isinstance(out_dtype, torch.dtype):
+            raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
+        options["out_dtype"] = out_dtype
+    if activation is not None:
+        if not isinstance(activation, str):
+            raise TypeError(f"activation must be a str, got {type(activation).__name__}")
+        options["activation"] = activation
+    try:
+        return _scaled_mm(a, weight, scale_a, scale_b, **options, **packed)
+    except MemoryError as error:
+        raise out_of_memory(error) from None
+
+
+def int8_mm(a: Tensor, b: Tensor | PackedWeight) -> Tensor:
+    """Exact int8 matrix product, `D = A B` in int32, without an epilogue.
+
+    Args:
+        a: int8 [..., K], as for `scaled_mm`.
+        b: int8 [K, N] or `PackedWeight`, as for `scaled_mm`.
+
+    Returns:
+        int32 [..., N].
+
+    Raises:
+        ValueError: a or b breaks a rule, or K > 131071.
+        TypeError: a or b is no tensor.
+    """
+    weight, packed = weight_arguments(b)
+    accept(a=a, b=weight)
+    try:
+        return _int8_mm(a, weight, **packed)
+    except MemoryError as error:
+        raise out_of_memory(error) from None
+
+
+def pack_weight_int8(b: Tensor) -> PackedWeight:
+    """Lays a weight out the way the kernels read it best, once for many products.
+
+    Args:
+        b: int8 [K, N], any strides.
+
+    Returns:
+        A `PackedWeight`; products with it have the same bits as with b. On the CPU it takes
+        K + 4 bytes per column, with K rounded up to 4 and N to 16; on CUDA it is the transposed
+        weight [N, K], its rows padded to a multiple of 16 bytes (at least 16).
+
+    Raises:
+        ValueError: b is not an int8 matrix, or K > 131071.
+    """
+    accept(b=b)
+    try:
+        return PackedWeight(_pack_weight_int8(b), b.shape[0], b.shape[1])
+    except MemoryError as error:
+        raise out_of_memory(error) from None
+
+
+# --- shapes only ----------------------------------------------------------------------------------
+# A fake has the whole signature of its op: torch.library asks for it.
+
+
+def _product_shape(a: Tensor, b: Tensor, b_shape: Sequence[int] | None) -> list[int]:
+    return [*a.shape[:-1], b_shape[1] if b_shape is not None else b.shape[1]]
+
+
+@torch.library.register_fake("scaled_mm::scaled_mm")
+def _(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    azp: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp_with_adj: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    b_shape: Sequence[int] | None = None,
+) -> Tensor:
+    *rows, n = _product_shape(a, b, b_shape)
+    return a.new_empty([*rows, n // 2 if activation == "reglu" else n], dtype=out_dtype)
+
+
+@torch.library.register_fake("scaled_mm::int8_mm")
+def _(a: Tensor, b: Tensor, *, b_shape: Sequence[int] | None = None) -> Tensor:
+    return a.new_empty(_product_shape(a, b, b_shape), dtype=torch.int32)
+
+
+@torch.library.register_fake("scaled_mm::pack_weight_int8")
+def _(b: Tensor) -> Tensor:
+    k, n = b.shape
+    if b.device.type == "cuda":  # csrc/cuda/common/relayout.h: N rows of K bytes, padded to 16
+        size = n * torch.sym_max(16, (k + 15) // 16 * 16)
+    else:  # csrc/cpu/packed.h: panels of 16 columns, groups of 4 rows
+        size = (n + 15) // 16 * ((k + 3) // 4 + 1) * 64
+    return b.new_empty([size], dtype=torch.uint8)

@@ -1,0 +1,121 @@
+"""`quantize_int8` for activations, `quantize_weight_int8` for weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .arguments import accept, out_of_memory
+
+_quantize_int8 = torch.ops.scaled_mm.quantize_int8.default
+_quantize_int8_static = torch.ops.scaled_mm.quantize_int8_static.default
+_quantize_weight_int8 = torch.ops.scaled_mm.quantize_weight_int8.default
+
+
+def quantize_int8(
+    x: Tensor,
+    *,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+    per_token: bool = True,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Quantises activations to int8; `x ~ scale * (q - azp)`.
+
+    Dynamic (no scale given), over each token's K values or over the whole tensor:
+
+        symmetric   scale = max(max|x| / 127, FLT_MIN)
+                    q     = clamp(round(x / scale), -127, 127)
+        asymmetric  lo, hi = min(0, min x), max(0, max x)
+                    scale = max((hi - lo) / 255, FLT_MIN)
+                    azp   = clamp(round(-128 - lo / scale), -128, 127)
+                    q     = clamp(round(x / scale) + azp, -128, 127)
+
+    in float32 with true division, rounding half to even. A range holding NaN or infinity gets
+    scale = NaN with q = azp = 0, so that the product is visibly NaN. Static (scale given, azp given
+    when symmetric=False): the same q; NaN in x gives 0, infinities clamp.
+
+    Args:
+        x: float32, bfloat16 or float16 [..., K]; any strides.
+        scale: float32, the static scale: one element, or one per token in shape [...] or [..., 1].
+        azp: int32, the static zero point, shaped like scale; with symmetric=False only.
+        symmetric: whether zero points are 0.
+        per_token: whether each token gets a scale, or one serves the whole tensor. A static scale
+            says so by its own shape.
+
+    Returns:
+        q int8 [..., K]; scale float32 [..., 1] per token, [1] per tensor, or as given; azp int32
+        like scale, or None when symmetric.
+
+    Raises:
+        ValueError: an argument breaks a rule above; azp without scale; scale without azp when
+            symmetric=False; azp when symmetric=True; x requires grad in grad mode.
+
+    Source: ONNX DynamicQuantizeLinear and gemmlowp for the range that always holds zero.
+    """
+    accept(x=x)
+    if scale is not None:
+        accept(scale=scale)
+    if azp is not None:
+        accept(azp=azp)
+    if azp is not None and symmetric:
+        raise ValueError("symmetric must be False when azp is given, got symmetric=True")
+    if azp is not None and scale is None:
+        raise ValueError("scale must be given with azp, got azp alone")
+    if scale is not None and azp is None and not symmetric:
+        raise ValueError("azp must be given with scale when symmetric=False, got scale alone")
+    try:
+        if scale is None:
+            return _quantize_int8(x, symmetric=symmetric, per_token=per_token)
+        return _quantize_int8_static(x, scale, azp), scale, azp
+    except MemoryError as error:
+        raise out_of_memory(error) from None
+
+
+def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
+    """Quantises a linear layer's weight to int8, symmetrically; `w ~ scale.t() * q`.
+
+        scale = max(max|w| / 127, FLT_MIN),  q = clamp(round(w / scale), -127, 127)
+
+    Args:
+        w: float32, bfloat16 or float16 [N, K], as in `torch.nn.Linear`.
+        per_channel: one scale per output channel (row of w), or one for the whole weight.
+
+    Returns:
+        q int8 [N, K] and scale float32 [1, N] (per channel) or [1, 1]. The product by it is
+        `scaled_mm(a, q.t(), scale_a, scale)`.
+
+    Raises:
+        ValueError: w is not a float matrix, or requires grad in grad mode (pass `w.detach()`).
+    """
+    accept(w=w)
+    try:
+        return _quantize_weight_int8(w, per_channel=per_channel)
+    except MemoryError as error:
+        raise out_of_memory(error) from None
+
+
+# --- shapes only ----------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("scaled_mm::quantize_int8")
+def _(
+    x: Tensor, *, symmetric: bool = True, per_token: bool = True
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    shape = [*x.shape[:-1], 1] if per_token else [1]
+    return (
+        x.new_empty(x.shape, dtype=torch.int8),
+        x.new_empty(shape, dtype=torch.float32),
+        None if symmetric else x.new_empty(shape, dtype=torch.int32),
+    )
+
+
+@torch.library.register_fake("scaled_mm::quantize_weight_int8")
+def _(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
+    n = w.shape[0] if per_channel else 1
+    return w.new_empty(w.shape, dtype=torch.int8), w.new_empty([1, n], dtype=torch.float32)
+
+
+@torch.library.register_fake("scaled_mm::quantize_int8_static")
+def _(x: Tensor, scale: Tensor, azp: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.int8)

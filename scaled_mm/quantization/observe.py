@@ -1,0 +1,130 @@
+"""What flows through a model: inputs and outputs of its layers on batches, without padding.
+
+Calibration (`scaled_mm.smoothquant`, `scaled_mm.quantize_model`) and validation
+(`scaled_mm.validate`) look at any model through this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Visit = Callable[[str, nn.Module, Tensor, Tensor], None]
+"""visit(name, layer, x [tokens, K], y [tokens, N]): a layer's input and output, no padding."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One batch: how a model is called, and which tokens count.
+
+    Where a batch is asked for, a tensor or a tuple (positional arguments) and a mapping (keyword
+    arguments, whose attention_mask, if it is [B, T], is the mask) will do too.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    mask: Tensor | None = None
+    """bool [B, T], True at a token; None: every token counts."""
+
+    def __call__(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    def sentences(self) -> int:
+        """Rows of the first tensor argument."""
+        tensors = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        return tensors[0].shape[0] if tensors and tensors[0].ndim else 0
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [tokens, K]: without padding where the mask fits its leading dimensions."""
+        mask, width = self.mask, x.shape[-1]
+        if mask is not None and x.shape[:-1] == mask.shape:
+            return x[mask]
+        if mask is not None and x.shape[:-1] == (mask.numel(),):
+            return x[mask.flatten()]
+        return x.reshape(-1, width)
+
+
+def as_call(batch: Any) -> Call:
+    """A batch in any of its forms as a `Call`; TypeError if it has none of them."""
+    if isinstance(batch, Call):
+        return batch
+    if isinstance(batch, Tensor):
+        return Call((batch,))
+    if isinstance(batch, Mapping):
+        mask = batch.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            return Call((), batch, mask.bool())
+        return Call((), batch)
+    if isinstance(batch, (tuple, list)):
+        return Call(tuple(batch))
+    kinds = "a Tensor, a tuple, a mapping or an observe.Call"
+    raise TypeError(f"a batch must be {kinds}, got {type(batch).__name__}")
+
+
+def as_calls(batches: Iterable[Any]) -> list[Call]:
+    """All batches; ValueError when there is none."""
+    calls = [as_call(batch) for batch in batches]
+    if not calls:
+        raise ValueError("batches must hold at least one batch, got none")
+    return calls
+
+
+@torch.no_grad()
+def observe(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    calls: Sequence[Call],
+    visit: Visit,
+    tick: Callable[[], object] = lambda: None,
+) -> list[Any]:
+    """The model's outputs on each batch, in eval mode, every layer shown to `visit` on the way.
+
+    Args:
+        model: left in the mode it was in.
+        layers: name -> module of `model`, whose first argument is [..., K].
+        calls: the batches.
+        visit: called once for each run of each layer; the tensors are the model's own. Of a layer
+            that computes one scale for the whole activation it sees the padding too.
+        tick: called after every batch.
+    """
+    call = calls[0]
+
+    def show(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        tokens = Call().tokens if one_scale(layer) else call.tokens
+        visit(name, layer, tokens(inputs[0]), tokens(output))
+
+    hooks = [m.register_forward_hook(partial(show, name)) for name, m in layers.items()]
+    outputs = []
+    try:
+        with evaluating(model):
+            for call in calls:
+                outputs.append(call(model))
+                tick()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return outputs
+
+
+def one_scale(layer: nn.Module) -> bool:
+    """Whether the layer is a ScaledLinear whose rows depend on each other: dynamic per tensor."""
+    return bool(getattr(layer, "dynamic", False)) and not getattr(layer, "per_token", True)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside, and as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,267 @@
+"""`plan`: which layers SmoothQuant divides by what, and where the division goes.
+
+It goes into the norm in front of a Linear where nothing else reads that norm (`feeds.py`), and else
+into the layer's quantiser. `scaled_mm/smoothquant.py` introduces the method, `factors` has its
+formula, and `quantize_model` applies what is planned here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from .._progress import progress
+from .calibrate import CalibrationWarning, Ranges, collect, merge
+from .feeds import Feeds, find_feeds, scales
+from .observe import Call
+
+ALPHAS = tuple(i / 20 for i in range(21))
+ROWS = 256
+"""Inputs of each layer and batch that a search tries alphas on."""
+FEW_SENTENCES, HIGH_ALPHA = 16, 0.75
+NEAR_ONE = 0.9
+_LIMIT = 2.0**100  # s and 1 / s stay far from both ends of float32
+
+Build = Callable[[str, Ranges, "Tensor | None"], nn.Module]
+"""build(name, ranges, s): the Linear `name` quantised, calibrated by `ranges`, smoothed by s."""
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """Which layers to smooth, and how much.
+
+    alpha 0 leaves all of the range to the activations, 1 moves all of it into the weights.
+    """
+
+    alpha: float = 0.5
+    layers: tuple[str, ...] | None = None
+    """fnmatch patterns of names; None: the Linears that are fed by a norm."""
+    alphas: tuple[tuple[str, float], ...] = ()
+    """Pattern and alpha; the first that matches goes before `alpha`."""
+    search: tuple[float, ...] = ()
+    """Alphas of which each layer takes the best for itself, instead of the above; `ALPHAS`, say."""
+    folds: int = 2
+    """Of the search: ranges from all batches but every folds-th, noise on those; 1: on the same."""
+    into_norms: bool = True
+    """Whether to divide norms where the model allows it."""
+    pairs: tuple[tuple[str, tuple[str, ...]], ...] | None = None
+    """Norm and all the Linears that read it, where the caller knows better than a trial run."""
+
+    def __post_init__(self) -> None:
+        for alpha in (self.alpha, *self.search, *(alpha for _, alpha in self.alphas)):
+            if not 0 <= alpha <= 1:
+                raise ValueError(f"alpha must be in [0, 1], got {alpha:g}")
+        if self.folds < 1:
+            raise ValueError(f"folds must be at least 1, got {self.folds}")
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """The smoothing of one layer."""
+
+    s: Tensor
+    """float32 [K]: what the input is divided by."""
+    alpha: float
+    norm: str | None
+    """The norm that divides; None: the layer's quantiser does."""
+
+
+def factors(x_absmax: Tensor, w_absmax: Tensor, alpha: float) -> Tensor:
+    """SmoothQuant's s, float32 [K].
+
+        s_j = max|X_j|^alpha / max|W_j|^(1 - alpha),  1 where either maximum is 0
+
+    Args:
+        x_absmax, w_absmax: [K], largest magnitudes of each input channel of activation and weight.
+        alpha: 0 to 1.
+    """
+    x, w = x_absmax.double(), w_absmax.double()
+    s = x**alpha / w ** (1 - alpha)
+    return s.where((x > 0) & (w > 0), 1.0).clamp(1 / _LIMIT, _LIMIT).float()
+
+
+def plan(
+    model: nn.Module,
+    linears: Mapping[str, nn.Linear],
+    calls: Sequence[Call],
+    smoothing: Smoothing,
+    build: Build,
+) -> tuple[dict[str, Smooth], dict[str, Ranges]]:
+    """Calibrates, and decides what every layer is smoothed by.
+
+    Layers that share a foldable norm share s, of the maxima over all their weights.
+
+    Args:
+        model, linears, calls: as for `collect`.
+        smoothing: what to do.
+        build: quantises a layer for the search to try.
+
+    Returns:
+        Name -> `Smooth` of the layers that are smoothed, and name -> `Ranges` (before smoothing) of
+        all that the batches reached.
+
+    Raises:
+        ValueError: fewer batches than folds; a pair that does not hold; NaN in an activation.
+    """
+    folds = smoothing.folds if smoothing.search else 1
+    if len(calls) < folds:
+        raise ValueError(f"calibration must have at least folds={folds} batches, got {len(calls)}")
+    rows = ROWS if smoothing.search else 0
+    parts = [collect(model, linears, calls[i::folds], rows) for i in range(folds)]
+    ranges = merge(parts)
+    feeds = _feeds(model, linears, calls[0], smoothing)
+    chosen = [name for name in linears if name in ranges and _chosen(name, feeds, smoothing)]
+    foldable = {
+        norm: names
+        for norm, names in feeds.foldable.items()
+        if smoothing.into_norms and set(names) <= set(chosen)
+    }
+    norm_of = {name: norm for norm, names in foldable.items() for name in names}
+    alone = [(name,) for name in chosen if name not in norm_of]
+    planned: dict[str, Smooth] = {}
+    naive: list[float] = []
+    groups = [*foldable.values(), *alone]
+    with progress("searching alpha" if smoothing.search else "smoothing", len(groups)) as tick:
+        for names in groups:
+            weights = _absmax([linears[name] for name in names])
+            if smoothing.search:
+                tried = [{name: part[name] for name in names if name in part} for part in parts]
+                alpha, in_sample = search(tried, linears, weights, smoothing.search, build)
+                naive.append(in_sample)
+            else:
+                alpha = _alpha(names[0], smoothing)
+            x_absmax = merge([{"": ranges[name]} for name in names])[""].absmax
+            s = factors(x_absmax, weights, alpha)
+            planned |= {name: Smooth(s, alpha, norm_of.get(name)) for name in names}
+            tick()
+    _warn(planned, feeds, naive, sum(call.sentences() for call in calls), folds)
+    return {name: planned[name] for name in linears if name in planned}, ranges
+
+
+@torch.no_grad()
+def search(
+    parts: Sequence[Mapping[str, Ranges]],
+    linears: Mapping[str, nn.Linear],
+    w_absmax: Tensor,
+    alphas: Iterable[float],
+    build: Build,
+) -> tuple[float, float]:
+    """The alpha with the least output noise on inputs that its ranges were not calibrated on.
+
+        noise(alpha) = sum over folds and layers of |Q(X) - Y|^2 / |Y|^2
+
+    where Q is calibrated on the other folds and X, Y are the kept rows of this one.
+
+    Args:
+        parts: for each fold, the ranges (with rows) of the layers that share s.
+        linears: the float layers.
+        w_absmax: [K], over the layers' weights.
+        alphas: what to try; of equals the first is taken.
+        build: quantises a layer.
+
+    Returns:
+        That alpha, and the one that the noise on the calibrated inputs themselves would choose.
+    """
+    parts = [part for part in parts if part]
+    others = [merge(p for p in parts if p is not held) for held in parts]
+    if len(parts) == 1:
+        others = [dict(parts[0])]
+    everything = merge(parts)
+    held_out, in_sample = {}, {}
+    for alpha in alphas:
+        held_out[alpha] = sum(
+            _noise(held, other, linears, w_absmax, alpha, build)
+            for held, other in zip(parts, others, strict=True)
+        )
+        in_sample[alpha] = _noise(everything, everything, linears, w_absmax, alpha, build)
+    best, naive = (min(noise, key=lambda a: noise[a]) for noise in (held_out, in_sample))
+    return best, naive
+
+
+def _noise(
+    held: Mapping[str, Ranges],
+    calibrated: Mapping[str, Ranges],
+    linears: Mapping[str, nn.Linear],
+    w_absmax: Tensor,
+    alpha: float,
+    build: Build,
+) -> float:
+    s = factors(merge({"": r} for r in calibrated.values())[""].absmax, w_absmax, alpha)
+    total = 0.0
+    for name, ranges in held.items():
+        if name not in calibrated:
+            continue
+        want = linears[name](ranges.rows).float()
+        got = build(name, calibrated[name], s)(ranges.rows).float()
+        noise, signal = (got - want).square().sum(), want.square().sum()
+        total += float(noise / signal) if signal else 0.0
+    return total
+
+
+def _absmax(linears: Sequence[nn.Linear]) -> Tensor:
+    """float32 [K]: the largest magnitude of each input channel over the weights."""
+    maxima = [linear.weight.detach().abs().amax(0).float() for linear in linears]
+    return torch.stack(maxima).amax(0)
+
+
+def _feeds(
+    model: nn.Module, linears: Mapping[str, nn.Linear], call: Call, smoothing: Smoothing
+) -> Feeds:
+    if smoothing.pairs is None:
+        return find_feeds(model, linears, call)
+    foldable = dict(smoothing.pairs)
+    for name in chain.from_iterable(foldable.values()):
+        if name not in linears:
+            raise ValueError(f"pairs must name Linears that are quantised, got {name!r}")
+    for norm, names in foldable.items():
+        module = model.get_submodule(norm)
+        like = linears[names[0]].weight
+        x = torch.randn(8, like.shape[1], dtype=like.dtype, device=like.device)
+        if not scales(module, x):
+            raise ValueError(f"pairs must name norms that scale with their weight, got {norm!r}")
+    return Feeds({name: norm for norm, names in foldable.items() for name in names}, foldable)
+
+
+def _chosen(name: str, feeds: Feeds, smoothing: Smoothing) -> bool:
+    if smoothing.layers is None:
+        return name in feeds.fed
+    return any(fnmatchcase(name, pattern) for pattern in smoothing.layers)
+
+
+def _alpha(name: str, smoothing: Smoothing) -> float:
+    given = (alpha for pattern, alpha in smoothing.alphas if fnmatchcase(name, pattern))
+    return next(given, smoothing.alpha)
+
+
+def _warn(
+    planned: Mapping[str, Smooth], feeds: Feeds, naive: Sequence[float], sentences: int, folds: int
+) -> None:
+    def warn(text: str) -> None:
+        warnings.warn(text, CalibrationWarning, stacklevel=4)
+
+    beyond = [name for name in planned if name not in feeds.fed]
+    high = [name for name in beyond if planned[name].alpha >= HIGH_ALPHA]
+    if high and sentences < FEW_SENTENCES:
+        warn(
+            f"alpha >= {HIGH_ALPHA} on layers that no norm feeds ({high[0]} and {len(high) - 1} "
+            f"more) needs {FEW_SENTENCES} calibration sentences or more, got {sentences}"
+        )
+    if not naive:
+        return
+    if folds == 1:
+        warn(
+            "a search of alpha with folds=1 judges ranges by the inputs that they were calibrated "
+            "on, which overfits towards 1: use 2 folds or more"
+        )
+    near_one = [name for name, smooth in planned.items() if smooth.alpha >= NEAR_ONE]
+    if len(near_one) > len(planned) / 2:
+        warn(
+            f"the search chose alpha >= {NEAR_ONE} for {len(near_one)} of {len(planned)} layers, "
+            "which is what overfitting looks like: calibrate on more sentences, or search below"
+        )

@@ -1,0 +1,39 @@
+"""The definition of every op: plain numpy, exact, slow.
+
+Each op comes as R1, the float32 sequence of the bit contract, which the kernels reproduce bit for
+bit, and, where that is not already exact, as R0 (`*_exact`), the infinitely precise result
+rounded once, against which R1's accuracy is stated. `check` judges an output, anyone's, by both.
+
+Tensors of any device go in (they are moved to the CPU), CPU tensors come out. Arguments are not
+checked: an operand that the ops refuse has no meaning here.
+
+    epilogues.py     the formulas, one function each
+    arithmetic.py    what they are evaluated in: float32, exactly, in magnitude
+    int8.py          the products; accuracy.py how good an output of theirs is
+    quantize.py      the quantisers
+    lowbit.py        int4
+    arrays.py        tensors to numpy and back
+"""
+
+from .accuracy import AccuracyReport
+from .epilogues import EPILOGUES as EPILOGUES
+from .epilogues import choose_epilogue as choose_epilogue
+from .int8 import azp_adj, azp_with_adj, check, int8_mm, scaled_mm, scaled_mm_exact
+from .lowbit import awq_dequantize, awq_gemm, awq_gemm_bound
+from .quantize import quantize_int8, quantize_int8_exact, quantize_weight_int8
+
+__all__ = [
+    "AccuracyReport",
+    "awq_dequantize",
+    "awq_gemm",
+    "awq_gemm_bound",
+    "azp_adj",
+    "azp_with_adj",
+    "check",
+    "int8_mm",
+    "quantize_int8",
+    "quantize_int8_exact",
+    "quantize_weight_int8",
+    "scaled_mm",
+    "scaled_mm_exact",
+]

@@ -1,0 +1,163 @@
+"""The int8 products and their epilogues: R1, the bits, and R0, the exact result rounded once."""
+
+# mypy: no-warn-return-any
+# (numpy types its operators as Any)
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .accuracy import AccuracyReport, judge
+from .arithmetic import FORMATS, Array, Exact, Float32, Magnitude, round_to
+from .arrays import matrix_product, to_numpy, to_tensor
+from .epilogues import choose_epilogue
+
+# A signature is written out wherever an op has one: help(), mypy and a reader see all of it.
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    azp: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp_with_adj: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """R1 of `scaled_mm.scaled_mm`, the same arguments: the bits that every kernel gives.
+
+    acc = A B                                   int32, exact
+    t   = acc - azp azp_adj                     int32, wrapping (or acc - azp_with_adj; or acc)
+    d   = RN32(s_a RN32(s_b RN32(t)) + bias)    one fused multiply-add
+    d   = RN32(d + residual)                    with a residual
+    d   = RN32(max(d[:, 0::2], +0) d[:, 1::2])  with activation="reglu"
+    out = RN(d)                                 to out_dtype
+    """
+    operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual)
+    return _evaluate(Float32, a, b, operands, activation, out_dtype)
+
+
+def scaled_mm_exact(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    azp: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp_with_adj: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """R0 of `scaled_mm.scaled_mm`: RN(s_a s_b (A B - azp azp_adj) + bias + residual), or of the
+    product of its pairs of columns.
+
+    Nothing wraps, and the one rounding is the one to out_dtype.
+    """
+    operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual)
+    return _evaluate(Exact, a, b, operands, activation, out_dtype)
+
+
+def int8_mm(a: Tensor, b: Tensor) -> Tensor:
+    """A B as int32, exact (K <= 131071): a int8 [..., K], b int8 [K, N]."""
+    return to_tensor(_product(a, b), (*a.shape[:-1], b.shape[-1]), torch.int32)
+
+
+def azp_adj(b: Tensor) -> Tensor:
+    """1B, the column sums of b [K, N]: int32 [1, N]."""
+    return b.cpu().sum(0, keepdim=True, dtype=torch.int32)
+
+
+def azp_with_adj(b: Tensor, azp: Tensor) -> Tensor:
+    """z_a 1B for one zero point, int32 [1, N], wrapping."""
+    return azp_adj(b) * azp.cpu().reshape(1, 1)
+
+
+def check(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    azp: Tensor | None = None,
+    azp_adj: Tensor | None = None,
+    azp_with_adj: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> AccuracyReport:
+    """Judge `out`, whoever computed it, as the result of `scaled_mm` on these operands.
+
+    out: [..., N], bfloat16, float16 or float32; everything else as for `scaled_mm`. The
+    `AccuracyReport` counts the elements that differ from R1 in any bit and those further from the
+    exact result than the published bound, says how far the worst one is and where, and how many
+    elements lie outside the domain in which the bound is claimed. Print it.
+    """
+    operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual)
+    epilogue = choose_epilogue(set(operands), activation)
+    acc = _product(a, b)
+    actual = out.detach().cpu().reshape(len(acc), out.shape[-1]).double().numpy()
+    roundings = 8 if activation else 5 if residual is not None else 4 if bias is not None else 0
+    report = AccuracyReport(out.dtype, tuple(out.shape), epilogue.formula.__name__, roundings)
+    rows_at_once = 1 + 2**16 // max(1, acc.shape[1])  # temporaries that stay in the cache
+    with np.errstate(all="ignore"):
+        for first in range(0, acc.shape[0], rows_at_once):
+            rows = slice(first, first + rows_at_once)
+            part = {name: x[rows] if len(x) == len(acc) else x for name, x in operands.items()}
+            r1, r0, bounded = (
+                epilogue.formula(num, acc[rows], **part) for num in (Float32, Exact, Magnitude)
+            )
+            r1, r0 = Float32.value(r1), Exact.value(r0)
+            report = judge(report, first, actual[rows], r1, r0, bounded)
+    return report
+
+
+def _evaluate(
+    num: Any,
+    a: Tensor,
+    b: Tensor,
+    operands: dict[str, Array],
+    activation: str | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    with np.errstate(all="ignore"):
+        epilogue = choose_epilogue(set(operands), activation)
+        d = num.value(epilogue.formula(num, _product(a, b), **operands))
+        out = round_to(d, FORMATS[out_dtype])
+    return to_tensor(out, (*a.shape[:-1], d.shape[-1]), out_dtype)
+
+
+def _product(a: Tensor, b: Tensor) -> Array:
+    """A B in int64, by float64 BLAS (exact below 2^53), the leading dimensions of a flattened."""
+    return matrix_product(a, b).astype(np.int64)
+
+
+def _operands(
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    azp: Tensor | None,
+    azp_adj: Tensor | None,
+    azp_with_adj: Tensor | None,
+    residual: Tensor | None,
+) -> dict[str, Array]:
+    """The operands given, as [rows, 1], [1, columns] or [rows, columns], int64 or float32."""
+    by_row = {"scale_a": scale_a, "azp": azp}
+    by_column = {"scale_b": scale_b, "bias": bias, "azp_adj": azp_adj, "azp_with_adj": azp_with_adj}
+    shaped = [(name, x, (-1, 1)) for name, x in by_row.items()]
+    shaped += [(name, x, (1, -1)) for name, x in by_column.items()]
+    if residual is not None:
+        rows = int(np.prod(residual.shape[:-1]))
+        shaped.append(("residual", residual, (rows, residual.shape[-1])))
+    return {name: to_numpy(x).reshape(shape) for name, x, shape in shaped if x is not None}

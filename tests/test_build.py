@@ -1,0 +1,246 @@
+"""What setup.py builds, for which GPUs, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load(path: Path) -> ModuleType:
+    """A file that is on no import path, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+cuda_build = load(ROOT / "tools/cuda_build.py")
+Wanted = cuda_build.Wanted
+
+# ---- The GPUs ------------------------------------------------------------------------------------
+
+TODAY = ("sm90",)
+TWO = ("sm80", "sm90")
+ALL = ("sm75", "sm80", "sm89", "sm90", "sm100", "sm120")
+SERVING = [  # capability, and the folder of TODAY, TWO and ALL that serves it
+    (75, None, None, "sm75"),
+    (80, None, "sm80", "sm80"),
+    (86, None, "sm80", "sm80"),
+    (87, None, "sm80", "sm80"),
+    (89, None, "sm80", "sm89"),
+    (90, "sm90", "sm90", "sm90"),
+    (100, None, None, "sm100"),
+    (103, None, None, "sm100"),
+    (110, None, None, None),
+    (120, None, None, "sm120"),
+    (121, None, None, "sm120"),
+]
+SERVING_PTX = [  # the same with +PTX: where no folder has the major version, the newest with PTX
+    (75, None, None, "sm75"),
+    (80, None, "sm80", "sm80"),
+    (89, None, "sm80", "sm89"),
+    (90, "sm90", "sm90", "sm90"),
+    (100, None, "sm80", "sm100"),
+    (103, None, "sm80", "sm100"),
+    (110, None, "sm80", "sm89"),
+    (121, None, "sm80", "sm120"),
+]
+GENCODE = {  # folder: what nvcc is told, and what +PTX adds
+    "sm75": ("-gencode=arch=compute_75,code=sm_75", "-gencode=arch=compute_75,code=compute_75"),
+    "sm80": ("-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_80,code=compute_80"),
+    "sm86": ("-gencode=arch=compute_86,code=sm_86", "-gencode=arch=compute_86,code=compute_86"),
+    "sm87": ("-gencode=arch=compute_87,code=sm_87", "-gencode=arch=compute_87,code=compute_87"),
+    "sm89": ("-gencode=arch=compute_89,code=sm_89", "-gencode=arch=compute_89,code=compute_89"),
+    "sm90": ("-gencode=arch=compute_90a,code=sm_90a", None),
+    "sm100": ("-gencode=arch=compute_100f,code=sm_100f", None),
+    "sm103": ("-gencode=arch=compute_103f,code=sm_103f", None),
+    "sm120": ("-gencode=arch=compute_120f,code=sm_120f", None),
+    "sm121": ("-gencode=arch=compute_121f,code=sm_121f", None),
+}
+
+
+@pytest.mark.parametrize(("ptx", "table"), [(False, SERVING), (True, SERVING_PTX)])
+def test_serving(ptx: bool, table: list[tuple[int, str | None, str | None, str | None]]) -> None:
+    for capability, *expected in table:
+        found = [cuda_build.serving(Wanted(capability, ptx), names) for names in (TODAY, TWO, ALL)]
+        assert found == expected, (capability, ptx)
+
+
+@pytest.mark.parametrize("folder", GENCODE)
+def test_gencode(folder: str) -> None:
+    code, ptx = GENCODE[folder]
+    assert cuda_build.gencode(folder) == [code]
+    assert cuda_build.gencode(folder, ptx=True) == [code, *filter(None, [ptx])]
+
+
+def test_nvcc_knows_the_targets(tmp_path: Path) -> None:
+    home = cuda_build.find_cuda()
+    if home is None:
+        pytest.skip("no nvcc")
+    options = [option for pair in GENCODE.values() for option in pair if option]
+    command = [str(home / "bin/nvcc"), "--dryrun", "--cubin", "nothing.cu"]
+    for option in (o for o in options if "code=sm_" in o):
+        done = subprocess.run([*command, option], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arch_list", "expected"),
+    [
+        ("9.0", [Wanted(90)]),
+        ("8.0;9.0a", [Wanted(80), Wanted(90)]),
+        ("7.5 8.6+PTX, 12.1", [Wanted(75), Wanted(86, ptx=True), Wanted(121)]),
+        ("10.3f;", [Wanted(103)]),
+    ],
+)
+def test_arch_list(arch_list: str, expected: list[object]) -> None:
+    assert cuda_build.wanted_by(arch_list) == expected
+
+
+@pytest.mark.parametrize("arch_list", ["Hopper", "90", "9.0+ptx", "9.0 x", ";"])
+def test_arch_list_refused(arch_list: str) -> None:
+    with pytest.raises(SystemExit, match=r"TORCH_CUDA_ARCH_LIST must be like"):
+        cuda_build.wanted_by(arch_list)
+
+
+def test_targets() -> None:
+    code = {folder: options[0] for folder, options in GENCODE.items()}
+    assert cuda_build.targets(None, ALL) == {folder: [code[folder]] for folder in ALL}
+    assert cuda_build.targets([Wanted(103), Wanted(89)], ALL) == {
+        "sm89": [code["sm89"]],
+        "sm100": [code["sm100"]],
+    }
+    twice = cuda_build.targets([Wanted(86), Wanted(80, ptx=True), Wanted(87)], ALL)
+    assert twice == {"sm80": [*GENCODE["sm80"]]}
+    assert cuda_build.targets([Wanted(75)], TODAY) == {}
+
+
+# ---- Whether there is a CUDA library -------------------------------------------------------------
+
+HERE = Path("/somewhere")
+FULL = cuda_build.Machine("13.0", HERE, HERE)
+CPU_TORCH = cuda_build.Machine(None, HERE, HERE)
+NO_NVCC = cuda_build.Machine("13.0", None, HERE)
+NO_CUTLASS = cuda_build.Machine("13.0", HERE, None)
+BARE = cuda_build.Machine("13.0", None, None)
+
+
+@pytest.mark.parametrize("asked", [None, "", "0", "1"])
+@pytest.mark.parametrize("machine", [FULL, CPU_TORCH, NO_NVCC, NO_CUTLASS, BARE])
+def test_decision(asked: str | None, machine: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCALED_MM_CUTLASS", raising=False)
+    lacks = {NO_NVCC: ["nvcc"], NO_CUTLASS: ["CUTLASS's"], BARE: ["nvcc", "CUTLASS's"]}
+    missing = lacks.get(machine, [])
+    if asked == "1" and missing:
+        with pytest.raises(SystemExit) as caught:
+            cuda_build.decide(asked, machine)
+        assert all(name in str(caught.value) for name in ["SCALED_MM_CUDA=1", *missing])
+        return
+    build, remark = cuda_build.decide(asked, machine)
+    assert build is (asked == "1" or (asked in (None, "") and machine is FULL))
+    if not missing or asked == "0":
+        assert remark == ""
+    else:
+        assert remark.startswith("scaled_mm: the CUDA library is left out; it needs ")
+        assert all(name in remark for name in missing)
+        assert "\n" not in remark
+
+
+def test_the_decision_knows_two_words() -> None:
+    with pytest.raises(SystemExit, match='SCALED_MM_CUDA must be 0 or 1, got "yes"'):
+        cuda_build.decide("yes", FULL)
+
+
+def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, tree = tmp_path / "cuda", tmp_path / "cutlass"
+    for file in (home / "bin/nvcc", home / "include/cuda_runtime.h"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    monkeypatch.setattr(cuda_build, "USUAL_HOME", tmp_path / "nothing")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    assert cuda_build.find_cuda() is None
+    assert cuda_build.find_cuda(None, home) == home
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    assert cuda_build.find_cuda() == home
+    (home / "include/cuda_runtime.h").unlink()
+    assert cuda_build.find_cuda() is None
+
+    monkeypatch.delenv("SCALED_MM_CUTLASS", raising=False)
+    assert cuda_build.find_cutlass(None) is None
+    package = tree / "cutlass_library/__init__.py"
+    (package.parent / "source/include/cutlass").mkdir(parents=True)
+    (package.parent / "source/include/cutlass/cutlass.h").touch()
+    assert cuda_build.find_cutlass(str(package)) == package.parent / "source"
+    monkeypatch.setenv("SCALED_MM_CUTLASS", str(tree))
+    assert cuda_build.find_cutlass(str(package)) is None, "the tree that is named, or none"
+    with pytest.raises(SystemExit, match=r"must hold include/cutlass/cutlass\.h"):
+        cuda_build.decide("1", cuda_build.Machine("13.0", HERE, None))
+
+
+# ---- The oldest torch ----------------------------------------------------------------------------
+
+compile_oldest = load(ROOT / "tools/compile_oldest.py")
+
+
+def test_the_oldest_torch_is_the_one_that_is_built_for() -> None:
+    version = compile_oldest.oldest_torch()
+    major, minor, _ = (int(part) for part in version.split("."))
+    assert f"TORCH_TARGET_VERSION=0x{major:02x}{minor:02x}" in (ROOT / "setup.py").read_text()
+    assert f'"torch>={major}.{minor}"]' in compile_oldest.pyproject(), "build-system.requires too"
+
+
+def test_every_source_meets_the_oldest_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = compile_oldest.checks(Path("/oldest/include"))
+    checked = {check.source for check in checks}
+    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.c*")}
+    wanted -= {path for path in wanted if path.endswith(".cuh")}
+    if "are left out" in capsys.readouterr().out:  # no nvcc, no CUTLASS
+        wanted = {s for s in wanted if not s.startswith("csrc/cuda/") or s.endswith("model.cpp")}
+    assert wanted <= checked
+    generated = checked - wanted
+    assert all(source.startswith("build/stubs/") for source in generated)
+    for check in checks:
+        flags = " ".join(check.command)
+        assert "/oldest/include" in flags
+        assert "site-packages/torch/include" not in flags
+
+
+def test_headers_that_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def download(version: str, folder: Path) -> Path:
+        raise compile_oldest.NotToBeHad("no such version")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compile_oldest, "download", download)
+    monkeypatch.setattr(sys, "argv", ["compile_oldest.py"])
+    assert compile_oldest.main() == 0
+    assert "could not be had: no such version" in capsys.readouterr().out
+    assert list((tmp_path / "scaled_mm").iterdir()) == []
+
+
+def test_headers_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(version: str, folder: Path) -> Path:
+        with zipfile.ZipFile(folder / "torch.whl", "w") as wheel:
+            wheel.writestr("torch/include/a.h", version)
+            wheel.writestr("torch/lib/big.so", "")
+        return folder / "torch.whl"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compile_oldest, "download", download)
+    include = compile_oldest.headers("9.8.7")
+    assert (include / "a.h").read_text() == "9.8.7"
+    assert not (include.parent / "lib").exists()
+    monkeypatch.setattr(compile_oldest, "download", None)
+    assert compile_oldest.headers("9.8.7") == include

@@ -1,0 +1,218 @@
+"""Where no memory is left: torch.OutOfMemoryError and no other type, with the number of bytes.
+
+Wherever an op allocates, be it an output or a copy of an operand; and the next call is right. The
+operands are views of a few bytes, expanded until what is made of them fits no address space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from awq_cases import AwqCase
+from cases import AZP_FORMS, Case, Matrix, Vector
+from helpers import assert_bits
+from torch import Tensor
+
+import scaled_mm
+from scaled_mm import reference
+
+HUGE = 2**50
+K = 16
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    """One element that is read as all of them."""
+    return torch.ones((), dtype=dtype).expand(shape)
+
+
+def apart(last: tuple[int, ...] = (), dtype: torch.dtype = torch.int8) -> Tensor:
+    """[HUGE, 2, *last] of a few elements, through whose rows no one stride leads."""
+    return torch.ones(2, *last, dtype=dtype).expand(HUGE, 2, *last)
+
+
+ONE = torch.ones(1)
+FLOAT, INT, HALF = torch.float32, torch.int32, torch.float16
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A call of `op`, the first allocation of which that cannot be made has `bytes` bytes."""
+
+    op: str
+    operands: dict[str, Any]
+    bytes: int
+    raw: str | None = None  # the op's name where the public function's is another
+
+    def public(self) -> Any:
+        return getattr(scaled_mm, self.op)(**self.operands)
+
+    def by_the_op(self) -> Any:
+        return getattr(torch.ops.scaled_mm, self.raw or self.op)(**self.operands)
+
+
+def product(a: Tensor, n: int, **more: Any) -> dict[str, Any]:
+    """A product with scales of one element; n = 0 has an output of no bytes."""
+    options = {"scale_b": ONE if n == 1 else torch.ones(n), **more}
+    return {"a": a, "b": torch.ones(K, n, dtype=torch.int8), "scale_a": ONE, **options}
+
+
+def int4(rows: int, n: int = 16, copied: str = "") -> dict[str, Tensor]:
+    """A weight of `rows` rows in one group; the operand `copied` has no elements side by side."""
+    made = {
+        "qweight": ones(1, dtype=INT).repeat(n // 8)[None].expand(rows, n // 8),
+        "scales": torch.ones(1, n, dtype=HALF),
+        "qzeros": torch.ones(1, n // 8, dtype=INT),
+    }
+    if copied == "qweight":
+        made[copied] = ones(rows, n // 8, dtype=INT)
+    elif copied:
+        groups = {"scales": n, "qzeros": n // 8}
+        for name, width in groups.items():
+            dense = torch.ones(width, dtype=made[name].dtype)[None].expand(rows, width)
+            made[name] = ones(rows, width, dtype=dense.dtype) if name == copied else dense
+    return made
+
+
+x = {"dtype": HALF}
+MEMORY = {
+    "output": Memory("scaled_mm", product(ones(HUGE, K), 4), HUGE * 4 * 2),
+    "output in float32": Memory(
+        "scaled_mm", product(ones(HUGE, K), 4, out_dtype=FLOAT), HUGE * 4 * 4
+    ),
+    "output with a residual": Memory(
+        "scaled_mm",
+        product(ones(HUGE, K), 4, residual=torch.ones(4).bfloat16().expand(HUGE, 4)),
+        HUGE * 4 * 2,
+    ),
+    "output of pairs": Memory(
+        "scaled_mm", product(ones(HUGE, K), 4, activation="reglu"), HUGE * 2 * 2
+    ),
+    "output of three dimensions": Memory("scaled_mm", product(ones(HUGE, 3, K), 4), HUGE * 3 * 8),
+    "copy of a": Memory("scaled_mm", product(apart((K,)), 0), HUGE * 2 * K),
+    "copy of a transposed": Memory(
+        "scaled_mm", product(apart((K,)).transpose(0, 1), 0), HUGE * 2 * K
+    ),
+    "copy of scale_a": Memory(
+        "scaled_mm",
+        product(ones(HUGE, 2, K), 0, scale_a=apart(dtype=FLOAT)),
+        HUGE * 2 * 4,
+    ),
+    "copy of azp": Memory(
+        "scaled_mm",
+        product(ones(HUGE, 2, K), 0, azp=apart((1,), INT), azp_adj=torch.ones(0).int()),
+        HUGE * 2 * 4,
+    ),
+    "copy of a sliced residual": Memory(
+        "scaled_mm",
+        product(ones(HUGE, K), 4, residual=torch.ones(8)[::2].expand(HUGE, 4)),
+        HUGE * 4 * 4,
+    ),
+    "copy of a residual of stride 0": Memory(
+        "scaled_mm", product(ones(HUGE, K), 4, residual=ones(HUGE, 4, dtype=FLOAT)), HUGE * 4 * 4
+    ),
+    "copy of a residual of two strides": Memory(
+        "scaled_mm",
+        product(ones(HUGE, 2, K), 1, residual=apart((1,), FLOAT)),
+        HUGE * 2 * 4,
+    ),
+    "int8_mm": Memory("int8_mm", {"a": ones(HUGE, K), "b": ones(K, 4)}, HUGE * 4 * 4),
+    "int8_mm, copy of a": Memory("int8_mm", {"a": apart((K,)), "b": ones(K, 0)}, HUGE * 2 * K),
+    "int8_mm, more than int64 counts": Memory(
+        "int8_mm", {"a": ones(2**58, K), "b": ones(K, 64)}, 2**63 - 1
+    ),
+    "azp_adj": Memory("azp_adj", {"b": ones(K, HUGE)}, HUGE * 4),
+    "azp_with_adj": Memory(
+        "azp_with_adj", {"b": ones(K, HUGE), "azp": torch.ones(1, dtype=INT)}, HUGE * 4
+    ),
+    "quantize_int8": Memory("quantize_int8", {"x": ones(HUGE, K, **x)}, HUGE * K),
+    "quantize_int8, scales": Memory("quantize_int8", {"x": ones(HUGE, 0, **x)}, HUGE * 4),
+    "quantize_int8, copy of x": Memory("quantize_int8", {"x": apart((K,), HALF)}, HUGE * 2 * K * 2),
+    "quantize_weight_int8": Memory("quantize_weight_int8", {"w": ones(HUGE, K, **x)}, HUGE * K),
+    "quantize_weight_int8, scales": Memory(
+        "quantize_weight_int8", {"w": ones(HUGE, 0, **x)}, HUGE * 4
+    ),
+    "static": Memory(
+        "quantize_int8", {"x": ones(HUGE, K, **x), "scale": ONE}, HUGE * K, "quantize_int8_static"
+    ),
+    "static, copy of the scale": Memory(
+        "quantize_int8",
+        {"x": ones(HUGE, 2, 0, **x), "scale": apart(dtype=FLOAT)},
+        HUGE * 2 * 4,
+        "quantize_int8_static",
+    ),
+    "awq_dequantize": Memory("awq_dequantize", int4(HUGE), HUGE * 16 * 2),
+    "awq_dequantize, copy of words": Memory(
+        "awq_dequantize", int4(HUGE, copied="qweight"), HUGE * 2 * 4
+    ),
+    "awq_dequantize, copy of scales": Memory(
+        "awq_dequantize", int4(HUGE, copied="scales"), HUGE * 16 * 2
+    ),
+    "awq_dequantize, copy of zeros": Memory(
+        "awq_dequantize", int4(HUGE, copied="qzeros"), HUGE * 2 * 4
+    ),
+    "awq_gemm": Memory("awq_gemm", {"x": ones(HUGE, K, **x), **int4(K)}, HUGE * 16 * 2),
+    "awq_gemm, copy of x": Memory(
+        "awq_gemm", {"x": apart((K,), HALF), **int4(K)}, HUGE * 2 * K * 2
+    ),
+}
+
+
+def assert_next_calls_are_right() -> None:
+    case = Case("after", residual=Matrix(), bias=Vector("signed"), **AZP_FORMS["token"])
+    operands = case.build()
+    assert_bits(scaled_mm.scaled_mm(**operands), reference.scaled_mm(**operands))
+    a, b = operands["a"], operands["b"]
+    assert_bits(scaled_mm.int8_mm(a, scaled_mm.pack_weight_int8(b)), reference.int8_mm(a, b))
+    x = torch.linspace(-3, 5, 60).reshape(6, 10)
+    assert_bits(scaled_mm.quantize_int8(x)[0], reference.quantize_int8(x)[0])
+    weight = AwqCase("after").weight()
+    assert_bits(scaled_mm.awq_dequantize(**weight), reference.awq_dequantize(**weight))
+
+
+def assert_out_of_memory(
+    call: Callable[[], Any], error: type[BaseException], size: int | None
+) -> None:
+    count = r"\d+" if size is None else str(size)
+    message = rf"^could not allocate {count} bytes on cpu: out of memory$"
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert type(caught.value) is error
+    assert_next_calls_are_right()
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_out_of_memory(isa: str, name: str) -> None:
+    assert_out_of_memory(MEMORY[name].public, torch.OutOfMemoryError, MEMORY[name].bytes)
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_the_op_itself_raises_memory_error(name: str) -> None:
+    """The stable ABI has no way to raise torch's exception."""
+    assert_out_of_memory(MEMORY[name].by_the_op, MemoryError, MEMORY[name].bytes)
+
+
+@pytest.mark.parametrize("shape", [(1024, 2**40), (131071, 2**40)])
+def test_a_packed_weight(shape: tuple[int, int]) -> None:
+    b = ones(*shape)  # its layout is the library's own
+    assert_out_of_memory(lambda: scaled_mm.pack_weight_int8(b), torch.OutOfMemoryError, None)
+    assert_out_of_memory(lambda: torch.ops.scaled_mm.pack_weight_int8(b), MemoryError, None)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_widened_words(signed: bool) -> None:
+    words = ones(HUGE, dtype=INT)
+    options = {"bits": 4, "signed": signed, "dtype": HALF}
+    call = torch.ops.scaled_mm._widen
+    assert_out_of_memory(lambda: call(words, **options), MemoryError, None)
+
+
+def test_many_failures_leave_nothing_behind() -> None:
+    for _ in range(100):
+        for name in ("output", "copy of a residual of two strides", "quantize_int8, scales"):
+            with pytest.raises(torch.OutOfMemoryError):
+                MEMORY[name].public()
+    assert_next_calls_are_right()

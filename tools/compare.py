@@ -1,0 +1,181 @@
+"""Times builds of the library beside each other on a GPU, in one run.
+
+    python tools/compare.py [--rounds 3] [--json FILE] [--markdown FILE] NAME=FOLDER NAME=FOLDER ...
+    python tools/compare.py --read FILE --markdown FILE
+
+Each FOLDER holds one package `scaled_mm` with its compiled libraries. A round times every build,
+each in a process of its own, odd rounds in the opposite order. A time is in microseconds a call:
+the median over the rounds, from replays of a CUDA graph whose weights rotate through copies that
+exceed the L2. The column `spread` is what a build's times differ by between rounds, largest over
+smallest, of the build where that is most: no ratio in its line says more than this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+Times = dict[str, float]
+
+INT8 = ((4096, 4096), (28672, 8192), (4096, 14336), (6144, 4096))  # N, K
+INT4 = INT8[:3]
+TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+AZP_TOKENS = (16, 512, 2048, 8192)
+INT4_TOKENS = (1, 16, 64, 128, 256, 1024, 4096)
+GROUP = 128
+COLD_BYTES = 2e8  # the copies of a weight together
+
+
+def replay_us(call: Callable[..., object], weights: Sequence[Any], guess: float) -> float:
+    """Microseconds of call(*weight); `guess` is about that, and decides how long to warm up."""
+    import torch
+
+    count = max(len(weights), min(100, int(1500 / guess)))
+    call(*weights[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(count):
+            call(*weights[i % len(weights)])
+    for _ in range(math.ceil((50_000 if guess > 100 else 8_000) / (guess * count))):
+        graph.replay()
+    times = []
+    for _ in range(3 if guess > 1000 else 5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / count)
+    return statistics.median(times)
+
+
+def int8_times(n: int, k: int) -> Iterator[tuple[str, float]]:
+    import torch
+
+    from scaled_mm import scaled_mm
+
+    def integers(*size: int) -> torch.Tensor:
+        return torch.randint(-128, 128, size, dtype=torch.int8, device="cuda")
+
+    weights = [(integers(n, k).t(),) for _ in range(max(3, math.ceil(COLD_BYTES / (n * k))))]
+    scale_b, bias = torch.rand(1, n, device="cuda"), torch.randn(n, device="cuda")
+    adj = torch.randint(-1000, 1000, (1, n), device="cuda", dtype=torch.int32)
+    for m in TOKENS:
+        a, scale_a = integers(m, k), torch.rand(m, 1, device="cuda")
+        guess = max(5, n * k / 4e6, 2 * m * n * k / 1.4e9)
+        call = partial(scaled_mm, a, scale_a=scale_a, scale_b=scale_b)
+        yield f"int8 {n}x{k} {m}", replay_us(call, weights, guess)
+        if m in AZP_TOKENS:
+            azp = torch.randint(-128, 128, (m, 1), device="cuda", dtype=torch.int32)
+            call = partial(call, azp=azp, azp_adj=adj, bias=bias)
+            yield f"azp {n}x{k} {m}", replay_us(call, weights, guess)
+
+
+def int4_times(n: int, k: int) -> Iterator[tuple[str, float]]:
+    import torch
+
+    from scaled_mm import awq_gemm
+
+    def words(rows: int) -> torch.Tensor:
+        return torch.randint(-(2**31), 2**31, (rows, n // 8), dtype=torch.int32, device="cuda")
+
+    weights = [
+        (words(k), torch.rand(k // GROUP, n, device="cuda").half() * 0.01, words(k // GROUP))
+        for _ in range(max(3, math.ceil(COLD_BYTES / (n * k / 2))))
+    ]
+    bias = torch.randn(n, device="cuda").half()
+    for m in INT4_TOKENS:
+        x = torch.randn(m, k, device="cuda").half()
+        guess = max(7, n * k / 8e6, 2 * m * n * k / 6e8)
+        yield f"int4 {n}x{k} {m}", replay_us(partial(awq_gemm, x, bias=bias), weights, guess)
+
+
+def time_build(folder: str) -> Times:
+    sys.path.insert(0, folder)
+    import torch
+
+    import scaled_mm
+
+    if Path(folder) not in Path(scaled_mm.__file__).parents:
+        raise SystemExit(f"{folder} holds no package scaled_mm: {scaled_mm.__file__} was imported")
+    torch.manual_seed(0)
+    cells = [cell for shape in INT8 for cell in int8_times(*shape)]
+    return dict(cells + [cell for shape in INT4 for cell in int4_times(*shape)])
+
+
+def rounds_of(builds: dict[str, str], rounds: int) -> dict[str, list[Times]]:
+    times: dict[str, list[Times]] = {name: [] for name in builds}
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "times.json"
+        for r in range(rounds):
+            for name in list(builds)[:: -1 if r % 2 else 1]:
+                folder = str(Path(builds[name]).resolve())
+                command = [sys.executable, __file__, "--time", folder, "--json", str(out)]
+                subprocess.run(command, check=True)
+                times[name].append(json.loads(out.read_text()))
+    return times
+
+
+def table(times: dict[str, list[Times]]) -> str:
+    first, *others = times
+    cells = list(times[first][0])
+    median = {v: {c: statistics.median(t[c] for t in times[v]) for c in cells} for v in times}
+    ratios = [f"{v}/{first}" for v in others]
+    head = ["cell: N x K, M", *times, *ratios, "spread"]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    for c in cells:
+        of_rounds = [[t[c] for t in times[v]] for v in times]
+        figures = [f"{median[v][c]:.2f}" for v in times]
+        figures += [f"{median[v][c] / median[first][c]:.3f}" for v in others]
+        figures.append(f"{max(max(t) / min(t) for t in of_rounds):.3f}")
+        lines.append(f"| {c} | {' | '.join(figures)} |")
+    for kind in dict.fromkeys(c.split()[0] for c in cells):
+        of_kind = [c for c in cells if c.split()[0] == kind]
+        means = [
+            f"{statistics.geometric_mean(median[v][c] / median[first][c] for c in of_kind):.3f}"
+            for v in others
+        ]
+        blanks = ["" for _ in times]
+        lines.append(f"| {kind}, geometric mean | {' | '.join([*blanks, *means, ''])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("builds", nargs="*", metavar="NAME=FOLDER")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--read", type=Path, help="tables again, without measuring")
+    parser.add_argument("--time", help=argparse.SUPPRESS)  # one build, in a process of its own
+    args = parser.parse_args()
+    if args.time:
+        args.json.write_text(json.dumps(time_build(args.time)))
+        return
+    if args.read:
+        times = json.loads(args.read.read_text())
+    elif len(args.builds) < 2:
+        parser.error("two builds at least, each as NAME=FOLDER")
+    else:
+        times = rounds_of(dict(b.split("=", 1) for b in args.builds), args.rounds)
+    if args.json:
+        args.json.write_text(json.dumps(times, indent=1) + "\n")
+    text = table(times)
+    if args.markdown:
+        args.markdown.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What setup.py decides about the CUDA library, as functions of plain values: nothing of torch,
+nothing compiled. tests/test_build.py has the tables.
+
+A folder csrc/cuda/smXX serves every device of its major version from capability XX on; the newest
+such folder wins. Its code is compiled for
+
+    below 90   sm_XX                     runs on every later device of the major version
+    90         sm_90a                    wgmma and TMA; on 9.0 alone, and there is no other 9.x
+    from 100   sm_XXf, of its family     tcgen05 and block scaling; 10.0 and 10.3, 12.0 and 12.1
+
+A family has one major version, and its code runs from XX on, so the rule above holds for it too.
+"+PTX" in TORCH_CUDA_ARCH_LIST adds compute_XX, which the driver compiles for any later device, of
+later major versions too. Folders from 90 on have none: what an "a" or "f" is for ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CUTLASS = "nvidia-cutlass==4.2.0.0"
+USUAL_HOME = "/usr/local/cuda"
+
+
+# ---- For which GPUs ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An entry of TORCH_CUDA_ARCH_LIST, or a GPU of this machine."""
+
+    capability: int  # 10 * major + minor
+    ptx: bool = False
+
+
+def wanted_by(arch_list: str) -> list[Wanted]:
+    """TORCH_CUDA_ARCH_LIST taken apart: "8.0;9.0+PTX". An "a" or "f" behind a number is dropped."""
+    entries = re.split(r"[;,\s]+", arch_list.strip(" ;,\t\n"))
+    found = [re.fullmatch(r"(\d+)\.(\d)[af]?(\+PTX)?", entry) for entry in entries]
+    if not all(found):
+        raise SystemExit(f'TORCH_CUDA_ARCH_LIST must be like "8.0;9.0+PTX", got "{arch_list}"')
+    return [Wanted(10 * int(m[1]) + int(m[2]), bool(m[3])) for m in found if m]
+
+
+def serving(wanted: Wanted, folders: Iterable[str]) -> str | None:
+    """The folder whose code runs on that device, the newest of them; None where there is none."""
+    present = sorted(int(name[2:]) for name in folders)
+    cc = wanted.capability
+    own = [xx for xx in present if xx // 10 == cc // 10 and xx <= cc]
+    by_ptx = [xx for xx in present if wanted.ptx and xx <= min(cc, 89)]
+    found = own or by_ptx
+    return f"sm{found[-1]}" if found else None
+
+
+def gencode(folder: str, ptx: bool = False) -> list[str]:
+    """nvcc's options for the code of a folder; `ptx` is without effect from 90 on."""
+    number = int(folder[2:])
+    suffix = "" if number < 90 else "a" if number == 90 else "f"
+    options = [f"-gencode=arch=compute_{number}{suffix},code=sm_{number}{suffix}"]
+    if ptx and not suffix:
+        options.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return options
+
+
+def targets(wanted: Sequence[Wanted] | None, folders: Sequence[str]) -> dict[str, list[str]]:
+    """The folders to build, each with nvcc's options; `wanted` None: all folders."""
+    ptx: dict[str, bool] = {}
+    if wanted is None:
+        ptx = dict.fromkeys(folders, False)
+    for each in wanted or ():
+        if folder := serving(each, folders):
+            ptx[folder] = ptx.get(folder, False) or each.ptx
+    by_number = sorted(ptx, key=lambda folder: int(folder[2:]))
+    return {folder: gencode(folder, ptx[folder]) for folder in by_number}
+
+
+# ---- Whether -------------------------------------------------------------------------------------
+
+
+def find_cuda(*more: str | Path | None) -> Path | None:
+    """A CUDA toolkit with nvcc: CUDA_HOME, `more`, the one of the nvcc in PATH, USUAL_HOME."""
+    nvcc = shutil.which("nvcc")
+    beside = Path(nvcc).resolve().parent.parent if nvcc else None
+    for home in map(Path, filter(None, (os.environ.get("CUDA_HOME"), *more, beside, USUAL_HOME))):
+        if (home / "bin/nvcc").is_file() and (home / "include/cuda_runtime.h").is_file():
+            return home
+    return None
+
+
+def find_cutlass(package_file: str | None) -> Path | None:
+    """A CUTLASS tree: SCALED_MM_CUTLASS, or the one inside the package cutlass_library."""
+    tree = os.environ.get("SCALED_MM_CUTLASS")
+    if tree is None and package_file is not None:
+        tree = str(Path(package_file).parent / "source")
+    return Path(tree) if tree and Path(tree, "include/cutlass/cutlass.h").is_file() else None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to build the CUDA library with."""
+
+    torch_cuda: str | None  # torch.version.cuda
+    cuda_home: Path | None
+    cutlass: Path | None
+
+    def missing(self) -> str:
+        lacks = []
+        if self.cuda_home is None:
+            lacks.append("nvcc (install the CUDA toolkit, or set CUDA_HOME)")
+        if self.cutlass is None:
+            named = os.environ.get("SCALED_MM_CUTLASS")
+            held = f" in {named}, which must hold include/cutlass/cutlass.h" if named else ""
+            how = f"pip install --no-deps {CUTLASS}, or set SCALED_MM_CUTLASS"
+            lacks.append(f"CUTLASS's headers{held} ({how})")
+        return " and ".join(lacks)
+
+
+def decide(asked: str | None, machine: Machine) -> tuple[bool, str]:
+    """Whether to build the CUDA library, and one line to say, or "".
+
+    `asked` is SCALED_MM_CUDA: "1" makes what is missing an error, "0" leaves the library out, and
+    without either it is built when torch is a CUDA build and nothing is missing.
+    """
+    if asked not in (None, "", "0", "1"):
+        raise SystemExit(f'SCALED_MM_CUDA must be 0 or 1, got "{asked}"')
+    if asked == "0" or (asked != "1" and machine.torch_cuda is None):
+        return False, ""
+    missing = machine.missing()
+    if missing and asked == "1":
+        raise SystemExit(f"SCALED_MM_CUDA=1 needs {missing}")
+    if missing:
+        return False, f"scaled_mm: the CUDA library is left out; it needs {missing}"
+    return True, ""
