@@ -16,7 +16,7 @@ struct VnniMicro {
 
   static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row) {
     if (stride == 1) {
-      std::memcpy(row, a, k);
+      std::copy_n(reinterpret_cast<const char*>(a), k, row);  // k may be 0, and a null with it
     } else {
       for (int64_t i = 0; i < k; ++i) row[i] = static_cast<char>(a[i * stride]);
     }
