@@ -221,7 +221,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
     "name-absolute": (encoded({"/etc/passwd": entry()}), "a tensor name must be"),
     "name-backslash": (encoded({"a\\b": entry()}), "a tensor name must be"),
     "name-drive": (encoded({"C:a": entry()}), "a tensor name must be"),
-    "name-long": (encoded({"a" * 1025: entry()}), "1 to 1024 characters"),
+    "name-long": (encoded({"a" * 1025: entry()}), "1 to 1024 printable characters"),
     "pickle-2": (b"\x80\x02}q\x00.", "is a pickle, which is not opened"),
     "pickle-4": (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00.", "is a pickle"),
     "pickle-5": (b"\x80\x05\x95\x05\x00\x00\x00\x00\x00\x00\x00.", "is a pickle"),
@@ -303,9 +303,15 @@ SETTINGS: dict[str, Setting] = {
     ),
     "transform": Setting(_set("transform_config", {"x": 1}), "transform_config is not understood"),
     "new-key": Setting(_set("rotation", "hadamard"), "rotation is not understood, got hadamard"),
-    "bad-pattern": Setting(_set("ignore", ["re:("]), "'(' is no regular expression"),
-    "slow-pattern": Setting(_set("ignore", ["re:(a+)+$"]), "must not repeat a group"),
-    "slow-choice": Setting(_set("G.targets", ["re:(a|a)*b"]), "must not repeat a group"),
-    "many-repeats": Setting(_set("ignore", ["re:" + ".*a" * 6]), "and 5 repeats, got 18 and 6"),
+    "bad-pattern": Setting(_set("ignore", ["re:("]), "'re:(' is no regular expression of RE2"),
+    "lookahead": Setting(_set("G.targets", ["re:(?!up)"]), "of RE2: invalid perl operator: (?!"),
+    "group-again": Setting(_set("ignore", [r"re:(a)\1"]), "of RE2: invalid escape sequence"),
+    "many-patterns": Setting(
+        _set("ignore", [f"re:{i:03d}[a-f]{{900}}" for i in range(60)]),
+        "the 60 patterns are too large together",
+    ),
+    "many-groups": Setting(
+        _set("config_groups", {f"group_{i}": {} for i in range(33)}), "must be at most 32, got 33"
+    ),
     "no-object": Setting(_set("config_groups", 3), "config_groups must be an object"),
 }

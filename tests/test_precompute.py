@@ -29,6 +29,7 @@ from torch import Tensor
 
 from scaled_mm import reference
 from scaled_mm.checkpoint import Checkpoint, load_quantized, writing
+from scaled_mm.checkpoint.output import MANIFEST
 from scaled_mm.cli import main
 from scaled_mm.precompute import precompute
 
@@ -69,7 +70,8 @@ def test_the_terms_are_added_and_the_rest_is_kept(name: str, shards: int, tmp_pa
         assert_bits(state[key], x, key)
     assert {f"{term.layer}.{term.name}" for term in report.terms} == terms.keys()
     assert sorted(report.symmetric) == ([] if terms else ["down", "up"])
-    assert files_of(out).keys() == files.keys() and report.copied == ("tokenizer.json",)
+    assert files_of(out).keys() == files.keys() | {MANIFEST}
+    assert report.copied == ("tokenizer.json",)
     checkpoint = Checkpoint(out)
     assert checkpoint.config == {**Checkpoint(source).config, "scaled_mm_azp": 1}
     if shards > 1:
@@ -142,7 +144,9 @@ def test_done_twice_adds_nothing(tmp_path: Path) -> None:
     precompute(variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out")
     report = precompute(tmp_path / "out", tmp_path / "again")
     assert [term.added for term in report.terms] == [False, False]
-    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+    again, out = files_of(tmp_path / "again"), files_of(tmp_path / "out")
+    assert again.pop(MANIFEST) != out.pop(MANIFEST)  # of another source
+    assert again == out
 
 
 # ---- Interrupted ---------------------------------------------------------------------------------
@@ -173,7 +177,7 @@ def test_an_interrupted_run_is_taken_up(
     def fsync(descriptor: int) -> None:
         nonlocal calls
         calls += 1
-        if calls == 2 * fails - 1:  # a file and its folder
+        if calls == 2 * fails + 1:  # a file and its folder; the manifest's are the first
             raise OSError(28, "No space left on device")
         real(descriptor)
 
@@ -181,7 +185,7 @@ def test_an_interrupted_run_is_taken_up(
     with pytest.raises(OSError, match="No space left"):
         precompute(source, out)
     monkeypatch.undo()
-    assert len(files_of(out)) == fails - 1
+    assert len(files_of(out)) == fails
     for name, content in files_of(out).items():
         assert content == (tmp_path / "whole" / name).read_bytes()
     report = precompute(source, out)
@@ -226,12 +230,13 @@ def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path) -> None:
 
 def test_leftovers_of_a_killed_run(tmp_path: Path) -> None:
     source, out = variant(tmp_path / "in", "static-asymmetric"), tmp_path / "out"
-    out.mkdir()
+    precompute(source, out)
+    (out / "model.safetensors").unlink()
     partial = out / ".model.safetensors.partial"
     partial.write_bytes(b"half")
     precompute(source, out)
     assert not partial.exists()
-    assert files_of(out).keys() == files_of(source).keys()
+    assert files_of(out).keys() == files_of(source).keys() | {MANIFEST}
 
 
 # ---- Refused -------------------------------------------------------------------------------------
@@ -248,7 +253,7 @@ def test_nobodys_files_are_written_over(tmp_path: Path) -> None:
         ("in/../in", "must not be the folder of the checkpoint"),
         ("file", "must be a folder"),
         ("notes", "must be new, empty or of an earlier run"),
-        ("other", "was not written by precompute"),
+        ("other", "must be new, empty or of an earlier run"),
     ]:
         before = files_of(tmp_path / out) if out != "file" else None
         with pytest.raises(ValueError, match=said):
@@ -267,7 +272,7 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     left_out = ("consolidated.safetensors", "disguised.json", "onnx", "pytorch_model.bin")
     assert (report.copied, report.left_out) == (("vocab.txt",), left_out)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {path.name for path in source.iterdir()} - {*left_out}
+    assert names == {path.name for path in source.iterdir()} - {*left_out} | {MANIFEST}
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -316,7 +321,7 @@ def test_what_is_not_understood_is_named(
     state = tensors(False, False) | change if change else {"a.weight": torch.ones(2, 2)}
     write(tmp_path / "in", state, quantization_config(False, False))
     assert said in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
-    assert not list((tmp_path / "out").glob("*"))
+    assert {path.name for path in (tmp_path / "out").glob("*")} <= {MANIFEST}
 
 
 def test_a_float_checkpoint_has_nothing_to_add(

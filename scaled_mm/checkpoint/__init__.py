@@ -1,11 +1,14 @@
 """Checkpoints from files that nobody vouches for: read strictly, and put into a model.
 
-    files.py      one safetensors file; JSON; what is refused before it is opened
+    paths.py      which files are opened; fields.py JSON, read by the type of each field
+    files.py      one safetensors file
     folder.py     a checkpoint: one file, or shards with an index, and its config.json
-    config.py     quantization_config: which layer is quantised how; config_int4.py AWQ's and GPTQ's
+    config.py     quantization_config: which layer is quantised how; targets.py its lists of names
+                  and patterns; config_int4.py AWQ's and GPTQ's form
     layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_int4.py int4
     loading.py    load_quantized, load_float
-    precompute.py the azp terms added to a checkpoint; writing.py a shard of the copy
+    precompute.py the azp terms added to a checkpoint; writing.py a shard of the copy, and files
+                  that are there whole or not at all; output.py the folder that they are written to
 
 A refusal is a `ValueError` that names the file, and within it the tensor or the key.
 """

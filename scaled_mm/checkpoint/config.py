@@ -13,22 +13,19 @@ in `config_int4.py`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .config_int4 import W4A16, Int4Fields
-from .fields import Fields, shown
-from .files import read_json
+from .fields import Fields, read_json, shown
+from .targets import Targets
 
 # What AutoGPTQ and AutoAWQ wrote before config.json had room for it.
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_MAX_GROUPS = 32
 _FORMATS = ("int-quantized", "naive-quantized")
-_MAX_PATTERN = 300
-_MAX_MATCHED = 128
-_MAX_REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -65,13 +62,12 @@ class W8A8:
     """The groups of a compressed-tensors checkpoint.
 
     Attributes:
-        groups: targets and scheme. A target is a module's name, "re:" and a regular expression that
-            matches from the start of the name, or the name of a class.
-        ignore: the same, of modules that stay float.
+        groups: the modules of each, and their scheme.
+        ignore: modules that stay float.
     """
 
-    groups: tuple[tuple[tuple[str, ...], W8A8Scheme], ...]
-    ignore: tuple[str, ...]
+    groups: tuple[tuple[Targets, W8A8Scheme], ...]
+    ignore: Targets
 
     def scheme_of(self, name: str, classes: Iterable[str] = ("Linear",)) -> W8A8Scheme | None:
         """The scheme of a module, by its name and its class with the bases; None: it stays float.
@@ -79,27 +75,14 @@ class W8A8:
         A name goes before a pattern, a pattern before a class.
         """
         classes = tuple(classes)
-        if any(_rank(name, classes, target) is not None for target in self.ignore):
+        if self.ignore.rank(name, classes) is not None:
             return None
         found = [
             (rank, at)
             for at, (targets, _) in enumerate(self.groups)
-            for target in targets
-            if (rank := _rank(name, classes, target)) is not None
+            if (rank := targets.rank(name, classes)) is not None
         ]
         return self.groups[min(found)[1]][1] if found else None
-
-
-def _rank(name: str, classes: tuple[str, ...], target: str) -> int | None:
-    """How closely a target matches: 0 by name, 1 by pattern, 2 by class, None not at all."""
-    if target.startswith("re:"):
-        if len(name) > _MAX_MATCHED:
-            raise ValueError(
-                f"a module name must have at most {_MAX_MATCHED} characters where quantization_"
-                f"config has patterns, got {len(name)}: {name[:60]}..."
-            )
-        return 1 if re.match(target[3:], name) else None
-    return 0 if target == name else 2 if target in classes else None
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> W8A8 | W4A16 | None:
@@ -146,6 +129,8 @@ class _Reader(Fields):
         groups = fields.get("config_groups")
         if not isinstance(groups, dict) or not groups:
             self.refuse(f"config_groups must be an object that names groups, got {shown(groups)}")
+        if len(groups) > _MAX_GROUPS:
+            self.refuse(f"config_groups must be at most {_MAX_GROUPS}, got {len(groups)}")
         return W8A8(
             tuple(
                 self._group(f"config_groups.{shown(name)}", group) for name, group in groups.items()
@@ -153,7 +138,7 @@ class _Reader(Fields):
             self._targets("ignore", fields.get("ignore") or []),
         )
 
-    def _group(self, at: str, group: Any) -> tuple[tuple[str, ...], W8A8Scheme]:
+    def _group(self, at: str, group: Any) -> tuple[Targets, W8A8Scheme]:
         if not isinstance(group, dict):
             self.refuse(
                 f"{at} must be an object, got {shown(group)} (names of presets are not read)"
@@ -189,7 +174,7 @@ class _Reader(Fields):
         self.understood(at, fields, known | told)
         for key, wanted in (("num_bits", 8), ("type", "int")):
             got = fields.get(key, wanted)
-            if got != wanted:
+            if type(got) is not type(wanted) or got != wanted:
                 self.refuse(f"{at}.{key} must be {wanted}, got {repr(got)[:80]}")
         made = {
             "symmetric": fields.get("symmetric", True),
@@ -197,7 +182,7 @@ class _Reader(Fields):
             "strategy": fields.get("strategy"),
         }
         group_size = fields.get("group_size")
-        if group_size not in (None, -1):
+        if group_size is not None and (type(group_size) is not int or group_size != -1):
             self.refuse(f"{at}.group_size must be null, got {repr(group_size)[:80]}")
         if made["strategy"] is None:
             made["strategy"] = "tensor" if group_size is None else "channel"
@@ -213,25 +198,7 @@ class _Reader(Fields):
                 f"got {shown(fields['strategy'])}"
             )
 
-    def _targets(self, at: str, targets: Any) -> tuple[str, ...]:
-        names = self.strings(at, targets)
-        for name in names:
-            if name.startswith("re:"):
-                self._pattern(at, name[3:])
-        return names
-
-    def _pattern(self, at: str, pattern: str) -> None:
-        """A pattern must not be able to run for ever: few repeats, and none of a group."""
-        try:
-            re.compile(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            self.refuse(f"{at}: {pattern[:80]!r} is no regular expression: {error}")
-        bare = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", pattern)  # no escapes, no classes
-        if re.search(r"\)[*+{]", bare):
-            self.refuse(f"{at}: a pattern must not repeat a group, got {pattern[:80]!r}")
-        repeats = len(re.findall(r"[*+{]", bare))
-        if len(pattern) > _MAX_PATTERN or repeats > _MAX_REPEATS:
-            self.refuse(
-                f"{at}: a pattern must have at most {_MAX_PATTERN} characters and {_MAX_REPEATS} "
-                f"repeats, got {len(pattern)} and {repeats}: {pattern[:80]!r}"
-            )
+    def _targets(self, at: str, value: Any) -> Targets:
+        targets = Targets(self.strings(at, value))
+        targets.check(at, self)
+        return targets

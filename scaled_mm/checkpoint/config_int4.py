@@ -14,6 +14,7 @@ modules_to_not_convert is null even where lm_head and a vision tower stayed floa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 from .fields import Fields, shown
@@ -57,7 +58,9 @@ class W4A16:
 
     def leaves_float(self, name: str) -> bool:
         """Whether the config says so of a module."""
-        return any(f".{part}." in f".{name}." for part in self.skip)
+        parts, skip = name.split("."), frozenset(self.skip)
+        runs = combinations(range(len(parts) + 1), 2)
+        return any(".".join(parts[first:end]) in skip for first, end in runs)
 
     def __str__(self) -> str:
         name = "AutoAWQ" if self.method == "awq" else f"GPTQ v{self.version}"

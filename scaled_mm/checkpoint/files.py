@@ -1,4 +1,4 @@
-"""One safetensors file, and JSON, from somebody who may mean harm.
+"""One safetensors file from somebody who may mean harm.
 
     [header length, 8 bytes, little-endian] [header, JSON] [data]
 
@@ -7,17 +7,17 @@
 
 The `safetensors` package checks lengths, dtypes, offsets (no overlap, no hole, no byte left over)
 and products of sizes; it is asked first. What it lets pass and is refused here: names that stand
-twice, leading whitespace, unknown fields, names with control characters or that read as paths, and
-whatever is no regular file. Nothing is allocated before the header's length has been checked.
+twice, leading whitespace, unknown fields, fields in another form (the package takes a tensor's
+entry as a list, and a dtype as an object), names that cannot be printed or that read as paths,
+sizes beyond 2^62, and whatever is no regular file. Nothing is allocated before the header's length
+has been checked.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import stat
 import struct
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_HEADER = 100_000_000
-MAX_NAME = 1024
+from .fields import MAX_INTEGER, Fields, parse_json, shown
+from .paths import check_name, refuse_other_formats, regular_file
+
+MAX_DIMS = 64  # torch and numpy have no more
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -47,20 +49,6 @@ DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-
-# First bytes of what is not safetensors. A pickle runs code when it is read: never do.
-_MAGIC: tuple[tuple[bytes, str], ...] = (
-    (b"\x80\x02", "a pickle"),
-    (b"\x80\x03", "a pickle"),
-    (b"\x80\x04", "a pickle"),
-    (b"\x80\x05", "a pickle"),
-    (b"PK\x03\x04", "a zip archive, such as torch.save's pickles"),
-    (b"GGUF", "GGUF"),
-    (b"\x93NUMPY", "an array of numpy"),
-    (b"\x89HDF", "HDF5"),
-)
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_PATH_LIKE = re.compile(r"[\x00-\x1f\x7f/\\]|^\.\.?$|^[A-Za-z]:")
 
 
 @dataclass(frozen=True)
@@ -111,17 +99,34 @@ class TensorFile:
         self.size = path.stat().st_size
         if not self.header.startswith(b"{"):
             self._refuse("the header must begin with {, " + f"got {self.header[:1]!r}")
+        self._fields = Fields(str(path))
         fields = parse_json(self.header, path)
-        self.metadata: dict[str, str] = fields.pop("__metadata__", None) or {}
+        self.metadata = self._metadata(fields.pop("__metadata__", None))
         entries = [self._entry(name, field) for name, field in fields.items()]
         entries.sort(key=lambda entry: (entry.begin, entry.end))
         self.entries = {entry.name: entry for entry in entries}
 
-    def _entry(self, name: str, field: dict[str, Any]) -> Entry:
-        refuse_path_like(name, "tensor name", self.path)
-        if unknown := sorted(field.keys() - {"dtype", "shape", "data_offsets"}):
-            self._refuse(f"{name}: field {unknown[0]!r} is not understood")
-        return Entry(name, field["dtype"], tuple(field["shape"]), *field["data_offsets"])
+    def _entry(self, name: str, field: Any) -> Entry:
+        check_name(name, "tensor name", self.path)
+        entry = self._fields.object(name, field)
+        if unknown := sorted(entry.keys() - {"dtype", "shape", "data_offsets"}):
+            self._refuse(f"{name}: field {shown(unknown[0])!r} is not understood")
+        dtype = self._fields.text(f"{name}: dtype", entry.get("dtype"))
+        shape = self._fields.integers(f"{name}: shape", entry.get("shape"), 0)
+        # A size of 0 would hide what the others come to.
+        if len(shape) > MAX_DIMS or prod(max(size, 1) for size in shape) > MAX_INTEGER:
+            rule = f"have at most {MAX_DIMS} sizes, of a product up to 2^62"
+            self._refuse(f"{name}: shape must {rule}, got {shown(list(shape))}")
+        offsets = self._fields.integers(f"{name}: data_offsets", entry.get("data_offsets"), 0)
+        if len(offsets) != 2:
+            self._refuse(f"{name}: data_offsets must be two integers, got {len(offsets)}")
+        return Entry(name, dtype, shape, *offsets)
+
+    def _metadata(self, value: Any) -> dict[str, str]:
+        metadata = self._fields.object("__metadata__", {} if value is None else value)
+        for key, text in metadata.items():
+            self._fields.text(f"__metadata__.{shown(key)}", text)
+        return metadata
 
     def read(self, name: str) -> Tensor:
         """The tensor, in memory of its own."""
@@ -140,88 +145,3 @@ class TensorFile:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ValueError(f"{self.path}: {reason}")
-
-
-def refuse_path_like(name: str, what: str, path: Path) -> None:
-    """A name must be a plain one: what reads as a path, or cannot be printed, is refused."""
-    if not name or len(name) > MAX_NAME or _PATH_LIKE.search(name):
-        shown = ascii(name if len(name) <= 80 else name[:77] + "...")
-        raise ValueError(
-            f"{path}: a {what} must be 1 to {MAX_NAME} characters without control characters, "
-            f"/ and \\, and no . or .., got {shown}"
-        )
-
-
-def regular_file(path: Path) -> None:
-    """Anything else (a pipe, a device) might block, or never end."""
-    if not path.exists():
-        raise ValueError(f"{path}: there is no such file")
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path}: must be a regular file")
-
-
-def refuse_other_formats(path: Path) -> None:
-    """By the first bytes and by the suffix; the rest is never read."""
-    kind = _other_format(path)
-    if kind is not None and "pickle" in kind:
-        raise ValueError(
-            f"{path}: is {kind}, which is not opened: reading a pickle can run code. "
-            "Convert it to safetensors where it came from"
-        )
-    if kind is not None:
-        raise ValueError(f"{path}: is {kind}, not safetensors")
-
-
-def is_other_file(path: Path) -> bool:
-    """Whether a file that goes with a checkpoint is a plain one: no tensors, pickle or index."""
-    if not path.is_file() or path.name.endswith((".safetensors", ".index.json", ".partial")):
-        return False
-    return _other_format(path) is None
-
-
-def _other_format(path: Path) -> str | None:
-    with path.open("rb") as file:
-        first = file.read(9)
-    # A header's length can begin with any of the magics; but then four zeros and a brace follow.
-    safetensors = first[4:8] == bytes(4) and first[8:] in (b"{", b" ", b"\n", b"\t", b"\r")
-    for magic, kind in _MAGIC:
-        if first.startswith(magic) and not safetensors:
-            return kind
-    return f"a {path.suffix} file, by its name a pickle" if path.suffix in PICKLES else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of at most 100 MB."""
-    regular_file(path)
-    if path.stat().st_size > MAX_HEADER:
-        raise ValueError(f"{path}: must be at most {MAX_HEADER:,} bytes")
-    return parse_json(path.read_bytes(), path)
-
-
-def parse_json(text: bytes, path: Path) -> dict[str, Any]:
-    """A JSON object: UTF-8, no name twice, no NaN or Infinity.
-
-    Raises:
-        ValueError: it is not.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in made:
-                raise ValueError(f"the name {name!a} stands twice")
-            made[name] = value
-        return made
-
-    def constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        made = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=constant)
-    except RecursionError:
-        raise ValueError(f"{path}: nested too deep") from None
-    except ValueError as error:  # JSON's and Unicode's are ValueErrors too
-        raise ValueError(f"{path}: {error}") from None
-    if not isinstance(made, dict):
-        raise ValueError(f"{path}: must hold a JSON object, got {type(made).__name__}")
-    return made

@@ -9,15 +9,9 @@ from torch import Tensor
 
 from .config import W8A8, read_quantization
 from .config_int4 import W4A16
-from .files import (
-    PICKLES,
-    Entry,
-    TensorFile,
-    read_json,
-    refuse_other_formats,
-    refuse_path_like,
-    regular_file,
-)
+from .fields import MAX_JSON, Fields, read_json, shown
+from .files import Entry, TensorFile
+from .paths import PICKLES, check_file_name, refuse_other_formats, regular_file
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -50,7 +44,7 @@ class Checkpoint:
         self.index_fields: dict[str, Any] = {}
         weight_map: dict[str, str] | None = None
         if self.index is not None:
-            self.index_fields = read_json(self.index)
+            self.index_fields = read_json(self.index, MAX_JSON)
             weight_map = _weight_map(self.index, self.index_fields)
             paths = [self.folder / name for name in sorted(set(weight_map.values()))]
         self.files = {each.name: TensorFile(each) for each in paths}
@@ -109,13 +103,13 @@ def _files_of(path: Path) -> tuple[Path | None, list[Path]]:
 
 
 def _weight_map(index: Path, fields: dict[str, Any]) -> dict[str, str]:
-    weight_map = fields.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index}: weight_map must be an object that names tensors")
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str):
-            raise ValueError(f"{index}: {name} must have the name of a file, got {shard!r}")
-        refuse_path_like(shard, "shard name", index)
+    reader = Fields(str(index))
+    weight_map = reader.object("weight_map", fields.get("weight_map"))
+    if not weight_map:
+        reader.refuse("weight_map must name tensors, got none")
+    reader.object("metadata", fields.get("metadata") or {})
+    for shard in {reader.text(shown(name), shard) for name, shard in weight_map.items()}:
+        check_file_name(shard, "shard name", index)
         if not shard.endswith(".safetensors"):
             # Its first bytes tell more than its name.
             if (index.parent / shard).is_file():

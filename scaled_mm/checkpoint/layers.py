@@ -145,6 +145,8 @@ def _dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
 
 def _rules(checkpoint: Checkpoint, layer: Int8Layer) -> dict[str, Part]:
     n, k, scheme = layer.n, layer.k, layer.scheme
+    if not n or not k:  # no bytes in the file, and azp terms of any size
+        layer.refuse(checkpoint, "weight", f"must have elements, got shape {[n, k]}")
     if k > MAX_K:
         layer.refuse(checkpoint, "weight", f"must have at most {MAX_K} input features, got {k}")
     one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))

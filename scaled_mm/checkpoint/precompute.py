@@ -12,8 +12,6 @@ and config.json come last; without them a folder of shards is no checkpoint.
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,10 +22,11 @@ from typing import Any
 import torch
 
 from .config_int4 import W4A16
-from .files import is_other_file
 from .folder import CONFIG, Checkpoint
 from .layers import Int8Layer, int8_layers
-from .writing import Draft, is_marked, new_file, partial
+from .output import MANIFEST, copy_file, output_folder, refuse_links_out, write_json
+from .paths import is_other_file
+from .writing import Draft, is_marked, mode_of
 
 CONFIG_MARK = "scaled_mm_azp"
 """Stands in the config.json that is written, as 1."""
@@ -89,12 +88,13 @@ def precompute(
 
     Args:
         checkpoint: as for `scaled_mm.checkpoint.Checkpoint`.
-        out: a folder: new, empty, or of an earlier run.
+        out: a folder: new, empty, or of an earlier run on this checkpoint.
         progressed: called with how many bytes were done since the last call, and of how many.
 
     Raises:
         ValueError: the checkpoint is malformed, not W8A8, or has what is not understood (named); or
-            `out` is the checkpoint itself, or holds what was not written here.
+            `out` is the checkpoint itself, holds what was not written here or of another
+            checkpoint, or is being written by another run; or a file is a link out of the folder.
         OSError: a file cannot be read or written. What was finished stays, for the next run.
     """
     started = time.perf_counter()
@@ -109,27 +109,32 @@ def precompute(
     terms = tuple(_term(source, layer) for layer in layers.values() if layer.scheme.term)
     drafts = [Draft(source, file, layers) for file in source.files.values()]
     total = sum(draft.size for draft in drafts)
-    _refuse_foreign(out, source, drafts)
-    out.mkdir(parents=True, exist_ok=True)
+    others, left_out = _other_files(source)
+    index, config = source.index, source.folder / CONFIG
+    read = [file.path for file in source.files.values()] + [config, *others]
+    refuse_links_out(source.folder, read + ([index] if index else []))
+    names = {draft.name for draft in drafts} | ({index.name} if index else set())
     shards = []
-    with _one_thread():
+    with output_folder(out, "scaled-mm precompute", source.folder, names), _one_thread():
+        _refuse_unmarked(out, drafts)
         for draft in drafts:
             skipped = draft.is_in(out / draft.name, lambda done: progressed(done, total))
             if not skipped:
                 draft.write(out / draft.name, lambda done: progressed(done, total))
             shards.append(Shard(draft.name, draft.size, len(draft.terms), skipped))
-    copied, left_out = _copy_other_files(source, out)
-    if source.index is not None:
-        _write_json(out / source.index.name, _index(source, drafts))
-    _write_json(out / CONFIG, {**source.config, CONFIG_MARK: 1})
+        for path in others:
+            copy_file(path, out / path.name)
+        if index is not None:
+            write_json(out / index.name, _index(source, drafts), mode_of(index))
+        write_json(out / CONFIG, {**source.config, CONFIG_MARK: 1}, mode_of(config))
     return PrecomputeReport(
         checkpoint=str(checkpoint),
         out=str(out),
         terms=terms,
         symmetric=tuple(layer.name for layer in layers.values() if layer.scheme.symmetric),
         shards=tuple(shards),
-        copied=copied,
-        left_out=left_out,
+        copied=tuple(path.name for path in others),
+        left_out=tuple(path.name for path in left_out),
         bytes=total,
         seconds=time.perf_counter() - started,
     )
@@ -162,51 +167,27 @@ def _term(source: Checkpoint, layer: Int8Layer) -> Term:
     )
 
 
-def _refuse_foreign(out: Path, source: Checkpoint, drafts: list[Draft]) -> None:
-    """Nobody's files but our own are written over."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise ValueError(f"{out}: must be a folder")
-    if out.resolve() == source.folder.resolve():
-        raise ValueError(f"{out}: must not be the folder of the checkpoint")
-    paths = [out / draft.name for draft in drafts]
-    there = [path for path in paths if path.exists()]
-    for path in there:
-        if not is_marked(path):
+def _refuse_unmarked(out: Path, drafts: list[Draft]) -> None:
+    """Somebody's own shard in an earlier output is not written over."""
+    for path in (out / draft.name for draft in drafts):
+        if path.exists() and not is_marked(path):
             raise ValueError(f"{path}: was not written by precompute; name another folder")
-    if not there and any(out.iterdir()) and not any(partial(path).exists() for path in paths):
-        raise ValueError(f"{out}: must be new, empty or of an earlier run, and is neither")
 
 
-def _copy_other_files(source: Checkpoint, out: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of what was copied, and of what was not."""
-    written = {*source.files, CONFIG, source.index.name if source.index else ""}
-    copied, left_out = [], []
-    for path in sorted(source.folder.iterdir()):
-        if path.name in written:
-            continue
-        if not is_other_file(path):
-            left_out.append(path.name)
-            continue
-        with path.open("rb") as file, new_file(out / path.name) as made:
-            shutil.copyfileobj(file, made)
-        copied.append(path.name)
-    return tuple(copied), tuple(left_out)
+def _other_files(source: Checkpoint) -> tuple[list[Path], list[Path]]:
+    """What is copied as it is, and what is not."""
+    written = {*source.files, CONFIG, MANIFEST, source.index.name if source.index else ""}
+    paths = [path for path in sorted(source.folder.iterdir()) if path.name not in written]
+    copied = [path for path in paths if is_other_file(path)]
+    return copied, [path for path in paths if path not in copied]
 
 
 def _index(source: Checkpoint, drafts: list[Draft]) -> dict[str, Any]:
     weight_map = {name: file.path.name for name, file in source.where.items()}
     weight_map |= {name: draft.name for draft in drafts for name in draft.terms}
     size = sum(draft.size - len(draft.header) for draft in drafts)
-    metadata = source.index_fields.get("metadata")
     return {
         **source.index_fields,
-        "metadata": {**(metadata if isinstance(metadata, dict) else {}), "total_size": size},
+        "metadata": {**(source.index_fields.get("metadata") or {}), "total_size": size},
         "weight_map": dict(sorted(weight_map.items())),
     }
-
-
-def _write_json(path: Path, fields: dict[str, Any]) -> None:
-    with new_file(path) as file:
-        file.write((json.dumps(fields, indent=2, ensure_ascii=False) + "\n").encode())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,12 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .files import MAX_HEADER, Entry, TensorFile, regular_file
+from .fields import MAX_JSON
+from .files import Entry, TensorFile
 from .folder import Checkpoint
 from .layers import Int8Layer
+from .paths import regular_file
 
 MARK = "scaled_mm.azp"
 """Stands in the `__metadata__` of every shard that is written here, as "1"."""
+
+PARTIAL = ".partial"
+"""Ends the name of a file that is being written."""
 
 BUFFER = 512 << 10  # the second-level cache holds it: copied, summed, compared while it is there
 _EIGHT_BYTES = ("I64", "U64", "F64", "C64")
@@ -76,7 +82,7 @@ class Draft:
             fields[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, **place}
         text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)  # as the safetensors package pads: the data is aligned
-        if len(text) > MAX_HEADER:
+        if len(text) > MAX_JSON:
             raise ValueError(f"{self._file.path}: with azp terms its header is over 100 MB")
         return struct.pack("<Q", len(text)) + text
 
@@ -87,13 +93,11 @@ class Draft:
 
     def write(self, path: Path, progressed: Callable[[int], None]) -> None:
         """Writes the shard; path is there afterwards, whole, or as it was if this fails."""
-        with new_file(path) as file:
+        with new_file(path, mode_of(self._file.path)) as file:
             file.write(self.header)
             for at, piece in self._pieces():
                 file.seek(len(self.header) + at)
-                written = 0
-                while written < len(piece):  # unbuffered: a write may be short
-                    written += file.write(piece[written:])
+                file.write(piece)
                 progressed(len(piece))
 
     def is_in(self, path: Path, progressed: Callable[[int], None]) -> bool:
@@ -161,25 +165,40 @@ def is_marked(path: Path) -> bool:
     regular_file(path)
     with path.open("rb") as file:
         length = file.read(8)
-        if len(length) < 8 or (size := int.from_bytes(length, "little")) > MAX_HEADER:
+        if len(length) < 8 or (size := int.from_bytes(length, "little")) > MAX_JSON:
             return False
         return f'"{MARK}":"1"'.encode() in file.read(size)
 
 
 def partial(path: Path) -> Path:
     """Where a file is written before it has its name."""
-    return path.with_name(f".{path.name}.partial")
+    return path.with_name(f".{path.name}{PARTIAL}")
+
+
+def mode_of(path: Path) -> int:
+    """The permissions of a file or folder; those of a new file where there is none."""
+    return stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else 0o666
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, unbuffered; synced and renamed to path at the end, removed on an error."""
+def new_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file to write; synced and renamed to path at the end, removed on an error.
+
+    It is buffered, for a buffered file writes all that it is given or raises: a raw write that
+    meets a limit or a full disk may write a part and say so only in what it returns.
+
+    Args:
+        path: of the file. Two runs must not write it at once (`output_folder` sees to that).
+        mode: its permissions, which the umask narrows.
+    """
     temporary = partial(path)
     temporary.unlink(missing_ok=True)  # of a run that was killed
     try:
-        with temporary.open("xb", buffering=0) as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
             yield file
-            os.fsync(file.fileno())
+            file.flush()
+            os.fsync(descriptor)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
