@@ -27,6 +27,11 @@ def shown(value: Any) -> str:
     return (text[1:-1] if isinstance(value, str) else text)[:80]
 
 
+def printable(text: str) -> str:
+    """Text that may quote a file, with escapes for what a terminal would act on."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 class Fields:
     """A reader of fields; `where` says in a refusal in which file and key they stood."""
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .fields import MAX_INTEGER, Fields, parse_json, shown
+from .fields import MAX_INTEGER, Fields, parse_json, printable, shown
 from .paths import check_name, refuse_other_formats, regular_file
 
 MAX_DIMS = 64  # torch and numpy have no more
@@ -91,7 +91,8 @@ class TensorFile:
             with safe_open(path, framework="pt"):
                 pass
         except SafetensorError as error:
-            self._refuse(str(error).removeprefix("Error while deserializing header: "))
+            said = str(error).removeprefix("Error while deserializing header: ")
+            self._refuse(printable(said)[:500])  # it quotes the file
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             self.header = file.read(length)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .config import W8A8, read_quantization
 from .config_int4 import W4A16
-from .fields import MAX_JSON, Fields, read_json, shown
+from .fields import MAX_JSON, Fields, read_json
 from .files import Entry, TensorFile
-from .paths import PICKLES, check_file_name, refuse_other_formats, regular_file
+from .paths import PICKLES, check_file_name, check_name, refuse_other_formats, regular_file
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -108,7 +108,9 @@ def _weight_map(index: Path, fields: dict[str, Any]) -> dict[str, str]:
     if not weight_map:
         reader.refuse("weight_map must name tensors, got none")
     reader.object("metadata", fields.get("metadata") or {})
-    for shard in {reader.text(shown(name), shard) for name, shard in weight_map.items()}:
+    for name in weight_map:
+        check_name(name, "tensor name", index)
+    for shard in {reader.text(name, shard) for name, shard in weight_map.items()}:
         check_file_name(shard, "shard name", index)
         if not shard.endswith(".safetensors"):
             # Its first bytes tell more than its name.
