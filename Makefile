@@ -26,7 +26,7 @@ INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
 
 .PHONY: help demo test docs test-slow mutate mutate-sample gpu-mutate bench build lint format abi oldest \
-        asan cross cuda gpu-test gpu-bench gpu-sanitize clean distclean FORCE
+        asan cross cuda wheel gpu-test gpu-bench gpu-sanitize clean distclean FORCE
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -96,6 +96,15 @@ cuda: $(VENV)/.base ## both libraries with every kernel; needs nvcc, no GPU
 	$(PIP) --no-deps nvidia-cutlass==4.2.0.0
 	SCALED_MM_CUDA=1 python setup.py build_ext --inplace
 
+# `make wheel CUDA=1` has the CUDA library too. torch's own libraries are left out: they are loaded
+# when ours are.
+wheel: $(VENV)/.wheel ## a manylinux wheel in dist, tried in an empty environment
+	rm -rf build/wheel dist
+	SCALED_MM_CUDA=$(or $(CUDA),0) python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
+	auditwheel repair --plat manylinux_2_28_$(shell uname -m) --exclude 'libtorch*' --exclude 'libc10*' \
+	  -w dist build/wheel/*.whl
+	tools/check_wheel dist/*.whl $(or $(PYTHON),$(VENV)/bin/python) $(or $(TORCH),$(DEFAULT_TORCH))
+
 gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	python tools/gpu_test.py
 
@@ -147,7 +156,7 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml tools/constraints.txt
 	$(INSTALL) .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.dev $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(VENV)/.base
+$(VENV)/.test $(VENV)/.dev $(VENV)/.bench $(VENV)/.docs $(VENV)/.wheel: $(VENV)/.%: $(VENV)/.base
 	$(INSTALL) '.[$*]'
 	@touch $@
 

@@ -152,7 +152,8 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
     cpp_extension.CUDA_HOME = str(home)
     library = CppExtension(
         "scaled_mm._C_cuda",
-        sources("csrc/rules.cpp", "csrc/dispatch/archs.cpp", "csrc/problems/*.cpp")
+        sources("csrc/rules.cpp", "csrc/old_glibc.cpp")
+        + sources("csrc/dispatch/archs.cpp", "csrc/problems/*.cpp")
         + sources(*(f"csrc/{room}*.cpp" for room in host_code)),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cuda", list(targets)), str(home / "include")],

@@ -28,7 +28,8 @@ std::string refuse_machine(const Machine& machine) {
 // Device memory runs beside whatever else binds. The two add up like the sides of a very flat
 // triangle.
 double beside(double memory, double busy) {
-  return std::sqrt(std::hypot(memory * memory, busy * busy));
+  const double m = memory * memory, b = busy * busy;
+  return std::sqrt(std::sqrt(m * m + b * b));  // std::hypot would ask for glibc 2.35
 }
 
 }  // namespace
