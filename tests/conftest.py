@@ -3,20 +3,22 @@ of a run on a GPU, what was compared there."""
 
 from __future__ import annotations
 
-import getpass
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 # One BLAS thread, set before numpy is loaded: the reference's products are small, and OpenBLAS's
 # threads spin while they wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# torch.compile keeps what it compiled, and does not ask for which of these it was.
-if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
-    cache = Path(tempfile.gettempdir(), f"torchinductor-{getpass.getuser()}-{capability}")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+# torch.compile keeps what it compiled in a folder that all processes share. It does not ask whether
+# the ops still have the schemas, or the machine the instructions, that it was compiled for.
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    cache = tempfile.mkdtemp(prefix="scaled-mm-inductor-")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    atexit.register(shutil.rmtree, cache, ignore_errors=True)
 
 import cuda_support
 import pytest
