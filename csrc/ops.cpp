@@ -3,6 +3,11 @@
 // seen.
 //
 // b_shape is absent for a plain int8 weight b [K, N] and (K, N) for a buffer from pack_weight_int8.
+// out_dtype is bfloat16 when it is absent: AOTInductor takes a dtype that stands as the default in
+// a schema for an integer, and then refuses to load what it compiled.
+//
+// An overload `out` computes the same as its op, but into a tensor of the caller's. It returns
+// nothing, since torch.compile takes no op whose result is an argument.
 #include <torch/csrc/stable/library.h>
 
 #include "namespace.h"
@@ -11,8 +16,14 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
       "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-      "str? activation=None, ScalarType out_dtype=bfloat16, int[]? b_shape=None) -> Tensor");
+      "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None) -> Tensor");
+  ops.def(
+      "scaled_mm.out(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
+      "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
+      "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None, Tensor(a!) out) "
+      "-> ()");
   ops.def("int8_mm(Tensor a, Tensor b, *, int[]? b_shape=None) -> Tensor");
+  ops.def("int8_mm.out(Tensor a, Tensor b, *, int[]? b_shape=None, Tensor(a!) out) -> ()");
   ops.def("azp_adj(Tensor b, *, int[]? b_shape=None) -> Tensor");
   ops.def("azp_with_adj(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor");
   ops.def("pack_weight_int8(Tensor b) -> Tensor");
@@ -25,6 +36,9 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None) "
       "-> Tensor");
+  ops.def(
+      "awq_gemm.out(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None, "
+      "Tensor(a!) out) -> ()");
   ops.def("_widen(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor");
 
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says

@@ -1,5 +1,7 @@
 #include "rules.h"
 
+#include <algorithm>
+
 namespace scaled_mm {
 
 std::string name(ScalarType dtype) {
@@ -80,6 +82,53 @@ bool is_per_column(const Tensor& t, int64_t n) {
   return (flat || row) && t.size(t.dim() - 1) == n;
 }
 std::string per_column_text(int64_t n) { return shape_text({n}) + " or " + shape_text({1, n}); }
+
+namespace {
+
+constexpr uintptr_t kAlignment = 16;  // of D, which CUDA kernels write in vectors of 16 bytes
+
+struct Bytes {
+  uintptr_t begin, end;
+};
+
+// From the first byte of t's elements to the last.
+Bytes span(const Tensor& t) {
+  const auto begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  if (t.numel() == 0) return {begin, begin};
+  int64_t last = 0;
+  for (int64_t i = 0; i < t.dim(); ++i) last += (t.size(i) - 1) * t.stride(i);
+  return {begin, begin + static_cast<uintptr_t>((last + 1) * t.element_size())};
+}
+
+}  // namespace
+
+Tensor output_tensor(const std::optional<Tensor>& out, const char* like_name, const Tensor& like,
+                     Sizes sizes, ScalarType dtype) {
+  if (!out) return new_empty(like, sizes, dtype);
+  must_be("out", *out, dtype);
+  must_share_device("out", *out, like_name, like);
+  if (!out->sizes().equals(sizes)) {
+    refuse("out", "have the output's shape " + shape_text(sizes), shape(*out));
+  }
+  if (!out->is_contiguous()) {
+    refuse("out", "be contiguous", "strides " + shape_text(out->strides()));
+  }
+  const uintptr_t beyond = span(*out).begin % kAlignment;
+  if (out->is_cuda() && beyond) {
+    refuse("out", cat("begin at a multiple of ", kAlignment, " bytes on CUDA"),
+           cat("an address ", beyond, " bytes after one"));
+  }
+  return *out;
+}
+
+void must_lie_apart(const Tensor& out, const char* argument, const Tensor& t) {
+  const Bytes written = span(out), read = span(t);
+  const bool apart = written.end <= read.begin || read.end <= written.begin;
+  if (apart || written.begin == written.end || read.begin == read.end) return;
+  refuse("out", cat("share no memory with ", argument),
+         cat("an overlap of ",
+             std::min(written.end, read.end) - std::max(written.begin, read.begin), " bytes"));
+}
 
 std::vector<int64_t> sizes_with_last(const Tensor& like, int64_t last) {
   std::vector<int64_t> sizes(like.sizes().begin(), like.sizes().end());

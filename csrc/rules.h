@@ -31,6 +31,13 @@ std::string per_row_text(const Tensor& matrix);
 bool is_per_column(const Tensor& t, int64_t n);
 std::string per_column_text(int64_t n);
 
+// The tensor that an op writes. Without `out` a new one, row-major, on the device of `like`. Else
+// `out` itself, which must be such a tensor already, and share no memory with what the op reads:
+// the range from its first element to its last must hold none of any operand's.
+Tensor output_tensor(const std::optional<Tensor>& out, const char* like_name, const Tensor& like,
+                     Sizes sizes, ScalarType dtype);
+void must_lie_apart(const Tensor& out, const char* argument, const Tensor& t);
+
 // The shape of `like` with another last size.
 std::vector<int64_t> sizes_with_last(const Tensor& like, int64_t last);
 

@@ -70,8 +70,8 @@ def _table() -> list[Refusal]:
 
     not_tensors = {"list": [1], "int": 1, "float": 0.5, "ndarray": np.ones((K, N), np.int8)}
     operands = {
-        "scaled_mm": "a b scale_a scale_b bias azp azp_adj azp_with_adj residual",
-        "int8_mm": "a b",
+        "scaled_mm": "a b scale_a scale_b bias azp azp_adj azp_with_adj residual out",
+        "int8_mm": "a b out",
         "azp_adj": "b",
         "azp_with_adj": "b azp",
         "pack_weight_int8": "b",
@@ -192,6 +192,19 @@ def _table() -> list[Refusal]:
 
     refuse("out-float64", "out_dtype", "float64", out_dtype=torch.float64)
     refuse("out-int8", "out_dtype", "int8", out_dtype=torch.int8)
+
+    for op, dtype in {"scaled_mm": torch.bfloat16, "int8_mm": torch.int32}.items():
+        out = torch.ones(M, N, dtype=dtype)
+        refuse("out-rows", "out", "(127, 96)", op, out=out[1:])
+        refuse("out-columns", "out", "(128, 95)", op, out=out[:, 1:].contiguous())
+        refuse("out-3d", "out", "(1, 128, 96)", op, out=out[None])
+        refuse("out-flat", "out", "(12288,)", op, out=out.flatten())
+        refuse("out-float16", "out", "float16", op, out=out.half())
+        refuse("out-column-major", "out", "strides (1, 128)", op, out=out.t().contiguous().t())
+    refuse("out-uint8", "out", "uint8", "int8_mm", out=_int32(M, N).to(torch.uint8))
+    refuse("out-of-reglu", "out", "(128, 96)", **reglu, out=torch.ones(M, N).bfloat16())
+    refuse("out-of-out-dtype", "out", "bfloat16", out_dtype=half, out=torch.ones(M, N).bfloat16())
+    refuse("out-grad", "out", "requires_grad", out=torch.ones(M, N, dtype=torch.bfloat16, **grad))
 
     refuse("azp-two", "azp", "(2,)", "azp_with_adj", azp=_int32(2))
     refuse("azp-int64", "azp", "int64", "azp_with_adj", azp=_int32(1).long())

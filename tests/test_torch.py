@@ -28,8 +28,13 @@ ops = torch.ops.scaled_mm
 SCHEMAS = {
     "scaled_mm": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
     "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-    "str? activation=None, ScalarType out_dtype=15, int[]? b_shape=None) -> Tensor",
+    "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None) -> Tensor",
+    "scaled_mm.out": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, "
+    "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, "
+    "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
+    "int[]? b_shape=None, Tensor(a!) out) -> ()",
     "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None) -> Tensor",
+    "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, Tensor(a!) out) -> ()",
     "azp_adj": "(Tensor b, *, int[]? b_shape=None) -> Tensor",
     "azp_with_adj": "(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor",
     "pack_weight_int8": "(Tensor b) -> Tensor",
@@ -40,6 +45,8 @@ SCHEMAS = {
     "awq_dequantize": "(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor",
     "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
     "Tensor? bias=None) -> Tensor",
+    "awq_gemm.out": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
+    "Tensor? bias=None, Tensor(a!) out) -> ()",
     "_widen": "(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor",
     "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, int capability, "
     "int sms, float bytes_per_us) -> str",
@@ -59,12 +66,15 @@ SCHEMAS = {
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schema(name: str) -> None:
-    assert str(getattr(ops, name).default._schema) == f"scaled_mm::{name}{SCHEMAS[name]}"
+    op, _, form = name.partition(".")
+    schema = getattr(getattr(ops, op), form or "default")._schema
+    assert str(schema) == f"scaled_mm::{name}{SCHEMAS[name]}"
 
 
 def test_no_other_ops() -> None:
-    names = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("scaled_mm::")}
-    assert names == {f"scaled_mm::{name}" for name in SCHEMAS}
+    schemas = (str(s) for s in torch._C._jit_get_all_schemas())
+    names = [s.partition("(")[0] for s in schemas if s.startswith("scaled_mm::")]
+    assert sorted(names) == sorted(f"scaled_mm::{name}" for name in SCHEMAS)
 
 
 def int8(*shape: int) -> Tensor:

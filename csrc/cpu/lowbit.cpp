@@ -25,23 +25,22 @@ Tensor awq_dequantize(const Tensor& qweight, const Tensor& scales, const Tensor&
   return checked.outputs[0];
 }
 
-Tensor awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales, const Tensor& qzeros,
-                const std::optional<Tensor>& bias) {
-  const Checked<LowbitProblem> checked = check_awq_gemm(x, qweight, scales, qzeros, bias);
+void run(Checked<LowbitProblem>& checked, const Tensor&) {
   const LowbitProblem& p = checked.problem;
   const InstructionSet& isa = instruction_set();
-  if (p.m > 0 && p.w.n > 0) {
-    const Tiling tiling = cut_rows(p.m, ceil_div(p.w.n, kLowbitCols), kLeastRows, kMostRows);
-    run_tasks(tiling, tiling.block_rows * kLowbitCols * p.w.k,
-              [&](int64_t begin, int64_t end) { isa.lowbit_gemm(p, tiling, begin, end); });
-  }
-  return checked.outputs[0];
+  if (p.m == 0 || p.w.n == 0) return;
+  const Tiling tiling = cut_rows(p.m, ceil_div(p.w.n, kLowbitCols), kLeastRows, kMostRows);
+  run_tasks(tiling, tiling.block_rows * kLowbitCols * p.w.k,
+            [&](int64_t begin, int64_t end) { isa.lowbit_gemm(p, tiling, begin, end); });
 }
+
+using Ops = LowbitOps<run>;
 
 }  // namespace
 }  // namespace scaled_mm::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("awq_dequantize", TORCH_BOX(&scaled_mm::cpu::awq_dequantize));
-  ops.impl("awq_gemm", TORCH_BOX(&scaled_mm::cpu::awq_gemm));
+  ops.impl("awq_gemm", TORCH_BOX(&scaled_mm::cpu::Ops::awq_gemm));
+  ops.impl("awq_gemm.out", TORCH_BOX(&scaled_mm::cpu::Ops::awq_gemm_out));
 }

@@ -14,14 +14,13 @@ Matrix<const int8_t> transposed(const Weight& b) {
   return {b.plain.data, b.plain.col_stride, b.plain.row_stride};
 }
 
-Tensor run(Checked<Int8Problem> checked) {
+void run(Checked<Int8Problem>& checked) {
   Int8Problem& p = checked.problem;
-  const Tensor& d = checked.outputs[0];
   const auto [m, n, k, epilogue, out_dtype] = p.size;
-  if (m == 0 || n == 0) return d;
+  if (m == 0 || n == 0) return;
   must_fit("a", "rows", m);
   must_fit("b", "columns", n);
-  const Scope scope(d);
+  const Scope scope(checked.outputs[0]);
   const Kernel<Int8Problem>* const kernel = choose<Int8Problem>(p.size, scope.device);
   if (!kernel) refuse_size<Int8Problem>(p.size, scope.device);
   p.a = aligned_rows(p.a, m, k, scope);
@@ -29,26 +28,16 @@ Tensor run(Checked<Int8Problem> checked) {
   p.b = {.k = k, .n = n, .plain = {columns.data, 1, columns.row_stride}};
   epilogue::bind_operands(epilogue, p.operands);
   kernel->run(p, scope);
-  return d;
 }
 
-Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-                 std::optional<Tensor> bias, std::optional<Tensor> azp,
-                 std::optional<Tensor> azp_adj, std::optional<Tensor> azp_with_adj,
-                 std::optional<Tensor> residual, std::optional<std::string> activation,
-                 ScalarType out_dtype, Shape b_shape) {
-  return run(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual,
-                             activation, out_dtype, b_shape));
-}
-
-Tensor int8_mm(const Tensor& a, const Tensor& b, Shape b_shape) {
-  return run(check_int8_mm(a, b, b_shape));
-}
+using Ops = Int8Ops<run>;
 
 }  // namespace
 }  // namespace scaled_mm::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
-  ops.impl("scaled_mm", TORCH_BOX(&scaled_mm::cuda::scaled_mm));
-  ops.impl("int8_mm", TORCH_BOX(&scaled_mm::cuda::int8_mm));
+  ops.impl("scaled_mm", TORCH_BOX(&scaled_mm::cuda::Ops::scaled_mm));
+  ops.impl("scaled_mm.out", TORCH_BOX(&scaled_mm::cuda::Ops::scaled_mm_out));
+  ops.impl("int8_mm", TORCH_BOX(&scaled_mm::cuda::Ops::int8_mm));
+  ops.impl("int8_mm.out", TORCH_BOX(&scaled_mm::cuda::Ops::int8_mm_out));
 }

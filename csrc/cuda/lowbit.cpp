@@ -21,20 +21,14 @@ Tensor awq_dequantize(const Tensor& qweight, const Tensor& scales, const Tensor&
   return d;
 }
 
-Tensor awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales, const Tensor& qzeros,
-                const std::optional<Tensor>& bias) {
-  Checked<LowbitProblem> checked = check_awq_gemm(x, qweight, scales, qzeros, bias);
+void run(Checked<LowbitProblem>& checked, const Tensor& x) {
   LowbitProblem& p = checked.problem;
-  const Tensor& d = checked.outputs[0];
-  if (p.m == 0 || p.w.n == 0) return d;
+  if (p.m == 0 || p.w.n == 0) return;
   must_fit("x", "rows", p.m);
   must_fit("qweight", "columns, 8 to a word,", p.w.n);
   must_fit("qweight", "rows", p.w.k);
-  const Scope scope(d);
-  if (p.w.k == 0) {
-    fill_with_bias(p, scope);
-    return d;
-  }
+  const Scope scope(checked.outputs[0]);
+  if (p.w.k == 0) return fill_with_bias(p, scope);
   const Kernel<LowbitProblem>* const kernel = choose<LowbitProblem>(p.size(), scope.device);
   if (!kernel) refuse_size<LowbitProblem>(p.size(), scope.device);
   if (p.x.col_stride != 1 && p.w.k > 1) {
@@ -44,13 +38,15 @@ Tensor awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales, co
   p.x = aligned_rows(p.x, p.m, p.w.k, scope);
   p.w.scales = aligned_rows(p.w.scales, p.w.k / p.w.group, p.w.n, scope);
   kernel->run(p, scope);
-  return d;
 }
+
+using Ops = LowbitOps<run>;
 
 }  // namespace
 }  // namespace scaled_mm::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("awq_dequantize", TORCH_BOX(&scaled_mm::cuda::awq_dequantize));
-  ops.impl("awq_gemm", TORCH_BOX(&scaled_mm::cuda::awq_gemm));
+  ops.impl("awq_gemm", TORCH_BOX(&scaled_mm::cuda::Ops::awq_gemm));
+  ops.impl("awq_gemm.out", TORCH_BOX(&scaled_mm::cuda::Ops::awq_gemm_out));
 }

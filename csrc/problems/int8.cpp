@@ -70,10 +70,15 @@ Checked<Int8Problem> check_product(const Tensor& a, const Tensor& b, const Shape
   return checked;
 }
 
-void add_output(Checked<Int8Problem>& checked, const Tensor& a, ScalarType dtype) {
+void add_output(Checked<Int8Problem>& checked, const Tensor& a, const Tensor& b, ScalarType dtype,
+                const std::optional<Tensor>& out) {
   Int8Problem& p = checked.problem;
   const std::vector<int64_t> sizes = sizes_with_last(a, p.size.out_columns());
-  p.d = checked.outputs.emplace_back(new_empty(a, sizes, dtype)).mutable_data_ptr();
+  const Tensor& d = checked.outputs.emplace_back(output_tensor(out, "a", a, sizes, dtype));
+  p.d = d.mutable_data_ptr();
+  if (!out) return;
+  must_lie_apart(d, "a", a);
+  must_lie_apart(d, "b", b);
 }
 
 DType check_out_dtype(ScalarType dtype) {
@@ -122,7 +127,7 @@ void check_shape(const char* argument, const Tensor& t, const Tensor& a,
 // One epilogue operand against what its leaf declares (epilogue/expr.h). Returns its bit.
 template <class Leaf>
 OperandSet check_operand(const std::optional<Tensor>& given, const Tensor& a,
-                         Checked<Int8Problem>& checked) {
+                         const std::optional<Tensor>& out, Checked<Int8Problem>& checked) {
   if (!given) return 0;
   Int8Problem& p = checked.problem;
   const char* argument = kOperandNames[static_cast<int>(Leaf::id)];
@@ -135,6 +140,7 @@ OperandSet check_operand(const std::optional<Tensor>& given, const Tensor& a,
   }
   must_share_device(argument, *given, "a", a);
   check_shape<Leaf>(argument, *given, a, p.size);
+  if (out) must_lie_apart(*out, argument, *given);
   p.operands[static_cast<int>(Leaf::id)] = operand_along(Leaf::axis, *given, checked.inputs);
   return bit(Leaf::id);
 }
@@ -148,19 +154,20 @@ Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Ten
                                      const std::optional<Tensor>& azp_with_adj,
                                      const std::optional<Tensor>& residual,
                                      const std::optional<std::string>& activation,
-                                     ScalarType out_dtype, const Shape& b_shape) {
-  const DType dtype = check_out_dtype(out_dtype);
+                                     const std::optional<ScalarType>& out_dtype,
+                                     const Shape& b_shape, const std::optional<Tensor>& out) {
+  const DType dtype = check_out_dtype(out_dtype.value_or(ScalarType::BFloat16));
   const Activation wanted = check_activation(activation);
   Checked<Int8Problem> checked = check_product(a, b, b_shape);
   Int8Problem::Size& size = checked.problem.size;
   size.out_dtype = dtype;
-  OperandSet given = check_operand<epilogue::ScaleA>(scale_a, a, checked);
-  given |= check_operand<epilogue::ScaleB>(scale_b, a, checked);
-  given |= check_operand<epilogue::Bias>(bias, a, checked);
-  given |= check_operand<epilogue::Azp>(azp, a, checked);
-  given |= check_operand<epilogue::AzpAdj>(azp_adj, a, checked);
-  given |= check_operand<epilogue::AzpWithAdj>(azp_with_adj, a, checked);
-  given |= check_operand<epilogue::Residual>(residual, a, checked);
+  OperandSet given = check_operand<epilogue::ScaleA>(scale_a, a, out, checked);
+  given |= check_operand<epilogue::ScaleB>(scale_b, a, out, checked);
+  given |= check_operand<epilogue::Bias>(bias, a, out, checked);
+  given |= check_operand<epilogue::Azp>(azp, a, out, checked);
+  given |= check_operand<epilogue::AzpAdj>(azp_adj, a, out, checked);
+  given |= check_operand<epilogue::AzpWithAdj>(azp_with_adj, a, out, checked);
+  given |= check_operand<epilogue::Residual>(residual, a, out, checked);
   size.epilogue = epilogue::choose(given, wanted);
   const epilogue::Entry& entry = epilogue::entry(size.epilogue);
   if (size.n % entry.columns) {
@@ -169,14 +176,15 @@ Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Ten
                kActivationNames[static_cast<int>(wanted)], "'"),
            cat("N=", size.n));
   }
-  add_output(checked, a, out_dtype);
+  add_output(checked, a, b, scalar_type(dtype), out);
   return checked;
 }
 
-Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape) {
+Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                                   const std::optional<Tensor>& out) {
   Checked<Int8Problem> checked = check_product(a, b, b_shape);
   checked.problem.size.epilogue = epilogue::Id::RawAccumulator;
-  add_output(checked, a, ScalarType::Int);
+  add_output(checked, a, b, ScalarType::Int, out);
   return checked;
 }
 

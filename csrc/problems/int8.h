@@ -52,6 +52,7 @@ using Shape = std::optional<std::vector<int64_t>>;
 
 // Each refuses with an error or returns a problem that a kernel can run as it stands. `b_shape` is
 // the shape (K, N) of the weight when b is a packed buffer, and absent when b is the weight itself.
+// outputs[0] is D: `out`, where it is given.
 Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                      const Tensor& scale_b, const std::optional<Tensor>& bias,
                                      const std::optional<Tensor>& azp,
@@ -59,8 +60,50 @@ Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Ten
                                      const std::optional<Tensor>& azp_with_adj,
                                      const std::optional<Tensor>& residual,
                                      const std::optional<std::string>& activation,
-                                     ScalarType out_dtype, const Shape& b_shape);
-Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape);
+                                     const std::optional<ScalarType>& out_dtype,
+                                     const Shape& b_shape, const std::optional<Tensor>& out);
+Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                                   const std::optional<Tensor>& out);
+
+// The products as the dispatcher calls them, into a new tensor or into `out`, over what runs a
+// checked problem on a backend.
+template <void (*run)(Checked<Int8Problem>&)>
+struct Int8Ops {
+  static Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                          const Tensor& scale_b, const std::optional<Tensor>& bias,
+                          const std::optional<Tensor>& azp, const std::optional<Tensor>& azp_adj,
+                          const std::optional<Tensor>& azp_with_adj,
+                          const std::optional<Tensor>& residual,
+                          const std::optional<std::string>& activation,
+                          const std::optional<ScalarType>& out_dtype, const Shape& b_shape) {
+    return computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj,
+                                    residual, activation, out_dtype, b_shape, std::nullopt));
+  }
+  static void scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                            const Tensor& scale_b, const std::optional<Tensor>& bias,
+                            const std::optional<Tensor>& azp, const std::optional<Tensor>& azp_adj,
+                            const std::optional<Tensor>& azp_with_adj,
+                            const std::optional<Tensor>& residual,
+                            const std::optional<std::string>& activation,
+                            const std::optional<ScalarType>& out_dtype, const Shape& b_shape,
+                            const Tensor& out) {
+    computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual,
+                             activation, out_dtype, b_shape, out));
+  }
+  static Tensor int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape) {
+    return computed(check_int8_mm(a, b, b_shape, std::nullopt));
+  }
+  static void int8_mm_out(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                          const Tensor& out) {
+    computed(check_int8_mm(a, b, b_shape, out));
+  }
+
+ private:
+  static Tensor computed(Checked<Int8Problem> checked) {
+    run(checked);
+    return checked.outputs[0];
+  }
+};
 
 // outputs[0] is the int32 [1, N] row to fill; azp is what its sums are multiplied by, or absent.
 struct ColumnSums {

@@ -56,10 +56,8 @@ LowbitWeight check_awq_weight(const Tensor& qweight, const Tensor& scales, const
   return w;
 }
 
-void add_output(Checked<LowbitProblem>& checked, const Tensor& like, Sizes sizes) {
-  const ScalarType dtype = scalar_type(checked.problem.w.dtype);
-  const Tensor& d = checked.outputs.emplace_back(new_empty(like, sizes, dtype));
-  checked.problem.d = static_cast<uint16_t*>(d.mutable_data_ptr());
+void add_output(Checked<LowbitProblem>& checked, const Tensor& d) {
+  checked.problem.d = static_cast<uint16_t*>(checked.outputs.emplace_back(d).mutable_data_ptr());
 }
 
 }  // namespace
@@ -70,12 +68,13 @@ Checked<LowbitProblem> check_awq_dequantize(const Tensor& qweight, const Tensor&
   LowbitProblem& p = checked.problem;
   p.w = check_awq_weight(qweight, scales, qzeros, checked.inputs);
   p.m = p.w.k;
-  add_output(checked, qweight, {p.w.k, p.w.n});
+  add_output(checked, new_empty(qweight, {p.w.k, p.w.n}, scalar_type(p.w.dtype)));
   return checked;
 }
 
 Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales,
-                                      const Tensor& qzeros, const std::optional<Tensor>& bias) {
+                                      const Tensor& qzeros, const std::optional<Tensor>& bias,
+                                      const std::optional<Tensor>& out) {
   Checked<LowbitProblem> checked;
   LowbitProblem& p = checked.problem;
   must_be_16_bit_float("x", x);
@@ -100,7 +99,13 @@ Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, co
     }
     p.bias = operand_along(epilogue::Axis::Row, *bias, checked.inputs);
   }
-  add_output(checked, x, sizes_with_last(x, p.w.n));
+  add_output(checked, output_tensor(out, "x", x, sizes_with_last(x, p.w.n), dtype));
+  if (!out) return checked;
+  must_lie_apart(*out, "x", x);
+  must_lie_apart(*out, "qweight", qweight);
+  must_lie_apart(*out, "scales", scales);
+  must_lie_apart(*out, "qzeros", qzeros);
+  if (bias) must_lie_apart(*out, "bias", *bias);
   return checked;
 }
 

@@ -62,10 +62,29 @@ struct LowbitProblem {
   Size size() const { return {m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point}; }
 };
 
-// outputs[0] is D in both.
+// outputs[0] is D in both: `out`, where it is given.
 Checked<LowbitProblem> check_awq_dequantize(const Tensor& qweight, const Tensor& scales,
                                             const Tensor& qzeros);
 Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales,
-                                      const Tensor& qzeros, const std::optional<Tensor>& bias);
+                                      const Tensor& qzeros, const std::optional<Tensor>& bias,
+                                      const std::optional<Tensor>& out);
+
+// awq_gemm as the dispatcher calls it, into a new tensor or into `out`, over what runs a checked
+// problem on a backend; x is for a backend that has to copy it first.
+template <void (*run)(Checked<LowbitProblem>&, const Tensor& x)>
+struct LowbitOps {
+  static Tensor awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales,
+                         const Tensor& qzeros, const std::optional<Tensor>& bias) {
+    Checked<LowbitProblem> checked = check_awq_gemm(x, qweight, scales, qzeros, bias, std::nullopt);
+    run(checked, x);
+    return checked.outputs[0];
+  }
+  static void awq_gemm_out(const Tensor& x, const Tensor& qweight, const Tensor& scales,
+                           const Tensor& qzeros, const std::optional<Tensor>& bias,
+                           const Tensor& out) {
+    Checked<LowbitProblem> checked = check_awq_gemm(x, qweight, scales, qzeros, bias, out);
+    run(checked, x);
+  }
+};
 
 }  // namespace scaled_mm

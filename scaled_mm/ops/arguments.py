@@ -24,10 +24,36 @@ def accept(**operands: object) -> None:
             )
 
 
-def out_of_memory(error: MemoryError) -> torch.OutOfMemoryError:
-    """torch's own exception for what the libraries raise as MemoryError where a tensor cannot be
-    allocated: the stable ABI has no way to raise torch's."""
-    return torch.OutOfMemoryError(str(error))
+def explained(error: Exception, **operands: Tensor) -> Exception:
+    """What a public function raises for an error of its op.
+
+    MemoryError is what the libraries raise where a tensor cannot be allocated: the stable ABI has
+    no way to raise torch's own exception. NotImplementedError is the dispatcher's: it has no kernel
+    for an operand of this kind, and does not say which operand that is.
+    """
+    if isinstance(error, MemoryError):
+        return torch.OutOfMemoryError(str(error))
+    for name, operand in operands.items():
+        if kind := _kind(operand):
+            return ValueError(f"{name} must be a dense tensor, got {kind}")
+    return error
+
+
+def _kind(t: Tensor) -> str:
+    """What is not dense about t: the kernels read elements at strides, and nothing else."""
+    if t.is_nested:
+        return "a nested tensor"
+    if t.is_quantized:
+        return f"a quantised tensor ({t.qscheme()})"
+    return "" if t.layout is torch.strided else f"layout {t.layout}"
+
+
+def written(out: Tensor) -> Tensor:
+    """`out` after an op wrote it. Autograd then knows that what it may have saved of it is gone:
+    kernels of the stable ABI do not count the writes. (A compiled graph does.)"""
+    if not torch.compiler.is_compiling() and not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return out
 
 
 def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .arguments import accept, out_of_memory, weight_arguments
+from .arguments import accept, explained, weight_arguments
 from .packed_weight import PackedWeight
+from .shapes import must_share_device, weight_sizes
 
 _azp_adj = torch.ops.scaled_mm.azp_adj.default
 _azp_with_adj = torch.ops.scaled_mm.azp_with_adj.default
@@ -32,8 +33,8 @@ def azp_adj(b: Tensor | PackedWeight) -> Tensor:
     accept(b=weight)
     try:
         return _azp_adj(weight, **packed)
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, b=weight) from None
 
 
 def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
@@ -53,8 +54,8 @@ def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
     accept(b=weight, azp=azp)
     try:
         return _azp_with_adj(weight, azp, **packed)
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, b=weight, azp=azp) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -62,11 +63,10 @@ def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
 
 @torch.library.register_fake("scaled_mm::azp_adj")
 def _(b: Tensor, *, b_shape: Sequence[int] | None = None) -> Tensor:
-    n = b_shape[1] if b_shape is not None else b.shape[1]
-    return b.new_empty([1, n], dtype=torch.int32)
+    return b.new_empty([1, weight_sizes(b, b_shape)[1]], dtype=torch.int32)
 
 
 @torch.library.register_fake("scaled_mm::azp_with_adj")
 def _(b: Tensor, azp: Tensor, *, b_shape: Sequence[int] | None = None) -> Tensor:
-    n = b_shape[1] if b_shape is not None else b.shape[1]
-    return b.new_empty([1, n], dtype=torch.int32)
+    must_share_device("b", b, azp=azp)
+    return b.new_empty([1, weight_sizes(b, b_shape)[1]], dtype=torch.int32)

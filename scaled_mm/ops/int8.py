@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .arguments import accept, out_of_memory, weight_arguments
+from .arguments import accept, explained, weight_arguments, written
 from .packed_weight import PackedWeight
+from .shapes import must, must_share_device, output, product_sizes, weight_sizes
 
 _scaled_mm = torch.ops.scaled_mm.scaled_mm.default
+_scaled_mm_out = torch.ops.scaled_mm.scaled_mm.out
 _int8_mm = torch.ops.scaled_mm.int8_mm.default
+_int8_mm_out = torch.ops.scaled_mm.int8_mm.out
 _pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
 
 
@@ -29,6 +31,7 @@ def scaled_mm(
     residual: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Int8 matrix product with the dequantisation fused into its epilogue.
 
@@ -60,9 +63,13 @@ def scaled_mm(
             gate-up projection whose columns are interleaved. N must be even. On a GPU it runs on
             the streaming kernels, which are made for few tokens.
         out_dtype: bfloat16, float16 or float32.
+        out: a tensor to write D into, of out_dtype and D's shape, on a's device, contiguous; on
+            CUDA it begins at a multiple of 16 bytes. Between its first element and its last lies
+            no element of an operand.
 
     Returns:
-        D [..., N] of out_dtype; [..., N/2] with activation="reglu".
+        D [..., N] of out_dtype; [..., N/2] with activation="reglu"; `out` itself, where it is
+        given.
 
     Raises:
         ValueError: an operand breaks a rule above, K > 131071 (an int32 sum could wrap), or an
@@ -73,19 +80,22 @@ def scaled_mm(
     Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
     algebra, Shazeer (2020) for ReGLU.
     """
-    weight, packed = weight_arguments(b)
-    options: dict[str, Any] = {}  # only what is not a default: each costs the dispatcher 0.4 us
+    weight, options = weight_arguments(b)
+    operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b}
+    # only what is not a default: each costs the dispatcher 0.4 us
     if bias is not None:
-        options["bias"] = bias
+        operands["bias"] = bias
     if azp is not None:
-        options["azp"] = azp
+        operands["azp"] = azp
     if azp_adj is not None:
-        options["azp_adj"] = azp_adj
+        operands["azp_adj"] = azp_adj
     if azp_with_adj is not None:
-        options["azp_with_adj"] = azp_with_adj
+        operands["azp_with_adj"] = azp_with_adj
     if residual is not None:
-        options["residual"] = residual
-    accept(a=a, b=weight, scale_a=scale_a, scale_b=scale_b, **options)
+        operands["residual"] = residual
+    if out is not None:
+        operands["out"] = out
+    accept(**operands)
     if out_dtype is not torch.bfloat16:
         if not isinstance(out_dtype, torch.dtype):
             raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
@@ -95,31 +105,41 @@ def scaled_mm(
             raise TypeError(f"activation must be a str, got {type(activation).__name__}")
         options["activation"] = activation
     try:
-        return _scaled_mm(a, weight, scale_a, scale_b, **options, **packed)
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+        if out is None:
+            return _scaled_mm(**operands, **options)
+        _scaled_mm_out(**operands, **options)
+        return written(out)
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, **operands) from None
 
 
-def int8_mm(a: Tensor, b: Tensor | PackedWeight) -> Tensor:
+def int8_mm(a: Tensor, b: Tensor | PackedWeight, *, out: Tensor | None = None) -> Tensor:
     """Exact int8 matrix product, `D = A B` in int32, without an epilogue.
 
     Args:
         a: int8 [..., K], as for `scaled_mm`.
         b: int8 [K, N] or `PackedWeight`, as for `scaled_mm`.
+        out: int32 [..., N], a tensor to write D into, as for `scaled_mm`.
 
     Returns:
-        int32 [..., N].
+        int32 [..., N]; `out` itself, where it is given.
 
     Raises:
-        ValueError: a or b breaks a rule, or K > 131071.
-        TypeError: a or b is no tensor.
+        ValueError: a, b or out breaks a rule, or K > 131071.
+        TypeError: a, b or out is no tensor.
     """
     weight, packed = weight_arguments(b)
-    accept(a=a, b=weight)
+    operands = {"a": a, "b": weight}
+    if out is not None:
+        operands["out"] = out
+    accept(**operands)
     try:
-        return _int8_mm(a, weight, **packed)
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+        if out is None:
+            return _int8_mm(**operands, **packed)
+        _int8_mm_out(**operands, **packed)
+        return written(out)
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, **operands) from None
 
 
 def pack_weight_int8(b: Tensor) -> PackedWeight:
@@ -139,20 +159,15 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
     accept(b=b)
     try:
         return PackedWeight(_pack_weight_int8(b), b.shape[0], b.shape[1])
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, b=b) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------
-# A fake has the whole signature of its op: torch.library asks for it.
+# A fake has the whole signature of its op, and serves both of its forms.
 
 
-def _product_shape(a: Tensor, b: Tensor, b_shape: Sequence[int] | None) -> list[int]:
-    return [*a.shape[:-1], b_shape[1] if b_shape is not None else b.shape[1]]
-
-
-@torch.library.register_fake("scaled_mm::scaled_mm")
-def _(
+def _scaled_mm_shape(
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -164,21 +179,34 @@ def _(
     azp_with_adj: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = None,
     b_shape: Sequence[int] | None = None,
-) -> Tensor:
-    *rows, n = _product_shape(a, b, b_shape)
-    return a.new_empty([*rows, n // 2 if activation == "reglu" else n], dtype=out_dtype)
+    out: Tensor | None = None,
+) -> Tensor | None:
+    *rows, n = product_sizes(a, b, b_shape)
+    must_share_device("a", a, scale_a=scale_a, scale_b=scale_b, bias=bias, azp=azp)
+    must_share_device("a", a, azp_adj=azp_adj, azp_with_adj=azp_with_adj, residual=residual)
+    if activation == "reglu":
+        even = "have an even number of columns for activation='reglu'"
+        must("b", n % 2 == 0, lambda: even, lambda: f"N={n}")
+        n = n // 2
+    return output(out, "a", a, [*rows, n], out_dtype or torch.bfloat16)
 
 
-@torch.library.register_fake("scaled_mm::int8_mm")
-def _(a: Tensor, b: Tensor, *, b_shape: Sequence[int] | None = None) -> Tensor:
-    return a.new_empty(_product_shape(a, b, b_shape), dtype=torch.int32)
+def _int8_mm_shape(
+    a: Tensor, b: Tensor, *, b_shape: Sequence[int] | None = None, out: Tensor | None = None
+) -> Tensor | None:
+    return output(out, "a", a, product_sizes(a, b, b_shape), torch.int32)
+
+
+for _form in ("", ".out"):
+    torch.library.register_fake(f"scaled_mm::scaled_mm{_form}", _scaled_mm_shape)
+    torch.library.register_fake(f"scaled_mm::int8_mm{_form}", _int8_mm_shape)
 
 
 @torch.library.register_fake("scaled_mm::pack_weight_int8")
 def _(b: Tensor) -> Tensor:
-    k, n = b.shape
+    k, n = weight_sizes(b, None)
     if b.device.type == "cuda":  # csrc/cuda/common/relayout.h: N rows of K bytes, padded to 16
         size = n * torch.sym_max(16, (k + 15) // 16 * 16)
     else:  # csrc/cpu/packed.h: panels of 16 columns, groups of 4 rows

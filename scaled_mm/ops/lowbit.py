@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arguments import accept, out_of_memory
+from .arguments import accept, explained, written
+from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
 _awq_gemm = torch.ops.scaled_mm.awq_gemm.default
+_awq_gemm_out = torch.ops.scaled_mm.awq_gemm.out
 
 
 def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
@@ -33,12 +35,18 @@ def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
     accept(qweight=qweight, scales=scales, qzeros=qzeros)
     try:
         return _awq_dequantize(qweight, scales, qzeros)
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, qweight=qweight, scales=scales, qzeros=qzeros) from None
 
 
 def awq_gemm(
-    x: Tensor, qweight: Tensor, scales: Tensor, qzeros: Tensor, *, bias: Tensor | None = None
+    x: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    qzeros: Tensor,
+    *,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`D = x W + bias` with `W = awq_dequantize(qweight, scales, qzeros)`, which is not written
     to memory: on the CPU never, on a GPU not while the tokens are few.
@@ -50,38 +58,60 @@ def awq_gemm(
         x: float16 or bfloat16 [..., K], any strides.
         qweight, scales, qzeros: as for `awq_dequantize`; the scales of x's dtype.
         bias: x's dtype or float32, [N] or [1, N]; added in float32.
+        out: a tensor of D's dtype and shape to write D into, as for `scaled_mm`.
 
     Returns:
-        D [..., N] of x's dtype.
+        D [..., N] of x's dtype; `out` itself, where it is given.
 
     Raises:
         ValueError: an operand breaks a rule above, or requires grad in grad mode.
         TypeError: an operand is no tensor.
     """
-    accept(x=x, qweight=qweight, scales=scales, qzeros=qzeros)
+    operands = {"x": x, "qweight": qweight, "scales": scales, "qzeros": qzeros}
     if bias is not None:
-        accept(bias=bias)
+        operands["bias"] = bias
+    if out is not None:
+        operands["out"] = out
+    accept(**operands)
     try:
-        return _awq_gemm(x, qweight, scales, qzeros, bias=bias)
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+        if out is None:
+            return _awq_gemm(**operands)
+        _awq_gemm_out(**operands)
+        return written(out)
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, **operands) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------
 
 
+def _awq_gemm_shape(
+    x: Tensor,
+    qweight: Tensor,
+    scales: Tensor,
+    qzeros: Tensor,
+    *,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_share_device("x", x, qweight=qweight)
+    k, n = awq_sizes(qweight, scales, qzeros)
+    columns = x.shape[-1] == k
+    must("x", columns, lambda: f"have K={k} columns, the rows of qweight", lambda: shape_text(x))
+    must_share_device("x", x, bias=bias)
+    return output(out, "x", x, [*x.shape[:-1], n], x.dtype)
+
+
+for _name in ("awq_gemm", "awq_gemm.out"):
+    torch.library.register_fake(f"scaled_mm::{_name}", _awq_gemm_shape)
+
+
 @torch.library.register_fake("scaled_mm::awq_dequantize")
 def _(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
-    return scales.new_empty([qweight.shape[0], 8 * qweight.shape[1]])
+    return scales.new_empty([*awq_sizes(qweight, scales, qzeros)])
 
 
-@torch.library.register_fake("scaled_mm::awq_gemm")
-def _(
-    x: Tensor, qweight: Tensor, scales: Tensor, qzeros: Tensor, *, bias: Tensor | None = None
-) -> Tensor:
-    return x.new_empty([*x.shape[:-1], 8 * qweight.shape[1]])
-
-
-@torch.library.register_fake("scaled_mm::_widen")  # csrc/widen_problem.h: what it is for
+@torch.library.register_fake("scaled_mm::_widen")  # csrc/problems/widen.h: what it is for
 def _(words: Tensor, *, bits: int, signed: bool, dtype: torch.dtype) -> Tensor:
     return words.new_empty([*words.shape, 32 // bits], dtype=dtype)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arguments import accept, out_of_memory
+from .arguments import accept, explained
+from .shapes import must_have_dim, must_share_device
 
 _quantize_int8 = torch.ops.scaled_mm.quantize_int8.default
 _quantize_int8_static = torch.ops.scaled_mm.quantize_int8_static.default
@@ -53,11 +54,10 @@ def quantize_int8(
 
     Source: ONNX DynamicQuantizeLinear and gemmlowp for the range that always holds zero.
     """
-    accept(x=x)
-    if scale is not None:
-        accept(scale=scale)
+    given: dict[str, Tensor] = {} if scale is None else {"scale": scale}
     if azp is not None:
-        accept(azp=azp)
+        given["azp"] = azp
+    accept(x=x, **given)
     if azp is not None and symmetric:
         raise ValueError("symmetric must be False when azp is given, got symmetric=True")
     if azp is not None and scale is None:
@@ -68,8 +68,8 @@ def quantize_int8(
         if scale is None:
             return _quantize_int8(x, symmetric=symmetric, per_token=per_token)
         return _quantize_int8_static(x, scale, azp), scale, azp
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, x=x, **given) from None
 
 
 def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
@@ -91,8 +91,8 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
     accept(w=w)
     try:
         return _quantize_weight_int8(w, per_channel=per_channel)
-    except MemoryError as error:
-        raise out_of_memory(error) from None
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, w=w) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -102,6 +102,7 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
 def _(
     x: Tensor, *, symmetric: bool = True, per_token: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     shape = [*x.shape[:-1], 1] if per_token else [1]
     return (
         x.new_empty(x.shape, dtype=torch.int8),
@@ -112,10 +113,13 @@ def _(
 
 @torch.library.register_fake("scaled_mm::quantize_weight_int8")
 def _(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
+    must_have_dim("w", w, w.dim() == 2, "be a matrix [N, K]")
     n = w.shape[0] if per_channel else 1
     return w.new_empty(w.shape, dtype=torch.int8), w.new_empty([1, n], dtype=torch.float32)
 
 
 @torch.library.register_fake("scaled_mm::quantize_int8_static")
 def _(x: Tensor, scale: Tensor, azp: Tensor | None = None) -> Tensor:
+    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_share_device("x", x, scale=scale, azp=azp)
     return x.new_empty(x.shape, dtype=torch.int8)
