@@ -10,18 +10,20 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from awq_cases import AwqCase
 from cases import Case, Vector
-from helpers import ISAS, bits, run_python
+from helpers import ISAS, assert_bits, bits, run_python
 from quantize_cases import QuantizeCase
 from torch import Tensor
 
 import scaled_mm
+from scaled_mm import reference
 
 CASES = {
     "bias": Case("bias", 70, 200, 300, bias=Vector("signed")),
@@ -39,9 +41,22 @@ QUANTIZE_CASES = {
     "float16": QuantizeCase("float16", "denormal", (300, 200), torch.float16),
     "least": QuantizeCase("least", "scale-near-least", (300, 200), symmetric=False),
 }
+AWQ_CASES = {
+    "subnormal": AwqCase("subnormal", scales="subnormal", k=256, n=520),
+    "bfloat16": AwqCase("bfloat16", scales="wide", dtype=torch.bfloat16, bias=torch.float32),
+}
 # Built once, in the ordinary mode: flushing denormals would change the operands.
 PRODUCTS = {name: case.build() for name, case in CASES.items()}
 QUANTISED = {name: case.build() for name, case in QUANTIZE_CASES.items()}
+AWQ = {name: case.product() for name, case in AWQ_CASES.items()}
+PRODUCTS["least"] = {
+    "a": torch.ones(200, 8, dtype=torch.int8),
+    "b": torch.ones(8, 200, dtype=torch.int8),
+    "scale_a": torch.ones(1),
+    "scale_b": torch.full((200,), 1e-41),
+    "residual": torch.full((200, 200), 3e-45),
+    "out_dtype": torch.float32,
+}
 
 
 def outputs() -> Iterator[Tensor]:
@@ -55,12 +70,36 @@ def outputs() -> Iterator[Tensor]:
         yield scaled_mm.azp_adj(operands["b"])
     for operands in QUANTISED.values():
         yield from filter(torch.is_tensor, scaled_mm.quantize_int8(**operands))
+    for operands in AWQ.values():
+        weight = {k: x for k, x in operands.items() if k not in ("x", "bias")}
+        yield scaled_mm.awq_dequantize(**weight)
 
 
-def digest() -> str:
-    """One hash for all bits of all outputs."""
+def definitions() -> Iterator[Tensor]:
+    """The reference on the same cases."""
+    for operands in PRODUCTS.values():
+        out = reference.scaled_mm(**operands)
+        yield out
+        yield reference.scaled_mm_exact(**operands)
+        yield reference.int8_mm(operands["a"], operands["b"])
+        given = {k: x for k, x in operands.items() if k != "out_dtype"}
+        report = reference.check(out, **given)
+        assert report.different == 0, report
+        judged = [report.worst_ulp, report.worst_of_bound, float(report.outside)]
+        yield torch.tensor(judged, dtype=torch.float64).view(torch.int64)
+    for operands in QUANTISED.values():
+        yield from filter(torch.is_tensor, reference.quantize_int8(**operands))
+        yield reference.quantize_int8_exact(**operands)[0]
+    for operands in AWQ.values():
+        weight = {k: x for k, x in operands.items() if k not in ("x", "bias")}
+        yield reference.awq_dequantize(**weight)
+        yield reference.awq_gemm(**operands)
+
+
+def digest(of: Callable[[], Iterator[Tensor]] = outputs) -> str:
+    """One hash for all bits of all of them."""
     state = hashlib.sha256()
-    for out in outputs():
+    for out in of():
         state.update(bits(out).contiguous().numpy().tobytes())
     return state.hexdigest()
 
@@ -120,6 +159,30 @@ def test_flush_denormal(isa: str, expected: str, flush_denormal: None) -> None:
     assert torch.tensor([1e-40]).mul(1.0).item() == 0, "the caller's mode is restored"
 
 
+@pytest.fixture(scope="module")
+def defined() -> str:
+    """The bits of the reference in the ordinary mode."""
+    return digest(definitions)
+
+
+def test_the_reference_when_subnormals_are_flushed(defined: str, flush_denormal: None) -> None:
+    assert digest(definitions) == defined
+    assert torch.tensor([1e-40]).mul(1.0).item() == 0, "the caller's mode is restored"
+
+
+def test_the_reference_gives_the_bits_of_the_ops(flush_denormal: None) -> None:
+    for name, operands in PRODUCTS.items():
+        assert_bits(scaled_mm.scaled_mm(**operands), reference.scaled_mm(**operands), name)
+    for name, operands in QUANTISED.items():
+        ours, theirs = scaled_mm.quantize_int8(**operands), reference.quantize_int8(**operands)
+        for got, wanted in zip(ours, theirs, strict=True):
+            assert_bits(got, wanted, name)
+    for name, operands in AWQ.items():
+        weight = {k: x for k, x in operands.items() if k not in ("x", "bias")}
+        got, wanted = scaled_mm.awq_dequantize(**weight), reference.awq_dequantize(**weight)
+        assert_bits(got, wanted, name)
+
+
 @x86_only
 @pytest.mark.parametrize("mode", ROUNDING)
 def test_rounding_mode(isa: str, expected: str, mode: str) -> None:
@@ -133,10 +196,23 @@ def test_rounding_mode(isa: str, expected: str, mode: str) -> None:
     assert restored == ROUNDING[mode]
 
 
+@x86_only
+@pytest.mark.parametrize("mode", ROUNDING)
+def test_the_reference_in_a_rounding_mode(defined: str, mode: str) -> None:
+    libm = ctypes.CDLL("libm.so.6")
+    assert libm.fesetround(ROUNDING[mode]) == 0
+    try:
+        got, restored = digest(definitions), libm.fegetround()
+    finally:
+        libm.fesetround(0)
+    assert got == defined
+    assert restored == ROUNDING[mode]
+
+
 IN_A_STRANGE_MODE = """
 import ctypes, sys, torch
 torch.set_num_threads(1)
-from test_environment import digest
+import test_environment
 
 libm, x = ctypes.CDLL("libm.so.6"), torch.arange(4e6)
 nearest = x / 7
@@ -147,14 +223,20 @@ x.div(7)
 libm.fesetround(0)
 torch.set_flush_denormal(False)
 assert not torch.equal(x.div(7), nearest), "no worker is in the strange mode"
-print(digest())
+print(test_environment.digest(getattr(test_environment, sys.argv[2])))
 """
 
 
 @x86_only
 @pytest.mark.parametrize("mode", ROUNDING)
 def test_rounding_mode_of_workers(isa: str, expected: str, mode: str) -> None:
-    assert run_python(IN_A_STRANGE_MODE, str(ROUNDING[mode])).strip() == expected
+    assert run_python(IN_A_STRANGE_MODE, str(ROUNDING[mode]), "outputs").strip() == expected
+
+
+@x86_only
+def test_the_reference_beside_workers_in_a_strange_mode(defined: str) -> None:
+    got = run_python(IN_A_STRANGE_MODE, str(ROUNDING["up"]), "definitions").strip()
+    assert got == defined
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ bit, and, where that is not already exact, as R0 (`*_exact`), the infinitely pre
 rounded once, against which R1's accuracy is stated. `check` judges an output, anyone's, by both.
 
 Tensors of any device go in (they are moved to the CPU), CPU tensors come out. Arguments are not
-checked: an operand that the ops refuse has no meaning here.
+checked: an operand that the ops refuse has no meaning here. The floating-point mode of the caller
+changes no bit (`float_mode.py`).
 
     epilogues.py     the formulas, one function each
     arithmetic.py    what they are evaluated in: float32, exactly, in magnitude
@@ -13,6 +14,7 @@ checked: an operand that the ops refuse has no meaning here.
     quantize.py      the quantisers
     lowbit.py        int4
     arrays.py        tensors to numpy and back
+    float_mode.py    the mode that all of it is computed in
 """
 
 from .accuracy import AccuracyReport

@@ -10,17 +10,31 @@ from torch import Tensor
 
 from .arithmetic import Array
 
+NUMPY = {
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+    torch.int8: np.int8,
+    torch.int32: np.int32,
+}
+
 
 def to_numpy(x: Tensor) -> Array:
+    """float32 or int64. Of a 16-bit float no bit is lost, nor made by an operation on floats."""
     return x.detach().cpu().to(torch.float32 if x.is_floating_point() else torch.int64).numpy()
 
 
 def to_tensor(x: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x)).reshape(shape).to(dtype)
+    """x as a tensor of dtype, which holds its values exactly."""
+    if dtype is torch.bfloat16:  # the upper half of a float32
+        halves = np.ascontiguousarray(x, np.float32).view(np.int32) >> 16
+        return torch.from_numpy(halves.astype(np.int16)).view(dtype).reshape(shape)
+    return torch.from_numpy(np.ascontiguousarray(x, NUMPY[dtype])).reshape(shape)
 
 
 def to_float64(x: Tensor) -> Array:
-    return x.detach().cpu().double().numpy()
+    if not x.is_floating_point():
+        return x.detach().cpu().double().numpy()
+    return to_numpy(x).astype(np.float64)
 
 
 def matrix_product(x: Tensor, w: Tensor) -> Array:

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from .accuracy import AccuracyReport, judge
 from .arithmetic import FORMATS, Array, Exact, Float32, Magnitude, round_to
-from .arrays import matrix_product, to_numpy, to_tensor
+from .arrays import matrix_product, to_float64, to_numpy, to_tensor
 from .epilogues import choose_epilogue
+from .float_mode import ieee
 
 # A signature is written out wherever an op has one: help(), mypy and a reader see all of it.
 
 
+@ieee()
 def scaled_mm(
     a: Tensor,
     b: Tensor,
@@ -45,6 +47,7 @@ def scaled_mm(
     return _evaluate(Float32, a, b, operands, activation, out_dtype)
 
 
+@ieee()
 def scaled_mm_exact(
     a: Tensor,
     b: Tensor,
@@ -68,21 +71,25 @@ def scaled_mm_exact(
     return _evaluate(Exact, a, b, operands, activation, out_dtype)
 
 
+@ieee()
 def int8_mm(a: Tensor, b: Tensor) -> Tensor:
     """A B as int32, exact (K <= 131071): a int8 [..., K], b int8 [K, N]."""
     return to_tensor(_product(a, b), (*a.shape[:-1], b.shape[-1]), torch.int32)
 
 
+@ieee()
 def azp_adj(b: Tensor) -> Tensor:
     """1B, the column sums of b [K, N]: int32 [1, N]."""
     return b.cpu().sum(0, keepdim=True, dtype=torch.int32)
 
 
+@ieee()
 def azp_with_adj(b: Tensor, azp: Tensor) -> Tensor:
     """z_a 1B for one zero point, int32 [1, N], wrapping."""
     return azp_adj(b) * azp.cpu().reshape(1, 1)
 
 
+@ieee()
 def check(
     out: Tensor,
     a: Tensor,
@@ -107,7 +114,7 @@ def check(
     operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual)
     epilogue = choose_epilogue(set(operands), activation)
     acc = _product(a, b)
-    actual = out.detach().cpu().reshape(len(acc), out.shape[-1]).double().numpy()
+    actual = to_float64(out).reshape(len(acc), out.shape[-1])
     roundings = 8 if activation else 5 if residual is not None else 4 if bias is not None else 0
     report = AccuracyReport(out.dtype, tuple(out.shape), epilogue.formula.__name__, roundings)
     rows_at_once = 1 + 2**16 // max(1, acc.shape[1])  # temporaries that stay in the cache

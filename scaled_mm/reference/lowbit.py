@@ -9,19 +9,22 @@ import torch
 from torch import Tensor
 
 from .arithmetic import FORMATS, Array, round_to
-from .arrays import matrix_product, to_float64
+from .arrays import matrix_product, to_float64, to_tensor
+from .float_mode import ieee
 
 COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column, of the eight in a word, that each nibble holds, the lowest first."""
 
 
+@ieee()
 def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
     """W[k, n] = RN((q[k, n] - z[k // G, n]) * s[k // G, n]) in the scales' dtype."""
     with np.errstate(all="ignore"):
         w = round_to(_exact(qweight, scales, qzeros), FORMATS[scales.dtype])
-    return torch.from_numpy(w).to(scales.dtype)
+    return to_tensor(w, w.shape, scales.dtype)
 
 
+@ieee()
 def awq_gemm(
     x: Tensor, qweight: Tensor, scales: Tensor, qzeros: Tensor, *, bias: Tensor | None = None
 ) -> Tensor:
@@ -30,9 +33,10 @@ def awq_gemm(
     with np.errstate(all="ignore"):
         d = _product(x, awq_dequantize(qweight, scales, qzeros), bias)
         d = round_to(d, FORMATS[x.dtype])
-    return torch.from_numpy(d).to(x.dtype).reshape(*x.shape[:-1], d.shape[1])
+    return to_tensor(d, (*x.shape[:-1], d.shape[1]), x.dtype)
 
 
+@ieee()
 def awq_gemm_bound(
     x: Tensor, qweight: Tensor, scales: Tensor, qzeros: Tensor, *, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

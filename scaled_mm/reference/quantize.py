@@ -10,8 +10,10 @@ from torch import Tensor
 
 from .arithmetic import FLT_MIN, Array
 from .arrays import to_numpy, to_tensor
+from .float_mode import ieee
 
 
+@ieee()
 def quantize_int8(
     x: Tensor,
     *,
@@ -34,6 +36,7 @@ def quantize_int8(
     return _quantize(x, scale, azp, symmetric, per_token, np.float32)
 
 
+@ieee()
 def quantize_int8_exact(
     x: Tensor,
     *,
@@ -50,6 +53,7 @@ def quantize_int8_exact(
     return _quantize(x, scale, azp, symmetric, per_token, np.float64)
 
 
+@ieee()
 def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
     """R1 of `scaled_mm.quantize_weight_int8`: w [N, K] -> q [N, K], scale [1, N] (or [1, 1]).
 
@@ -68,7 +72,7 @@ def _quantize(
     quotient: type,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     rows = int(np.prod(x.shape[:-1]))
-    x32 = x.detach().cpu().float().numpy().reshape(rows, x.shape[-1])
+    x32 = to_numpy(x).reshape(rows, x.shape[-1])
     with np.errstate(all="ignore"):
         if scale is None:
             s, z = _range_of(x32 if per_token else x32.reshape(1, -1), symmetric)
