@@ -62,7 +62,7 @@ def cutlass_scaled_mm(
     too, and a float32 bias is taken with any output; b may be a `scaled_mm.PackedWeight`. fp8
     operands and block scales are refused.
     """
-    accept(a=a, scale_a=scale_a, scale_b=scale_b)
+    accept({"a": a, "scale_a": scale_a, "scale_b": scale_b})
     d = scaled_mm(
         _matrix(a), b, _column(scale_a), _row(scale_b), bias=_bias(bias), out_dtype=out_dtype
     )
@@ -99,10 +99,10 @@ def cutlass_scaled_mm_azp(
     Differs from vLLM's as `cutlass_scaled_mm` does; and azp may have a single element for all
     tokens.
     """
-    accept(a=a, scale_a=scale_a, scale_b=scale_b, azp_adj=azp_adj)
+    accept({"a": a, "scale_a": scale_a, "scale_b": scale_b, "azp_adj": azp_adj})
     zero: dict[str, Any] = {"azp_with_adj": _row(azp_adj)}
     if azp is not None:
-        accept(azp=azp)
+        accept({"azp": azp})
         zero = {"azp": _column(azp), "azp_adj": _row(azp_adj)}
     d = scaled_mm(
         _matrix(a),
@@ -233,5 +233,5 @@ def _row(x: Tensor) -> Tensor:
 def _bias(bias: Tensor | None) -> Tensor | None:
     if bias is None:
         return None
-    accept(bias=bias)
+    accept({"bias": bias})
     return _row(bias)

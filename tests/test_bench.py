@@ -266,10 +266,21 @@ def test_host_table(gpu_result):
 def test_host_calls():
     """Every label has a call, or the reason why it has none."""
     made = host.calls(Settings(without=(COMPILED,)))
-    assert list(made)[:4] == [f"plain, {name}" for name in EPILOGUES.values()]
-    for label, call in made.items():
-        if label.startswith("plain"):
-            assert call().shape == (host.M, host.N)
+    ours = [f"{form}, {name}" for form in ("plain", "packed") for name in EPILOGUES.values()]
+    assert list(made)[:8] == ours
+    assert not {*ours, *host.OTHERS, "float32 mm"} & {k for k, x in made.items() if not callable(x)}
+    m, _, n = host.SIZES["cpu"]
+    assert all(made[label]().shape == (m, n) for label in [*ours, "int8_mm", "torch.mm"])
+    assert made["quantize_int8, static"]()[1] is not made["quantize_int8"]()[1]
+
+
+def test_host_run(monkeypatch, capsys):
+    monkeypatch.setattr(host, "CALLS", 2)
+    assert main(["bench", "--host", "--rounds", "1", "--without", COMPILED]) == 0
+    shown = capsys.readouterr().out
+    assert "Host time of an eager call, M=1 K=16 N=16" in shown
+    for label in ("plain, ScaledEpilogueAzpPerToken", "quantize_int8, static", "torch.mm"):
+        assert label in shown
 
 
 # --- the command line -----------------------------------------------------------------------------

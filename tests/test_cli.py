@@ -21,7 +21,6 @@ REFUSED = [  # arguments, what the one line says
     (["demo", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got tpu"),
     (["bench", "--shape", "4x4"], "--shape must be MxKxN"),
     (["bench", "--device", "tpu"], "--device must be one of cpu, cuda, got tpu"),
-    (["bench", "--host"], "--host must be given with --device cuda, got cpu"),
     (["explain", "1", "2"], "Missing argument 'K'"),
     (["explain", "1", "2", "x"], "Invalid value for 'K'"),
 ]

@@ -1,4 +1,5 @@
-// Scratch memory of a task: aligned to a cache line, not initialised, freed with the scope.
+// Scratch memory of a task: aligned to a cache line, not initialised, freed with the scope. Of no
+// elements: none, since an allocation takes as long as a small product.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,15 @@ template <class T>
 class Buffer {
  public:
   explicit Buffer(size_t count)
-      : data_(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 64) / 64 * 64))) {
-    if (!data_) throw std::bad_alloc();
+      : data_(count ? static_cast<T*>(std::aligned_alloc(64, bytes(count))) : nullptr) {
+    if (count && !data_) throw std::bad_alloc();
   }
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
   T& operator[](size_t i) { return data_[i]; }
 
  private:
+  static size_t bytes(size_t count) { return (count * sizeof(T) + 64) / 64 * 64; }
   struct Free {
     void operator()(T* p) const { std::free(p); }
   };

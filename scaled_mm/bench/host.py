@@ -1,7 +1,9 @@
 """`scaled-mm bench --host`: what a call costs the host, in microseconds.
 
-At M = 32, K = N = 512 a GPU is done long before the host has launched the next call, so an eager
-loop that waits for nothing takes the time of Python, of torch's dispatcher and of the launch.
+Operands are so small that next to nothing is computed. At M = 32, K = N = 512 a GPU is done long
+before the host has launched the next call, so an eager loop that waits for nothing takes the time
+of Python, of torch's dispatcher and of the launch. On the CPU a row of 16 values is multiplied, by
+one thread.
 """
 
 from __future__ import annotations
@@ -14,26 +16,67 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .cases import DTYPES, EPILOGUES, make_case
+from .. import ops
+from .cases import DTYPES, EPILOGUES, Case, make_case
+from .contenders import CONTENDERS
 from .measure import SCHEMA, Settings, in_short
 
-M, K, N = 32, 512, 512
+SIZES = {"cuda": (32, 512, 512), "cpu": (1, 16, 16)}  # device -> M, K, N
 CALLS = 2000  # in a round
-PEERS = ("bf16 mm", "fp8 rowwise", "_int_mm sums", "_int_mm compiled", "triton")
+PEERS = ("float32 mm", "bf16 mm", "fp8 rowwise", "_int_mm sums", "_int_mm compiled", "triton")
 
 
-def calls(settings: Settings) -> dict[str, Callable[[], Any] | str]:
+Call = Callable[[], Any]
+
+
+def prepared(name: str) -> Callable[[Case], Call]:
+    """The call of a contender."""
+
+    def prepare(case: Case) -> Call:
+        contender = next(
+            c for c in CONTENDERS if c.name == name and case.a.device.type in c.devices
+        )
+        route = contender.prepare(case)
+        return partial(route.run, route.x, route.weight())
+
+    return prepare
+
+
+def floats(case: Case) -> Tensor:
+    return case.a.to(case.out_dtype)
+
+
+def static(case: Case) -> Call:
+    return partial(ops.quantize_int8, floats(case), scale=torch.ones_like(case.scale_a))
+
+
+OTHERS: dict[str, Callable[[Case], Call]] = {
+    "int8_mm": lambda case: partial(ops.int8_mm, case.a, case.b),
+    "quantize_int8": lambda case: partial(ops.quantize_int8, floats(case)),
+    "quantize_int8, static": static,
+    "torch.mm": lambda case: partial(torch.mm, floats(case), case.b.to(case.out_dtype)),
+}
+"""What is timed besides the contenders; torch.mm is of the output's dtype."""
+
+
+def calls(settings: Settings) -> dict[str, Call | str]:
     """Label -> a call of ours for every epilogue and of every peer; or why there is none."""
-    by_name = {contender.name: contender for contender in settings.contenders()}
-    wanted = [(f"plain, {name}", "plain", epilogue) for epilogue, name in EPILOGUES.items()]
-    wanted += [(name, name, settings.epilogue) for name in PEERS if name in by_name]
-    made: dict[str, Callable[[], Any] | str] = {}
-    for label, name, epilogue in wanted:
+    names = [contender.name for contender in settings.contenders()]
+    ours = ("plain", "packed") if "packed" in names else ("plain",)
+    wanted = [
+        (f"{form}, {name}", prepared(form), epilogue)
+        for form in ours
+        for epilogue, name in EPILOGUES.items()
+    ]
+    wanted += [(label, prepare, settings.epilogue) for label, prepare in OTHERS.items()]
+    wanted += [(name, prepared(name), settings.epilogue) for name in PEERS if name in names]
+    made: dict[str, Call | str] = {}
+    for label, prepare, epilogue in wanted:
         try:
-            case = make_case(M, K, N, epilogue, DTYPES[settings.out_dtype], settings.device)
-            route = by_name[name].prepare(case)
-            call = partial(route.run, route.x, route.weight())
+            sizes = SIZES[settings.device]
+            call = prepare(make_case(*sizes, epilogue, DTYPES[settings.out_dtype], settings.device))
             for _ in range(3):
                 call()
             made[label] = call
@@ -50,7 +93,8 @@ def run(settings: Settings, machine: dict[str, Any]) -> dict[str, Any]:
     for _ in range(settings.rounds):
         for label, call in made.items():
             if callable(call):
-                torch.cuda.synchronize()
+                if settings.device == "cuda":
+                    torch.cuda.synchronize()
                 start = time.perf_counter()
                 for _ in range(CALLS):
                     call()
@@ -63,10 +107,11 @@ def run(settings: Settings, machine: dict[str, Any]) -> dict[str, Any]:
         }
         for label, call in made.items()
     ]
+    m, k, n = SIZES[settings.device]
     return {
         "schema": SCHEMA,
         "machine": machine,
         "settings": asdict(settings),
         "results": [],
-        "host": {"m": M, "k": K, "n": N, "calls": CALLS, "rows": rows},
+        "host": {"m": m, "k": k, "n": n, "calls": CALLS, "rows": rows},
     }

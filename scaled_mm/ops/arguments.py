@@ -9,22 +9,31 @@ from torch import Tensor
 
 from .packed_weight import PackedWeight
 
+NONE_GIVEN: dict[str, Tensor] = {}
 
-def accept(**operands: object) -> None:
+
+def accept(operands: dict[str, Tensor], options: dict[str, Tensor] = NONE_GIVEN) -> None:
     """Refuses what only Python can see: an operand that is no tensor, or that wants a gradient
     (these are inference ops). Everything else is asked in csrc/problems/."""
-    grad = torch.is_grad_enabled()
     for name, operand in operands.items():
-        if not isinstance(operand, Tensor):
-            raise TypeError(f"{name} must be a Tensor, got {type(operand).__name__}")
-        if grad and operand.requires_grad:
-            raise ValueError(
-                f"{name} must not require grad (use torch.no_grad() or .detach()), "
-                "got requires_grad=True"
-            )
+        if not isinstance(operand, Tensor) or operand.requires_grad:
+            _refuse(name, operand)
+    for name, operand in options.items():
+        if not isinstance(operand, Tensor) or operand.requires_grad:
+            _refuse(name, operand)
 
 
-def explained(error: Exception, **operands: Tensor) -> Exception:
+def _refuse(name: str, operand: object) -> None:
+    if not isinstance(operand, Tensor):
+        raise TypeError(f"{name} must be a Tensor, got {type(operand).__name__}")
+    if torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} must not require grad (use torch.no_grad() or .detach()), "
+            "got requires_grad=True"
+        )
+
+
+def explained(error: Exception, operands: dict[str, Any]) -> Exception:
     """What a public function raises for an error of its op.
 
     MemoryError is what the libraries raise where a tensor cannot be allocated: the stable ABI has
@@ -34,7 +43,7 @@ def explained(error: Exception, **operands: Tensor) -> Exception:
     if isinstance(error, MemoryError):
         return torch.OutOfMemoryError(str(error))
     for name, operand in operands.items():
-        if kind := _kind(operand):
+        if isinstance(operand, Tensor) and (kind := _kind(operand)):
             return ValueError(f"{name} must be a dense tensor, got {kind}")
     return error
 
@@ -58,4 +67,4 @@ def written(out: Tensor) -> Tensor:
 
 def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:
     """What the ops take for a weight: its tensor, and its shape when that is a packed buffer."""
-    return (b.data, {"b_shape": b.shape}) if isinstance(b, PackedWeight) else (b, {})
+    return (b.data, {"b_shape": [b.k, b.n]}) if isinstance(b, PackedWeight) else (b, {})

@@ -30,11 +30,11 @@ def azp_adj(b: Tensor | PackedWeight) -> Tensor:
         ValueError: b is not an int8 matrix, or K > 131071.
     """
     weight, packed = weight_arguments(b)
-    accept(b=weight)
+    accept({"b": weight})
     try:
         return _azp_adj(weight, **packed)
     except (MemoryError, NotImplementedError) as error:
-        raise explained(error, b=weight) from None
+        raise explained(error, {"b": weight}) from None
 
 
 def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
@@ -51,11 +51,12 @@ def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
         ValueError: b is not an int8 matrix, K > 131071, or azp is not one int32.
     """
     weight, packed = weight_arguments(b)
-    accept(b=weight, azp=azp)
+    operands = {"b": weight, "azp": azp}
+    accept(operands)
     try:
         return _azp_with_adj(weight, azp, **packed)
     except (MemoryError, NotImplementedError) as error:
-        raise explained(error, b=weight, azp=azp) from None
+        raise explained(error, operands) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------

@@ -32,11 +32,12 @@ def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
 
     Source: AWQ (Lin et al., 2023); the "GEMM" packing of its checkpoints.
     """
-    accept(qweight=qweight, scales=scales, qzeros=qzeros)
+    operands = {"qweight": qweight, "scales": scales, "qzeros": qzeros}
+    accept(operands)
     try:
         return _awq_dequantize(qweight, scales, qzeros)
     except (MemoryError, NotImplementedError) as error:
-        raise explained(error, qweight=qweight, scales=scales, qzeros=qzeros) from None
+        raise explained(error, operands) from None
 
 
 def awq_gemm(
@@ -68,18 +69,17 @@ def awq_gemm(
         TypeError: an operand is no tensor.
     """
     operands = {"x": x, "qweight": qweight, "scales": scales, "qzeros": qzeros}
-    if bias is not None:
-        operands["bias"] = bias
+    options = {} if bias is None else {"bias": bias}
     if out is not None:
-        operands["out"] = out
-    accept(**operands)
+        options["out"] = out
+    accept(operands, options)
     try:
         if out is None:
-            return _awq_gemm(**operands)
-        _awq_gemm_out(**operands)
+            return _awq_gemm(x, qweight, scales, qzeros, **options)
+        _awq_gemm_out(x, qweight, scales, qzeros, **options)
         return written(out)
     except (MemoryError, NotImplementedError) as error:
-        raise explained(error, **operands) from None
+        raise explained(error, {**operands, **options}) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------

@@ -54,10 +54,12 @@ def quantize_int8(
 
     Source: ONNX DynamicQuantizeLinear and gemmlowp for the range that always holds zero.
     """
-    given: dict[str, Tensor] = {} if scale is None else {"scale": scale}
+    operands = {"x": x}
+    if scale is not None:
+        operands["scale"] = scale
     if azp is not None:
-        given["azp"] = azp
-    accept(x=x, **given)
+        operands["azp"] = azp
+    accept(operands)
     if azp is not None and symmetric:
         raise ValueError("symmetric must be False when azp is given, got symmetric=True")
     if azp is not None and scale is None:
@@ -66,10 +68,12 @@ def quantize_int8(
         raise ValueError("azp must be given with scale when symmetric=False, got scale alone")
     try:
         if scale is None:
+            if symmetric and per_token:  # the defaults: said, they cost the dispatcher 1 us
+                return _quantize_int8(x)
             return _quantize_int8(x, symmetric=symmetric, per_token=per_token)
         return _quantize_int8_static(x, scale, azp), scale, azp
     except (MemoryError, NotImplementedError) as error:
-        raise explained(error, x=x, **given) from None
+        raise explained(error, operands) from None
 
 
 def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
@@ -88,11 +92,11 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
     Raises:
         ValueError: w is not a float matrix, or requires grad in grad mode (pass `w.detach()`).
     """
-    accept(w=w)
+    accept({"w": w})
     try:
         return _quantize_weight_int8(w, per_channel=per_channel)
     except (MemoryError, NotImplementedError) as error:
-        raise explained(error, w=w) from None
+        raise explained(error, {"w": w}) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------
