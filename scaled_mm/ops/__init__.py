@@ -1,6 +1,7 @@
 """The ops: public signatures over `torch.ops.scaled_mm.*`.
 
     arguments.py   what every op asks of its arguments, and makes of its errors
+    shapes.py      what every shape-only kernel asks
     int8.py        scaled_mm, int8_mm, pack_weight_int8, and PackedWeight in packed_weight.py
     azp.py         azp_adj, azp_with_adj
     quantize.py    quantize_int8, quantize_weight_int8
