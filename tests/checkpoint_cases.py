@@ -291,7 +291,10 @@ SETTINGS: dict[str, Setting] = {
         "input_activations.strategy must be tensor with dynamic=False, got token",
     ),
     "activation-order": Setting(
-        _set("G.weights.actorder", "weight"), "weights.actorder is not understood, got weight"
+        _set("G.weights.actorder", "group"), "weights.actorder is not understood, got group"
+    ),
+    "activation-order-flag": Setting(
+        _set("G.weights.actorder", True), "weights.actorder is not understood, got True"
     ),
     "output-activations": Setting(
         _set("G.output_activations", INT8), "group_0.output_activations is not understood"

@@ -26,6 +26,8 @@ from .targets import Targets
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _MAX_GROUPS = 32
 _FORMATS = ("int-quantized", "naive-quantized")
+_ORDERS_OF_GPTQ = ("static", "weight")
+"""GPTQ went through the columns in another order and put them back; "group" leaves them moved."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class _Reader(Fields):
             self.refuse(f"{at} must be an object (both are 8 bits in W8A8), got {shown(fields)}")
         known = {"num_bits", "type", "symmetric", "dynamic", "strategy", "group_size"}
         told = {"observer", "observer_kwargs", "zp_dtype", "scale_dtype"}  # how it was calibrated
+        if fields.get("actorder") in _ORDERS_OF_GPTQ:
+            told.add("actorder")
         self.understood(at, fields, known | told)
         for key, wanted in (("num_bits", 8), ("type", "int")):
             got = fields.get(key, wanted)
