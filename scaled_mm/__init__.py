@@ -12,7 +12,7 @@ from . import awq, checkpoint, nn, reference
 from . import calibrate as calibrate
 from . import observe as observe
 from . import smoothquant as smoothquant
-from .checkpoint import load_quantized
+from .checkpoint import load_quantized, save_quantized
 from .ops import (
     PackedWeight,
     awq_dequantize,
@@ -51,5 +51,6 @@ __all__ = [
     "quantize_model",
     "quantize_weight_int8",
     "reference",
+    "save_quantized",
     "scaled_mm",
 ]

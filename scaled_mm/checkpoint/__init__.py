@@ -21,6 +21,7 @@ from .layer import QuantisedLayer
 from .layers import Int8Layer
 from .layers_int4 import Int4Layer
 from .loading import load_float, load_quantized, quantised_layers
+from .saving import save_quantized
 
 __all__ = [
     "W4A16",
@@ -35,4 +36,5 @@ __all__ = [
     "load_float",
     "load_quantized",
     "quantised_layers",
+    "save_quantized",
 ]

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..nn import ScaledLinear
 from .config import W8A8Scheme
@@ -30,6 +30,11 @@ _EIGHT_BITS = {"num_bits": 8, "type": "int", "group_size": None}
 def scheme_of_layer(layer: ScaledLinear) -> W8A8Scheme:
     """How a layer is quantised, in the format's words."""
     return W8A8Scheme(layer.dynamic, layer.symmetric, layer.per_token, per_channel=True)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether the target "Linear" means the module: its class or a base of it has that name."""
+    return any(each.__name__ == "Linear" for each in type(module).__mro__)
 
 
 def layer_tensors(name: str, layer: ScaledLinear, float_dtype: torch.dtype) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from . import bench, demo, explain, info, precompute, validate
+from . import bench, demo, explain, info, precompute, quantize, validate
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.command,
@@ -20,12 +20,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.command,
     "explain": explain.command,
     "validate": validate.command,
+    "quantize": quantize.command,
     "precompute": precompute.command,
 }
 
 app = typer.Typer(
     help="Quantised linear layers for PyTorch: see them work, see what is built, time them, "
-    "ask which kernel a shape gets; validate quantised models, prepare their checkpoints.",
+    "ask which kernel a shape gets; quantise checkpoints, validate them, prepare them.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -1,0 +1,130 @@
+"""The float model of a checkpoint's folder, and token ids for it, through transformers.
+
+transformers is no dependency: whatever needs it says in one line how to install it. No code from
+the folder is run, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .fields import shown
+from .folder import CONFIG, Checkpoint
+
+INSTALL = "pip install 'scaled-mm[transformers]'"
+_SAFE = {"local_files_only": True, "trust_remote_code": False}
+
+
+def transformers_for(what: str) -> Any:
+    """The package; ModuleNotFoundError says what needs it and which command installs it."""
+    try:
+        return importlib.import_module("transformers")
+    except ModuleNotFoundError as missing:
+        if missing.name != "transformers":
+            raise
+        raise ModuleNotFoundError(
+            f"{what} needs transformers, which is not installed: run `{INSTALL}`",
+            name="transformers",
+        ) from None
+
+
+def model_class(checkpoint: Checkpoint, what: str) -> Any:
+    """The class that `architectures` of config.json names; `what` says in a refusal who needs it.
+
+    Raises:
+        ValueError: it names none of transformers' models, or several.
+        ModuleNotFoundError: transformers is not installed.
+    """
+    transformers = transformers_for(what)
+    names = checkpoint.config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and len(names) == 1 else ""
+    made: Any = getattr(transformers, name, None) if name.isidentifier() else None
+    if transformers.PreTrainedModel not in getattr(made, "__mro__", ()):
+        raise ValueError(
+            f"{checkpoint.folder / CONFIG}: architectures must name one model of transformers, "
+            f"got {shown(names)}"
+        )
+    return made
+
+
+def skeleton(checkpoint: Checkpoint) -> nn.Module:
+    """The model without values, on the meta device.
+
+    Raises:
+        ValueError, ModuleNotFoundError: as `model_class`; or transformers refuses config.json.
+    """
+    what = "finding the Linears of a model"
+    made, transformers = model_class(checkpoint, what), transformers_for(what)
+    try:
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder, **_SAFE)
+        with torch.device("meta"):
+            model: nn.Module = made(config)
+    except Exception as error:  # whatever the model's own code makes of a wrong config
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"{checkpoint.folder / CONFIG}: {made.__name__} cannot be made of it: {reason[0][:200]}"
+        ) from error
+    return model.eval()
+
+
+def load_model(checkpoint: Checkpoint) -> nn.Module:
+    """The whole model with its values, in its own dtype, on the CPU, in eval mode.
+
+    Raises:
+        ValueError, ModuleNotFoundError: as `model_class`.
+    """
+    made = model_class(checkpoint, "running the float model")
+    model: nn.Module = made.from_pretrained(
+        checkpoint.folder, use_safetensors=True, dtype="auto", **_SAFE
+    )
+    return model.eval()
+
+
+def tokenized(folder: Path, lines: Sequence[str], length: int | None = None) -> list[Any]:
+    """A batch of one for each line, by the folder's own tokenizer; length: of tokens, at most."""
+    transformers = transformers_for("a tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_SAFE)
+    cut = {} if length is None else {"truncation": True, "max_length": length}
+    return [dict(tokenizer(line, return_tensors="pt", **cut)) for line in lines]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text that are not empty; ValueError where there is none."""
+    found = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not found:
+        raise ValueError(f"{path}: must hold a line of text or more, got none")
+    return found
+
+
+def read_tokens(path: Path, vocabulary: int | None, length: int | None = None) -> list[Any]:
+    """Batches of one, from a file with the ids of one sequence on each line, spaces between them.
+
+    Args:
+        path: the file.
+        vocabulary: ids are below it; None: unknown.
+        length: of a sequence, at most; what is beyond is cut off.
+
+    Raises:
+        ValueError: no sequence, or what is no id; the message names the line.
+    """
+    batches: list[Any] = []
+    for at, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split()[:length]
+        if not words:
+            continue
+        for word in words:
+            digits = word.isascii() and word.isdigit() and len(word) < 19
+            if not digits or (vocabulary is not None and int(word) >= vocabulary):
+                below = "" if vocabulary is None else f" below {vocabulary}"
+                raise ValueError(f"{path}: line {at} must hold token ids{below}, got {shown(word)}")
+        ids: Tensor = torch.tensor([[int(word) for word in words]])
+        batches.append({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    if not batches:
+        raise ValueError(f"{path}: must hold a line of token ids or more, got none")
+    return batches

@@ -1,0 +1,216 @@
+"""What `quantize_checkpoint` will do, decided before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..quantization.model import QuantConfig, Scheme, linears
+from ..quantization.observe import as_call
+from .compressed_tensors import is_linear
+from .config import W8A8Scheme
+from .files import TensorFile
+from .float_model import skeleton
+from .folder import Checkpoint
+from .layer import FLOATS
+from .layers import MAX_K
+from .shards import Planned
+
+EVERYTHING = ("*",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layers of a checkpoint that are quantised, and how.
+
+    Attributes:
+        source: the float checkpoint.
+        config: as it was given.
+        schemes: of each layer, by name.
+        floats: names of the Linears that stay float; None: unknown.
+        computed: tensors of the files that the model makes itself, and which are left out.
+    """
+
+    source: Checkpoint
+    config: QuantConfig
+    schemes: Mapping[str, W8A8Scheme]
+    floats: tuple[str, ...] | None
+    computed: frozenset[str]
+
+    @classmethod
+    def of(cls, source: Checkpoint, config: QuantConfig) -> Plan:
+        """Asks transformers for the model's Linears; where it has no answer, `include` must name
+        them, and every weight [N, K] that it matches is taken for a Linear's.
+
+        Raises:
+            ValueError: the checkpoint is quantised; config means no Linear, or one that has no
+                weight of its own there.
+            ModuleNotFoundError: transformers is not installed, and `include` says nothing.
+        """
+        if source.quantization is not None:
+            raise ValueError(f"{source.folder}: is quantised already")
+        model, known = _modules(source, config)
+        found = linears(model, config)
+        if not found:
+            raise ValueError(
+                f"include must match a Linear that skip does not, got {', '.join(config.include)}"
+            )
+        _check(source, model, found)
+        floats = [
+            name
+            for name, module in model.named_modules(remove_duplicate=False)
+            if is_linear(module) and module not in found.values()
+        ]
+        schemes = {name: _in_words(config.scheme_for(name)) for name in found}
+        computed = _computed(model) & source.where.keys()
+        return cls(source, config, schemes, tuple(floats) if known else None, frozenset(computed))
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the float model has to run."""
+        static = any(not scheme.dynamic for scheme in self.schemes.values())
+        return static or self.config.smoothing is not None
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """Name of each weight that is quantised -> its layer."""
+        return {f"{name}.weight": name for name in self.schemes}
+
+    @property
+    def share(self) -> float:
+        """Part of the files' parameters that is quantised."""
+        sizes = {name: math.prod(self.source.entry(name).shape) for name in self.source.where}
+        return sum(sizes[name] for name in self.weights) / max(1, sum(sizes.values()))
+
+    def planned(self, file: TensorFile) -> list[Planned]:
+        """The tensors that a file of the source becomes, in its order."""
+        made: list[Planned] = []
+        for entry in file.entries.values():
+            layer = self.weights.get(entry.name)
+            if layer is not None:
+                made += self._layer(layer, *entry.shape)
+            elif entry.name not in self.computed:
+                made.append(Planned(entry.name, entry.dtype, entry.shape))
+        return made
+
+    def _layer(self, name: str, n: int, k: int) -> list[Planned]:
+        scheme = self.schemes[name]
+        parts: list[tuple[str, str, tuple[int, ...]]]
+        parts = [("weight", "I8", (n, k)), ("weight_scale", "F32", (n, 1))]
+        if not scheme.dynamic:
+            parts.append(("input_scale", "F32", (1,)))
+            if not scheme.symmetric:
+                parts.append(("input_zero_point", "I8", (1,)))
+        return [Planned(f"{name}.{part}", dtype, shape) for part, dtype, shape in parts]
+
+
+def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
+    """Modules of the names in the files, and whether they are the model's own."""
+    try:
+        return skeleton(source), True
+    except (ValueError, ModuleNotFoundError) as error:
+        if config.include == EVERYTHING:
+            raise type(error)(f"{error}; or name the Linears (include)") from error
+    model = nn.Module()
+    for tensor in source.where:
+        name, _, part = tensor.rpartition(".")
+        entry = source.entry(tensor)
+        if part != "weight" or not name or len(entry.shape) != 2 or entry.dtype not in FLOATS:
+            continue
+        owner = model
+        *owners, last = name.split(".")
+        for each in owners:
+            if each not in owner._modules:
+                owner.add_module(each, nn.Module())
+            owner = owner.get_submodule(each)
+        n, k = entry.shape
+        owner.add_module(last, nn.Linear(k, n, bias=False, device="meta"))
+    return model, False
+
+
+def _check(source: Checkpoint, model: nn.Module, found: Mapping[str, nn.Linear]) -> None:
+    """That every layer has a float weight of its own in the files, and no scales."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    shared = {*tied, *tied.values()}
+
+    def refuse(reason: str) -> None:
+        raise ValueError(f"{source.folder}: {reason}")
+
+    for name, linear in found.items():
+        weight = f"{name}.weight"
+        if weight in shared:
+            refuse(f"{weight} is tied to another tensor: leave it out (skip)")
+        if weight not in source:
+            refuse(f"has no {weight}, which {type(model).__name__} has")
+        entry, wanted = source.entry(weight), (linear.out_features, linear.in_features)
+        if entry.dtype not in FLOATS or entry.shape != wanted:
+            rule = f"must be {' or '.join(FLOATS)} of shape {list(wanted)}"
+            refuse(f"{weight} {rule}, got {entry.dtype} {list(entry.shape)}")
+        if entry.shape[1] > MAX_K:
+            refuse(f"{weight} must have at most {MAX_K} input features, got {entry.shape[1]}")
+        for part in ("weight_scale", "input_scale", "input_zero_point"):
+            if f"{name}.{part}" in source:
+                refuse(f"has {name}.{part} already, without quantization_config")
+
+
+def _computed(model: nn.Module) -> set[str]:
+    """Buffers that a state dict leaves out, by name; old checkpoints hold some of them."""
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, module in model.named_modules()
+        for buffer in module._non_persistent_buffers_set
+    }
+
+
+def _in_words(scheme: Scheme) -> W8A8Scheme:
+    per_token = scheme.dynamic if scheme.per_token is None else scheme.per_token
+    return W8A8Scheme(scheme.dynamic, scheme.symmetric, per_token, per_channel=True)
+
+
+def fingerprint(plan: Plan, batches: Sequence[Any]) -> str:
+    """A name for source, settings and calibration together: two runs of one name write the same.
+
+    A file counts as the same by name, size, time of its last change, and header.
+    """
+    files = [
+        [
+            file.path.name,
+            file.size,
+            file.path.stat().st_mtime_ns,
+            hashlib.sha256(file.header).hexdigest(),
+        ]
+        for file in plan.source.files.values()
+    ]
+    config = plan.config
+    said = {
+        "files": files,
+        "config": plan.source.config,
+        "schemes": {name: str(scheme) for name, scheme in plan.schemes.items()},
+        "smoothing": asdict(config.smoothing) if config.smoothing else None,
+        "percentile": config.percentile,
+        "batches": _digest(batches),
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(batches: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for batch in batches:
+        call = as_call(batch)
+        for leaf in tree_leaves((call.args, dict(call.kwargs), call.mask)):
+            if isinstance(leaf, Tensor):
+                digest.update(f"{leaf.dtype} {tuple(leaf.shape)} ".encode())
+                raw = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                digest.update(raw.numpy().tobytes())
+            else:
+                digest.update(f"{leaf!r} ".encode())
+    return digest.hexdigest()

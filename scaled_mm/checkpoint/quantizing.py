@@ -1,0 +1,255 @@
+"""`quantize_checkpoint`: a float checkpoint in, a W8A8 checkpoint of compressed-tensors out.
+
+The tensors of a shard are read, quantised and written one after the other, so that one weight is in
+memory at a time. A scheme that needs calibration runs the whole float model first (transformers
+loads it); what that finds is small, and is kept in the output folder until the last shard is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..ops import quantize_weight_int8
+from ..quantization.model import QuantConfig
+from .calibrating import CALIBRATION, Calibrated, calibrate, read_calibration, write_calibration
+from .compressed_tensors import quantization_config
+from .files import TensorFile
+from .folder import CONFIG, Checkpoint
+from .output import MANIFEST, copy_file, output_folder, refuse_links_out, write_json
+from .paths import is_other_file
+from .quantize_plan import Plan, fingerprint
+from .shards import NewShard, index_of
+from .writing import mode_of
+
+MADE_BY = "scaled-mm quantize"
+MARK = "scaled_mm.quantize"
+"""In the `__metadata__` of every shard: of which source, and with which settings, it was made."""
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """One file of the output."""
+
+    name: str
+    bytes: int
+    layers: int
+    """How many weights in it were quantised."""
+    skipped: bool
+    """It was there already, of an earlier run."""
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What `quantize_checkpoint` did."""
+
+    checkpoint: str
+    out: str
+    layers: Mapping[str, str]
+    """Name of each quantised layer -> its scheme."""
+    smoothed: int | None
+    """How many of them are smoothed; None: not known, all shards were there already."""
+    floats: tuple[str, ...] | None
+    """Linears that stay float; None: the model's modules are not known."""
+    share: float
+    """Part of the checkpoint's parameters that was quantised."""
+    shards: tuple[ShardReport, ...]
+    dropped: tuple[str, ...]
+    """Tensors that the model computes itself."""
+    copied: tuple[str, ...]
+    """Other files that went along, such as the tokenizer's."""
+    left_out: tuple[str, ...]
+    """What did not: folders, pickles, tensor files that the checkpoint does not name."""
+    bytes_before: int
+    bytes: int
+    seconds: float
+
+
+def quantize_checkpoint(
+    checkpoint: str | Path,
+    out: str | Path,
+    config: QuantConfig | None = None,
+    batches: Iterable[Any] | None = None,
+    progressed: Callable[[int, int], None] = lambda done, total: None,
+) -> QuantizeReport:
+    """Quantises a float checkpoint, file by file.
+
+    The weights have the bits that `scaled_mm.quantize_model` gives them. All other tensors are
+    copied byte for byte, except norms that smoothing divides. The output has the same shards.
+
+    Run again after an interruption, it goes on behind the last shard that is whole, without
+    calibrating again. config.json comes last: before it the folder is no checkpoint.
+
+    Args:
+        checkpoint: a float checkpoint, as for `scaled_mm.checkpoint.Checkpoint`.
+        out: a folder: new, empty, or of an earlier run with the same source and settings.
+        config: as for `quantize_model`. Which modules are Linears is asked of transformers, by
+            config.json; where it cannot tell, `include` must name them. Of smoothing only what a
+            norm can take is done, for the format has no place for the rest.
+        batches: for static schemes and for smoothing, as for `quantize_model`. Then transformers
+            loads the whole model, in its own dtype, on the CPU.
+        progressed: called with how many bytes of the source were done since the last call, and of
+            how many.
+
+    Raises:
+        ValueError: the checkpoint is malformed or quantised; config means no Linear, one that has
+            no weight of its own, or smoothing that the format has no place for; batches are
+            missing; or `out` holds what was not written here, or with other settings.
+        ModuleNotFoundError: transformers is needed, and not installed.
+        OSError: a file cannot be read or written. What was finished stays, for the next run.
+    """
+    started = time.perf_counter()
+    source, out, config = Checkpoint(checkpoint), Path(out), config or QuantConfig()
+    plan = Plan.of(source, config)
+    if plan.calibrated and batches is None:
+        raise ValueError("batches must be given for a static scheme or smoothing, got None")
+    run = _Run(plan, out, list(batches) if plan.calibrated and batches is not None else [])
+    others, left_out = run.other_files()
+    with output_folder(out, MADE_BY, source.folder, run.names()):
+        reports, smoothed = run.write_shards(progressed)
+        for path in others:
+            copy_file(path, out / path.name)
+        run.write_json_files()
+        (out / CALIBRATION).unlink(missing_ok=True)
+    return QuantizeReport(
+        checkpoint=str(checkpoint),
+        out=str(out),
+        layers={name: str(scheme) for name, scheme in plan.schemes.items()},
+        smoothed=smoothed,
+        floats=plan.floats,
+        share=plan.share,
+        shards=reports,
+        dropped=tuple(sorted(plan.computed)),
+        copied=tuple(path.name for path in others),
+        left_out=tuple(path.name for path in left_out),
+        bytes_before=sum(file.size for file in source.files.values()),
+        bytes=sum(shard.bytes for shard in reports),
+        seconds=time.perf_counter() - started,
+    )
+
+
+class _Run:
+    """One run: the plan, and the shards that it writes."""
+
+    def __init__(self, plan: Plan, out: Path, batches: list[Any]) -> None:
+        self._plan = plan
+        self._source = plan.source
+        self._out = out
+        self._batches = batches
+        self._mark = fingerprint(plan, batches)
+        self._shards = {
+            name: NewShard(name, plan.planned(file), {**file.metadata, MARK: self._mark})
+            for name, file in plan.source.files.items()
+        }
+
+    def names(self) -> set[str]:
+        """The checkpoint's files that are written."""
+        index = self._source.index
+        return {*self._shards, CALIBRATION} | ({index.name} if index else set())
+
+    def other_files(self) -> tuple[list[Path], list[Path]]:
+        """What is copied as it is, and what is not.
+
+        Raises:
+            ValueError: a file is a link out of the folder.
+        """
+        source = self._source
+        paths = [
+            path
+            for path in sorted(source.folder.iterdir())
+            if path.name not in {*self.names(), CONFIG, MANIFEST}
+        ]
+        copied = [path for path in paths if is_other_file(path)]
+        read = [*(file.path for file in source.files.values()), source.folder / CONFIG, *copied]
+        refuse_links_out(source.folder, read + ([source.index] if source.index else []))
+        return copied, [path for path in paths if path not in copied]
+
+    def write_shards(
+        self, progressed: Callable[[int, int], None]
+    ) -> tuple[tuple[ShardReport, ...], int | None]:
+        """Writes what is not there yet; also returns how many layers are smoothed, if known."""
+        files = self._source.files
+        total = sum(file.size - file.data for file in files.values())
+        missing = {name for name in files if not self._is_made(name)}
+        values = self._calibrated() if missing else None
+        reports = []
+        for name, file in files.items():
+            if name in missing:
+                made = self._tensors(file, values or Calibrated(), lambda n: progressed(n, total))
+                self._shards[name].write(self._out / name, made, mode=mode_of(file.path))
+            else:
+                progressed(file.size - file.data, total)
+            layers = sum(entry in self._plan.weights for entry in file.entries)
+            skipped = name not in missing
+            reports.append(ShardReport(name, self._shards[name].size, layers, skipped))
+        if self._plan.config.smoothing is None:
+            return tuple(reports), 0
+        return tuple(reports), None if values is None else values.smoothed
+
+    def _is_made(self, name: str) -> bool:
+        """Whether an earlier run wrote the shard.
+
+        Raises:
+            ValueError: it did so with other settings.
+        """
+        path = self._out / name
+        if not path.exists():
+            return False
+        if TensorFile(path).metadata.get(MARK) != self._mark:
+            raise ValueError(
+                f"{path}: was made with other settings or of other files; name another folder"
+            )
+        return self._shards[name].is_there(path)
+
+    def _calibrated(self) -> Calibrated:
+        if not self._plan.calibrated:
+            return Calibrated()
+        values = read_calibration(self._out, self._mark)
+        if values is None:
+            values = calibrate(self._plan, self._batches)
+            write_calibration(self._out, self._mark, values)
+        return values
+
+    def _tensors(
+        self, file: TensorFile, values: Calibrated, progressed: Callable[[int], None]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that a file of the source becomes, one layer at a time."""
+        for entry in file.entries.values():
+            layer = self._plan.weights.get(entry.name)
+            if layer is not None:
+                yield from self._layer(layer, file.read(entry.name), values)
+            elif entry.name not in self._plan.computed:
+                yield entry.name, _divided(entry.name, file.read(entry.name), values)
+            progressed(entry.nbytes)
+
+    def _layer(self, name: str, weight: Tensor, values: Calibrated) -> Iterator[tuple[str, Tensor]]:
+        smooth = values.get(f"{name}.smooth")
+        q, scale = quantize_weight_int8(weight if smooth is None else weight.float() * smooth)
+        yield f"{name}.weight", q
+        yield f"{name}.weight_scale", scale.view(-1, 1)
+        for part in ("input_scale", "input_zero_point"):
+            if (x := values.get(f"{name}.{part}")) is not None:
+                yield f"{name}.{part}", x
+
+    def write_json_files(self) -> None:
+        """The index, and last config.json."""
+        source, config = self._source, self._source.folder / CONFIG
+        if source.index is not None:
+            metadata = source.index_fields.get("metadata") or {}
+            index = index_of(list(self._shards.values()), metadata)
+            fields = {**source.index_fields, **index}
+            write_json(self._out / source.index.name, fields, mode_of(source.index))
+        quantization = quantization_config(self._plan.schemes, self._plan.floats)
+        fields = {**source.config, "quantization_config": quantization}
+        write_json(self._out / CONFIG, fields, mode_of(config))
+
+
+def _divided(name: str, x: Tensor, values: Calibrated) -> Tensor:
+    """A float tensor as it is, or of a norm that takes smoothing, as `feeds.divided` makes it."""
+    divisor = values.get(f"{name.rpartition('.')[0]}.divisor")
+    return x if divisor is None else (x.float() / divisor).to(x.dtype)

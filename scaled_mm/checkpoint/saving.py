@@ -1,0 +1,244 @@
+"""`save_quantized`: a quantised model as a compressed-tensors checkpoint."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import AWQLinear, ScaledLinear
+from .compressed_tensors import (
+    is_linear,
+    layer_tensors,
+    quantization_config,
+    refuse_smooth,
+    scheme_of_layer,
+)
+from .fields import read_json
+from .folder import CONFIG, INDEX
+from .output import MANIFEST, copy_file, refuse_links_out, write_json
+from .paths import is_other_file
+from .shards import NewShard, Planned, index_of, shard_names, split
+
+MAX_SHARD = 5_000_000_000
+GENERATION = "generation_config.json"
+_INT8 = (torch.int8, torch.uint8)
+
+
+_Make = Callable[[], Mapping[str, Tensor]]
+"""Makes tensors that belong together: a quantised layer's, or one float tensor."""
+
+
+def save_quantized(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    source: str | Path | None = None,
+    max_shard_bytes: int = MAX_SHARD,
+) -> None:
+    """Writes a model with `ScaledLinear`s as a W8A8 checkpoint of compressed-tensors.
+
+    | file | holds |
+    |---|---|
+    | model.safetensors, or shards with model.safetensors.index.json | every tensor once |
+    | config.json | the model's own config, and `quantization_config` |
+    | the others of `source` | tokenizer and so on, copied |
+
+    `load_quantized` reads it back with the same bits; so do transformers and vLLM, through the
+    compressed-tensors package, with their own arithmetic. Layers of one scheme are one config
+    group. Linears that stayed float are in `ignore`. Float tensors keep their dtype; a bias gets
+    that of the model where it loses nothing by it. Scales are float32.
+
+    The folder has its name when it is whole: it is written under another one beside it.
+
+    Args:
+        model: from `quantize_model`, say; on any device. Where it has a `config` that transformers
+            made, that becomes config.json.
+        path: a folder, new or empty.
+        source: the folder of the float model, whose other files are copied. None: where
+            transformers loaded the model from, if that is a folder.
+        max_shard_bytes: a shard has at most so many bytes of tensors, unless one alone has more.
+
+    Raises:
+        ValueError: the model has no `ScaledLinear`, or something that the format has no place for
+            (`input_smooth`, int4 layers), named; path is not new or empty.
+        OSError: a file cannot be read or written. Nothing is left then.
+
+    Source: compressed-tensors' int-quantized format.
+    """
+    path = Path(path)
+    layers = _layers(model)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f"path must be a folder that is new or empty, got {path}")
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
+    source = _source(model, source)
+    makes = _makes(model, layers)
+    planned = [Planned.like(name, x) for make in makes for name, x in make().items()]
+    parts = split(planned, max_shard_bytes)
+    shards = [
+        NewShard(name, part, {"format": "pt"})
+        for name, part in zip(shard_names(len(parts)), parts, strict=True)
+    ]
+    config = _config(model, source)
+    config["quantization_config"] = quantization_config(
+        {name: scheme_of_layer(layer) for name, layer in layers.items()}, _float_linears(model)
+    )
+    with _whole(path) as folder:
+        for shard in shards:
+            shard.write(folder / shard.name, _tensors(makes, shard))
+        if len(shards) > 1:
+            write_json(folder / INDEX, index_of(shards, {}))
+        _other_files(model, source, folder)
+        write_json(folder / CONFIG, config)
+
+
+def _layers(model: nn.Module) -> dict[str, ScaledLinear]:
+    """The quantised layers, each once, by its first name."""
+    layers: dict[str, ScaledLinear] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, AWQLinear):
+            raise ValueError(f"model must have no int4 layers, got an AWQLinear at {name!r}")
+        if isinstance(module, ScaledLinear):
+            refuse_smooth(name, module)
+            layers[name] = module
+    if not layers:
+        raise ValueError("model must hold a ScaledLinear, got none")
+    if "" in layers:
+        raise ValueError("model must hold its ScaledLinears under names, got one by itself")
+    return layers
+
+
+def _float_linears(model: nn.Module) -> list[str]:
+    """Every name of the modules that a target "Linear" means though they stayed float."""
+    return [
+        name for name, module in model.named_modules(remove_duplicate=False) if is_linear(module)
+    ]
+
+
+def _makes(model: nn.Module, layers: Mapping[str, ScaledLinear]) -> list[_Make]:
+    """All tensors, in the order of the modules."""
+    floats: dict[str, dict[str, Tensor]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, ScaledLinear):
+            floats[name] = _own_tensors(name, module)
+    kept = _once(model, {name: x for own in floats.values() for name, x in own.items()})
+    sizes: Counter[torch.dtype] = Counter()
+    for x in kept.values():
+        sizes[x.dtype] += x.numel() * x.is_floating_point()
+    dtype = sizes.most_common(1)[0][0] if +sizes else torch.float32
+    makes: list[_Make] = []
+    for name, _ in model.named_modules(remove_duplicate=False):
+        if name in layers:
+            makes.append(partial(layer_tensors, name, layers[name], dtype))
+        for tensor in floats.get(name, {}):
+            if tensor in kept:
+                makes.append(partial(dict, [(tensor, kept[tensor])]))
+    return makes
+
+
+def _own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
+    """What the state dict has of this module alone, by whole names."""
+    found: dict[str, Any] = {}
+    # Module by module, for state_dict() would make the plain weights of all layers at once.
+    module._save_to_state_dict(found, f"{name}." if name else "", True)
+    for tensor, x in found.items():
+        if not isinstance(x, Tensor) or x.is_meta:
+            got = "one on the meta device" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise ValueError(f"{tensor} must be a tensor with values, got {got}")
+        if x.dtype in _INT8 and x.ndim > 1:
+            raise ValueError(
+                f"{tensor} must be float, got {x.dtype} of a {type(module).__name__}, which the "
+                "format has no place for"
+            )
+    return found
+
+
+def _once(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor under one name: a tied one under that which transformers looks for."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    first: dict[Any, str] = {}
+    for name in sorted(tensors, key=lambda name: name in tied):
+        x = tensors[name]
+        place = (x.data_ptr(), x.device, x.dtype, x.shape, x.stride()) if x.numel() else name
+        first.setdefault(place, name)
+    names = set(first.values())
+    return {name: x for name, x in tensors.items() if name in names}
+
+
+def _tensors(makes: list[_Make], shard: NewShard) -> Iterator[tuple[str, Tensor]]:
+    seen = 0
+    for make in makes:
+        if seen == len(shard.entries):
+            return
+        for name, x in make().items():
+            if name in shard.entries:
+                seen += 1
+                yield name, x
+
+
+def _source(model: nn.Module, source: str | Path | None) -> Path | None:
+    if source is not None:
+        if not Path(source).is_dir():
+            raise ValueError(f"source must be a folder, got {source}")
+        return Path(source)
+    name = getattr(model, "name_or_path", None)
+    found = Path(name) if isinstance(name, str) and name else None
+    return found if found and (found / CONFIG).is_file() else None
+
+
+def _config(model: nn.Module, source: Path | None) -> dict[str, Any]:
+    """config.json as it would be for the float model."""
+    own: Any = getattr(model, "config", None)
+    if hasattr(own, "to_json_string"):
+        fields: dict[str, Any] = json.loads(own.to_json_string())
+        fields["architectures"] = [type(model).__name__]
+        fields["dtype"] = str(getattr(model, "dtype", torch.float32)).removeprefix("torch.")
+    else:
+        found = source / CONFIG if source else None
+        fields = read_json(found) if found and found.is_file() else {}
+    fields.pop("compression_config", None)  # another name of quantization_config, until 2024
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    if isinstance(head(), ScaledLinear):  # transformers would put the embeddings in its place
+        fields["tie_word_embeddings"] = False
+    return fields
+
+
+def _other_files(model: nn.Module, source: Path | None, folder: Path) -> None:
+    made = {path.name for path in folder.iterdir()} | {CONFIG, INDEX, MANIFEST}
+    others = [
+        path
+        for path in (sorted(source.iterdir()) if source else ())
+        if path.name not in made and is_other_file(path)
+    ]
+    if source:
+        refuse_links_out(source, others)
+    for path in others:
+        copy_file(path, folder / path.name)
+    generation: Any = getattr(model, "generation_config", None)
+    if hasattr(generation, "to_json_string") and not (folder / GENERATION).exists():
+        write_json(folder / GENERATION, json.loads(generation.to_json_string()))
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A new folder that becomes `path` at the end, and is removed on an error."""
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    folder.mkdir()
+    try:
+        yield folder
+        folder.replace(path)  # onto an empty folder too
+    except BaseException:
+        shutil.rmtree(folder)
+        raise

@@ -1,0 +1,189 @@
+"""`scaled-mm quantize`: a float checkpoint in, a W8A8 checkpoint out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .._progress import progress_display
+from ..checkpoint.float_model import read_lines, read_tokens, tokenized
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
+from ..quantization.calibrate import CalibrationWarning
+from ..quantization.model import SCHEMES, QuantConfig
+from ..quantization.smoothquant import ALPHAS, Smoothing
+
+LENGTH = 512
+_SHOWN = 8
+
+
+def show(report: QuantizeReport, console: Console) -> None:
+    """The report: a line for each shard, then what was quantised and what was not."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"{report.checkpoint} -> {report.out}")
+    table.add_column("shard")
+    for heading in ("MB", "layers quantised"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for shard in report.shards:
+        remark = "was there already" if shard.skipped else ""
+        table.add_row(shard.name, f"{shard.bytes / 1e6:,.1f}", str(shard.layers), remark)
+    console.print(table)
+    lines = [
+        f"{count} layers: {scheme}" for scheme, count in Counter(report.layers.values()).items()
+    ]
+    lines.append(f"{report.share:.1%} of the parameters are int8")
+    if report.smoothed:
+        lines.append(f"{report.smoothed} layers are smoothed, and the norms in front divided")
+    if report.floats is not None:
+        lines.append(f"Linears that stay float: {_listed(report.floats)}")
+    for what, names in (
+        ("left out, for the model computes them", report.dropped),
+        ("copied along", report.copied),
+        ("left out", report.left_out),
+    ):
+        lines += [f"{what}: {_listed(names)}"] * bool(names)
+    before, after = report.bytes_before / 1e6, report.bytes / 1e6
+    lines.append(f"{before:,.1f} MB became {after:,.1f} MB in {report.seconds:.2f} s")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(names[:_SHOWN]) or "none") + more
+
+
+def command(
+    model_dir: Annotated[
+        Path, typer.Argument(help="The folder of a float checkpoint: safetensors and config.json.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="A folder: new, empty, or of an interrupted run.")
+    ],
+    scheme: Annotated[str, typer.Option(help=f"{', '.join(SCHEMES)}.")] = "dynamic",
+    override: Annotated[
+        list[str] | None,
+        typer.Option(help="PATTERN=SCHEME for layers of these names; several may be given."),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="Pattern of the Linears to quantise; several may be given. [all]"),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Pattern of Linears that stay float; several may be given. [lm_head, *.lm_head]"
+        ),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Smooth the layers that a norm feeds (SmoothQuant).")
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Smooth, with the best alpha for each norm.")
+    ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Sentences that calibrate, one a line, for the model's own tokenizer."),
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="The same as token ids: a sequence a line, spaces between the ids."),
+    ] = None,
+    length: Annotated[
+        int, typer.Option(min=1, help="Tokens of a sequence, at most; the rest is cut off.")
+    ] = LENGTH,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Quantise a float checkpoint to W8A8, in the format of compressed-tensors."""
+    config = config_of(scheme, override or [], include, skip, alpha, search)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CalibrationWarning)
+        batches = _batches(model_dir, config, text, tokens, length)
+        with progress_display() as display:
+            bar = display.add_task("quantize")
+            report = quantize_checkpoint(
+                model_dir,
+                out,
+                config,
+                batches,
+                lambda done, total: display.update(bar, advance=done, total=total),
+            )
+    for warning in caught:
+        print("scaled-mm: warning:", warning.message, file=sys.stderr)
+    if as_json:
+        print(json.dumps(asdict(report), indent=1))
+    else:
+        show(report, Console())
+
+
+def config_of(
+    scheme: str,
+    overrides: Sequence[str],
+    include: Sequence[str] | None,
+    skip: Sequence[str] | None,
+    alpha: float | None,
+    search: bool,
+) -> QuantConfig:
+    """The config that the command's options mean; ValueError if they mean none."""
+    pairs = []
+    for each in overrides:
+        pattern, equals, name = each.rpartition("=")
+        if not (pattern and equals) or name not in SCHEMES:
+            raise ValueError(
+                f"--override must be PATTERN=SCHEME, a scheme of {', '.join(SCHEMES)}, got {each}"
+            )
+        pairs.append((pattern, name))
+    if scheme not in SCHEMES:
+        raise ValueError(f"--scheme must be one of {', '.join(SCHEMES)}, got {scheme}")
+    smoothing = None
+    if search:
+        smoothing = Smoothing(search=ALPHAS[::2])
+    elif alpha is not None:
+        smoothing = Smoothing(alpha)
+    default = QuantConfig()
+    return QuantConfig(
+        scheme,
+        include=tuple(include or default.include),
+        skip=default.skip if skip is None else tuple(skip),
+        overrides=tuple(pairs),
+        smoothing=smoothing,
+    )
+
+
+def _batches(
+    folder: Path, config: QuantConfig, text: Path | None, tokens: Path | None, length: int
+) -> list[Any] | None:
+    """What calibrates, as the command was told; None: nothing has to."""
+    used = [config.scheme, *(scheme for _, scheme in config.overrides)]
+    static = any(not SCHEMES[str(scheme)].dynamic for scheme in used)
+    if not static and config.smoothing is None:
+        if text is not None or tokens is not None:
+            given = "--text" if text is not None else "--tokens"
+            raise ValueError(
+                f"{given} must come with a static scheme, --alpha or --search: nothing else is "
+                "calibrated"
+            )
+        return None
+    if (text is None) == (tokens is None):
+        got = "neither" if text is None else "both"
+        raise ValueError(
+            f"--text or --tokens must be given with a static scheme, --alpha or --search, got {got}"
+        )
+    if tokens is not None:
+        size = Checkpoint(folder).config.get("vocab_size")
+        return read_tokens(tokens, size if type(size) is int else None, length)
+    assert text is not None
+    return tokenized(folder, read_lines(text), length)
