@@ -7,6 +7,11 @@
                   and patterns; config_int4.py AWQ's and GPTQ's form
     layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_int4.py int4
     loading.py    load_quantized, load_float
+    saving.py     save_quantized; compressed_tensors.py the config and names that it writes,
+                  shards.py files whose tensors are made one at a time
+    quantizing.py quantize_checkpoint, a float checkpoint in int8 file by file; quantize_plan.py
+                  what it will do, calibrating.py what it learns from running the float model,
+                  float_model.py that model, through transformers
     precompute.py the azp terms added to a checkpoint; writing.py a shard of the copy, and files
                   that are there whole or not at all; output.py the folder that they are written to
 
@@ -21,6 +26,7 @@ from .layer import QuantisedLayer
 from .layers import Int8Layer
 from .layers_int4 import Int4Layer
 from .loading import load_float, load_quantized, quantised_layers
+from .quantizing import QuantizeReport, ShardReport, quantize_checkpoint
 from .saving import save_quantized
 
 __all__ = [
@@ -31,10 +37,13 @@ __all__ = [
     "Int4Layer",
     "Int8Layer",
     "QuantisedLayer",
+    "QuantizeReport",
+    "ShardReport",
     "TensorFile",
     "W8A8Scheme",
     "load_float",
     "load_quantized",
     "quantised_layers",
+    "quantize_checkpoint",
     "save_quantized",
 ]

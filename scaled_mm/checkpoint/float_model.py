@@ -7,7 +7,8 @@ the folder is run, and nothing is fetched.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,25 @@ def load_model(checkpoint: Checkpoint) -> nn.Module:
         ValueError, ModuleNotFoundError: as `model_class`.
     """
     made = model_class(checkpoint, "running the float model")
-    model: nn.Module = made.from_pretrained(
-        checkpoint.folder, use_safetensors=True, dtype="auto", **_SAFE
-    )
+    with _without_bars():
+        model: nn.Module = made.from_pretrained(
+            checkpoint.folder, use_safetensors=True, dtype="auto", **_SAFE
+        )
     return model.eval()
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keeps transformers from bars of its own: one display at a time."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def tokenized(folder: Path, lines: Sequence[str], length: int | None = None) -> list[Any]:

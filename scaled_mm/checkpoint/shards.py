@@ -107,6 +107,7 @@ class NewShard:
                 file.seek(len(self.header) + entry.begin)
                 if entry.nbytes:
                     file.write(memoryview(_raw(x)))
+                del x  # before the next one is made
                 progressed(entry.nbytes)
             if missing:
                 raise ValueError(f"{path}: {sorted(missing)[0]} was not made")

@@ -1,0 +1,504 @@
+"""`scaled-mm quantize`: the bits of `quantize_model`, one tensor at a time, and no lost output."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import shutil
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_cases import files_of, state_of
+from helpers import assert_bits
+from safetensors.torch import load_file, save_file
+from test_checkpoint_llama import IDS, llama
+from test_save_quantized import CONFIGS, assert_same_state, from_transformers, tied_llama
+from torch import Tensor, nn
+
+from scaled_mm import QuantConfig, load_quantized, quantize_model
+from scaled_mm.checkpoint import Checkpoint, QuantizeReport, quantize_checkpoint, quantizing
+from scaled_mm.checkpoint.calibrating import CALIBRATION
+from scaled_mm.checkpoint.files import TensorFile
+from scaled_mm.cli import main
+from scaled_mm.smoothquant import Smoothing
+
+pytest.importorskip("compressed_tensors")
+transformers = pytest.importorskip("transformers")
+
+WORDS = {f"w{i}": i for i in range(128)}
+SENTENCES = ["w1 w2 w3 w4 w5", "w6 w7", "w8 w9 w10 w11 w12 w13 w14", "w100 w101 w127 w90"]
+NORM_FED = ("*.q_proj", "*.k_proj", "*.v_proj", "*.gate_proj", "*.up_proj")
+SOME = {
+    **CONFIGS,
+    "smoothed-dynamic": QuantConfig(smoothing=Smoothing(0.8)),
+    "searched": QuantConfig("static", smoothing=Smoothing(search=(0.25, 0.5), folds=1)),
+    "all-but-one": QuantConfig("static-asymmetric", skip=("*.0.mlp.*",), include=("model.*",)),
+    "percentile": QuantConfig("static-asymmetric", percentile=99.0),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A Llama in bfloat16, of several shards, with a tokenizer and other files."""
+    folder = tmp_path / "float"
+    llama().save_pretrained(folder, max_shard_size="40KB")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="w0", pad_token="w0"
+    ).save_pretrained(folder)
+    (folder / "README.md").write_text("mine")
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    return folder
+
+
+def loaded(folder: Path) -> nn.Module:
+    """The float model as transformers loads it."""
+    model: Any = transformers.LlamaForCausalLM.from_pretrained(folder, dtype="auto")
+    return model.eval().requires_grad_(False)
+
+
+def run(*arguments: object) -> int:
+    return main(["quantize", *map(str, arguments)])
+
+
+# ---- The same bits -------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::scaled_mm.smoothquant.CalibrationWarning")
+@pytest.mark.parametrize("name", SOME)
+def test_it_has_the_bits_of_quantize_model(name: str, source: Path, tmp_path: Path) -> None:
+    config, batches = SOME[name], [IDS[:1], IDS[1:]]
+    wanted = quantize_model(loaded(source), config, batches)
+    report = quantize_checkpoint(source, tmp_path / "out", config, batches)
+    assert_same_state(load_quantized(loaded(source), tmp_path / "out"), wanted)
+    assert set(report.layers) == {
+        n for n, m in wanted.named_modules() if type(m).__name__ == "ScaledLinear"
+    }
+    assert {shard.name for shard in report.shards} == set(Checkpoint(source).files)
+    assert not (tmp_path / "out" / CALIBRATION).exists()
+    from_transformers(tmp_path / "out")
+
+
+def test_the_rest_is_kept(source: Path, tmp_path: Path) -> None:
+    report = quantize_checkpoint(source, tmp_path / "out")
+    before, after = state_of(source), state_of(tmp_path / "out")
+    for name, x in before.items():
+        if f"{name}_scale" not in after:
+            assert after[name].dtype == x.dtype and torch.equal(after[name], x), name
+    assert set(report.copied) < set(files_of(tmp_path / "out"))
+    for name in report.copied:
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    assert {"README.md", "tokenizer.json", "generation_config.json"} <= set(report.copied)
+    config = json.loads((source / "config.json").read_text())
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written.pop("quantization_config")["ignore"] == ["lm_head"]
+    assert written == config
+    weights = sum(x.numel() for name, x in after.items() if x.dtype == torch.int8)
+    assert report.share == weights / sum(x.numel() for x in before.values())
+    assert report.floats == ("lm_head",) and report.smoothed == 0
+
+
+def test_one_tensor_is_in_memory_at_a_time(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, alive = TensorFile.read, weakref.WeakSet[Tensor]()
+    most = 0
+
+    def counted(self: TensorFile, name: str) -> Tensor:
+        nonlocal most
+        x = read(self, name)
+        alive.add(x)
+        most = max(most, len(alive))
+        return x
+
+    monkeypatch.setattr(TensorFile, "read", counted)
+    quantize_checkpoint(source, tmp_path / "out")
+    assert most == 1
+
+
+def test_tensors_that_the_model_computes_are_left_out(tmp_path: Path) -> None:
+    """Old checkpoints of BERT hold position_ids, which no model of today takes."""
+    config = transformers.BertConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    transformers.BertModel(config).eval().save_pretrained(tmp_path / "float")
+    path = tmp_path / "float" / "model.safetensors"
+    save_file({**load_file(path), "embeddings.position_ids": torch.arange(16)[None]}, path)
+    report = quantize_checkpoint(tmp_path / "float", tmp_path / "out")
+    assert report.dropped == ("embeddings.position_ids",)
+    model = load_quantized(transformers.BertModel(config).eval(), tmp_path / "out")
+    wanted = quantize_model(transformers.BertModel.from_pretrained(tmp_path / "float"))
+    assert_same_state(model, wanted)
+    # Its norms feed the residual connections too, so none of them can be divided.
+    with pytest.raises(ValueError, match="smoothing must find a norm whose output only quantised"):
+        quantize_checkpoint(
+            tmp_path / "float",
+            tmp_path / "smooth",
+            QuantConfig(smoothing=Smoothing()),
+            [torch.arange(16)[None]],
+        )
+
+
+def test_smoothing_goes_where_a_norm_takes_it(source: Path, tmp_path: Path) -> None:
+    """With q_proj left float, the norm in front of it has another reader, and is not divided."""
+    config = QuantConfig(skip=("*.q_proj", "lm_head"), smoothing=Smoothing(0.5))
+    report = quantize_checkpoint(source, tmp_path / "out", config, [IDS])
+    assert report.smoothed == 4
+    before, after = state_of(source), state_of(tmp_path / "out")
+    for name, x in before.items():
+        if "layernorm" in name:
+            same = torch.equal(x, after[name])
+            assert same == ("input_layernorm" in name), name
+
+
+# ---- Without transformers ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_transformers(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be imported any more; the source is there already."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    importing = builtins.__import__
+
+    def refused(name: str, *args: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "transformers":
+            raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+        return importing(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refused)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("without_transformers")
+def test_patterns_do_without_transformers(source: Path, tmp_path: Path) -> None:
+    report = quantize_checkpoint(source, tmp_path / "out", QuantConfig(include=("*_proj",)))
+    assert len(report.layers) == 14 and report.floats is None
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["config_groups"]["group_0"]["targets"] == list(report.layers)
+    assert config["ignore"] == []
+    wanted = quantize_model(llama(), QuantConfig(include=("*_proj",)))
+    assert_same_state(load_quantized(llama(), tmp_path / "out"), wanted)
+
+
+@pytest.mark.usefixtures("without_transformers")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--include", "*_proj", "--scheme", "static", "--tokens", "TOKENS"),
+        ("--alpha", 0.5, "--text", "TEXT"),
+    ],
+    ids=["data-free", "calibrated", "text"],
+)
+def test_what_is_missing_is_named_with_one_line(
+    arguments: tuple[object, ...], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"TOKENS": tmp_path / "t", "TEXT": tmp_path / "t"}
+    (tmp_path / "t").write_text("1 2 3\n")
+    given = [files.get(str(each), each) for each in arguments]
+    assert run(source, "-o", tmp_path / "out", *given) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "needs transformers, which is not installed" in said
+    assert "pip install 'scaled-mm[transformers]'" in said
+
+
+def test_a_model_that_transformers_does_not_know(source: Path, tmp_path: Path) -> None:
+    path = source / "config.json"
+    path.write_text(path.read_text().replace("LlamaForCausalLM", "AlpacaForCausalLM"))
+    with pytest.raises(ValueError, match=r"must name one model of .*; or name the Linears \(incl"):
+        quantize_checkpoint(source, tmp_path / "out")
+    report = quantize_checkpoint(source, tmp_path / "out", QuantConfig(include=("*_proj",)))
+    assert len(report.layers) == 14
+
+
+# ---- Interrupted, and taken up again -------------------------------------------------------------
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(shards: int) -> Callable[[int, int], None]:
+    """Stops when so many shards have their name."""
+    done = [0]
+
+    def progressed(count: int, total: int) -> None:
+        done[0] += count
+        if done[0] > total * shards / 3:
+            raise Stopped
+
+    return progressed
+
+
+@pytest.mark.parametrize("name", ["dynamic", "smoothed"])
+def test_an_interrupted_run_is_taken_up(
+    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = CONFIGS[name], tmp_path / "out"
+    quantize_checkpoint(source, tmp_path / "whole", config, [IDS])
+    with pytest.raises(Stopped):
+        quantize_checkpoint(source, out, config, [IDS], stop_after(2))
+    assert len(list(out.glob("model-*.safetensors"))) in (1, 2)
+    assert not (out / "config.json").exists() and not list(out.glob(".*"))
+    assert (out / CALIBRATION).exists() == (name == "smoothed")
+    # What was calibrated is kept: another calibration might round another way.
+    monkeypatch.setattr(quantizing, "calibrate", None)
+    report = quantize_checkpoint(source, out, config, [IDS])
+    assert 0 < sum(shard.skipped for shard in report.shards) < 3
+    assert files_of(out) == files_of(tmp_path / "whole")
+    again = quantize_checkpoint(source, out, config, [IDS])
+    assert all(shard.skipped for shard in again.shards)
+    assert again.smoothed == (None if name == "smoothed" else 0)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_shard_that_was_cut_is_written_again(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    quantize_checkpoint(source, out)
+    before = files_of(out)
+    cut = sorted(out.glob("model-*.safetensors"))[1]
+    cut.unlink()
+    report = quantize_checkpoint(source, out)
+    assert [shard.skipped for shard in report.shards] == [True, False, True]
+    assert files_of(out) == before
+
+
+def other_batches(source: Path, out: Path) -> QuantizeReport:
+    return quantize_checkpoint(source, out, CONFIGS["static"], [IDS + 1])
+
+
+def other_scheme(source: Path, out: Path) -> QuantizeReport:
+    return quantize_checkpoint(source, out, CONFIGS["static-asymmetric"], [IDS])
+
+
+def other_layers(source: Path, out: Path) -> QuantizeReport:
+    return quantize_checkpoint(source, out, QuantConfig("static", skip=("*.o_proj",)), [IDS])
+
+
+def other_weights(source: Path, out: Path) -> QuantizeReport:
+    path = sorted(source.glob("*.safetensors"))[0]
+    state = load_file(path)
+    save_file({name: x + 1 for name, x in state.items()}, path, {"format": "pt"})
+    return quantize_checkpoint(source, out, CONFIGS["static"], [IDS])
+
+
+def other_source(source: Path, out: Path) -> QuantizeReport:
+    shutil.copytree(source, source.with_name("copy"))
+    return quantize_checkpoint(source.with_name("copy"), out, CONFIGS["static"], [IDS])
+
+
+@pytest.mark.parametrize("stage", ["finished", "interrupted"])
+@pytest.mark.parametrize(
+    "other", [other_batches, other_scheme, other_layers, other_weights, other_source]
+)
+def test_nothing_of_another_run_is_mixed_in(
+    other: Callable[[Path, Path], QuantizeReport], stage: str, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    if stage == "finished":
+        quantize_checkpoint(source, out, CONFIGS["static"], [IDS])
+    else:
+        with pytest.raises(Stopped):
+            quantize_checkpoint(source, out, CONFIGS["static"], [IDS], stop_after(2))
+    before = files_of(out)
+    with pytest.raises(ValueError, match="name another folder"):
+        other(source, out)
+    assert files_of(out) == before
+
+
+def test_somebody_elses_folder_is_refused(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    for folder in (out, source):
+        before = files_of(folder)
+        with pytest.raises(ValueError, match=r"must be new, empty or of an|must not be the"):
+            quantize_checkpoint(source, folder)
+        assert files_of(folder) == before
+
+
+# ---- What is refused -----------------------------------------------------------------------------
+
+
+def test_layers_without_a_weight_of_their_own(source: Path, tmp_path: Path) -> None:
+    tied_llama().save_pretrained(tmp_path / "tied")
+    with pytest.raises(ValueError, match=r"lm_head.weight is tied to another tensor: leave it out"):
+        quantize_checkpoint(tmp_path / "tied", tmp_path / "out", QuantConfig(skip=()))
+    report = quantize_checkpoint(tmp_path / "tied", tmp_path / "out")
+    assert len(report.layers) == 14
+    model: Any = load_quantized(loaded(tmp_path / "tied"), tmp_path / "out")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert_bits(model(IDS).logits, quantize_model(loaded(tmp_path / "tied"))(IDS).logits, "tied")
+
+
+def _change(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    for path in folder.glob("*.safetensors"):
+        state = load_file(path)
+        change(state)
+        save_file(state, path, {"format": "pt"})
+    where = {name: path.name for path in folder.glob("*.safetensors") for name in load_file(path)}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+
+
+def _replace(name: str, value: Tensor | None) -> Callable[[dict[str, Tensor]], None]:
+    def change(state: dict[str, Tensor]) -> None:
+        if name in state:
+            state.pop(name)
+            if value is not None:
+                state[name] = value
+
+    return change
+
+
+def _add(beside: str, name: str) -> Callable[[dict[str, Tensor]], None]:
+    def change(state: dict[str, Tensor]) -> None:
+        if beside in state:
+            state[name] = torch.ones(1)
+
+    return change
+
+
+Q = "model.layers.0.self_attn.q_proj"
+FILES: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
+    "missing": (_replace(f"{Q}.weight", None), rf"has no {Q}.weight, which LlamaForCausalLM has"),
+    "shape": (_replace(f"{Q}.weight", torch.ones(4, 48)), r"\[48, 48\], got F32 \[4, 48\]"),
+    "dtype": (
+        _replace(f"{Q}.weight", torch.ones(48, 48, dtype=torch.int32)),
+        r"q_proj.weight must be F32 or BF16 or F16 of shape \[48, 48\], got I32",
+    ),
+    "scaled": (_add(f"{Q}.weight", f"{Q}.weight_scale"), r"q_proj.weight_scale already, without"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_refused(name: str, source: Path, tmp_path: Path) -> None:
+    change, said = FILES[name]
+    _change(source, change)
+    with pytest.raises(ValueError, match=said):
+        quantize_checkpoint(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_else_is_refused(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(
+        ValueError, match="include must match a Linear that skip does not, got mode"
+    ):
+        quantize_checkpoint(source, out, QuantConfig(include=("model.embed_tokens",)))
+    with pytest.raises(ValueError, match="batches must be given for a static scheme or smoothing"):
+        quantize_checkpoint(source, out, QuantConfig("static"))
+    assert not out.exists()
+    quantize_checkpoint(source, out)
+    with pytest.raises(ValueError, match="is quantised already"):
+        quantize_checkpoint(out, tmp_path / "twice")
+
+
+# ---- The command ---------------------------------------------------------------------------------
+
+
+def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Quantised, compared with the float folder, and loaded: no line of Python needed between."""
+    text = tmp_path / "text"
+    text.write_text("\n\n".join(SENTENCES) + "\n")
+    options = ["--scheme", "static-asymmetric", "--override", "*.down_proj=dynamic", "--alpha", 0.5]
+    assert run(source, "-o", tmp_path / "out", *options, "--text", text) == 0
+    printed, errors = capsys.readouterr()
+    for line in (
+        "2 layers: dynamic symmetric, per token, weights per channel",
+        "12 layers: static asymmetric, per tensor, weights per channel",
+        "74.2% of the parameters are int8",
+        "10 layers are smoothed, and the norms in front divided",
+        "Linears that stay float: lm_head",
+        "copied along: README.md, generation_config.json, tokenizer.json",
+    ):
+        assert line in printed
+    assert "Traceback" not in errors and "Loading weights" not in errors
+    assert (
+        main(["validate", str(tmp_path / "out"), "--float", str(source), "--text", str(text)]) == 0
+    )
+    assert "PASS" in capsys.readouterr().out
+
+    ids = [torch.tensor([[WORDS[word] for word in line.split()]]) for line in SENTENCES]
+    wanted = quantize_model(
+        loaded(source),
+        QuantConfig(
+            "static-asymmetric", overrides=(("*.down_proj", "dynamic"),), smoothing=Smoothing(0.5)
+        ),
+        ids,
+    )
+    assert_same_state(load_quantized(loaded(source), tmp_path / "out"), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::scaled_mm.smoothquant.CalibrationWarning")
+def test_token_files_and_json(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = tmp_path / "tokens"
+    lines = [" ".join(str(WORDS[word]) for word in line.split()) for line in SENTENCES]
+    tokens.write_text("\n\n".join(lines))
+    options = ["--scheme", "static", "--search", "--json", "--length", 3]
+    assert run(source, "-o", tmp_path / "out", *options, "--tokens", tokens) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["smoothed"] == 10 and len(report["layers"]) == 14
+    ids = [torch.tensor([[int(id) for id in line.split()[:3]]]) for line in lines]
+    search = Smoothing(search=tuple(i / 10 for i in range(11)))
+    wanted = quantize_model(loaded(source), QuantConfig("static", smoothing=search), ids)
+    got: Any = load_quantized(loaded(source), tmp_path / "out")
+    name = "model.layers.0.mlp.up_proj"
+    assert torch.equal(got.get_submodule(name).input_scale, wanted.get_submodule(name).input_scale)
+
+
+OPTIONS: dict[str, tuple[list[object], str]] = {
+    "scheme": (["--scheme", "int4"], "--scheme must be one of dynamic, dynamic-asymmetric"),
+    "override": (["--override", "x"], "--override must be PATTERN=SCHEME, a scheme of dynamic"),
+    "override-scheme": (["--override", "x=y"], "--override must be PATTERN=SCHEME"),
+    "override-pattern": (["--override", "=static"], "--override must be PATTERN=SCHEME"),
+    "alpha": (["--alpha", 2], "alpha must be in [0, 1], got 2"),
+    "nothing-to-calibrate": (["--text", "TEXT"], "--text must come with a static scheme"),
+    "no-text": (["--scheme", "static"], "--text or --tokens must be given with a static scheme"),
+    "both": (["--alpha", 0.5, "--text", "TEXT", "--tokens", "TEXT"], "got both"),
+    "no-token": (["--alpha", 0.5, "--tokens", "TEXT"], "line 1 must hold token ids below 128, got"),
+    "token-above": (["--alpha", 0.5, "--tokens", "ABOVE"], "token ids below 128, got 128"),
+    "token-below": (["--alpha", 0.5, "--tokens", "BELOW"], "token ids below 128, got -1"),
+    "no-tokens": (["--alpha", 0.5, "--tokens", "EMPTY"], "must hold a line of token ids or more"),
+    "empty": (["--alpha", 0.5, "--text", "EMPTY"], "must hold a line of text or more, got none"),
+    "no-file": (["--alpha", 0.5, "--text", "NONE"], "No such file"),
+    "length": (["--length", 0], "should be greater than or equal to 1"),
+    "include": (["--include", "x"], "include must match a Linear that skip does not, got x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_are_refused(
+    name: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, said = OPTIONS[name]
+    texts = {"TEXT": "words\n", "ABOVE": "1\n128", "BELOW": "-1", "EMPTY": " \n\n", "NONE": None}
+    for file, text in texts.items():
+        if text is not None:
+            (tmp_path / file).write_text(text)
+    given = [tmp_path / str(each) if each in texts else each for each in options]
+    assert run(source, "-o", tmp_path / "out", *given) == 2
+    printed, errors = capsys.readouterr()
+    assert not printed and errors.count("\n") == 1
+    assert said in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder, said in (("empty", "has no .safetensors file"), ("none", "there is no such file")):
+        assert run(tmp_path / folder, "-o", tmp_path / "out") == 2
+        assert said in capsys.readouterr().err

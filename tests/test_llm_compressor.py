@@ -1,0 +1,64 @@
+"""A file that llm-compressor itself wrote, by the recipe that its own documents begin with.
+
+tests/vectors/llm_compressor.py says how it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scaled_mm import load_quantized
+from scaled_mm.checkpoint import Checkpoint
+from scaled_mm.nn import ScaledLinear
+
+transformers = pytest.importorskip("transformers")
+
+FOLDER = Path(__file__).parent / "vectors" / "llm-compressor"
+
+
+def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((got.double() - exact.double()).norm() / exact.double().norm())
+
+
+def test_its_default_recipe_loads() -> None:
+    """GPTQ's `actorder: static` asks for nothing at run time: the columns are where they were."""
+    quantization = json.loads((FOLDER / "config.json").read_text())["quantization_config"]
+    assert quantization["config_groups"]["group_0"]["weights"]["actorder"] == "static"
+    config = transformers.LlamaConfig.from_pretrained(FOLDER)
+    model = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    load_quantized(model, FOLDER)
+    assert sum(isinstance(module, ScaledLinear) for module in model.modules()) == 14
+    known = load_file(FOLDER / "logits.safetensors")
+    with torch.no_grad():
+        logits = model(known["ids"]).logits
+    own = relative(known["quantised"], known["float"])
+    assert 0.05 < own < 0.1
+    # Their symmetric grid ends at 127.5 and ours at 127, so they differ by part of their error.
+    assert relative(logits, known["quantised"]) < 0.75 * own
+    assert relative(logits, known["float"]) < 1.25 * own
+
+
+@pytest.mark.parametrize("order", ["static", "weight"])
+def test_orders_that_ask_for_nothing(order: str, tmp_path: Path) -> None:
+    folder = _with_order(tmp_path, order)
+    assert Checkpoint(folder).quantization == Checkpoint(FOLDER).quantization
+
+
+@pytest.mark.parametrize("order", ["group", "dynamic", True, 1, ["static"]])
+def test_orders_that_are_refused(order: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"weights.actorder is not understood, got"):
+        Checkpoint(_with_order(tmp_path, order))
+
+
+def _with_order(folder: Path, order: object) -> Path:
+    config = json.loads((FOLDER / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = order
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(FOLDER / "model.safetensors", folder)
+    return folder
