@@ -452,6 +452,13 @@ def test_token_files_and_json(
     assert run(source, "-o", tmp_path / "out", *options, "--tokens", tokens) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["smoothed"] == 10 and len(report["layers"]) == 14
+    command = ["validate", str(tmp_path / "out"), "--float", str(source)]
+    assert main([*command, "--tokens", str(tokens), "--min-cosine", "0.9"]) == 0
+    assert "PASS" in capsys.readouterr().out
+    assert main([*command, "--tokens", str(tokens), "--text", str(tokens)]) == 2
+    assert main(["validate", "--tokens", str(tokens)]) == 2
+    assert "got both" in (said := capsys.readouterr().err)
+    assert "--tokens must come with a checkpoint, got minilm" in said
     ids = [torch.tensor([[int(id) for id in line.split()[:3]]]) for line in lines]
     search = Smoothing(search=tuple(i / 10 for i in range(11)))
     wanted = quantize_model(loaded(source), QuantConfig("static", smoothing=search), ids)

@@ -118,12 +118,18 @@ def read_lines(path: Path) -> list[str]:
     return found
 
 
-def read_tokens(path: Path, vocabulary: int | None, length: int | None = None) -> list[Any]:
+def vocabulary(checkpoint: Checkpoint) -> int | None:
+    """How many token ids the model has, if config.json says so."""
+    size = checkpoint.config.get("vocab_size")
+    return size if type(size) is int else None
+
+
+def read_tokens(path: Path, most: int | None, length: int | None = None) -> list[Any]:
     """Batches of one, from a file with the ids of one sequence on each line, spaces between them.
 
     Args:
         path: the file.
-        vocabulary: ids are below it; None: unknown.
+        most: ids are below it; None: unknown.
         length: of a sequence, at most; what is beyond is cut off.
 
     Raises:
@@ -136,8 +142,8 @@ def read_tokens(path: Path, vocabulary: int | None, length: int | None = None) -
             continue
         for word in words:
             digits = word.isascii() and word.isdigit() and len(word) < 19
-            if not digits or (vocabulary is not None and int(word) >= vocabulary):
-                below = "" if vocabulary is None else f" below {vocabulary}"
+            if not digits or (most is not None and int(word) >= most):
+                below = "" if most is None else f" below {most}"
                 raise ValueError(f"{path}: line {at} must hold token ids{below}, got {shown(word)}")
         ids: Tensor = torch.tensor([[int(word) for word in words]])
         batches.append({"input_ids": ids, "attention_mask": torch.ones_like(ids)})

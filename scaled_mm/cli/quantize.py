@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .._progress import progress_display
-from ..checkpoint.float_model import read_lines, read_tokens, tokenized
+from ..checkpoint.float_model import read_lines, read_tokens, tokenized, vocabulary
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
 from ..quantization.calibrate import CalibrationWarning
@@ -183,7 +183,6 @@ def _batches(
             f"--text or --tokens must be given with a static scheme, --alpha or --search, got {got}"
         )
     if tokens is not None:
-        size = Checkpoint(folder).config.get("vocab_size")
-        return read_tokens(tokens, size if type(size) is int else None, length)
+        return read_tokens(tokens, vocabulary(Checkpoint(folder)), length)
     assert text is not None
     return tokenized(folder, read_lines(text), length)

@@ -54,6 +54,10 @@ def command(
             "checkpoint."
         ),
     ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="Of a checkpoint: token ids instead, a sequence a line."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="A picture: noise and ranges of every layer, .png.")
     ] = None,
@@ -79,7 +83,7 @@ def command(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CalibrationWarning)
         model, quantised, batches = _compared(
-            target, original, config_of(scheme, alpha, search, everywhere), text
+            target, original, config_of(scheme, alpha, search, everywhere), text, tokens
         )
     for warning in caught:
         print("scaled-mm: warning:", warning.message, file=sys.stderr)
@@ -96,11 +100,16 @@ def command(
 
 
 def _compared(
-    target: str, original: str | None, config: QuantConfig, text: Path | None
+    target: str,
+    original: str | None,
+    config: QuantConfig,
+    text: Path | None,
+    tokens: Path | None,
 ) -> tuple[nn.Module, nn.Module | Path, Any]:
     """Float model, quantised model or its checkpoint, and batches, as the command was told."""
     if target != "minilm" and Path(target).exists():
-        return against(Path(target), original, text)
-    if original is not None:
-        raise ValueError(f"--float must come with a checkpoint, got {target}")
+        return against(Path(target), original, text, tokens)
+    for option, given in (("--float", original), ("--tokens", tokens)):
+        if given is not None:
+            raise ValueError(f"{option} must come with a checkpoint, got {target}")
     return minilm(config, text) if target == "minilm" else users(target)

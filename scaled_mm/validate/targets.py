@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..checkpoint import Checkpoint
+from ..checkpoint.float_model import load_model, read_tokens, tokenized, vocabulary
 from ..quantization.model import SCHEMES, QuantConfig, quantize_model
 from ..quantization.smoothquant import ALPHAS, Smoothing
 
@@ -80,53 +81,45 @@ def users(target: str) -> tuple[nn.Module, nn.Module | Path, Any]:
     return model, quantised, batches
 
 
-def against(quantised: Path, source: str | None, text: Path | None) -> tuple[nn.Module, Path, Any]:
+def against(
+    quantised: Path, source: str | None, text: Path | None, tokens: Path | None = None
+) -> tuple[nn.Module, Path, Any]:
     """A quantised checkpoint, and what it is compared with: the user's `module:function` that
-    returns (model, batches), or a float checkpoint of transformers with its tokenizer."""
+    returns (model, batches), or a float checkpoint of transformers, with its tokenizer or with
+    token ids."""
     if source is None:
         raise ValueError(f"--float must be given with a checkpoint, got {quantised} alone")
     if Path(source).is_dir():
-        model, batches = from_transformers(Path(source), text)
+        model, batches = from_transformers(Path(source), text, tokens)
     elif ":" not in source:
         forms = "module:function or the folder of a float checkpoint"
         raise ValueError(f"--float must be {forms}, got {source}")
-    elif text is not None:
-        raise ValueError("--text must come with a folder in --float: a function has its batches")
+    elif text is not None or tokens is not None:
+        given = "--text" if text is not None else "--tokens"
+        raise ValueError(f"{given} must come with a folder in --float: a function has its batches")
     else:
         model, batches = called(source, "(model, batches)")
     return model, quantised, batches
 
 
-def from_transformers(folder: Path, text: Path | None) -> tuple[nn.Module, list[Any]]:
+def from_transformers(
+    folder: Path, text: Path | None, tokens: Path | None = None
+) -> tuple[nn.Module, list[Any]]:
     """The model of a float checkpoint in its own dtype, and the sentences as batches of one.
 
     Raises:
         ValueError: the checkpoint is malformed, quantised, or of a model that transformers has not.
         ModuleNotFoundError: transformers is not installed.
     """
+    if text is not None and tokens is not None:
+        raise ValueError("--text or --tokens must be given, got both")
     checkpoint = Checkpoint(folder)
     if checkpoint.quantization is not None:
         raise ValueError(f"{folder}: is quantised; --float must name a float checkpoint")
-    try:
-        transformers = importlib.import_module("transformers")
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "a folder in --float needs transformers, which is not installed: "
-            "run `pip install transformers`, or give a module:function"
-        ) from None
-    names = checkpoint.config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and len(names) == 1 else ""
-    made: Any = getattr(transformers, name, None) if name.isidentifier() else None
-    if transformers.PreTrainedModel not in getattr(made, "__mro__", ()):
-        raise ValueError(
-            f"{folder / 'config.json'}: architectures must name one model of transformers, "
-            f"got {str(names)[:80]}"
-        )
-    options = {"local_files_only": True, "trust_remote_code": False}
-    model = made.from_pretrained(folder, use_safetensors=True, dtype="auto", **options)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    batches = [dict(tokenizer(line, return_tensors="pt")) for line in sentences(text)]
-    return model.eval(), batches
+    model = load_model(checkpoint)
+    if tokens is not None:
+        return model, read_tokens(tokens, vocabulary(checkpoint))
+    return model, tokenized(folder, sentences(text))
 
 
 def sentences(text: Path | None) -> list[str]:
