@@ -53,7 +53,7 @@ class OtherFloats(TorchDispatchMode):
 
     def disturb(self, x: Tensor) -> None:
         """In place: also what normal_ filled is to change."""
-        if not x.is_floating_point() or x.dtype == torch.float64 or x.numel() == 0:
+        if not x.is_floating_point() or x.dtype == torch.float64 or x.numel() == 0 or x.is_meta:
             return
         generator = torch.Generator().manual_seed(self.seed)
         at = torch.rand(x.shape, generator=generator)

