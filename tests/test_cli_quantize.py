@@ -267,11 +267,17 @@ def test_a_shard_that_was_cut_is_written_again(source: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     quantize_checkpoint(source, out)
     before = files_of(out)
-    cut = sorted(out.glob("model-*.safetensors"))[1]
-    cut.unlink()
+    second, third = sorted(out.glob("model-*.safetensors"))[1:]
+    second.unlink()
+    third.write_bytes(third.read_bytes()[:-1])
     report = quantize_checkpoint(source, out)
-    assert [shard.skipped for shard in report.shards] == [True, False, True]
+    assert [shard.skipped for shard in report.shards] == [True, False, False]
     assert files_of(out) == before
+    for damaged in (b"", before[third.name][:20], b"x" * 100):
+        third.write_bytes(damaged)  # whose it was cannot be told any more
+        with pytest.raises(ValueError, match=r"was made with other settings or of other files"):
+            quantize_checkpoint(source, out)
+        assert third.read_bytes() == damaged
 
 
 def other_batches(source: Path, out: Path) -> QuantizeReport:

@@ -247,6 +247,18 @@ def test_no_file_from_elsewhere_is_copied(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_without_a_head(tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    model = quantize_model(transformers.BertModel(config).eval())
+    save_quantized(model, tmp_path / "out")
+    loaded = load_quantized(transformers.BertModel(config).eval(), tmp_path / "out")
+    assert_same_state(loaded, model)
+    assert set(files_of(tmp_path / "out")) == {"config.json", "model.safetensors"}
+
+
 # ---- Refused, and nothing left -------------------------------------------------------------------
 
 

@@ -118,7 +118,10 @@ HOWS = [
     *(How(isa, threads) for isa, threads in zip(ISAS[1:], itertools.cycle((3, 1)), strict=False)),
     How(ISAS[0], 1, floats=2),
 ]
-LONG = ("checkpoints", "quantisation")  # only the first two in `make test`: up to half a minute each
+LONG = (
+    "checkpoints",
+    "quantisation",
+)  # only two ways in `make test`: half a minute each
 
 
 def page_and_how(page: Path, how: How) -> Any:

@@ -19,10 +19,11 @@ from ..ops import quantize_weight_int8
 from ..quantization.model import QuantConfig
 from .calibrating import CALIBRATION, Calibrated, calibrate, read_calibration, write_calibration
 from .compressed_tensors import quantization_config
+from .fields import MAX_JSON
 from .files import TensorFile
 from .folder import CONFIG, Checkpoint
 from .output import MANIFEST, copy_file, output_folder, refuse_links_out, write_json
-from .paths import is_other_file
+from .paths import is_other_file, regular_file
 from .quantize_plan import Plan, fingerprint
 from .shards import NewShard, index_of
 from .writing import mode_of
@@ -192,19 +193,21 @@ class _Run:
         return tuple(reports), None if values is None else values.smoothed
 
     def _is_made(self, name: str) -> bool:
-        """Whether an earlier run wrote the shard.
+        """Whether an earlier run wrote the shard, and nothing cut it off since.
 
         Raises:
-            ValueError: it did so with other settings.
+            ValueError: it was made with other settings, or somewhere else.
         """
         path = self._out / name
         if not path.exists():
             return False
-        if TensorFile(path).metadata.get(MARK) != self._mark:
+        if self._shards[name].is_there(path):
+            return True
+        if not _is_marked(path, self._mark):
             raise ValueError(
                 f"{path}: was made with other settings or of other files; name another folder"
             )
-        return self._shards[name].is_there(path)
+        return False
 
     def _calibrated(self) -> Calibrated:
         if not self._plan.calibrated:
@@ -247,6 +250,14 @@ class _Run:
         quantization = quantization_config(self._plan.schemes, self._plan.floats)
         fields = {**source.config, "quantization_config": quantization}
         write_json(self._out / CONFIG, fields, mode_of(config))
+
+
+def _is_marked(path: Path, mark: str) -> bool:
+    """Whether a file, perhaps a damaged one, begins as a shard of this run does."""
+    regular_file(path)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return f'"{MARK}":"{mark}"'.encode() in file.read(min(length, MAX_JSON))
 
 
 def _divided(name: str, x: Tensor, values: Calibrated) -> Tensor:

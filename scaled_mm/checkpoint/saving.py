@@ -53,8 +53,8 @@ def save_quantized(
     | config.json | the model's own config, and `quantization_config` |
     | the others of `source` | tokenizer and so on, copied |
 
-    `load_quantized` reads it back with the same bits; so do transformers and vLLM, through the
-    compressed-tensors package, with their own arithmetic. Layers of one scheme are one config
+    `load_quantized` reads it back with the same bits. transformers reads it through the
+    compressed-tensors package, with its own arithmetic. Layers of one scheme are one config
     group. Linears that stayed float are in `ignore`. Float tensors keep their dtype; a bias gets
     that of the model where it loses nothing by it. Scales are float32.
 
