@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_cases import files_of, state_of
-from helpers import assert_bits
+from checkpoint_cases import Model, files_of, state_of, write
+from helpers import assert_bits, run_python
 from safetensors.torch import load_file, save_file
 from test_checkpoint_llama import IDS, llama
+from test_outputs import KILLED
 from test_save_quantized import CONFIGS, assert_same_state, from_transformers, tied_llama
 from torch import Tensor, nn
 
@@ -278,6 +279,31 @@ def test_a_shard_that_was_cut_is_written_again(source: Path, tmp_path: Path) -> 
         with pytest.raises(ValueError, match=r"was made with other settings or of other files"):
             quantize_checkpoint(source, out)
         assert third.read_bytes() == damaged
+
+
+PRECOMPUTE = "from scaled_mm.precompute import precompute\n"
+QUANTIZE = """
+import torch
+from scaled_mm import QuantConfig
+from scaled_mm.checkpoint import quantize_checkpoint
+
+sys.modules["transformers"] = None  # the patterns say it all, and this is quicker
+torch.set_num_threads(1)  # no thread of the parent is there in a child
+
+def precompute(source, out):
+    quantize_checkpoint(source, out, QuantConfig(include=("up", "down")))
+"""
+
+
+def test_killed_at_every_write(tmp_path: Path) -> None:
+    """What has its name is whole, config.json comes last, and the next run finishes the folder."""
+    write(tmp_path / "in", Model().state_dict(), None, 3)
+    (tmp_path / "in" / "config.json").write_text("{}")
+    (tmp_path / "in" / "tokenizer.json").write_text("{}")
+    script = KILLED.replace(PRECOMPUTE, QUANTIZE)
+    points = run_python(script, *(str(tmp_path / name) for name in ("in", "out", "whole")))
+    # A write, two syncs and a rename for each of: manifest, three shards, index, config, tokenizer.
+    assert int(points) > 4 * 7
 
 
 def other_batches(source: Path, out: Path) -> QuantizeReport:
