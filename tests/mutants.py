@@ -569,15 +569,45 @@ MUTANTS = [
     ),
     *_mutants(
         "scaled_mm/nn/scaled_linear.py",
-        "test_nn",
-        scales_follow_the_dtype=("moved.dtype != buffer.dtype", "moved.device != buffer.device"),
+        "test_nn test_one_weight",
+        scales_follow_the_dtype=("if moved.dtype != dtype:", "if moved is None:"),
         static_azp_dropped=("azp_with_adj=self.azp_with_adj,\n            out", "out"),
         loaded_weight_not_packed=(
-            "cast(Tensor, self._buffers[name]).to(dtype)\n        self.pack()",
+            "cast(Tensor, self._buffers[name]).to(dtype)\n        self._buffers.settle()",
             "cast(Tensor, self._buffers[name]).to(dtype)",
         ),
         layer_bias_dropped=("bias=self.bias,\n            azp", "azp"),
         output_dtype_fixed=("out_dtype=x.dtype", "out_dtype=torch.bfloat16"),
+    ),
+    *_mutants(
+        "scaled_mm/nn/one_weight.py",
+        "test_one_weight",
+        shared_weight_packed=("not cut and _holders(self) != _ALONE", "False"),
+        shared_memory_not_counted=(
+            "torch._C._storage_Use_Count(memory._cdata)",
+            "0 * torch._C._storage_Use_Count(memory._cdata)",
+        ),
+        python_holders_not_counted=("sys.getrefcount(weight)", "0 * sys.getrefcount(weight)"),
+        storage_holders_not_counted=("sys.getrefcount(memory)", "0 * sys.getrefcount(memory)"),
+        reading_leaves_the_packed=(
+            'dict.__setitem__(self, "weight", _plain(self.packed))\n',
+            "pass\n",
+        ),
+        written_weight_leaves_the_packed=(
+            'if key == "weight":\n                self.packed = None\n\n    def __del',
+            "if False:\n                self.packed = None\n\n    def __del",
+        ),
+        plain_kept_beside=('dict.__setitem__(self, "weight", None)', "pass"),
+        file_without_the_weight=('entries["weight"] = _plain', "_plain"),
+        tracing_unpacks=("if TracingContext.try_get() is None:", "if True:"),
+        every_trace_settles=("elif not self._traced and", "elif"),
+    ),
+    *_mutants(
+        "scaled_mm/ops/packed_weight.py",
+        "test_one_weight",
+        unpacked_with_the_flip=("_FLIP = -128", "_FLIP = 0"),
+        skew_unpacked=("[:, :groups].transpose", "[:, 1:].transpose"),
+        packed_size_not_checked=("data.dtype != torch.uint8 or", "False and"),
     ),
     *_mutants(
         "scaled_mm/_library.py",

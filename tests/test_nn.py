@@ -370,13 +370,3 @@ def test_a_state_dict_without_azp_terms(scheme: str) -> None:
 def test_smooth_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         ScaledLinear.from_linear(linear(), **options)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_an_aligned_weight_is_not_copied_on_cuda() -> None:
-    for k, in_place in ((64, True), (44, False)):
-        module = ScaledLinear.from_linear(nn.Linear(k, N).cuda())
-        assert isinstance(module._packed, Tensor) == in_place
-        x = torch.randn(3, k)
-        assert_bits(module(x.cuda()).cpu(), copy.deepcopy(module).cpu()(x))

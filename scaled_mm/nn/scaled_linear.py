@@ -12,11 +12,11 @@ from ..ops import (
     PackedWeight,
     azp_adj,
     azp_with_adj,
-    pack_weight_int8,
     quantize_int8,
     quantize_weight_int8,
     scaled_mm,
 )
+from .one_weight import OneWeight
 
 
 class ScaledLinear(nn.Module):
@@ -48,10 +48,22 @@ class ScaledLinear(nn.Module):
     (`scaled_mm.validate` finds it again by the norms' weights).
 
     Scales and bias stay float32 when the module is moved to another dtype; the output has the dtype
-    of the input. For the kernels the weight is packed as soon as it is known (`from_linear`,
-    `load_state_dict`; after `.to()` at the next call) and kept beside the plain one, except on
-    CUDA when it lies the way the kernels read it. Whoever writes into `weight` by other means calls
-    `pack()`. An exported program uses the plain weight.
+    of the input.
+
+    The weight is kept once. On the CPU it is kept packed for the kernels (`pack_weight_int8`), and
+    so it is on CUDA unless in_features is a multiple of 16: then the kernels read the plain one.
+    Reading `weight` in any way (also through `state_dict()`, `named_buffers()`, `.to()`) rebuilds
+    the plain tensor, which then is the layer's weight, to be written and replaced as in any module:
+    the next call computes with what it holds. That call packs it again, unless somebody still holds
+    the tensor or another of the same memory. While somebody does, the layer computes with the plain
+    weight: the bits are the same, but calls with few tokens take much longer. `pack()` packs
+    whoever holds what. Three things to know:
+
+    - The azp terms are buffers of their own: who writes a weight with zero points writes them too.
+    - Memory that numpy or another library shares with an assigned tensor is not followed.
+    - `torch.compile` decides between packed and plain when it traces, as the weight is then; it
+      traces once more if that changes. A compiled layer does not pack by itself: call `pack()`
+      after reading or writing weights. An exported program uses the plain weight.
 
     Make one with `from_linear`.
     """
@@ -65,6 +77,7 @@ class ScaledLinear(nn.Module):
     azp_adj: Tensor | None
     input_smooth: Tensor | None
     folded_smooth: Tensor | None
+    _buffers: OneWeight
 
     def __init__(
         self,
@@ -81,6 +94,7 @@ class ScaledLinear(nn.Module):
         """An empty layer, to load a state dict into. per_token None: per token when dynamic;
         smooth: with input_smooth."""
         super().__init__()
+        self._buffers = OneWeight()
         if per_token and not dynamic:
             raise ValueError("per_token must be False when dynamic=False, got per_token=True")
         self.in_features = in_features
@@ -104,7 +118,6 @@ class ScaledLinear(nn.Module):
             buffer = torch.zeros(shape, dtype=dtype, device=device) if present else None
             self.register_buffer(name, buffer)
         self.register_buffer("folded_smooth", None, persistent=False)
-        self._packed: PackedWeight | Tensor | None = None
 
     @classmethod
     def from_linear(
@@ -173,7 +186,7 @@ class ScaledLinear(nn.Module):
             else:
                 cast(Tensor, layer.input_smooth).copy_(1 / smooth)
         q, scale = quantize_weight_int8(weight)
-        layer.weight.copy_(q)
+        layer.weight = q
         layer.weight_scale.copy_(scale.view(-1, 1))
         if layer.bias is not None:
             layer.bias.copy_(linear.bias.detach())
@@ -185,11 +198,12 @@ class ScaledLinear(nn.Module):
         return layer
 
     def pack(self) -> None:
-        """Packs the weight for the kernels, again if it was packed before."""
-        b = self.weight.t()
-        # Rows of whole 16 bytes at such an address: on CUDA the kernels read them in place.
-        in_place = self.in_features % 16 == 0 == b.storage_offset() % 16
-        self._packed = b if b.is_cuda and in_place else pack_weight_int8(b)
+        """Packs the weight for the kernels, where they do not read the plain one as well.
+
+        Tensors that were read from `weight` or a state dict before are the layer's no longer:
+        writing into them changes nothing.
+        """
+        self._buffers.settle(cut=True)
 
     def quantize_input(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the product is made of: q int8 [..., K], its scale, and its zero point or None."""
@@ -216,39 +230,45 @@ class ScaledLinear(nn.Module):
         )
 
     def _weight_for_kernels(self) -> Tensor | PackedWeight:
-        if torch.compiler.is_exporting():
-            return self.weight.t()
-        if self._packed is None:
-            self.pack()
-        assert self._packed is not None
-        return self._packed
+        packed = self._buffers.packed
+        if packed is None and not torch.compiler.is_compiling():
+            packed = self._buffers.settle()
+        return self.weight.t() if packed is None else packed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScaledLinear:
-        before = dict(self._buffers)
+        dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
+        before = dict(self._buffers.items())
         super()._apply(fn, recurse)
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
-                self._buffers[name] = buffer.to(moved.device)
-        self._packed = None
+        for name, dtype in dtypes.items():
+            moved = cast(Tensor, self._buffers[name])
+            if moved.dtype != dtype:  # the values as they were, not as the other dtype rounds them
+                self._buffers[name] = cast(Tensor, before[name]).to(moved.device)
+        before.clear()
+        self._buffers.settle()
         return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        buffers: dict[str, Tensor | None] = self._buffers
+        if not isinstance(buffers, OneWeight):  # pickled by an earlier version
+            self._buffers = OneWeight(buffers)
+            self.__dict__.pop("_packed", None)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
+        n, k = self.out_features, self.in_features
         smooth, weight = state_dict.get(prefix + "input_smooth"), state_dict.get(prefix + "weight")
         if smooth is not None and self.input_smooth is None:
-            self.input_smooth = smooth.new_empty(self.in_features, dtype=torch.float32).to(
-                self.weight.device
-            )
-        if weight is not None and weight.shape == self.weight.shape and weight.dtype == torch.int8:
+            self.input_smooth = torch.empty(k, device=self.weight_scale.device)
+        if weight is not None and weight.shape == (n, k) and weight.dtype == torch.int8:
             for name, value in self._azp_terms(weight, state_dict, prefix).items():
                 state_dict.setdefault(prefix + name, value)
         dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         for name, dtype in dtypes.items():  # assign=True takes tensors as they are
             self._buffers[name] = cast(Tensor, self._buffers[name]).to(dtype)
-        self.pack()
+        self._buffers.settle()
 
     def _azp_terms(
         self, weight: Tensor, state_dict: Mapping[str, Any], prefix: str

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_PANEL, _GROUP = 16, 4  # csrc/cpu/packed.h: columns of a panel, rows of a group
+_FLIP = -128  # 0x80: the CPU's elements are b ^ 0x80
+_ROW = 16  # csrc/cuda/common/relayout.h: rows are padded to whole 16 bytes, at least one
+
 
 @dataclass(frozen=True)
 class PackedWeight:
     """A weight B [K, N] laid out for the kernels by `pack_weight_int8`; pass it wherever `b` goes.
 
     Opaque, and particular to this version of the library and to the device: keep the plain int8
-    weight in checkpoints and pack it again after loading.
+    weight in checkpoints (`unpack` gives it back) and pack it again after loading.
 
     Attributes:
         data: uint8 [bytes], the buffer.
@@ -29,6 +33,50 @@ class PackedWeight:
     def shape(self) -> tuple[int, int]:
         """(K, N), the shape of the weight that was packed."""
         return (self.k, self.n)
+
+    def unpack(self) -> Tensor:
+        """The weight that was packed: int8 [K, N], the transpose of a contiguous [N, K] tensor.
+
+        Exact, and a copy: writing into it does not change the packed weight.
+
+        Raises:
+            ValueError: data has not the size of a packed [K, N] weight on its device.
+        """
+        return rows(self).t()
+
+
+def rows(packed: PackedWeight) -> Tensor:
+    """The weight that was packed as its transpose, int8 [N, K], in memory of its own."""
+    unpacked = _cuda_rows if packed.data.is_cuda else _cpu_rows
+    return unpacked(packed.data, packed.k, packed.n)
+
+
+def _cpu_rows(data: Tensor, k: int, n: int) -> Tensor:
+    panels, groups = -(-n // _PANEL), -(-k // _GROUP)
+    _check_size(data, panels * (groups + 1) * _PANEL * _GROUP, k, n)
+    # A word is the four k of a group of one column; the last group of a panel is skew.
+    words = data.view(torch.int32).view(panels, groups + 1, _PANEL)[:, :groups].transpose(1, 2)
+    padded = data.new_empty((panels * _PANEL, groups * _GROUP), dtype=torch.int8)
+    if not padded.numel():
+        return padded.new_empty((n, k))
+    padded.view(torch.int32).view(panels, _PANEL, groups).copy_(words)
+    padded.bitwise_xor_(_FLIP)
+    return padded if padded.shape == (n, k) else padded[:n, :k].clone(**_CONTIGUOUS)
+
+
+def _cuda_rows(data: Tensor, k: int, n: int) -> Tensor:
+    stride = max(_ROW, -(-k // _ROW) * _ROW)
+    _check_size(data, n * stride, k, n)
+    return data.view(torch.int8).view(n, stride)[:, :k].clone(**_CONTIGUOUS)
+
+
+_CONTIGUOUS = {"memory_format": torch.contiguous_format}
+
+
+def _check_size(data: Tensor, size: int, k: int, n: int) -> None:
+    if data.dtype != torch.uint8 or data.shape != (size,):
+        kind = f"{str(data.dtype)[6:]} of shape {tuple(data.shape)}"
+        raise ValueError(f"data must be uint8 of shape ({size},) for K={k} and N={n}, got {kind}")
 
 
 torch.export.register_dataclass(PackedWeight, serialized_type_name="scaled_mm.PackedWeight")
