@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ class AWQLinear(nn.Module):
         order    int64 [K], or None: the input channel behind each row (act-order GPTQ only)
 
     x is brought to the scales' dtype, y back to x's. `.half()` and `.bfloat16()` convert scales and
-    bias; `.float()` and `.double()` leave them as they are, for the kernels take 16 bits. Loads
-    what AWQ checkpoints hold as it is; `from_int4` and `from_gptq` make one of other packings.
+    bias; `.float()` and `.double()` leave them as they are, for the kernels take 16 bits. A bias
+    that is loaded or given in another dtype is brought to one of the two above; scales that are
+    loaded with assign=True in another dtype are brought to the dtype they had. Loads what AWQ
+    checkpoints hold as it is; `from_int4` and `from_gptq` make one of other packings.
     """
 
     qweight: Tensor
@@ -85,7 +87,9 @@ class AWQLinear(nn.Module):
         dtype, device = ordered.scales.dtype, ordered.q.device
         layer = cls(k, n, bias is not None, group_size=size, dtype=dtype, device=device)
         layer.qweight, layer.scales, layer.qzeros = to_awq(ordered)
-        layer.bias = None if bias is None else bias.detach()
+        if bias is not None:  # a copy, like all else: the layer may be loaded into
+            kind = bias.dtype if bias.dtype in (dtype, torch.float32) else dtype
+            layer.bias = bias.detach().to(device, kind, copy=True)
         layer.order = order
         return layer
 
@@ -113,13 +117,14 @@ class AWQLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AWQLinear:
         before = dict(self._buffers)
         super()._apply(fn, recurse)
-        scales = self._buffers["scales"]
-        assert scales is not None
-        if scales.dtype not in (torch.float16, torch.bfloat16):
-            for name, buffer in before.items():
-                moved = self._buffers[name]
-                if buffer is not None and moved is not None:
-                    self._buffers[name] = buffer.to(moved.device)
+        scales = cast(Tensor, self._buffers["scales"])
+        halves = scales.dtype in (torch.float16, torch.bfloat16)
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if buffer is None or moved is None or moved.dtype == buffer.dtype:
+                continue
+            if not halves or not buffer.is_floating_point():  # words stay words
+                self._buffers[name] = buffer.to(moved.device)
         return self
 
     def _load_from_state_dict(
@@ -127,8 +132,22 @@ class AWQLinear(nn.Module):
     ) -> None:
         order = state_dict.get(prefix + "order")
         if order is not None and self.order is None:
-            self.order = torch.empty_like(order, device=self.qweight.device)
+            self.order = torch.empty_like(order, dtype=torch.int64, device=self.qweight.device)
+        dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        for name, dtype in dtypes.items():  # assign=True takes tensors as they are
+            loaded = cast(Tensor, self._buffers[name])
+            if loaded.dtype not in self._dtypes(name, dtype):
+                self._buffers[name] = loaded.to(dtype)
+        scales, bias = cast(Tensor, self._buffers["scales"]), self._buffers["bias"]
+        if bias is not None and bias.dtype not in (scales.dtype, torch.float32):
+            self._buffers["bias"] = bias.to(scales.dtype)
+
+    @staticmethod
+    def _dtypes(name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """What a buffer of this dtype may become: scales take either half, a bias float32 too."""
+        halves = (torch.float16, torch.bfloat16)
+        return {"scales": halves, "bias": (*halves, torch.float32)}.get(name, (dtype,))
 
     def extra_repr(self) -> str:
         return (
