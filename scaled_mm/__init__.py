@@ -25,7 +25,15 @@ from .ops import (
     quantize_weight_int8,
     scaled_mm,
 )
-from .quantization import QuantConfig, Scheme, prepare_model, quantize_model
+from .quantization import (
+    QuantConfig,
+    QuantizationReport,
+    QuantizationWarning,
+    Scheme,
+    prepare_model,
+    quantization_report,
+    quantize_model,
+)
 
 try:
     __version__ = version("scaled-mm")
@@ -35,6 +43,8 @@ except PackageNotFoundError:  # a source tree that was built in place and never 
 __all__ = [
     "PackedWeight",
     "QuantConfig",
+    "QuantizationReport",
+    "QuantizationWarning",
     "Scheme",
     "awq",
     "awq_dequantize",
@@ -47,6 +57,7 @@ __all__ = [
     "nn",
     "pack_weight_int8",
     "prepare_model",
+    "quantization_report",
     "quantize_int8",
     "quantize_model",
     "quantize_weight_int8",

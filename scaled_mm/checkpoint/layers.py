@@ -18,13 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..nn import ScaledLinear
+from ..nn import MAX_K, ScaledLinear
 from ..ops import azp_adj, azp_with_adj
 from .config import W8A8, W8A8Scheme
 from .folder import Checkpoint
 from .layer import FLOATS, Part, QuantisedLayer, parts_by_module
 
-MAX_K = 131071
 _ZEROS = ("I8", "I16", "I32", "I64", *FLOATS)
 
 

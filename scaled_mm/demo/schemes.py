@@ -11,7 +11,6 @@ point gives that half back; when static, its share of the product is computed be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from ..quantization import QuantConfig, quantize_model
 from .bert import Encoder
@@ -30,4 +29,4 @@ COMPARED = {
 def quantise(encoder: Encoder, scheme: str, calibration: Sequence[Batch]) -> Encoder:
     """A copy of `encoder` with the Linears of its layers in int8, by a scheme of `COMPARED`."""
     config = QuantConfig(scheme, include=("layers.*",))
-    return cast(Encoder, quantize_model(encoder, config, calls(calibration)))
+    return quantize_model(encoder, config, calls(calibration))

@@ -18,6 +18,9 @@ from ..ops import (
 )
 from .one_weight import OneWeight
 
+MAX_K = 131071
+"""Input features at most: of more an int32 sum of products could wrap."""
+
 
 class ScaledLinear(nn.Module):
     """A linear layer with an int8 weight and activations quantised on the way in.
@@ -45,7 +48,8 @@ class ScaledLinear(nn.Module):
     A state dict without the azp terms, or with input_smooth where there was none, is loaded all the
     same: the terms follow from the weight. `folded_smooth`, float32 [K] or None, is the s that a
     norm in front was divided by; it is for validation only and not in the state dict
-    (`scaled_mm.validate` finds it again by the norms' weights).
+    (`scaled_mm.validate` finds it again by the norms' weights). `smooth_alpha`, a float or None, is
+    the alpha that `quantize_model` smoothed by; it is for the eye only, and not there either.
 
     Scales and bias stay float32 when the module is moved to another dtype; the output has the dtype
     of the input.
@@ -118,6 +122,7 @@ class ScaledLinear(nn.Module):
             buffer = torch.zeros(shape, dtype=dtype, device=device) if present else None
             self.register_buffer(name, buffer)
         self.register_buffer("folded_smooth", None, persistent=False)
+        self.smooth_alpha: float | None = None
 
     @classmethod
     def from_linear(
@@ -152,7 +157,8 @@ class ScaledLinear(nn.Module):
 
         Raises:
             ValueError: static without input_scale, or input_scale or input_azp where the scheme has
-                none; smooth that is not K positive finite values; folded without smooth.
+                none; input_scale that is not one positive finite value; smooth that is not K
+                positive finite values; folded without smooth.
         """
         if folded and smooth is None:
             raise ValueError("smooth must be given with folded=True, got None")
@@ -177,7 +183,7 @@ class ScaledLinear(nn.Module):
                 rule = "not be given" if buffer is None else "be given"
                 raise ValueError(f"{argument} must {rule} with {scheme}, got {value}")
             if buffer is not None:
-                buffer.copy_(torch.as_tensor(value).reshape(1))
+                buffer.copy_(_one(argument, value))
         weight = linear.weight.detach()
         if smooth is not None:
             weight = weight.float() * smooth
@@ -253,6 +259,7 @@ class ScaledLinear(nn.Module):
         if not isinstance(buffers, OneWeight):  # pickled by an earlier version
             self._buffers = OneWeight(buffers)
             self.__dict__.pop("_packed", None)
+            self.__dict__.setdefault("smooth_alpha", None)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -288,6 +295,16 @@ class ScaledLinear(nn.Module):
             f"bias={self.bias is not None}, dynamic={self.dynamic}, symmetric={self.symmetric}, "
             f"per_token={self.per_token}, smooth={self.input_smooth is not None}"
         )
+
+
+def _one(argument: str, value: Any) -> Tensor:
+    """A static scale or zero point as it was given, in shape [1]."""
+    given = torch.as_tensor(value)
+    if given.numel() != 1:
+        raise ValueError(f"{argument} must have one element, got shape {tuple(given.shape)}")
+    if argument == "input_scale" and not (given > 0 and given.isfinite()):
+        raise ValueError(f"{argument} must be positive and finite, got {given.item():g}")
+    return given.reshape(1)
 
 
 def _divisors(smooth: Tensor, linear: nn.Linear) -> Tensor:

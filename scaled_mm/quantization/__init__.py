@@ -1,12 +1,26 @@
 """Models in int8: calibrated, smoothed, replaced, and looked at.
 
-model.py         QuantConfig, Scheme, quantize_model, prepare_model
+model.py         quantize_model, prepare_model
+config.py        QuantConfig, Scheme
+layers.py        which modules can be quantised, and what else holds matrices
+report.py        what was quantised, and what was not
 calibrate.py     ranges of activations
 smoothquant.py   which layers are smoothed by what; feeds.py which norm feeds which Linears
 observe.py       the inputs and outputs of layers on batches
 inspect.py       a layer's own noise, and its bits against the reference
 """
 
-from .model import SCHEMES, QuantConfig, Scheme, prepare_model, quantize_model
+from .config import SCHEMES, QuantConfig, Scheme
+from .model import prepare_model, quantize_model
+from .report import QuantizationReport, QuantizationWarning, quantization_report
 
-__all__ = ["SCHEMES", "QuantConfig", "Scheme", "prepare_model", "quantize_model"]
+__all__ = [
+    "SCHEMES",
+    "QuantConfig",
+    "QuantizationReport",
+    "QuantizationWarning",
+    "Scheme",
+    "prepare_model",
+    "quantization_report",
+    "quantize_model",
+]

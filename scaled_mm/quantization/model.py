@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,114 +12,74 @@ from torch import Tensor, nn
 from .._progress import progress
 from ..nn import ScaledLinear
 from .calibrate import Ranges, clip, collect, static_scale
+from .config import SCHEMES as SCHEMES
+from .config import QuantConfig as QuantConfig
+from .config import Scheme
 from .feeds import divided
+from .layers import as_linear, check, matching, matrices, named
 from .observe import Call, as_calls
-from .smoothquant import Smooth, Smoothing, plan
+from .report import attach, report_of
+from .smoothquant import Smooth, plan
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """How the activations of a layer are quantised; weights always are per output channel."""
+def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Module]:
+    """The layers that `config` means (`layers.py` says which can be), each once, by its first name.
 
-    dynamic: bool = True
-    """True: scales at run time. False: one for the layer, from calibration."""
-    symmetric: bool = True
-    """True: no zero point."""
-    per_token: bool | None = None
-    """Dynamic: one scale for each token (True, and None), or one for the whole activation."""
+    A module known by several names is meant when one of them is included and none is skipped.
 
-    def __post_init__(self) -> None:
-        if self.per_token and not self.dynamic:
-            raise ValueError("per_token must be False when dynamic=False, got per_token=True")
-
-    def options(self) -> dict[str, Any]:
-        """The arguments of `ScaledLinear`."""
-        return {
-            "dynamic": self.dynamic,
-            "symmetric": self.symmetric,
-            "per_token": self.per_token,
-        }
-
-
-SCHEMES = {
-    "dynamic": Scheme(),
-    "dynamic-asymmetric": Scheme(symmetric=False),
-    "dynamic-tensor": Scheme(per_token=False),
-    "dynamic-tensor-asymmetric": Scheme(symmetric=False, per_token=False),
-    "static": Scheme(dynamic=False),
-    "static-asymmetric": Scheme(dynamic=False, symmetric=False),
-}
-
-
-def scheme_of(scheme: Scheme | str) -> Scheme:
-    """A scheme by its name; ValueError lists them."""
-    if isinstance(scheme, Scheme):
-        return scheme
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
-    return SCHEMES[scheme]
-
-
-@dataclass(frozen=True)
-class QuantConfig:
-    """What `quantize_model` does. Patterns are fnmatch's, of whole module names."""
-
-    scheme: Scheme | str = "dynamic"
-    include: tuple[str, ...] = ("*",)
-    """Linears to replace."""
-    skip: tuple[str, ...] = ("lm_head", "*.lm_head")
-    """And of these, those to leave as they are."""
-    overrides: tuple[tuple[str, Scheme | str], ...] = ()
-    """Pattern and scheme; the first that matches goes before `scheme`."""
-    smoothing: Smoothing | None = None
-    percentile: float | None = None
-    """Static ranges that hold this part, in %, of the calibration's elements. None: all of them,
-    which is better wherever outliers matter."""
-
-    def __post_init__(self) -> None:
-        for scheme in (self.scheme, *(scheme for _, scheme in self.overrides)):
-            scheme_of(scheme)
-        if self.percentile is not None and not 50 < self.percentile <= 100:
-            raise ValueError(f"percentile must be in (50, 100], got {self.percentile:g}")
-
-    def scheme_for(self, name: str) -> Scheme:
-        """The scheme of one layer."""
-        given = (scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern))
-        return scheme_of(next(given, self.scheme))
-
-
-def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Linear]:
-    """The Linears that `config` means, each once, by its first name.
-
-    A module known by several names is meant when one of them is included and none is skipped. Only
-    `nn.Linear` itself counts: of a subclass (the output projection inside `nn.MultiheadAttention`,
-    say) others may read the weight.
+    Raises:
+        ValueError: a pattern of the config matches no layer.
     """
-    names: dict[nn.Linear, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if type(module) is nn.Linear:
-            names.setdefault(module, []).append(name)
+    names = named(model)
+    _check_patterns(config, [name for found in names.values() for name in found], model)
     return {
-        known[0]: module
-        for module, known in names.items()
-        if any(_matches(name, config.include) for name in known)
-        and not any(_matches(name, config.skip) for name in known)
+        found[0]: module
+        for module, found in names.items()
+        if matching(found, config.include) is not None and matching(found, config.skip) is None
     }
 
 
+def _check_patterns(config: QuantConfig, layers: Sequence[str], model: nn.Module) -> None:
+    # A matrix that can only stay float may be skipped by name, so that no warning counts it.
+    floats = [name for full in matrices(model) for name in (full, full.rpartition(".")[0])]
+    idle = [
+        (argument, pattern)
+        for argument, pattern in config.patterns()
+        if matching([*layers, *floats] if argument == "skip" else layers, [pattern]) is None
+    ]
+    if idle:
+        argument, pattern = idle[0]
+        count = f" (and {len(idle) - 1} more patterns)" if len(idle) > 1 else ""
+        some = ", ".join(layers[:5]) + (", ..." if len(layers) > 5 else "")
+        raise ValueError(
+            f"{argument} must have patterns that match a layer, got {pattern!r}{count}: "
+            f"the layers are {some or 'none'}"
+        )
+
+
 def quantize_model(
-    model: nn.Module,
+    model: Model,
     config: QuantConfig | None = None,
     calibration: Iterable[Any] | None = None,
     *,
     inplace: bool = False,
-) -> nn.Module:
+) -> Model:
     """Replaces Linears by `ScaledLinear`s.
 
     Every Linear that `config` means is quantised on its own, a fused qkv as the one Linear that it
-    is; a module in several places stays one module. The model runs the same way as before, in eval
-    mode and without gradients (`torch.inference_mode()`): `torch.compile`, deepcopy, state dicts,
-    `.to()` of a device or a dtype all work.
+    is; the Conv1D of transformers (GPT-2's) is taken for the Linear that it is too. A module in
+    several places stays one module. The model runs the same way as before, in eval mode and without
+    gradients (`torch.inference_mode()`): `torch.compile`, deepcopy, state dicts, `.to()` of a
+    device or a dtype all work. `quantization_report` of the result says what was done and what
+    stayed float: the weights of experts that lie stacked in one parameter do, for one.
+
+    Everything is looked up, calibrated and checked before the first layer is replaced: where this
+    raises ValueError or TypeError, `model` is as it was. With inplace=True it then goes layer by
+    layer, each float weight freed before the next is quantised, so the peak of memory is the model
+    and one layer. If memory runs out on the way, a model that was to be changed in place is left
+    half changed and must not be used.
 
     Args:
         model: any module, float32, bfloat16 or float16, on any device.
@@ -134,20 +91,25 @@ def quantize_model(
             and shares nothing with the result.
 
     Returns:
-        The quantised model.
+        The quantised model, of the same class (a `ScaledLinear` if `model` is a Linear itself).
 
     Raises:
-        ValueError: config means no Linear; calibration is missing where the config needs it, is
-            empty, gives NaN, or does not reach a static layer.
+        ValueError: config means no Linear, or has a pattern that matches none; a weight is not
+            float, or has more than 131071 columns; calibration is missing where the config needs
+            it, is empty, gives NaN, or does not reach a static layer.
         TypeError: a batch has none of the forms above.
 
     Warns:
         scaled_mm.smoothquant.CalibrationWarning: the calibration suggests another config.
+        scaled_mm.QuantizationWarning: less than half of the matrix parameters that config leaves in
+            are quantised (`QuantizationReport` says which count).
     """
     config = config or QuantConfig()
     found = linears(model, config)
     if not found:
         raise ValueError(f"include must match a Linear that skip does not, got {config.include}")
+    for name, module in found.items():
+        check(name, module)
     smooth: dict[str, Smooth] = {}
     ranges: dict[str, Ranges] = {}
     extents: dict[str, Tensor] = {}
@@ -156,63 +118,80 @@ def quantize_model(
         if calibration is None:
             raise ValueError("calibration must be given for a static scheme or smoothing, got None")
         smooth, ranges, extents = _calibrated(model, found, as_calls(calibration), config, static)
-    replaced: dict[nn.Module, nn.Module] = {}
+    report = report_of(model, config, found, smooth)
+    swap = Swap(model, inplace)
     with progress("quantising", len(found)) as tick:
-        for name, linear in found.items():
-            replaced[linear] = _layer(
-                linear,
+        for name in list(found):
+            made = _layer(
+                found[name],
                 config.scheme_for(name),
-                ranges.get(name),
+                ranges.pop(name, None),
                 smooth.get(name),
-                extents.get(name),
+                extents.pop(name, None),
             )
+            swap.replace(found.pop(name), made)
             tick()
-    for part in smooth.values():
-        if part.norm is not None:
-            norm = model.get_submodule(part.norm)
-            replaced[norm] = replaced.get(norm) or divided(norm, part.s)
-    return swap(model, replaced, inplace)
+    norms = {part.norm: part.s for part in smooth.values() if part.norm is not None}
+    for norm, s in norms.items():
+        module = model.get_submodule(norm)
+        swap.replace(module, divided(module, s))
+    changed = swap.finished()
+    attach(changed, report)
+    report.warn(stacklevel=2)
+    return changed
 
 
 def prepare_model(
-    model: nn.Module, config: QuantConfig | None = None, *, inplace: bool = False
-) -> nn.Module:
+    model: Model, config: QuantConfig | None = None, *, inplace: bool = False
+) -> Model:
     """`quantize_model` without values: empty `ScaledLinear`s, to load a state dict into.
 
     Args, Returns: as for `quantize_model`, but nothing is calibrated. What the state dict has of
     smoothing is taken with it.
     """
     config = config or QuantConfig()
-    return swap(
-        model,
-        {
-            linear: ScaledLinear(
-                linear.in_features,
-                linear.out_features,
-                linear.bias is not None,
-                device=linear.weight.device,
-                **config.scheme_for(name).options(),
-            )
-            for name, linear in linears(model, config).items()
-        },
-        inplace,
-    )
+    swap = Swap(model, inplace)
+    for name, module in linears(model, config).items():
+        linear = as_linear(module)
+        made = ScaledLinear(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            device=linear.weight.device,
+            **config.scheme_for(name).options(),
+        )
+        swap.replace(module, made)
+    return swap.finished()
 
 
-def swap(
-    model: nn.Module, replaced: Mapping[nn.Module, nn.Module], inplace: bool = False
-) -> nn.Module:
-    """`model` with modules replaced wherever they occur, in eval mode; a copy unless inplace."""
-    if inplace:
-        for parent in list(model.modules()):
-            for name, child in list(parent._modules.items()):
-                if child is not None and child in replaced:
-                    setattr(parent, name, replaced[child])
-        changed = replaced.get(model, model)
-    else:  # deepcopy takes what it finds in its memo for done
-        changed = copy.deepcopy(model, {id(old): new for old, new in replaced.items()})
-    unfuse(changed)
-    return changed.eval()
+class Swap(Generic[Model]):
+    """Puts modules into the places of others: in the model itself at once, or in a copy at last."""
+
+    def __init__(self, model: Model, inplace: bool) -> None:
+        self.model = model
+        self.inplace = inplace
+        self.copied: dict[int, nn.Module] = {}
+        self.places: dict[int, list[tuple[nn.Module, str]]] = {}
+        for parent in model.modules():
+            for name, child in parent._modules.items():
+                self.places.setdefault(id(child), []).append((parent, name))
+
+    def replace(self, old: nn.Module, new: nn.Module) -> None:
+        """Puts `new` wherever `old` is; in place, the model then holds `old` no more."""
+        if not self.inplace:
+            self.copied[id(old)] = new
+            return
+        for parent, name in self.places.pop(id(old), ()):
+            setattr(parent, name, new)
+        if old is self.model:
+            self.model = cast(Model, new)
+
+    def finished(self) -> Model:
+        """The model with all that was replaced, in eval mode."""
+        if not self.inplace:  # deepcopy takes what it finds in its memo for done
+            self.model = copy.deepcopy(self.model, dict(self.copied))
+        unfuse(self.model)
+        return self.model.eval()
 
 
 def unfuse(model: nn.Module) -> None:
@@ -224,7 +203,7 @@ def unfuse(model: nn.Module) -> None:
 
 def _calibrated(
     model: nn.Module,
-    found: Mapping[str, nn.Linear],
+    found: Mapping[str, nn.Module],
     calls: Sequence[Call],
     config: QuantConfig,
     static: Sequence[str],
@@ -255,7 +234,7 @@ def _calibrated(
 
 @torch.no_grad()
 def _layer(
-    linear: nn.Linear,
+    module: nn.Module,
     scheme: Scheme,
     ranges: Ranges | None,
     smooth: Smooth | None,
@@ -267,15 +246,13 @@ def _layer(
         if extent is None:
             extent = (ranges.times(1 / smooth.s) if smooth else ranges).whole()
         scale, azp = static_scale(extent, scheme.symmetric)
-    return ScaledLinear.from_linear(
-        linear,
+    made = ScaledLinear.from_linear(
+        as_linear(module),
         **scheme.options(),
         input_scale=scale,
         input_azp=azp,
         smooth=smooth.s if smooth else None,
         folded=smooth is not None and smooth.norm is not None,
     )
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(map(partial(fnmatchcase, name), patterns))
+    made.smooth_alpha = smooth.alpha if smooth else None
+    return made

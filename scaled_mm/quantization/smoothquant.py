@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from .._progress import progress
 from .calibrate import CalibrationWarning, Ranges, collect, merge
 from .feeds import Feeds, find_feeds, scales
+from .layers import as_linear
 from .observe import Call
 
 ALPHAS = tuple(i / 20 for i in range(21))
@@ -37,23 +39,33 @@ class Smoothing:
     """Which layers to smooth, and how much.
 
     alpha 0 leaves all of the range to the activations, 1 moves all of it into the weights.
+
+    Args:
+        alpha: in [0, 1], of the layers that `alphas` does not match.
+        layers: patterns of `fnmatch`, of whole names; None: the layers that are fed by a norm.
+        alphas: pairs of pattern and alpha; the first that matches goes before `alpha`.
+        search: alphas of which each layer takes the best for itself, instead of the above;
+            `ALPHAS`, say.
+        folds: of the search: ranges from all batches but every folds-th, noise on those; 1: on the
+            same.
+        into_norms: whether to divide norms where the model allows it.
+        pairs: norm and all the layers that read it, where the caller knows better than a trial run.
+
+    Raises:
+        ValueError: an alpha is outside [0, 1], or folds below 1.
+        TypeError: layers is one string.
     """
 
     alpha: float = 0.5
     layers: tuple[str, ...] | None = None
-    """fnmatch patterns of names; None: the Linears that are fed by a norm."""
     alphas: tuple[tuple[str, float], ...] = ()
-    """Pattern and alpha; the first that matches goes before `alpha`."""
     search: tuple[float, ...] = ()
-    """Alphas of which each layer takes the best for itself, instead of the above; `ALPHAS`, say."""
     folds: int = 2
-    """Of the search: ranges from all batches but every folds-th, noise on those; 1: on the same."""
     into_norms: bool = True
-    """Whether to divide norms where the model allows it."""
     pairs: tuple[tuple[str, tuple[str, ...]], ...] | None = None
-    """Norm and all the Linears that read it, where the caller knows better than a trial run."""
 
     def __post_init__(self) -> None:
+        refuse_strings("layers", self.layers or ())
         for alpha in (self.alpha, *self.search, *(alpha for _, alpha in self.alphas)):
             if not 0 <= alpha <= 1:
                 raise ValueError(f"alpha must be in [0, 1], got {alpha:g}")
@@ -72,6 +84,17 @@ class Smooth:
     """The norm that divides; None: the layer's quantiser does."""
 
 
+def refuse_strings(argument: str, given: Sequence[Any], of: str = "patterns") -> Sequence[Any]:
+    """The patterns that were given; TypeError for one string, which would be read by letters."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        hint = f": write ({given!r},)" if isinstance(given, str) and of == "patterns" else ""
+        raise TypeError(f"{argument} must be a tuple of {of}, got {given!r}{hint}")
+    for pattern in given if of == "patterns" else ():
+        if not isinstance(pattern, str):
+            raise TypeError(f"{argument} must hold strings, got {pattern!r}")
+    return given
+
+
 def factors(x_absmax: Tensor, w_absmax: Tensor, alpha: float) -> Tensor:
     """SmoothQuant's s, float32 [K].
 
@@ -88,7 +111,7 @@ def factors(x_absmax: Tensor, w_absmax: Tensor, alpha: float) -> Tensor:
 
 def plan(
     model: nn.Module,
-    linears: Mapping[str, nn.Linear],
+    linears: Mapping[str, nn.Module],
     calls: Sequence[Call],
     smoothing: Smoothing,
     build: Build,
@@ -147,7 +170,7 @@ def plan(
 @torch.no_grad()
 def search(
     parts: Sequence[Mapping[str, Ranges]],
-    linears: Mapping[str, nn.Linear],
+    linears: Mapping[str, nn.Module],
     w_absmax: Tensor,
     alphas: Iterable[float],
     build: Build,
@@ -187,7 +210,7 @@ def search(
 def _noise(
     held: Mapping[str, Ranges],
     calibrated: Mapping[str, Ranges],
-    linears: Mapping[str, nn.Linear],
+    linears: Mapping[str, nn.Module],
     w_absmax: Tensor,
     alpha: float,
     build: Build,
@@ -204,14 +227,15 @@ def _noise(
     return total
 
 
-def _absmax(linears: Sequence[nn.Linear]) -> Tensor:
+def _absmax(linears: Sequence[nn.Module]) -> Tensor:
     """float32 [K]: the largest magnitude of each input channel over the weights."""
-    maxima = [linear.weight.detach().abs().amax(0).float() for linear in linears]
+    weights = [as_linear(linear).weight.detach() for linear in linears]
+    maxima = [weight.abs().amax(0).float() for weight in weights]
     return torch.stack(maxima).amax(0)
 
 
 def _feeds(
-    model: nn.Module, linears: Mapping[str, nn.Linear], call: Call, smoothing: Smoothing
+    model: nn.Module, linears: Mapping[str, nn.Module], call: Call, smoothing: Smoothing
 ) -> Feeds:
     if smoothing.pairs is None:
         return find_feeds(model, linears, call)
@@ -221,7 +245,7 @@ def _feeds(
             raise ValueError(f"pairs must name Linears that are quantised, got {name!r}")
     for norm, names in foldable.items():
         module = model.get_submodule(norm)
-        like = linears[names[0]].weight
+        like = as_linear(linears[names[0]]).weight
         x = torch.randn(8, like.shape[1], dtype=like.dtype, device=like.device)
         if not scales(module, x):
             raise ValueError(f"pairs must name norms that scale with their weight, got {norm!r}")

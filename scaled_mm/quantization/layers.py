@@ -1,0 +1,100 @@
+"""Which modules of a model can be quantised, and what else holds matrices.
+
+`nn.Linear`, and the Conv1D of the transformers package (GPT-2's), whose weight is the transpose:
+[K, N]. Of a subclass of `nn.Linear` (the output projection inside `nn.MultiheadAttention`, say)
+others may read the weight, so it stays float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import MAX_K
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is the Conv1D of the transformers package, which need not be installed."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def quantisable(module: nn.Module) -> bool:
+    """Whether a `ScaledLinear` can stand for the module."""
+    return type(module) is nn.Linear or is_conv1d(module)
+
+
+def as_linear(module: nn.Module) -> nn.Linear:
+    """A quantisable module as an `nn.Linear`: itself, or one of the same memory."""
+    if isinstance(module, nn.Linear):
+        return module
+    weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
+    k, n = weight.shape
+    linear = nn.Linear(k, n, bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach().t(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return linear
+
+
+def named(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every quantisable module, with all the names it has."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if quantisable(module):
+            names.setdefault(module, []).append(name)
+    return names
+
+
+def check(name: str, module: nn.Module) -> None:
+    """ValueError where the module's weight cannot be quantised; nothing is changed."""
+    weight = as_linear(module).weight
+    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{name}.weight must be float32, bfloat16 or float16, got {str(weight.dtype)[6:]}"
+        )
+    if weight.shape[1] > MAX_K:
+        raise ValueError(f"{name} must have at most {MAX_K} inputs, got {weight.shape[1]}")
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> str | None:
+    """The first pattern that matches one of the names."""
+    known = list(names)
+    return next((p for p in patterns if any(fnmatchcase(name, p) for name in known)), None)
+
+
+def matrices(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Parameter]]:
+    """Name -> owner and parameter, of every parameter of two or more dimensions, each once."""
+    found: dict[str, tuple[nn.Module, nn.Parameter]] = {}
+    tables: dict[str, tuple[nn.Module, nn.Parameter]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim > 1:
+                into = tables if isinstance(module, _TABLES) else found
+                into[f"{prefix}.{name}" if prefix else name] = (module, parameter)
+    # A table that a Linear shares (a tied lm_head) is that Linear's: it is multiplied by too.
+    shared = {id(parameter) for _, parameter in found.values()}
+    return found | {n: part for n, part in tables.items() if id(part[1]) not in shared}
+
+
+def why_float(module: nn.Module, parameter: nn.Parameter) -> str:
+    """Why a matrix of a module that is not quantisable stays as it is."""
+    kind = type(module).__name__
+    if isinstance(module, _TABLES):
+        return "a table that is looked up in, not multiplied by"
+    if isinstance(module, nn.Linear):
+        return f"{kind} is a subclass of Linear: others may read its weight"
+    if parameter.ndim == 3 and not isinstance(module, nn.modules.conv._ConvNd):
+        return f"stacked weights of {len(parameter)} experts: {kind} multiplies by them itself"
+    return f"{kind} is neither a Linear nor a Conv1D of transformers"
+
+
+def multiplied(module: nn.Module) -> bool:
+    """Whether matrices of the module count as such: all but tables."""
+    return not isinstance(module, _TABLES)

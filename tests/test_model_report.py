@@ -1,0 +1,368 @@
+"""quantize_model says what it did and what it left, refuses what matches nothing, and in place
+holds one float layer more than the model at most."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pydoc
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from blocks import PreNorm, Tied, inputs, seeded
+from helpers import assert_bits
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+
+from scaled_mm import (
+    QuantConfig,
+    QuantizationReport,
+    QuantizationWarning,
+    Scheme,
+    prepare_model,
+    quantization_report,
+    quantize_model,
+)
+from scaled_mm.nn import ScaledLinear
+from scaled_mm.quantization import SCHEMES
+from scaled_mm.smoothquant import Smoothing
+
+IDS = torch.arange(12).view(2, 6)
+
+
+@torch.no_grad()
+def run(model: nn.Module, x: Tensor) -> Tensor:
+    out = model(x)
+    return out if isinstance(out, Tensor) else out.logits
+
+
+def layers(model: nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=40, n_positions=16, n_embd=32, n_layer=2, n_head=4)
+    return GPT2LMHeadModel(config).eval()
+
+
+def mixtral() -> MixtralForCausalLM:
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    return MixtralForCausalLM(config).eval()
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def test_report_of_a_whole_model() -> None:
+    model = seeded(PreNorm)
+    config = QuantConfig(
+        "dynamic-asymmetric",
+        skip=("down", "lm_head"),
+        overrides=(("[qk]", "static"), ("v", Scheme(per_token=False))),
+        smoothing=Smoothing(0.5, alphas=(("gate", 0.75),)),
+    )
+    made = quantize_model(model, config, inputs())
+    report = quantization_report(made)
+    assert {layer.name for layer in report.layers} == layers(made) == set("qkvo") | {"gate", "up"}
+    for layer in report.layers:
+        module = made.get_submodule(layer.name)
+        assert layer.parameters == module.weight.numel()
+        assert SCHEMES[layer.scheme].options() == {
+            **config.scheme_for(layer.name).options(),
+            "per_token": None if layer.name != "v" else False,
+        }
+        assert layer.alpha == module.smooth_alpha
+        assert (layer.norm is not None) == (module.folded_smooth is not None)
+    alphas = {layer.name: layer.alpha for layer in report.layers}
+    assert alphas == {"q": 0.5, "k": 0.5, "v": 0.5, "o": None, "gate": 0.75, "up": 0.75}
+    assert [(x.name, x.why, x.asked) for x in report.floats] == [
+        ("down.weight", "skip has 'down'", True)
+    ]
+    quantised = sum(layer.parameters for layer in report.layers)
+    assert report.share == quantised / (quantised + model.down.weight.numel())
+    assert report.share_of_asked == 1
+
+
+def test_report_is_text_and_json() -> None:
+    made = quantize_model(seeded(Tied))
+    report = quantization_report(made)
+    for text in (
+        "int8: 1 layer, 44.4%",
+        "float: 1 matrix",
+        "lm_head.weight",
+        "skip has 'lm_head'",
+        "first (",
+    ):
+        assert text in str(report), text
+    again = json.loads(json.dumps(report.as_dict()))
+    assert again["share"] == report.share
+    assert [layer["name"] for layer in again["layers"]] == [layer.name for layer in report.layers]
+
+
+def test_report_stays_with_the_model() -> None:
+    made = quantize_model(seeded(PreNorm))
+    report = quantization_report(made)
+    assert quantization_report(copy.deepcopy(made).bfloat16()) == report
+    assert quantization_report(quantize_model(nn.Linear(4, 4))).share == 1
+    assert isinstance(report, QuantizationReport)
+    assert made.state_dict().keys() == copy.deepcopy(made).state_dict().keys()
+    with pytest.raises(ValueError, match=r"^model must come from quantize_model, got a PreNorm"):
+        quantization_report(seeded(PreNorm))
+
+
+def test_a_searched_alpha_is_on_layer_and_report() -> None:
+    config = QuantConfig("static-asymmetric", smoothing=Smoothing(search=(0.3, 0.6)))
+    made = quantize_model(seeded(PreNorm), config, inputs())
+    alphas = {x.name: x.alpha for x in quantization_report(made).layers if x.alpha is not None}
+    assert alphas and set(alphas.values()) <= {0.3, 0.6}
+    assert all(made.get_submodule(name).smooth_alpha == alpha for name, alpha in alphas.items())
+    assert json.loads(json.dumps(alphas)) == alphas
+
+
+def test_tables_do_not_count_but_tied_ones_do() -> None:
+    class Model(nn.Module):
+        def __init__(self, tied: bool) -> None:
+            super().__init__()
+            self.table = nn.Embedding(64, 16)
+            self.body = nn.Linear(16, 16)
+            self.head = nn.Linear(16, 64, bias=False)
+            if tied:
+                self.head.weight = self.table.weight
+
+    report = quantization_report(quantize_model(Model(False), QuantConfig(skip=("head",))))
+    assert [(x.name, x.counted) for x in report.floats] == [
+        ("head.weight", True),
+        ("table.weight", False),
+    ]
+    assert report.share == 16 * 16 / (16 * 16 + 16 * 64)
+    tied = quantization_report(quantize_model(Model(True), QuantConfig(skip=("head",))))
+    assert [(x.name, x.counted) for x in tied.floats] == [("head.weight", True)]
+
+
+# --- what cannot be quantised, or now can ---------------------------------------------------------
+
+
+def test_gpt2_conv1d_is_quantised() -> None:
+    model = gpt2()
+    want = run(model, IDS)
+    for config in (
+        QuantConfig(),
+        QuantConfig("static-asymmetric", smoothing=Smoothing(search=(0.4, 0.6))),
+    ):
+        made = quantize_model(model, config, [IDS, IDS + 20])
+        assert layers(made) == {
+            f"transformer.h.{i}.{name}"
+            for i in range(2)
+            for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+        }
+        attention = made.transformer.h[0].attn.c_attn
+        assert (attention.in_features, attention.out_features) == (32, 96)
+        assert (run(made, IDS) - want).norm() < 0.03 * want.norm()
+        assert quantization_report(made).share_of_asked == 1
+        empty = prepare_model(gpt2(), config)
+        empty.load_state_dict(made.state_dict())
+        assert quantized_layers_equal(empty, made)
+    plain = made.transformer.h[0].mlp.c_proj
+    weight = model.transformer.h[0].mlp.c_proj.weight.detach().t()
+    assert_bits(plain.weight, ScaledLinear.from_linear(linear_of(weight)).weight)
+
+
+def linear_of(weight: Tensor) -> nn.Linear:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    made.weight = nn.Parameter(weight)
+    return made
+
+
+def quantized_layers_equal(one: nn.Module, other: nn.Module) -> bool:
+    return all(
+        torch.equal(one.get_submodule(name).weight, other.get_submodule(name).weight)
+        for name in layers(other)
+    )
+
+
+def test_stacked_experts_are_named() -> None:
+    with pytest.warns(QuantizationWarning, match=r"^\d+% of the matrix .*experts.*stacked"):
+        made = quantize_model(mixtral())
+    floats = {x.name: x for x in quantization_report(made).floats}
+    for i in range(2):
+        for name in ("gate_up_proj", "down_proj"):
+            part = floats[f"model.layers.{i}.mlp.experts.{name}"]
+            assert "stacked weights of 4 experts" in part.why
+            assert part.counted and not part.asked
+    assert quantization_report(made).share < 0.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QuantizationWarning)
+        made = quantize_model(mixtral(), QuantConfig(skip=("*.experts.*", "*.gate", "lm_head")))
+    assert quantization_report(made).share < 0.5 < quantization_report(made).share_of_asked
+
+
+# --- patterns -------------------------------------------------------------------------------------
+
+IDLE: dict[str, tuple[dict[str, Any], str]] = {
+    "include": ({"include": ("q", "transformer.*")}, "include .*got 'transformer.*'"),
+    "skip": ({"skip": ("mlp",)}, "skip .*got 'mlp': the layers are q, k, v, o, gate, ..."),
+    "overrides": ({"overrides": (("q_proj", "static"),)}, "overrides .*got 'q_proj'"),
+    "several": ({"skip": ("x", "y", "q")}, r"skip .*got 'x' \(and 1 more patterns\)"),
+    "letters": ({"skip": ("Q",)}, "skip .*got 'Q'"),
+    "smoothing": ({"smoothing": Smoothing(layers=("fc*",))}, r"smoothing.layers .*got 'fc\*'"),
+    "alphas": ({"smoothing": Smoothing(alphas=(("fc", 0.1),))}, "smoothing.alphas .*got 'fc'"),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_pattern_that_matches_nothing_is_refused(name: str) -> None:
+    options, message = IDLE[name]
+    model, config = seeded(PreNorm), QuantConfig(**options)
+    for act in (
+        lambda: quantize_model(model, config, inputs(), inplace=True),
+        lambda: prepare_model(model, config),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            act()
+    assert not layers(model)
+
+
+STRINGS: dict[str, Any] = {
+    "skip": lambda: QuantConfig(skip="lm_head"),
+    "include": lambda: QuantConfig(include="*"),
+    "overrides": lambda: QuantConfig(overrides="q"),
+    "layers": lambda: Smoothing(layers="fc*"),
+}
+
+
+@pytest.mark.parametrize("name", STRINGS)
+def test_a_string_is_no_tuple_of_patterns(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} must be a tuple of (patterns|pairs).*got '"):
+        STRINGS[name]()
+
+
+@pytest.mark.parametrize("pairs", [("q", "static"), (("q",),), (("q", "static", 1),)])
+def test_overrides_are_pairs(pairs: Any) -> None:
+    with pytest.raises(TypeError, match=r"^overrides must be pairs of pattern and scheme, got "):
+        QuantConfig(overrides=pairs)
+    with pytest.raises(TypeError, match=r"^skip must hold strings, got 3"):
+        QuantConfig(skip=("q", 3))  # type: ignore[arg-type]
+
+
+def test_help_says_what_the_fields_mean() -> None:
+    for kind in (QuantConfig, Scheme, Smoothing):
+        text = pydoc.plain(pydoc.render_doc(kind))
+        for field in kind.__dataclass_fields__:
+            assert f" {field}: " in text.split("Args:")[1], field
+
+
+# --- static scales --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), [1.0, 2.0]])
+def test_a_static_scale_is_positive(scale: Any) -> None:
+    rule = "have one element" if isinstance(scale, list) else "be positive and finite"
+    with pytest.raises(ValueError, match=rf"^input_scale must {rule}, got "):
+        ScaledLinear.from_linear(nn.Linear(4, 4), dynamic=False, input_scale=torch.tensor(scale))
+
+
+def test_a_layer_that_gets_zeros_has_a_positive_scale() -> None:
+    made = quantize_model(
+        nn.Sequential(nn.Linear(4, 4)), QuantConfig("static"), [torch.zeros(2, 4)]
+    )
+    assert made[0].input_scale > 0
+
+
+# --- in place -------------------------------------------------------------------------------------
+
+
+class Stack(nn.Module):
+    def __init__(self, depth: int = 6) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(depth))
+        self.again = self.layers[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.again(x)
+
+
+@pytest.mark.parametrize("config", [QuantConfig(), QuantConfig("static", smoothing=Smoothing())])
+def test_in_place_frees_each_layer_before_the_next(
+    config: QuantConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Stack()
+    weights = [weakref.ref(layer.weight) for layer in model.layers]
+    counts: list[int] = []
+    original = ScaledLinear.from_linear.__func__
+
+    def from_linear(cls: Any, linear: nn.Linear, **kwargs: Any) -> ScaledLinear:
+        counts.append(sum(weight() is not None for weight in weights))
+        return original(cls, linear, **kwargs)
+
+    monkeypatch.setattr(ScaledLinear, "from_linear", classmethod(from_linear))
+    made = quantize_model(model, config, [torch.randn(4, 32)], inplace=True)
+    assert made is model and made.again is made.layers[1]
+    assert counts == [6, 5, 4, 3, 2, 1]
+    assert not any(weight() is not None for weight in weights)
+
+
+def wide() -> nn.Module:
+    model = Stack(3)
+    model.layers.append(nn.Linear(131072, 1))
+    return model
+
+
+def doubles() -> nn.Module:
+    model = Stack(3)
+    model.layers.append(nn.Linear(4, 4).double())
+    return model
+
+
+def unreached() -> nn.Module:
+    model = Stack(3)
+    model.spare = nn.Linear(4, 4)
+    return model
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "wide": (wide, "dynamic", "layers.3 must have at most 131071 inputs, got 131072"),
+    "doubles": (doubles, "dynamic", "layers.3.weight must be float32, .*, got float64"),
+    "unreached": (unreached, "static", "calibration must reach every static layer, .* spare"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_leaves_the_model_as_it_was(name: str) -> None:
+    make, scheme, message = REFUSED[name]
+    model = make()
+    before = {n: x.clone() for n, x in model.state_dict().items()}
+    modules = dict(model.named_modules())
+    with pytest.raises(ValueError, match=f"^{message}"):
+        quantize_model(model, QuantConfig(scheme), [torch.randn(2, 32)], inplace=True)
+    assert dict(model.named_modules()) == modules
+    for n, x in model.state_dict().items():
+        assert torch.equal(x, before[n])
+
+
+def test_in_place_is_what_a_copy_is() -> None:
+    config = QuantConfig("static-asymmetric", smoothing=Smoothing())
+    copied = quantize_model(seeded(PreNorm), config, inputs())
+    placed = quantize_model(seeded(PreNorm), config, inputs(), inplace=True)
+    for (n, x), (m, y) in zip(
+        copied.state_dict().items(), placed.state_dict().items(), strict=True
+    ):
+        assert n == m
+        assert_bits(x, y)
+    assert_bits(run(copied, inputs()[0]), run(placed, inputs()[0]))
