@@ -97,15 +97,20 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> W8A8 | W4A16 |
     for key in ("quantization_config", "compression_config"):  # the second until 2024
         fields = config.get(key)
         if fields is not None:
-            return _quantization(f"{where}: {key}", fields)
+            return read_settings(f"{where}: {key}", fields)
     for name, method in _OLD_FILES.items():
         if (folder / name).exists():
             fields = {"quant_method": method, **read_json(folder / name)}
-            return _quantization(str(folder / name), fields)
+            return read_settings(str(folder / name), fields)
     return None
 
 
-def _quantization(where: str, fields: Any) -> W8A8 | W4A16:
+def read_settings(where: str, fields: Any) -> W8A8 | W4A16:
+    """What a quantization_config says; where: in which file and key it stood, for a refusal.
+
+    Raises:
+        ValueError: as for `read_quantization`.
+    """
     if not isinstance(fields, dict):
         Fields(where).refuse(f"must be an object, got {shown(fields)}")
     method = fields.get("quant_method")

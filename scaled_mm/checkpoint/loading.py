@@ -96,8 +96,8 @@ def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
 
 
 def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedLayer]) -> nn.Module:
-    linears = _linears(model, checkpoint, layers)
-    places = _places(model, linears)
+    linears = linears_of(model, checkpoint, layers)
+    places = places_of(model, linears)
     targets = _targets(model, places)
     _check(checkpoint, layers, targets)
     for name, buffer in model.named_buffers():
@@ -105,7 +105,9 @@ def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedL
             reason = "must not be on the meta device: a buffer that no checkpoint holds"
             raise ValueError(f"{name} {reason}, got device=meta")
     with torch.no_grad():
-        made = {name: _made(checkpoint, layers[name], linear) for name, linear in linears.items()}
+        made = {
+            name: layer_for(checkpoint, layers[name], linear) for name, linear in linears.items()
+        }
         for place, name in places.items():
             model.set_submodule(place, made[name])
         unfuse(model)
@@ -119,7 +121,7 @@ def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedL
     return model
 
 
-def _linears(
+def linears_of(
     model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedLayer]
 ) -> dict[str, nn.Linear]:
     """The modules that are replaced, by name."""
@@ -141,7 +143,7 @@ def _linears(
     return found
 
 
-def _places(model: nn.Module, linears: dict[str, nn.Linear]) -> dict[str, str]:
+def places_of(model: nn.Module, linears: dict[str, nn.Linear]) -> dict[str, str]:
     """Every name under which a replaced Linear stands in the model -> its layer's name. A module in
     several places has its tensors in the checkpoint once, or for each."""
     first = {id(linear): name for name, linear in reversed(linears.items())}
@@ -190,7 +192,8 @@ def _refuse(checkpoint: Checkpoint, reason: str) -> NoReturn:
     raise ValueError(f"{checkpoint.folder}: {reason}")
 
 
-def _made(checkpoint: Checkpoint, layer: QuantisedLayer, linear: nn.Linear) -> nn.Module:
+def layer_for(checkpoint: Checkpoint, layer: QuantisedLayer, linear: nn.Linear) -> nn.Module:
+    """The layer that takes a Linear's place, on its device (on the CPU for meta)."""
     made, device = layer.module(checkpoint, linear.bias is not None), linear.weight.device
     if device.type not in ("meta", "cpu"):
         made.to(device)

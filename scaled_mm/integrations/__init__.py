@@ -1,0 +1,10 @@
+"""This library's layers and kernels inside other programs.
+
+    transformers.py   `from_pretrained` runs quantised folders on ScaledLinear and AWQLinear
+    stored.py         a loaded layer's tensors as its file held them, to be saved again
+    vllm.py           the plug-in: what vLLM calls when it starts
+    vllm_kernels.py   vLLM's two kinds of linear kernel, on this library's ops
+    vllm_layouts.py   vLLM's ways to lay out an int4 weight
+
+Nothing of this is imported by `import scaled_mm`, and only these modules import those programs.
+"""

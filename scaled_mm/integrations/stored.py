@@ -1,0 +1,72 @@
+"""A loaded layer's tensors in the form of the file that they came from.
+
+The inverse of `QuantisedLayer.module`: names, shapes and dtypes are those of the file, GPTQ's words
+run along K again, and the terms that this library adds are left out. A layer that nobody has
+changed gives the very bytes that were read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpoint import Checkpoint, Int4Layer, QuantisedLayer
+from ..checkpoint.files import DTYPES
+from ..lowbit.int4 import from_awq, to_gptq
+from ..nn import AWQLinear
+
+
+def stored_tensors(
+    checkpoint: Checkpoint, layer: QuantisedLayer, module: nn.Module
+) -> dict[str, Tensor]:
+    """What a checkpoint holds for a layer, without its name in front.
+
+    Args:
+        checkpoint: where the layer came from; only what is known of its headers is looked at.
+        layer: the layer as it was found there.
+        module: what `layer.module` made, on any device.
+
+    Returns:
+        A tensor for each of `layer.parts`. Where the values have changed so that the stored dtype
+        cannot hold them, they keep the module's.
+    """
+    held = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
+    if isinstance(layer, Int4Layer) and layer.scheme.method == "gptq":
+        held |= _as_gptq(module, layer.scheme.version)
+    stored = {}
+    for part in sorted(layer.parts):
+        entry = checkpoint.entry(f"{layer.name}.{part}")
+        dtype, device = DTYPES[entry.dtype], held[layer.main].device
+        if part not in held:  # zeros, as was checked: needless zero points, a spare bias
+            stored[part] = torch.zeros(entry.shape, dtype=dtype, device=device)
+            continue
+        x = held[part].reshape(-1)[: _elements(entry.shape)]  # one scale was spread over channels
+        stored[part] = _narrowed(x.reshape(entry.shape), dtype)
+    return stored
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    narrow = x.to(dtype)
+    return narrow if torch.equal(narrow.to(x.dtype), x) else x
+
+
+def _as_gptq(module: nn.Module, version: int) -> dict[str, Tensor]:
+    assert isinstance(module, AWQLinear)
+    weight = from_awq(module.qweight, module.scales, module.qzeros)
+    if module.order is not None:
+        weight = weight.out_of_order(module.order)
+    made = to_gptq(weight, version=version)
+    g_idx = weight.group_of_rows() if made.g_idx is None else made.g_idx
+    return {
+        "qweight": made.qweight,
+        "scales": made.scales,
+        "qzeros": made.qzeros,
+        "g_idx": g_idx,
+    }

@@ -1,0 +1,233 @@
+"""Quantised folders of Hugging Face, loaded by `transformers` and run by this library.
+
+    import scaled_mm.integrations.transformers
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+
+After the import, `from_pretrained` of a compressed-tensors W8A8, an AutoAWQ or a GPTQ folder gives
+a model whose quantised Linears are `scaled_mm.nn.ScaledLinear` and `AWQLinear`: the layers, and so
+the bits, of `scaled_mm.load_quantized`. The model is for inference: no parameter asks for
+gradients. `save_pretrained` writes the folder's form again. Neither compressed-tensors nor any
+other package of kernels is needed.
+
+What the checkpoint reader of this library refuses is refused here in the same words, with one
+exception: settings of quantization_config that it does not serve (such as another `format`, or 8
+bits of GPTQ) are left to transformers' own quantiser, with one warning that says why. Where that
+quantiser cannot run either, the refusal stands.
+
+The import replaces entries of transformers' two tables; `unregister()` puts transformers' own back,
+`register()` these again. While these are in place a `quantization_config` given to
+`from_pretrained` beside the folder's own is refused by transformers: call `unregister()` first.
+
+Source: transformers' `HfQuantizer` and its tables, as of release 5.23.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.quantizers import auto
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ..checkpoint import Checkpoint, QuantisedLayer, quantised_layers
+from ..checkpoint.config import read_settings
+from ..checkpoint.loading import layer_for, linears_of, places_of
+from ..quantization.model import unfuse
+from .stored import stored_tensors
+
+__all__ = ["METHODS", "ScaledMMConfig", "ScaledMMQuantizer", "register", "unregister"]
+
+METHODS = ("compressed-tensors", "awq", "gptq")
+"""The values of `quant_method` that are taken over."""
+
+_theirs: dict[str, tuple[type[QuantizationConfigMixin], type[HfQuantizer]]] = {}
+"""What stood in the tables, by method; empty: nothing is registered."""
+
+
+def register() -> None:
+    """Puts this library's quantiser into transformers' tables; done by the import, and harmless
+    when done again."""
+    for method in METHODS:
+        if method not in _theirs:
+            _theirs[method] = (
+                auto.AUTO_QUANTIZATION_CONFIG_MAPPING.pop(method),
+                auto.AUTO_QUANTIZER_MAPPING.pop(method),
+            )
+            auto.register_quantization_config(method)(ScaledMMConfig)
+            auto.register_quantizer(method)(ScaledMMQuantizer)
+
+
+def unregister() -> None:
+    """Puts back what `register` replaced. Models that are loaded stay as they are."""
+    for method in tuple(_theirs):
+        config, quantizer = _theirs.pop(method)
+        auto.AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config
+        auto.AUTO_QUANTIZER_MAPPING[method] = quantizer
+
+
+class ScaledMMConfig(QuantizationConfigMixin):
+    """quantization_config as config.json has it, kept whole so that it is saved as it was."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.quant_method = fields["quant_method"]
+        self.fields = fields
+
+    @classmethod
+    def from_dict(
+        cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any
+    ) -> Any:
+        """The settings; of transformers' own class where this library does not serve them.
+
+        Raises:
+            ValueError: neither this library nor transformers' own quantiser can run them.
+        """
+        try:
+            read_settings("quantization_config", config_dict)
+        except ValueError as refusal:
+            made = _left_to_transformers(config_dict, str(refusal))
+        else:
+            made = cls(**config_dict)
+        return (made, kwargs) if return_unused_kwargs else made
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self.fields)
+
+
+def _left_to_transformers(fields: dict[str, Any], refusal: str) -> QuantizationConfigMixin:
+    config, quantizer = _theirs[fields["quant_method"]]
+    try:
+        made = config.from_dict(copy.deepcopy(fields))
+        quantizer(made).validate_environment(device_map=None, weights_only=True)
+    except Exception as error:
+        why = f"transformers' own quantiser cannot run it either: {error}"
+        raise ValueError(f"{refusal}; {why}") from error
+    text = f"{refusal}: not served by scaled_mm, transformers' own quantiser runs this model"
+    warnings.warn(text, stacklevel=2)
+    return made
+
+
+class ScaledMMQuantizer(HfQuantizer):
+    """transformers' way to load and save a quantised model, by this library.
+
+    Before the float weights are read, every file's header is checked and each quantised Linear is
+    taken out of the model. After they are, the layers are made of the files' tensors and put in.
+
+    `from_pretrained` puts the model on one device: a device_map over several, and tensor
+    parallelism, are refused.
+    """
+
+    requires_calibration = True
+
+    def __new__(cls, quantization_config: QuantizationConfigMixin, **kwargs: Any) -> Any:
+        """One of transformers' own for settings that `ScaledMMConfig` left to it."""
+        if isinstance(quantization_config, ScaledMMConfig):
+            return super().__new__(cls)
+        _, theirs = _theirs[str(quantization_config.quant_method.value)]
+        return theirs(quantization_config, **kwargs)
+
+    def update_device_map(self, device_map: dict[str, Any] | None) -> dict[str, Any] | None:
+        if device_map is not None and (
+            not isinstance(device_map, dict) or len({str(x) for x in device_map.values()}) > 1
+        ):
+            raise ValueError(f"device_map must name one device, got {device_map}")
+        return device_map
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if getattr(model.config, "distributed_config", None) is not None:
+            raise ValueError(
+                "distributed_config and tp_plan must be None with a model that scaled_mm quantises"
+            )
+        self.checkpoint = _checkpoint(kwargs.get("checkpoint_files"))
+        found = _by_place(model, quantised_layers(self.checkpoint))
+        if not found:
+            raise ValueError(f"{self.checkpoint.folder}: has no quantised weight")
+        self.linears = linears_of(model, self.checkpoint, found)
+        self.places = places_of(model, self.linears)
+        self.layers = {place: found[name] for place, name in self.places.items()}
+        for place in self.places:
+            model.set_submodule(place, nn.Module())  # without tensors: transformers fills the rest
+            model.all_tied_weights_keys.pop(f"{place}.weight", None)
+        taken = "|".join(re.escape(place) for place in self.places)
+        known = set(model._keys_to_ignore_on_load_unexpected or ())
+        model._keys_to_ignore_on_load_unexpected = known | {rf"^(?:{taken})\.[^.]+$"}
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        made = {
+            name: layer_for(self.checkpoint, self.layers[name], linear).to(model.device)
+            for name, linear in self.linears.items()
+        }
+        for place, name in self.places.items():
+            model.set_submodule(place, made[name].train(model.training))
+        self.linears.clear()
+        model.requires_grad_(False)  # int8 products have no backward
+        unfuse(model)
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        state = model.state_dict()
+        for place, layer in self.layers.items():
+            module = model.get_submodule(place)
+            for name in module.state_dict():
+                del state[f"{place}.{name}"]
+            tensors = stored_tensors(self.checkpoint, layer, module)
+            state |= {f"{place}.{part}": x for part, x in tensors.items()}
+        return state, {}
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def _checkpoint(files: list[str] | None) -> Checkpoint:
+    """The checkpoint of the files that transformers will read.
+
+    Raises:
+        ValueError: it is malformed or float, or these are not its files.
+    """
+    if not files:
+        raise ValueError("a quantised model must be loaded from a folder, got no files")
+    paths = [Path(file) for file in files]
+    checkpoint = Checkpoint(paths[0] if len(paths) == 1 else paths[0].parent)
+    if {path.name for path in paths} != set(checkpoint.files):
+        names = sorted(path.name for path in paths)
+        raise ValueError(
+            f"{checkpoint.folder}: must have its tensors in {names}, which transformers reads, "
+            f"got {sorted(checkpoint.files)}"
+        )
+    if checkpoint.quantization is None:
+        raise ValueError(f"{checkpoint.folder}: is a float checkpoint, without quantization_config")
+    return checkpoint
+
+
+def _by_place(model: Any, layers: dict[str, QuantisedLayer]) -> dict[str, QuantisedLayer]:
+    """The layers by their names in the model, which transformers may have renamed since the file
+    was written."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    keys = model.state_dict()
+
+    def place(name: str) -> str:
+        key, _ = rename_source_key(
+            f"{name}.weight", renamings, converters, model.base_model_prefix, keys
+        )
+        return str(key).removesuffix(".weight")
+
+    return {place(name): layer for name, layer in layers.items()}
+
+
+register()
