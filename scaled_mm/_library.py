@@ -99,12 +99,18 @@ def cuda_kernels(arch: str, family: str = "int8") -> list[str]:
     return _ask(_CPU, "_kernels", arch, family).split()
 
 
+def arch_of(capability: int) -> str:
+    """The arch folder that serves GPUs of a compute capability, 10 * major + minor; "" where none
+    of those loaded does."""
+    return _ask(_CUDA, "_arch_of", capability) if HAS_CUDA else ""
+
+
 def arch_of_gpu(index: int) -> str:
     """The arch folder that serves a GPU; "" where none of those loaded does."""
     if not HAS_CUDA:
         return ""
     major, minor = torch.cuda.get_device_capability(index)
-    return _ask(_CUDA, "_arch_of", 10 * major + minor)
+    return arch_of(10 * major + minor)
 
 
 def serves_gpu() -> bool:

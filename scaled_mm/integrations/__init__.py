@@ -4,7 +4,7 @@
     stored.py         a loaded layer's tensors as its file held them, to be saved again
     vllm.py           the plug-in: what vLLM calls when it starts
     vllm_kernels.py   vLLM's two kinds of linear kernel, on this library's ops
-    vllm_layouts.py   vLLM's ways to lay out an int4 weight
+    vllm_weights.py   vLLM's parameters as these ops take them; without vLLM
 
 Nothing of this is imported by `import scaled_mm`, and only these modules import those programs.
 """

@@ -1,0 +1,235 @@
+"""vLLM's parameters of a linear layer as this library's ops take them. Nothing here imports vLLM.
+
+int8, as the checkpoint's loaders fill them; a fused layer (q, k and v in one) has P partitions:
+
+    weight             int8 [N, K]
+    weight_scale       float32 [N, 1] per channel, [P] per tensor: one for each partition
+    input_scale        float32, one element or one for each partition: static
+    input_zero_point   integer, the same: static asymmetric
+
+int4, whose words run along K, eight rows to a word, the lowest nibble first:
+
+                       GPTQ, AWQ (converted)     compressed-tensors
+    words              int32 [K/8, N]            int32 [N, K/8]
+    scales             [K/G, N]                  [N, K/G]
+    zero points        [N/8, K/G] along N        [N/8, K/G] along N; none: every one is 8
+
+Each of the int4 parameters says in `input_dim` or `output_dim` which of its dimensions is which.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _library
+from ..lowbit.int4 import Awq, from_gptq, to_awq
+from ..ops import (
+    PackedWeight,
+    awq_gemm,
+    azp_adj,
+    azp_with_adj,
+    pack_weight_int8,
+    quantize_int8,
+    scaled_mm,
+)
+
+_EIGHTS = 0x88888888 - 2**32
+"""Eight zero points of 8, as int32."""
+_FAMILIES = {"int8": "int8", "lowbit": "int4"}
+
+
+def why_not_here(family: str, platform: str, capability: int | None) -> str | None:
+    """Why a family of ops has no kernels on a platform; None: it has.
+
+    Args:
+        family: `int8` or `lowbit` (int4).
+        platform: vLLM's name of it, such as "CPU" or "CUDA".
+        capability: of a GPU, as 10 * major + minor.
+    """
+    if platform == "CPU":
+        return None
+    if platform != "CUDA":
+        return f"needs a CPU or CUDA, got {platform}"
+    if not _library.HAS_CUDA:
+        return "needs the CUDA library of scaled_mm, which is not built or not for this torch"
+    arch = "" if capability is None else _library.arch_of(capability)
+    if not arch:
+        got = "none" if capability is None else f"{capability // 10}.{capability % 10}"
+        served = ", ".join(_library.cuda_archs())
+        return f"needs a GPU that {served} serves, got compute capability {got}"
+    if not _library.cuda_kernels(arch, family):
+        return f"needs a GPU with {_FAMILIES[family]} kernels, {arch} has none"
+    return None
+
+
+# ---- int8 ----------------------------------------------------------------------------------------
+
+
+class Int8Weight(NamedTuple):
+    """What an int8 product takes beside the activation."""
+
+    b: Tensor | PackedWeight
+    """int8 [K, N]; packed on the CPU."""
+    scale: Tensor
+    """float32 [N, 1] or [1, 1]."""
+    input_scale: Tensor | None
+    """float32 [1]: static."""
+    zero_point: Tensor | None
+    """int32 [1]: static asymmetric."""
+    term: Tensor | None
+    """int32 [1, N]: `azp_with_adj` when static, `azp_adj` when dynamic; None when symmetric."""
+
+
+def int8_weight(
+    weight: Tensor,
+    weight_scale: Tensor,
+    input_scale: Tensor | None = None,
+    input_zero_point: Tensor | None = None,
+    *,
+    symmetric: bool,
+    widths: list[int],
+) -> Int8Weight:
+    """The operands of `int8_linear`.
+
+    Args:
+        weight, weight_scale, input_scale, input_zero_point: as at the top of this file.
+        symmetric: activations without zero points; then input_zero_point is not looked at.
+        widths: output channels of each partition, N together.
+    """
+    b = weight.t()
+    if weight_scale.numel() not in (1, len(weight)):
+        each = torch.tensor(widths, device=weight_scale.device)
+        weight_scale = weight_scale.reshape(-1).repeat_interleave(each)
+    zero_point = None
+    if input_scale is not None:
+        input_scale, zero_point = _one_range(
+            input_scale.float().reshape(-1),
+            None if symmetric or input_zero_point is None else input_zero_point.reshape(-1).int(),
+        )
+    term = None
+    if not symmetric:
+        term = azp_adj(b) if zero_point is None else azp_with_adj(b, zero_point)
+    packed = b if b.is_cuda else pack_weight_int8(b)
+    return Int8Weight(packed, weight_scale.float().reshape(-1, 1), input_scale, zero_point, term)
+
+
+def _one_range(scale: Tensor, zero_point: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scale and zero point of a layer that may have one for each partition.
+
+    Where all are the same they stay as they are. Else they become those of the range that holds
+    all of theirs, 255 steps long, and the zero point is rounded half to even. (vLLM's own kernels
+    do this for a single one too, and cut off the fraction: the zero point is then often one less.)
+    """
+    if zero_point is None:
+        return scale.max().reshape(1), None
+    if bool((scale == scale[0]).all()) and bool((zero_point == zero_point[0]).all()):
+        return scale[:1], zero_point[:1]
+    step, zero = scale.double(), zero_point.double()
+    low, high = (step * (-128 - zero)).min(), (step * (127 - zero)).max()
+    joint = ((high - low) / 255).float()
+    azp = (-128 - low / joint.double()).round().clamp(-128, 127)
+    return joint.reshape(1), azp.to(torch.int32).reshape(1)
+
+
+def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """y = scale_a * scale * (q - azp) B + bias, of x's dtype; q, scale_a, azp = quantize_int8(x).
+
+    Args:
+        x: float [..., K]. Quantised by the weight's input_scale, else per token.
+        weight: of `int8_weight`.
+        bias: of x's dtype or float32 [N].
+
+    Returns:
+        y [..., N].
+    """
+    symmetric, dynamic = weight.term is None, weight.input_scale is None
+    q, scale, azp = quantize_int8(
+        x, scale=weight.input_scale, azp=weight.zero_point, symmetric=symmetric, per_token=dynamic
+    )
+    return scaled_mm(
+        q,
+        weight.b,
+        scale,
+        weight.scale.view(1, -1),
+        bias=bias,
+        azp=azp if dynamic else None,
+        azp_adj=weight.term if dynamic else None,
+        azp_with_adj=None if dynamic else weight.term,
+        out_dtype=x.dtype,
+    )
+
+
+# ---- int4 ----------------------------------------------------------------------------------------
+
+
+class Int4Shape(NamedTuple):
+    """What vLLM says of an int4 layer before its weight is loaded."""
+
+    k: int
+    """Input features, of this rank."""
+    n: int
+    """Output features, of this rank."""
+    group: int
+    """Rows that share a scale; -1: all."""
+    type_name: str
+    """vLLM's name of the weight's type."""
+    zero_points: bool
+    dtype: torch.dtype
+    """Of the activations."""
+    out_dtype: torch.dtype | None
+    """None: that of the activations."""
+
+
+def why_not_int4(shape: Int4Shape) -> str | None:
+    """Which rule of `awq_gemm` a layer breaks; None: none."""
+    group = shape.k if shape.group == -1 else shape.group
+    wanted = "uint4" if shape.zero_points else "uint4b8"
+    dtype = str(shape.dtype).removeprefix("torch.")
+    rules = (
+        (
+            shape.type_name == wanted,
+            f"weight_type must be {wanted} with zero_points={shape.zero_points}, "
+            f"got {shape.type_name}",
+        ),
+        (
+            shape.dtype in (torch.float16, torch.bfloat16),
+            f"act_type must be float16 or bfloat16, got {dtype}",
+        ),
+        (
+            shape.out_dtype in (None, shape.dtype),
+            f"out_type must be act_type, {dtype}, got {shape.out_dtype}",
+        ),
+        (shape.n % 8 == 0, f"output features must be a multiple of 8, got {shape.n}"),
+        (shape.k % 8 == 0, f"input features must be a multiple of 8, got {shape.k}"),
+        (
+            group > 0 and shape.k % group == 0,
+            f"group_size must divide the {shape.k} input features of a rank, got {shape.group}",
+        ),
+    )
+    return next((reason for holds, reason in rules if not holds), None)
+
+
+def int4_weight(words: Any, scales: Any, zeros: Any = None) -> Awq:
+    """The operands of `int4_linear`: AWQ's words of the same weight, W = (q - z) s unchanged.
+
+    Args:
+        words, scales, zeros: vLLM's parameters, as at the top of this file.
+    """
+    along_k = words.data if words.input_dim == 0 else words.data.t()
+    by_group = scales.data.t() if scales.output_dim == 0 else scales.data
+    if zeros is None:
+        groups, n = by_group.shape
+        along_n = torch.full((groups, n // 8), _EIGHTS, dtype=torch.int32, device=along_k.device)
+    else:
+        along_n = zeros.data.t() if zeros.output_dim == 0 else zeros.data
+    # GPTQ's words in its second version, which stores zero points as they are.
+    weight = from_gptq(along_k, by_group.contiguous(), along_n, version=2)
+    return to_awq(weight)
+
+
+def int4_linear(x: Tensor, weight: Awq, bias: Tensor | None = None) -> Tensor:
+    """y = x W + bias, of x's dtype, which is the scales'."""
+    return awq_gemm(x, weight.qweight, weight.scales, weight.qzeros, bias=bias)

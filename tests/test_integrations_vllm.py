@@ -1,0 +1,259 @@
+"""vLLM's layers on this library's ops, without vLLM: parameters that lie as its loaders leave them.
+
+`tests/vllm_plugin.py` does the same inside vLLM's own layers.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_bits
+from test_awq import assert_within
+from torch import Tensor
+from vllm_cases import INT4_CASES, INT8_CASES, Int4Case, Int8Case, along
+
+from scaled_mm import _library, reference
+from scaled_mm.integrations import vllm as plugin
+from scaled_mm.integrations.vllm_weights import (
+    Int4Shape,
+    int4_linear,
+    int4_weight,
+    int8_linear,
+    int8_weight,
+    why_not_here,
+    why_not_int4,
+)
+from scaled_mm.ops import PackedWeight
+
+# ---- int8 ----------------------------------------------------------------------------------------
+
+
+def fused(case: Int8Case) -> tuple[object, Tensor | None]:
+    """The layer's operands and bias: partitions below each other, as vLLM's loaders put them."""
+    own = case.partitions()
+    joined = {name: torch.cat([part[name] for part in own]) for name in own[0]}
+    made = int8_weight(
+        joined["weight"],
+        joined["weight_scale"],
+        joined.get("input_scale"),
+        joined.get("input_zero_point"),
+        symmetric=case.symmetric,
+        widths=list(case.widths),
+    )
+    return made, joined.get("bias")
+
+
+@pytest.mark.parametrize("case", INT8_CASES, ids=str)
+def test_int8(isa: str, case: Int8Case) -> None:
+    weight, bias = fused(case)
+    x = case.input()
+    y = int8_linear(x, weight, bias)
+    assert_bits(y, case.expected(x))
+    assert_bits(int8_linear(x[0, :1], weight, bias), y[0, :1])
+    assert int8_linear(x[:, :0], weight, bias).shape == (2, 0, sum(case.widths))
+    if bias is not None:
+        assert_bits(int8_linear(x, weight, bias.float()), y)
+
+
+def test_the_cpu_holds_the_packed_weight_alone() -> None:
+    weight, _ = fused(INT8_CASES[0])
+    assert isinstance(weight.b, PackedWeight)
+    assert {x.dtype for x in weight[1:] if x is not None} <= {torch.float32, torch.int32}
+
+
+def test_a_zero_point_that_a_symmetric_scheme_carries_is_not_looked_at() -> None:
+    case = Int8Case("static-symmetric")
+    (own,) = case.partitions()
+    zero = torch.tensor([5], dtype=torch.int8)
+    weight = int8_weight(
+        own["weight"], own["weight_scale"], own["input_scale"], zero, symmetric=True, widths=[40]
+    )
+    assert weight.zero_point is None and weight.term is None
+    x = case.input()
+    assert_bits(int8_linear(x, weight, own["bias"]), case.expected(x))
+
+
+@pytest.mark.parametrize("scale", [0.0213, 1.0, 3e-5, 1 / 3])
+def test_one_range_stays_as_it_is(scale: float) -> None:
+    """For every zero point; rebuilt from its range, many would be another."""
+    ones = torch.ones(1, 8, dtype=torch.int8)
+    for zero in range(-128, 128):
+        stored = torch.tensor([zero], dtype=torch.int8)
+        for copies in (1, 3):
+            weight = int8_weight(
+                ones,
+                torch.ones(1, 1),
+                torch.tensor([scale] * copies),
+                stored.repeat(copies),
+                symmetric=False,
+                widths=[1],
+            )
+            assert weight.input_scale.tolist() == torch.tensor([scale]).tolist()
+            assert weight.zero_point.tolist() == [zero] and weight.term.tolist() == [[8 * zero]]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [((0.02, -128), (0.01, 127)), ((0.5, 3), (0.25, -77)), ((1e-3, 0), (1e-3, 1), (2e-3, 5))],
+)
+def test_ranges_of_partitions_are_joined(ranges: tuple[tuple[float, int], ...]) -> None:
+    scale = torch.tensor([s for s, _ in ranges])
+    zero = torch.tensor([z for _, z in ranges], dtype=torch.int8)
+    weight = int8_weight(
+        torch.ones(len(ranges), 8, dtype=torch.int8),
+        torch.ones(len(ranges), 1),
+        scale,
+        zero,
+        symmetric=False,
+        widths=[1] * len(ranges),
+    )
+    exact = [Fraction(s) for s in scale.tolist()]
+    low = min(s * (-128 - z) for s, (_, z) in zip(exact, ranges, strict=True))
+    high = max(s * (127 - z) for s, (_, z) in zip(exact, ranges, strict=True))
+    (got,) = weight.input_scale.tolist()
+    assert got == torch.tensor(float((high - low) / 255)).item()
+    assert weight.zero_point.tolist() == [round(-128 - low / Fraction(got))]
+    symmetric = int8_weight(
+        torch.ones(len(ranges), 8, dtype=torch.int8),
+        torch.ones(len(ranges), 1),
+        scale,
+        symmetric=True,
+        widths=[1] * len(ranges),
+    )
+    assert symmetric.input_scale.tolist() == [scale.max().item()]
+
+
+# ---- int4 ----------------------------------------------------------------------------------------
+
+
+def parameter(data: Tensor, **dims: int) -> Tensor:
+    """A tensor that says where its dimensions are, as vLLM's parameters do."""
+    for name, value in dims.items():
+        setattr(data, name, value)
+    return data
+
+
+def laid_out(case: Int4Case) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Words, scales and zero points as vLLM hands them to a kernel."""
+    weight = case.weight()
+    if case.layout == "ct":
+        words = parameter(along(weight.q.t(), 1), input_dim=1, output_dim=0)
+        scales = parameter(weight.scales.t().contiguous(), input_dim=1, output_dim=0)
+    else:
+        words = parameter(along(weight.q, 0), input_dim=0, output_dim=1)
+        scales = parameter(weight.scales.clone(), input_dim=0, output_dim=1)
+    zeros = parameter(along(weight.zeros.t(), 0), input_dim=1, output_dim=0)
+    return words, scales, None if case.symmetric else zeros
+
+
+@pytest.mark.parametrize("case", INT4_CASES, ids=str)
+def test_int4(case: Int4Case) -> None:
+    """The weight bit for bit, the product within the bound of `awq_gemm`."""
+    made = int4_weight(*laid_out(case))
+    assert all(x.is_contiguous() for x in made)
+    words = {"qweight": made.qweight, "scales": made.scales, "qzeros": made.qzeros}
+    assert_bits(reference.awq_dequantize(**words), case.dequantised())
+    x, bias = case.input(), torch.arange(case.n).to(case.dtype)
+    for b in (None, bias, bias.float()):
+        y = int4_linear(x, made, b)
+        assert_within(y, {"x": x, **words, "bias": b})
+    exact = x.double() @ case.dequantised().double()
+    assert (int4_linear(x, made).double() - exact).norm() < 0.005 * exact.norm()
+
+
+def test_zero_points_of_either_layout() -> None:
+    """[K/G, N/8], too, where a loader left them so."""
+    case = Int4Case("gptq", symmetric=False)
+    words, scales, _ = laid_out(case)
+    zeros = parameter(along(case.weight().zeros, 1), input_dim=0, output_dim=1)
+    made = int4_weight(words, scales, zeros)
+    assert_bits(reference.awq_dequantize(*made), case.dequantised())
+
+
+GOOD = Int4Shape(256, 64, 128, "uint4b8", False, torch.bfloat16, None)
+REFUSED = {
+    "8-bit": (GOOD._replace(type_name="uint8b128"), "weight_type must be uint4b8 with zero_points"),
+    "signed": (GOOD._replace(type_name="int4"), "uint4b8 with zero_points=False, got int4"),
+    "zeros-and-bias": (GOOD._replace(zero_points=True), "must be uint4 with zero_points=True, got"),
+    "no-zeros": (GOOD._replace(type_name="uint4"), "zero_points=False, got uint4"),
+    "float8": (GOOD._replace(dtype=torch.float8_e4m3fn), "float16 or bfloat16, got float8_e4m3fn"),
+    "int8": (GOOD._replace(dtype=torch.int8), "act_type must be float16 or bfloat16, got int8"),
+    "float32": (GOOD._replace(dtype=torch.float32), "float16 or bfloat16, got float32"),
+    "output": (GOOD._replace(out_dtype=torch.float32), "out_type must be act_type, bfloat16, got"),
+    "n": (GOOD._replace(n=60), "output features must be a multiple of 8, got 60"),
+    "k": (GOOD._replace(k=252, group=-1), "input features must be a multiple of 8, got 252"),
+    "group": (GOOD._replace(k=192), "group_size must divide the 192 input features of a rank, got"),
+    "group-0": (GOOD._replace(group=0), "got 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_int4_layers_that_are_refused(case: str) -> None:
+    shape, said = REFUSED[case]
+    assert said in (why_not_int4(shape) or "nothing")
+
+
+def test_int4_layers_that_are_not() -> None:
+    for shape in (
+        GOOD,
+        GOOD._replace(type_name="uint4", zero_points=True),
+        GOOD._replace(group=-1, dtype=torch.float16, out_dtype=torch.float16),
+        GOOD._replace(k=24, n=8, group=3),
+    ):
+        assert why_not_int4(shape) is None
+
+
+# ---- Where there are kernels ---------------------------------------------------------------------
+
+
+def test_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    for family in ("int8", "lowbit"):
+        assert why_not_here(family, "CPU", None) is None
+        assert why_not_here(family, "ROCM", 90) == "needs a CPU or CUDA, got ROCM"
+    monkeypatch.setattr(_library, "HAS_CUDA", False)
+    assert "needs the CUDA library of scaled_mm" in str(why_not_here("int8", "CUDA", 90))
+    monkeypatch.setattr(_library, "HAS_CUDA", True)
+    monkeypatch.setattr(_library, "cuda_archs", lambda: ["sm80", "sm90"])
+    monkeypatch.setattr(_library, "arch_of", {75: "", 80: "sm80", 90: "sm90"}.get)
+    assert why_not_here("int8", "CUDA", 75) == (
+        "needs a GPU that sm80, sm90 serves, got compute capability 7.5"
+    )
+    assert str(why_not_here("int8", "CUDA", None)).endswith("got compute capability none")
+    assert why_not_here("int8", "CUDA", 80) is None and why_not_here("int8", "CUDA", 90) is None
+    assert why_not_here("lowbit", "CUDA", 80) == "needs a GPU with int4 kernels, sm80 has none"
+    assert why_not_here("lowbit", "CUDA", 90) is None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_both_are_one_graph() -> None:
+    """vLLM compiles its models whole."""
+    for case in (INT8_CASES[-4], INT8_CASES[20]):
+        weight, bias = fused(case)
+        compiled = torch.compile(int8_linear, fullgraph=True, dynamic=True, backend="aot_eager")
+        x = case.input()
+        assert_bits(compiled(x, weight, bias), int8_linear(x, weight, bias), case)
+    case = INT4_CASES[0]
+    made = int4_weight(*laid_out(case))
+    compiled = torch.compile(int4_linear, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert_bits(compiled(case.input(), made), int4_linear(case.input(), made))
+
+
+def test_the_entry_point_is_there() -> None:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    section = text.split('[project.entry-points."vllm.general_plugins"]\n')[1].split("\n\n")[0]
+    assert section == f'scaled_mm = "{plugin.__name__}:{plugin.register.__name__}"'
+
+
+def test_without_vllm_it_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with caplog.at_level(logging.WARNING, "vllm.scaled_mm"):
+        plugin.register()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("scaled_mm registers no kernel with this vLLM: ")
