@@ -26,7 +26,7 @@ INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
 
 .PHONY: help demo test docs test-slow mutate mutate-sample gpu-mutate bench build lint format abi oldest \
-        asan cross cuda wheel gpu-test gpu-bench gpu-sanitize clean distclean FORCE
+        asan cross cuda wheel vllm-test gpu-test gpu-bench gpu-sanitize clean distclean FORCE
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -138,12 +138,29 @@ asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	$(PYTEST) --capture=sys -m "not slow and not gpu" $(SANITIZED:%=$(CURDIR)/tests/test_%.py)
 
+# vLLM's own Python package from its source distribution, without its compiled parts, in an
+# environment of its own: it pins other versions of what the tests need.
+VLLM := 0.33.0
+VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet --no-warn-conflicts
+
+vllm-test: .venv-vllm/.ready $(LIBRARY) ## the plug-in inside vLLM's own Python package
+	VLLM_TARGET_DEVICE=cpu .venv-vllm/bin/python -m pytest -q tests/vllm_plugin.py
+
+# CARGO=false: without it, where there is Rust, a front end is compiled that nothing here needs.
+.venv-vllm/.ready: tools/vllm_requirements.txt pyproject.toml
+	$(or $(PYTHON),python3) -m venv --clear .venv-vllm
+	$(VLLM_PIP) torch==$(or $(filter-out existing,$(TORCH)),$(DEFAULT_TORCH)) -r tools/vllm_requirements.txt
+	CARGO=false VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM) \
+	  $(VLLM_PIP) --no-deps --no-build-isolation --no-binary vllm vllm==$(VLLM)
+	$(VLLM_PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
 clean: ## remove what was built
 	rm -rf build dist scaled_mm.egg-info scaled_mm/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find scaled_mm tests -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## and the environment
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-vllm
 
 # ---- Set-up ---------------------------------------------------------------------------------------
 
