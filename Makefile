@@ -152,7 +152,7 @@ vllm-test: .venv-vllm/.ready $(LIBRARY) ## the plug-in inside vLLM's own Python 
 	$(VLLM_PIP) torch==$(or $(filter-out existing,$(TORCH)),$(DEFAULT_TORCH)) -r tools/vllm_requirements.txt
 	CARGO=false VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM) \
 	  $(VLLM_PIP) --no-deps --no-build-isolation --no-binary vllm vllm==$(VLLM)
-	$(VLLM_PIP) --no-deps --no-build-isolation -e .
+	$(VLLM_PIP) --no-build-isolation -e .
 	@touch $@
 
 clean: ## remove what was built

