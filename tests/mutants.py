@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutants_more import CUDA, INT4, PYTHON
+from mutants_more import CUDA, ENGINES, INT4, PYTHON
 
 
 @dataclass(frozen=True)
@@ -651,7 +651,7 @@ MUTANTS = [
         ),
     ),
 ]
-for _path, _tests, _bugs in (*INT4, *PYTHON):
+for _path, _tests, _bugs in (*INT4, *PYTHON, *ENGINES):
     MUTANTS += _mutants(_path, _tests, **_bugs)
 for _path, _tests, _bugs in CUDA:
     MUTANTS += _mutants(_path, _tests, gpu=True, **_bugs)

@@ -7,6 +7,69 @@ from __future__ import annotations
 
 Entry = tuple[str, str, dict[str, tuple[str, str]]]
 
+ENGINES: list[Entry] = [
+    (
+        "scaled_mm/integrations/stored.py",
+        "test_integrations_transformers",
+        {
+            "stored_gptq_of_another_version": (
+                "to_gptq(weight, version=version)",
+                "to_gptq(weight, version=3 - version)",
+            ),
+            "stored_rows_left_in_order": ("if module.order is not None:", "if False:"),
+            "stored_values_narrowed_with_a_loss": (
+                "narrow if torch.equal(narrow.to(x.dtype), x) else x",
+                "narrow",
+            ),
+        },
+    ),
+    (
+        "scaled_mm/integrations/transformers.py",
+        "test_integrations_transformers",
+        {
+            "engines_config_of_another_kind_saved": (
+                "return copy.deepcopy(self.fields)",
+                'return {"quant_method": self.quant_method}',
+            ),
+            "engines_prefix_not_followed": (
+                "return {place(name): layer for",
+                "return {name: layer for",
+            ),
+            "engines_head_stays_tied": (
+                'model.all_tied_weights_keys.pop(f"{place}.weight", None)',
+                "pass",
+            ),
+            "engines_nothing_put_back": (
+                "auto.AUTO_QUANTIZER_MAPPING[method] = quantizer",
+                "auto.AUTO_QUANTIZER_MAPPING[method] = ScaledMMQuantizer",
+            ),
+        },
+    ),
+    (
+        "scaled_mm/integrations/vllm_weights.py",
+        "test_integrations_vllm",
+        {
+            "engines_scale_of_the_first_partition": (
+                "weight_scale.reshape(-1).repeat_interleave(each)",
+                "weight_scale.reshape(-1)[:1]",
+            ),
+            "engines_zero_point_cut_off": (
+                "(-128 - low / joint.double()).round()",
+                "(-128 - low / joint.double()).trunc()",
+            ),
+            "engines_range_always_rebuilt": (
+                "if bool((scale == scale[0]).all()) and",
+                "if False and",
+            ),
+            "engines_words_of_gptq_v1": ("along_n, version=2)", "along_n, version=1)"),
+            "engines_scales_not_turned": (
+                "scales.data.t() if scales.output_dim == 0 else",
+                "scales.data.t() if scales.output_dim == 2 else",
+            ),
+        },
+    ),
+]
+
 INT4: list[Entry] = [
     (
         "csrc/cpu/lowbit_words.h",
