@@ -12,9 +12,10 @@ int4, whose words run along K, eight rows to a word, the lowest nibble first:
                        GPTQ, AWQ (converted)     compressed-tensors
     words              int32 [K/8, N]            int32 [N, K/8]
     scales             [K/G, N]                  [N, K/G]
-    zero points        [N/8, K/G] along N        [N/8, K/G] along N; none: every one is 8
+    zero points        int32 [N/8, K/G]          int32 [N/8, K/G]
 
-Each of the int4 parameters says in `input_dim` or `output_dim` which of its dimensions is which.
+The words of zero points run along N. A symmetric layer has none: each is 8. The parameters say in
+`input_dim` and `output_dim` which of their dimensions is which.
 """
 
 from __future__ import annotations
