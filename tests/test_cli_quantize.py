@@ -425,9 +425,7 @@ def test_files_that_are_refused(name: str, source: Path, tmp_path: Path) -> None
 
 def test_what_else_is_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(
-        ValueError, match="include must match a Linear that skip does not, got mode"
-    ):
+    with pytest.raises(ValueError, match=r"^include must .*model.embed_tokens"):
         quantize_checkpoint(source, out, QuantConfig(include=("model.embed_tokens",)))
     with pytest.raises(ValueError, match="batches must be given for a static scheme or smoothing"):
         quantize_checkpoint(source, out, QuantConfig("static"))
@@ -515,7 +513,7 @@ OPTIONS: dict[str, tuple[list[object], str]] = {
     "empty": (["--alpha", 0.5, "--text", "EMPTY"], "must hold a line of text or more, got none"),
     "no-file": (["--alpha", 0.5, "--text", "NONE"], "No such file"),
     "length": (["--length", 0], "should be greater than or equal to 1"),
-    "include": (["--include", "x"], "include must match a Linear that skip does not, got x"),
+    "include": (["--include", "x"], "include must "),
 }  # fmt: skip
 
 

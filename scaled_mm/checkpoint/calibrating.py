@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ..nn import ScaledLinear
 from ..quantization.feeds import find_feeds
-from ..quantization.model import QuantConfig, linears, quantize_model
+from ..quantization.model import QuantConfig, quantize_model
 from ..quantization.observe import as_calls
 from .compressed_tensors import refuse_smooth
 from .files import TensorFile
@@ -53,7 +54,7 @@ def calibrate(plan: Plan, batches: Sequence[Any]) -> Calibrated:
         ValueError: as `quantize_model`; or no norm can take any smoothing.
     """
     model = load_model(plan.source)
-    config, norms = _into_norms(model, plan.config, batches)
+    config, norms = _into_norms(model, plan, batches)
     quantised = quantize_model(model, config, batches, inplace=True)
     tensors: dict[str, Tensor] = {}
     for name in plan.schemes:
@@ -73,24 +74,27 @@ def calibrate(plan: Plan, batches: Sequence[Any]) -> Calibrated:
 
 
 def _into_norms(
-    model: nn.Module, config: QuantConfig, batches: Sequence[Any]
+    model: nn.Module, plan: Plan, batches: Sequence[Any]
 ) -> tuple[QuantConfig, dict[str, tuple[str, ...]]]:
     """The config with smoothing where a norm takes it and nowhere else; norm -> its Linears."""
-    smoothing = config.smoothing
+    config, smoothing = plan.config, plan.config.smoothing
     if smoothing is None:
         return config, {}
     if smoothing.pairs is None:
-        feeds = find_feeds(model, linears(model, config), as_calls(batches)[0])
+        layers = {name: model.get_submodule(name) for name in plan.schemes}
+        feeds = find_feeds(model, layers, as_calls(batches)[0])
         smoothing = replace(smoothing, pairs=tuple(feeds.foldable.items()))
     foldable = dict(smoothing.pairs or ())
+    for name in chain.from_iterable(foldable.values()):
+        if name not in plan.schemes:
+            raise ValueError(f"pairs must name Linears that are quantised, got {name!r}")
     if not foldable or not smoothing.into_norms:
         raise ValueError(
             "smoothing must find a norm whose output only quantised Linears read: compressed-"
             "tensors' format has no place for any other; this model has none"
         )
     if smoothing.layers is None:
-        names = tuple(name for names in foldable.values() for name in names)
-        smoothing = replace(smoothing, layers=names)
+        smoothing = replace(smoothing, layers=tuple(chain.from_iterable(foldable.values())))
     return replace(config, smoothing=smoothing), foldable
 
 

@@ -59,7 +59,8 @@ class Plan:
         if source.quantization is not None:
             raise ValueError(f"{source.folder}: is quantised already")
         model, known = _modules(source, config)
-        found = linears(model, config)
+        meant = linears(model, config)
+        found = {name: module for name, module in meant.items() if type(module) is nn.Linear}
         if not found:
             raise ValueError(
                 f"include must match a Linear that skip does not, got {', '.join(config.include)}"
@@ -68,7 +69,7 @@ class Plan:
         floats = [
             name
             for name, module in model.named_modules(remove_duplicate=False)
-            if is_linear(module) and module not in found.values()
+            if (is_linear(module) or name in meant) and module not in found.values()
         ]
         schemes = {name: _in_words(config.scheme_for(name)) for name in found}
         computed = _computed(model) & source.where.keys()
