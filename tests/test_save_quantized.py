@@ -152,6 +152,23 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     assert theirs.lm_head.weight is theirs.model.embed_tokens.weight
 
 
+def test_a_tied_weight_has_the_name_that_is_looked_for(tmp_path: Path) -> None:
+    """Of several names, not the one that transformers ties to another."""
+
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 16, bias=False)
+            self.table = nn.Embedding(16, 8)
+            self.up = nn.Linear(8, 8)
+            self.head.weight = self.table.weight
+            self.all_tied_weights_keys = {"head.weight": "table.weight"}
+
+    save_quantized(quantize_model(HeadFirst(), QuantConfig(include=("up",))), tmp_path / "out")
+    state = state_of(tmp_path / "out")
+    assert "table.weight" in state and "head.weight" not in state
+
+
 def test_a_quantised_head_is_tied_no_more(tmp_path: Path) -> None:
     model = quantize_model(tied_llama(), QuantConfig(skip=()))
     save_quantized(model, tmp_path / "out")
