@@ -122,7 +122,7 @@ HOWS = [
 LONG = (
     "checkpoints",
     "quantisation",
-)  # only two ways in `make test`: half a minute each
+)  # only two ways of each in `make test`
 
 
 def page_and_how(page: Path, how: How) -> Any:
