@@ -119,10 +119,7 @@ HOWS = [
     *(How(isa, threads) for isa, threads in zip(ISAS[1:], itertools.cycle((3, 1)), strict=False)),
     How(ISAS[0], 1, floats=2),
 ]
-LONG = (
-    "checkpoints",
-    "quantisation",
-)  # only two ways of each in `make test`
+LONG = ("checkpoints", "quantisation")  # two ways of each in `make test`, the others are slow tests
 
 
 def page_and_how(page: Path, how: How) -> Any:
@@ -245,7 +242,13 @@ def test_the_readme(
 
 
 def test_there_are_tutorials() -> None:
-    assert [page.stem for page in PAGES] == ["checkpoints", "engines", "kernels", "models", "quantisation"]
+    assert [page.stem for page in PAGES] == [
+        "checkpoints",
+        "engines",
+        "kernels",
+        "models",
+        "quantisation",
+    ]
 
 
 def test_a_page_is_taken_apart(tmp_path: Path) -> None:

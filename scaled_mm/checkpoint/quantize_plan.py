@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..quantization.model import QuantConfig, Scheme, linears
+from ..nn import MAX_K
+from ..quantization import QuantConfig, Scheme
+from ..quantization.model import linears
 from ..quantization.observe import as_call
 from .compressed_tensors import is_linear
 from .config import W8A8Scheme
@@ -22,7 +24,6 @@ from .files import TensorFile
 from .float_model import skeleton
 from .folder import Checkpoint
 from .layer import FLOATS
-from .layers import MAX_K
 from .shards import Planned
 
 EVERYTHING = ("*",)
