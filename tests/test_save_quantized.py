@@ -296,10 +296,16 @@ def with_other_int8() -> nn.Module:
     return model
 
 
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(vocab_size=32, n_embd=32, n_layer=1, n_head=2, n_positions=16)
+    return quantize_model(transformers.GPT2LMHeadModel(config).eval())
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "input-smooth": (smoothed_in_the_quantiser, r"self_attn.o_proj: input_smooth has no place in"),
     "int4": (with_int4, r"must have no int4 layers, got an AWQLinear at 'down'"),
     "int8-elsewhere": (with_other_int8, r"head.table must be float, got torch.int8 of a Linear"),
+    "conv1d": (gpt2, r"h.0.attn.c_attn: is a Conv1D in the float model, and compressed-tensors'"),
     "float": (llama, "must hold a ScaledLinear, got none"),
     "a-layer": (lambda: ScaledLinear(4, 4), "under names, got one by itself"),
     "meta": (

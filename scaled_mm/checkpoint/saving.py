@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import secrets
 import shutil
@@ -70,7 +71,7 @@ def save_quantized(
 
     Raises:
         ValueError: the model has no `ScaledLinear`, or something that the format has no place for
-            (`input_smooth`, int4 layers), named; path is not new or empty.
+            (`input_smooth`, int4 layers, GPT-2's Conv1D), named; path is not new or empty.
         OSError: a file cannot be read or written. Nothing is left then.
 
     Source: compressed-tensors' int-quantized format.
@@ -81,6 +82,7 @@ def save_quantized(
         raise ValueError(f"path must be a folder that is new or empty, got {path}")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
+    _check_kinds(model, layers)
     source = _source(model, source)
     makes = _makes(model, layers)
     planned = [Planned.like(name, x) for make in makes for name, x in make().items()]
@@ -116,6 +118,27 @@ def _layers(model: nn.Module) -> dict[str, ScaledLinear]:
     if "" in layers:
         raise ValueError("model must hold its ScaledLinears under names, got one by itself")
     return layers
+
+
+def _check_kinds(model: nn.Module, layers: Mapping[str, ScaledLinear]) -> None:
+    """That the float model has Linears there: of a Conv1D the format's weight is the transpose, and
+    its readers would take the int8 values for float ones."""
+    own: Any = getattr(model, "config", None)
+    if not hasattr(own, "to_json_string"):
+        return
+    try:
+        with torch.device("meta"):
+            frame: nn.Module = type(model)(copy.deepcopy(own))
+    except Exception:  # a class of somebody's own, which is made in another way
+        return
+    kinds = dict(frame.named_modules())
+    for name in layers:
+        if name in kinds and not is_linear(kinds[name]):
+            kind = type(kinds[name]).__name__
+            raise ValueError(
+                f"{name}: is a {kind} in the float model, and compressed-tensors' format has a "
+                "place for Linears only: skip it, or save the state_dict"
+            )
 
 
 def _float_linears(model: nn.Module) -> list[str]:
