@@ -138,6 +138,20 @@ def test_out_with_gaps_between_its_rows() -> None:
         scaled_mm.int8_mm(**GOOD["int8_mm"](), out=out)
 
 
+@pytest.mark.parametrize("name", ["scaled_mm float32", "awq_gemm"])
+def test_out_without_values_of_its_own(name: str) -> None:
+    call, operands = CALLS[name]
+    expected = call(**operands)
+    lazy = {
+        "a lazily negated view": torch._neg_view(torch.zeros_like(expected)),
+        "a zero without memory": torch._efficientzerotensor(expected.shape, dtype=expected.dtype),
+    }
+    for kind, out in lazy.items():
+        message = f"^out must have memory that holds its values, got {kind}$"
+        with pytest.raises(ValueError, match=message):
+            call(**operands, out=out)
+
+
 @pytest.mark.parametrize("value", [[1], 1, 0.5, "out"])
 def test_awq_out_that_is_no_tensor(value: Any) -> None:
     kind = type(value).__name__

@@ -57,6 +57,17 @@ def _kind(t: Tensor) -> str:
     return "" if t.layout is torch.strided else f"layout {t.layout}"
 
 
+def accept_out(out: Tensor) -> None:
+    """Refuses a tensor that is kept as another one's negative, or as a zero without memory: torch
+    hands an op a copy of it, and expects it back from the op. (A graph that is being compiled
+    knows neither.)"""
+    if torch.compiler.is_compiling():
+        return
+    if out.is_neg() or out._is_zerotensor():
+        kind = "a lazily negated view" if out.is_neg() else "a zero without memory"
+        raise ValueError(f"out must have memory that holds its values, got {kind}")
+
+
 def written(out: Tensor) -> Tensor:
     """`out` after an op wrote it. Autograd then knows that what it may have saved of it is gone:
     kernels of the stable ABI do not count the writes. (A compiled graph does.)"""

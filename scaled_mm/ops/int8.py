@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import accept, explained, weight_arguments, written
+from .arguments import accept, accept_out, explained, weight_arguments, written
 from .packed_weight import PackedWeight
 from .shapes import must, must_share_device, output, product_sizes, weight_sizes
 
@@ -108,6 +108,7 @@ def scaled_mm(
     try:
         if out is None:
             return _scaled_mm(a, weight, scale_a, scale_b, **options, **packed)
+        accept_out(out)
         _scaled_mm_out(a, weight, scale_a, scale_b, **options, **packed)
         return written(out)
     except (MemoryError, NotImplementedError) as error:
@@ -136,6 +137,7 @@ def int8_mm(a: Tensor, b: Tensor | PackedWeight, *, out: Tensor | None = None) -
     try:
         if out is None:
             return _int8_mm(a, weight, **packed)
+        accept_out(out)
         _int8_mm_out(a, weight, out=out, **packed)
         return written(out)
     except (MemoryError, NotImplementedError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arguments import accept, explained, written
+from .arguments import accept, accept_out, explained, written
 from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
@@ -76,6 +76,7 @@ def awq_gemm(
     try:
         if out is None:
             return _awq_gemm(x, qweight, scales, qzeros, **options)
+        accept_out(out)
         _awq_gemm_out(x, qweight, scales, qzeros, **options)
         return written(out)
     except (MemoryError, NotImplementedError) as error:
