@@ -14,11 +14,12 @@ from ..nn import ScaledLinear
 from .calibrate import Ranges, clip, collect, static_scale
 from .config import SCHEMES as SCHEMES
 from .config import QuantConfig as QuantConfig
-from .config import Scheme
+from .config import Scheme as Scheme
 from .feeds import divided
-from .layers import as_linear, check, matching, matrices, named
+from .layers import as_linear, check, is_conv1d, matching, matrices, named
 from .observe import Call, as_calls
 from .report import attach, report_of
+from .saving import prepare_saving
 from .smoothquant import Smooth, plan
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -75,6 +76,10 @@ def quantize_model(
     device or a dtype all work. `quantization_report` of the result says what was done and what
     stayed float: the weights of experts that lie stacked in one parameter do, for one.
 
+    A model of transformers gets a `quantization_config` in its `config`: what its `save_pretrained`
+    writes is a compressed-tensors checkpoint, as `save_quantized` makes one. Where that format has
+    no place for the model (`input_smooth`, Conv1D), `save_pretrained` is refused.
+
     Everything is looked up, calibrated and checked before the first layer is replaced: where this
     raises ValueError or TypeError, `model` is as it was. With inplace=True it then goes layer by
     layer, each float weight freed before the next is quantised, so the peak of memory is the model
@@ -119,6 +124,7 @@ def quantize_model(
             raise ValueError("calibration must be given for a static scheme or smoothing, got None")
         smooth, ranges, extents = _calibrated(model, found, as_calls(calibration), config, static)
     report = report_of(model, config, found, smooth)
+    conv1d = [name for name, module in found.items() if is_conv1d(module)]
     swap = Swap(model, inplace)
     with progress("quantising", len(found)) as tick:
         for name in list(found):
@@ -136,6 +142,7 @@ def quantize_model(
         module = model.get_submodule(norm)
         swap.replace(module, divided(module, s))
     changed = swap.finished()
+    prepare_saving(changed, conv1d)
     attach(changed, report)
     report.warn(stacklevel=2)
     return changed

@@ -1,0 +1,70 @@
+"""`save_pretrained` of a quantised transformers model: made right, or refused.
+
+That method writes the state dict and the config as they are. Without a `quantization_config` in the
+config, `from_pretrained` takes int8 weights for float ones and says nothing. With it, the folder is
+a checkpoint of compressed-tensors, which `load_quantized` and `from_pretrained` read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import nn
+
+from ..nn import ScaledLinear
+
+_METHOD = "save_pretrained"
+
+
+def prepare_saving(model: nn.Module, conv1d: Sequence[str]) -> None:
+    """Sees to every `save_pretrained` of a quantised model.
+
+    Args:
+        model: quantised.
+        conv1d: names of those of its layers that were no `nn.Linear` before.
+    """
+    for prefix, owner in _savers(model):
+        reason = f"{conv1d[0]} was a Conv1D" if conv1d else _configure(prefix, owner)
+        if reason is not None:
+            setattr(owner, _METHOD, partial(_refuse, reason))
+
+
+def _savers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost modules that can save themselves, with the prefix of names inside them."""
+    seen: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(prefix) for prefix in seen)
+        if callable(getattr(module, _METHOD, None)) and not inside:
+            seen.append(f"{name}." if name else "")
+            yield seen[-1], module
+
+
+def _configure(prefix: str, owner: nn.Module) -> str | None:
+    """Gives the model's config its quantization_config; a text: why there can be none."""
+    # The checkpoint package reads layers from files, and so is built upon this one.
+    from ..checkpoint.compressed_tensors import is_linear, quantization_config, scheme_of_layer
+
+    schemes, floats = {}, []
+    for name, module in owner.named_modules(remove_duplicate=False):
+        if isinstance(module, ScaledLinear):
+            if module.input_smooth is not None:
+                return f"{prefix}{name} has input_smooth"
+            schemes[name] = scheme_of_layer(module)
+        elif is_linear(module):
+            floats.append(name)
+    config: Any = getattr(owner, "config", None)
+    if not callable(getattr(config, "to_diff_dict", None)):
+        return f"{type(owner).__name__} has no config of transformers"
+    if schemes:
+        config.quantization_config = quantization_config(schemes, floats)
+    return None
+
+
+def _refuse(reason: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise ValueError(
+        f"model must have a form in compressed-tensors' format to be saved by {_METHOD}, but "
+        f"{reason}, which the format has no place for: save model.state_dict(), and load it into "
+        "scaled_mm.prepare_model(model, config)"
+    )
