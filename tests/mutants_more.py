@@ -57,10 +57,6 @@ ENGINES: list[Entry] = [
                 "(-128 - low / joint.double()).round()",
                 "(-128 - low / joint.double()).trunc()",
             ),
-            "engines_range_always_rebuilt": (
-                "if bool((scale == scale[0]).all()) and",
-                "if False and",
-            ),
             "engines_words_of_gptq_v1": ("along_n, version=2)", "along_n, version=1)"),
             "engines_scales_not_turned": (
                 "scales.data.t() if scales.output_dim == 0 else",

