@@ -24,6 +24,9 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "-> ()");
   ops.def("int8_mm(Tensor a, Tensor b, *, int[]? b_shape=None) -> Tensor");
   ops.def("int8_mm.out(Tensor a, Tensor b, *, int[]? b_shape=None, Tensor(a!) out) -> ()");
+  ops.def(
+      "_scaled_epilogue(Tensor acc, Tensor scale_a, Tensor scale_b, *, Tensor? bias, Tensor? azp, "
+      "Tensor? azp_adj, Tensor? azp_with_adj, ScalarType out_dtype) -> Tensor");
   ops.def("azp_adj(Tensor b, *, int[]? b_shape=None) -> Tensor");
   ops.def("azp_with_adj(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor");
   ops.def("pack_weight_int8(Tensor b) -> Tensor");

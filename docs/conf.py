@@ -175,7 +175,17 @@ class Help(Directive):
 
 # --- completeness ---------------------------------------------------------------------------------
 
-PUBLIC = ("", ".awq", ".checkpoint", ".compat", ".nn", ".reference", ".smoothquant", ".validate")
+PUBLIC = (
+    "",
+    ".awq",
+    ".checkpoint",
+    ".compat",
+    ".nn",
+    ".parallel",
+    ".reference",
+    ".smoothquant",
+    ".validate",
+)
 
 
 def public_objects():

@@ -20,6 +20,7 @@ PUBLIC = (
     "integrations.vllm_weights",
     "nn",
     "observe",
+    "parallel",
     "precompute",
     "reference",
     "smoothquant",

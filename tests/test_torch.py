@@ -35,6 +35,8 @@ SCHEMAS = {
     "int[]? b_shape=None, Tensor(a!) out) -> ()",
     "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None) -> Tensor",
     "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, Tensor(a!) out) -> ()",
+    "_scaled_epilogue": "(Tensor acc, Tensor scale_a, Tensor scale_b, *, Tensor? bias, "
+    "Tensor? azp, Tensor? azp_adj, Tensor? azp_with_adj, ScalarType out_dtype) -> Tensor",
     "azp_adj": "(Tensor b, *, int[]? b_shape=None) -> Tensor",
     "azp_with_adj": "(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor",
     "pack_weight_int8": "(Tensor b) -> Tensor",

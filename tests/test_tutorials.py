@@ -2,7 +2,8 @@
 
     ```python                        is executed, in one namespace for the page
     ```{code-block} python           with a caption: is written to the file of that name
-    ```console                       each line `$ scaled-mm ...` is run, `# exit code N` its result
+    ```console                       each line `$ scaled-mm ...` is run, `# exit code N` its result;
+                                     `$ torchrun ...` starts its processes on the CPU
     ```text                          behind Python: what it prints; `...` stands for anything
 
 Nothing else may be fenced, so nothing goes untried. What follows a `$` line is what it prints.
@@ -43,7 +44,8 @@ ENGINES = "scaled_mm.integrations.transformers"
 FENCE = re.compile(r"^```([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CAPTION = re.compile(r":caption: (\S+)\n\n?")
 COMMAND = re.compile(
-    r"(?P<env>(?:\w+=\S+ )*)scaled-mm (?P<rest>.*?)(?:  # exit code (?P<code>\d))?"
+    r"(?P<env>(?:\w+=\S+ )*)(?P<program>scaled-mm|torchrun) (?P<rest>.*?)"
+    r"(?:  # exit code (?P<code>\d))?"
 )
 COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -84,12 +86,15 @@ def run_python(block: Block, where: str, namespace: dict[str, Any]) -> None:
 def run_console(block: Block, where: str) -> None:
     for command, wanted in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
         parts = COMMAND.fullmatch(command)
-        assert parts, f"{where}: no scaled-mm command: {command}"
+        assert parts, f"{where}: no command to be run: {command}"
         with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
             for name, _, value in (word.partition("=") for word in parts["env"].split()):
                 patch.setenv(name, value)
                 if name == "PYTHONPATH":
                     patch.syspath_prepend(value)
+            if parts["program"] == "torchrun":
+                run_torchrun(shlex.split(parts["rest"]), wanted, where)
+                continue
             printed = io.StringIO()
             for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
                 stack.enter_context(redirect(printed))
@@ -99,6 +104,15 @@ def run_console(block: Block, where: str) -> None:
                 code = int(left.code or 0)
         assert code == int(parts["code"] or 0), f"{where}: exit code {code}\n{printed.getvalue()}"
         assert_prints(wanted, printed.getvalue(), where)
+
+
+def run_torchrun(arguments: list[str], wanted: str, where: str) -> None:
+    """In processes of their own, on the CPU; what they print to standard output counts."""
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+    assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{done.stderr[-5000:]}"
+    assert_prints(wanted, done.stdout, where)
 
 
 @dataclass(frozen=True)
@@ -120,11 +134,12 @@ HOWS = [
     *(How(isa, threads) for isa, threads in zip(ISAS[1:], itertools.cycle((3, 1)), strict=False)),
     How(ISAS[0], 1, floats=2),
 ]
-LONG = ("checkpoints", "quantisation")  # two ways of each in `make test`, the others are slow tests
+LONG = {"checkpoints": 2, "quantisation": 2, "parallel": 1}
+"""Half a minute each: only in so many ways in `make test`."""
 
 
 def page_and_how(page: Path, how: How) -> Any:
-    slow = page.stem in LONG and how not in HOWS[:2]
+    slow = page.stem in LONG and how not in HOWS[: LONG[page.stem]]
     return pytest.param(
         page, how, id=f"{page.stem}-{how}", marks=[pytest.mark.slow] if slow else []
     )
@@ -244,13 +259,8 @@ def test_the_readme(
 
 
 def test_there_are_tutorials() -> None:
-    assert [page.stem for page in PAGES] == [
-        "checkpoints",
-        "engines",
-        "kernels",
-        "models",
-        "quantisation",
-    ]
+    names = ["checkpoints", "engines", "kernels", "models", "parallel", "quantisation"]
+    assert [page.stem for page in PAGES] == names
 
 
 def test_a_page_is_taken_apart(tmp_path: Path) -> None:

@@ -150,6 +150,27 @@ inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int6
   }
 }
 
+// The epilogue of sums that stand in memory.
+inline void finish(const Int8Problem& p, const Tiling& tiling, int64_t begin, int64_t end) {
+  const FloatEnvironment environment;
+  const RowEpilogue epilogue = find_epilogue(p.size);
+  const int64_t row_bytes = p.size.n * p.size.out_bytes();
+  alignas(64) int32_t acc[kColBlock] = {};  // a whole block: the row's last one may be shorter
+  RowOperands operands;
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t first = task / tiling.col_blocks * tiling.block_rows;
+    const int64_t col = task % tiling.col_blocks * kColBlock;
+    const int count = static_cast<int>(std::min<int64_t>(kColBlock, p.size.n - col));
+    epilogue.load(operands, p, col, count);
+    for (int64_t m = first; m < std::min(first + tiling.block_rows, p.size.m); ++m) {
+      const int32_t* sums = static_cast<const int32_t*>(p.acc.data) + m * p.acc.row_stride + col;
+      std::memcpy(acc, sums, count * sizeof(int32_t));
+      char* out = static_cast<char*>(p.d) + m * row_bytes + col * p.size.out_bytes();
+      epilogue.write_row({acc, operands, p, m, col, count}, out);
+    }
+  }
+}
+
 #include "cpu/lowbit_rows.h"
 
 // Known at compile time: code of this instruction set must not run while the library loads.
@@ -159,6 +180,7 @@ constexpr InstructionSet table(const char* name, bool (*available)()) {
           std::max(Micro::kRows, Micro::kDotRows),
           Micro::kValueBytes,
           gemm,
+          finish,
           quantize_rows,
           range_rows,
           quantizer,

@@ -1,4 +1,5 @@
-// scaled_mm and int8_mm on the CPU: problem -> instruction set -> tiling -> tasks.
+// scaled_mm and int8_mm on the CPU: problem -> instruction set -> tiling -> tasks. And the epilogue
+// by itself, for sums that were added up across processes (scaled_mm/parallel).
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/isa.h"
@@ -27,6 +28,25 @@ void run(Checked<Int8Problem>& checked) {
 
 using Ops = Int8Ops<run>;
 
+// About as much work for an element as a few products.
+constexpr int64_t kProductsOfAnElement = 8;
+
+Tensor scaled_epilogue(const Tensor& acc, const Tensor& scale_a, const Tensor& scale_b,
+                       const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
+                       const std::optional<Tensor>& azp_adj,
+                       const std::optional<Tensor>& azp_with_adj, ScalarType out_dtype) {
+  const Checked<Int8Problem> checked =
+      check_scaled_epilogue(acc, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, out_dtype);
+  const Int8Problem& p = checked.problem;
+  const InstructionSet& isa = instruction_set();
+  if (p.size.m > 0 && p.size.n > 0) {
+    const Tiling tiling = cut_rows(p.size.m, ceil_div(p.size.n, kColBlock), 1, p.size.m);
+    run_tasks(tiling, tiling.block_rows * kColBlock * kProductsOfAnElement,
+              [&](int64_t begin, int64_t end) { isa.finish(p, tiling, begin, end); });
+  }
+  return checked.outputs[0];
+}
+
 }  // namespace
 }  // namespace scaled_mm::cpu
 
@@ -35,4 +55,5 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("scaled_mm.out", TORCH_BOX(&scaled_mm::cpu::Ops::scaled_mm_out));
   ops.impl("int8_mm", TORCH_BOX(&scaled_mm::cpu::Ops::int8_mm));
   ops.impl("int8_mm.out", TORCH_BOX(&scaled_mm::cpu::Ops::int8_mm_out));
+  ops.impl("_scaled_epilogue", TORCH_BOX(&scaled_mm::cpu::scaled_epilogue));
 }

@@ -40,6 +40,8 @@ struct InstructionSet {
 
   // Runs tasks [begin, end) of the product.
   void (*gemm)(const Int8Problem& p, const Tiling& tiling, int64_t begin, int64_t end);
+  // The same of the epilogue alone, over sums that stand in memory (Int8Problem::acc).
+  void (*finish)(const Int8Problem& p, const Tiling& tiling, int64_t begin, int64_t end);
   // Quantises rows [begin, end), by the scales given or by each row's own, which it writes.
   void (*quantize)(const QuantizeProblem& p, int64_t begin, int64_t end);
   // For one scale per tensor: the range of rows [begin, end), and what the whole range makes.

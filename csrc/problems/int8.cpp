@@ -124,9 +124,15 @@ void check_shape(const char* argument, const Tensor& t, const Tensor& a,
   }
 }
 
+// What the operands must suit: the rows and the device of a tensor, and its name in a refusal.
+struct Rows {
+  const char* name;
+  const Tensor& tensor;
+};
+
 // One epilogue operand against what its leaf declares (epilogue/expr.h). Returns its bit.
 template <class Leaf>
-OperandSet check_operand(const std::optional<Tensor>& given, const Tensor& a,
+OperandSet check_operand(const std::optional<Tensor>& given, const Rows& rows,
                          const std::optional<Tensor>& out, Checked<Int8Problem>& checked) {
   if (!given) return 0;
   Int8Problem& p = checked.problem;
@@ -138,11 +144,25 @@ OperandSet check_operand(const std::optional<Tensor>& given, const Tensor& a,
     must_be(argument, *given,
             std::is_same_v<typename Leaf::value, float> ? ScalarType::Float : ScalarType::Int);
   }
-  must_share_device(argument, *given, "a", a);
-  check_shape<Leaf>(argument, *given, a, p.size);
+  must_share_device(argument, *given, rows.name, rows.tensor);
+  check_shape<Leaf>(argument, *given, rows.tensor, p.size);
   if (out) must_lie_apart(*out, argument, *given);
   p.operands[static_cast<int>(Leaf::id)] = operand_along(Leaf::axis, *given, checked.inputs);
   return bit(Leaf::id);
+}
+
+OperandSet check_operands(const Rows& rows, const Tensor& scale_a, const Tensor& scale_b,
+                          const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
+                          const std::optional<Tensor>& azp_adj,
+                          const std::optional<Tensor>& azp_with_adj,
+                          const std::optional<Tensor>& out, Checked<Int8Problem>& checked) {
+  OperandSet given = check_operand<epilogue::ScaleA>(scale_a, rows, out, checked);
+  given |= check_operand<epilogue::ScaleB>(scale_b, rows, out, checked);
+  given |= check_operand<epilogue::Bias>(bias, rows, out, checked);
+  given |= check_operand<epilogue::Azp>(azp, rows, out, checked);
+  given |= check_operand<epilogue::AzpAdj>(azp_adj, rows, out, checked);
+  given |= check_operand<epilogue::AzpWithAdj>(azp_with_adj, rows, out, checked);
+  return given;
 }
 
 }  // namespace
@@ -161,13 +181,10 @@ Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Ten
   Checked<Int8Problem> checked = check_product(a, b, b_shape);
   Int8Problem::Size& size = checked.problem.size;
   size.out_dtype = dtype;
-  OperandSet given = check_operand<epilogue::ScaleA>(scale_a, a, out, checked);
-  given |= check_operand<epilogue::ScaleB>(scale_b, a, out, checked);
-  given |= check_operand<epilogue::Bias>(bias, a, out, checked);
-  given |= check_operand<epilogue::Azp>(azp, a, out, checked);
-  given |= check_operand<epilogue::AzpAdj>(azp_adj, a, out, checked);
-  given |= check_operand<epilogue::AzpWithAdj>(azp_with_adj, a, out, checked);
-  given |= check_operand<epilogue::Residual>(residual, a, out, checked);
+  const Rows rows{"a", a};
+  OperandSet given =
+      check_operands(rows, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, out, checked);
+  given |= check_operand<epilogue::Residual>(residual, rows, out, checked);
   size.epilogue = epilogue::choose(given, wanted);
   const epilogue::Entry& entry = epilogue::entry(size.epilogue);
   if (size.n % entry.columns) {
@@ -185,6 +202,27 @@ Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape
   Checked<Int8Problem> checked = check_product(a, b, b_shape);
   checked.problem.size.epilogue = epilogue::Id::RawAccumulator;
   add_output(checked, a, b, ScalarType::Int, out);
+  return checked;
+}
+
+Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scale_a,
+                                           const Tensor& scale_b, const std::optional<Tensor>& bias,
+                                           const std::optional<Tensor>& azp,
+                                           const std::optional<Tensor>& azp_adj,
+                                           const std::optional<Tensor>& azp_with_adj,
+                                           ScalarType out_dtype) {
+  Checked<Int8Problem> checked;
+  Int8Problem::Size& size = checked.problem.size;
+  size.out_dtype = check_out_dtype(out_dtype);
+  must_be("acc", acc, ScalarType::Int);
+  if (acc.dim() < 1) refuse("acc", "have at least one dimension [..., N]", shape(acc));
+  size.m = count_rows(acc);
+  size.n = acc.size(acc.dim() - 1);
+  checked.problem.acc = operand_along(epilogue::Axis::Full, acc, checked.inputs);
+  const OperandSet given = check_operands({"acc", acc}, scale_a, scale_b, bias, azp, azp_adj,
+                                          azp_with_adj, std::nullopt, checked);
+  size.epilogue = epilogue::choose(given, Activation::none);
+  add_output(checked, acc, acc, out_dtype, std::nullopt);
   return checked;
 }
 

@@ -44,6 +44,7 @@ struct Int8Problem {
   Size size;
   Matrix<const int8_t> a;
   Weight b;
+  EpilogueOperand acc;  // int32 [M, N], columns side by side: sums that stand in A and B's place
   EpilogueOperand operands[kNumOperands];  // by Operand
   void* d = nullptr;
 };
@@ -64,6 +65,12 @@ Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Ten
                                      const Shape& b_shape, const std::optional<Tensor>& out);
 Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
                                    const std::optional<Tensor>& out);
+Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scale_a,
+                                           const Tensor& scale_b, const std::optional<Tensor>& bias,
+                                           const std::optional<Tensor>& azp,
+                                           const std::optional<Tensor>& azp_adj,
+                                           const std::optional<Tensor>& azp_with_adj,
+                                           ScalarType out_dtype);
 
 // The products as the dispatcher calls them, into a new tensor or into `out`, over what runs a
 // checked problem on a backend.

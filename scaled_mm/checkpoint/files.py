@@ -144,5 +144,25 @@ class TensorFile:
             self._refuse(f"{name}: the file ended early; it was written to meanwhile")
         return torch.from_numpy(raw).view(dtype).reshape(entry.shape)
 
+    def read_part(self, name: str, axis: int, begin: int, end: int) -> Tensor:
+        """Indices [begin, end) along an axis, in memory of its own; no other byte is read."""
+        entry = self.entries[name]
+        dtype = DTYPES.get(entry.dtype) or self._refuse(f"{name}: torch has no {entry.dtype}")
+        part = torch.empty(
+            (*entry.shape[:axis], end - begin, *entry.shape[axis + 1 :]), dtype=dtype
+        )
+        if not part.numel():
+            return part
+        # The axis cuts the tensor into `pieces`; of each, one run of bytes belongs to the part.
+        pieces = prod(entry.shape[:axis])
+        piece, run = entry.nbytes // pieces, part.nbytes // pieces
+        runs = part.view(-1).view(torch.uint8).view(pieces, run).numpy()
+        with self.path.open("rb", buffering=0) as file:
+            for i, bytes_of_part in enumerate(runs):
+                file.seek(self.data + entry.begin + i * piece + run // (end - begin) * begin)
+                if file.readinto(memoryview(bytes_of_part)) != run:
+                    self._refuse(f"{name}: the file ended early; it was written to meanwhile")
+        return part
+
     def _refuse(self, reason: str) -> NoReturn:
         raise ValueError(f"{self.path}: {reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -72,15 +72,7 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
     Source: compressed-tensors' int-quantized format; AutoAWQ's and AutoGPTQ's files.
     """
     checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
-    if checkpoint.quantization is None:
-        raise ValueError(
-            f"{checkpoint.folder}: is a float checkpoint, without quantization_config: "
-            "load_float reads it"
-        )
-    layers = quantised_layers(checkpoint)
-    if not layers:
-        raise ValueError(f"{checkpoint.folder}: has no quantised weight")
-    return _load(model, checkpoint, layers)
+    return load_layers(model, checkpoint, layers_to_load(checkpoint))
 
 
 def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
@@ -92,10 +84,39 @@ def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
     checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
     if checkpoint.quantization is not None:
         raise ValueError(f"{checkpoint.folder}: is quantised: load_quantized reads it")
-    return _load(model, checkpoint, {})
+    return load_layers(model, checkpoint, {})
 
 
-def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedLayer]) -> nn.Module:
+def layers_to_load(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
+    """`quantised_layers`; without any, the checkpoint is refused."""
+    if checkpoint.quantization is None:
+        raise ValueError(
+            f"{checkpoint.folder}: is a float checkpoint, without quantization_config: "
+            "load_float reads it"
+        )
+    layers = quantised_layers(checkpoint)
+    if not layers:
+        raise ValueError(f"{checkpoint.folder}: has no quantised weight")
+    return layers
+
+
+Make = Callable[[Checkpoint, QuantisedLayer, bool], nn.Module]
+"""Makes a layer, on the CPU; the last argument: whether the model's Linear has a bias."""
+
+
+def whole(checkpoint: Checkpoint, layer: QuantisedLayer, biased: bool) -> nn.Module:
+    """The layer as it is stored."""
+    return layer.module(checkpoint, biased)
+
+
+def load_layers(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    layers: dict[str, QuantisedLayer],
+    make: Make = whole,
+) -> nn.Module:
+    """Puts a checkpoint into a model: the quantised layers as `make` makes them, the other tensors
+    as they are."""
     linears = linears_of(model, checkpoint, layers)
     places = places_of(model, linears)
     targets = _targets(model, places)
@@ -106,7 +127,8 @@ def _load(model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedL
             raise ValueError(f"{name} {reason}, got device=meta")
     with torch.no_grad():
         made = {
-            name: layer_for(checkpoint, layers[name], linear) for name, linear in linears.items()
+            name: layer_for(checkpoint, layers[name], linear, make)
+            for name, linear in linears.items()
         }
         for place, name in places.items():
             model.set_submodule(place, made[name])
@@ -192,9 +214,11 @@ def _refuse(checkpoint: Checkpoint, reason: str) -> NoReturn:
     raise ValueError(f"{checkpoint.folder}: {reason}")
 
 
-def layer_for(checkpoint: Checkpoint, layer: QuantisedLayer, linear: nn.Linear) -> nn.Module:
+def layer_for(
+    checkpoint: Checkpoint, layer: QuantisedLayer, linear: nn.Linear, make: Make = whole
+) -> nn.Module:
     """The layer that takes a Linear's place, on its device (on the CPU for meta)."""
-    made, device = layer.module(checkpoint, linear.bias is not None), linear.weight.device
+    made, device = make(checkpoint, layer, linear.bias is not None), linear.weight.device
     if device.type not in ("meta", "cpu"):
         made.to(device)
     return made.train(linear.training)

@@ -1,0 +1,113 @@
+"""The layers of which each rank has some input features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..nn import AWQLinear, ScaledLinear
+from ..ops import awq_gemm, int8_mm, quantize_int8
+from .layouts import agreed_range, all_reduce, gather_features
+from .sums import scaled_epilogue
+
+TERMS = ("azp_adj", "azp_with_adj")
+
+
+class RowwiseScaledLinear(ScaledLinear):
+    """A `ScaledLinear` of which this rank has some of the K input features.
+
+        acc = sum over ranks of q weight.T                       int32, exact in any order
+        y   = scale_a * weight_scale * (acc - azp terms) + bias  once, by every rank
+
+    Buffers: `weight` and `input_smooth` are this rank's, the others those of the whole layer, the
+    zero-point terms included. A dynamic scale is made from the range of all ranks' features. So q,
+    acc and y have the bits of the layer that is not cut.
+
+    `RowwiseQuantizedParallel` and `load_quantized_sharded` make one.
+
+    Attributes:
+        mesh: the ranks that share the features, one dimension.
+    """
+
+    mesh: DeviceMesh
+
+    def quantize_input(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q int8 [..., K of this rank], and the scale and zero point that all ranks agree on."""
+        if not self.dynamic:
+            return super().quantize_input(x)
+        if self.input_smooth is not None:
+            x = x.float() * self.input_smooth
+        # The ends of a range have its scale and zero point.
+        ends = agreed_range(x, self.per_token, self.mesh)
+        _, scale, azp = quantize_int8(ends, symmetric=self.symmetric, per_token=self.per_token)
+        q, _, _ = quantize_int8(x, scale=scale, azp=azp, symmetric=self.symmetric)
+        return q, scale, azp
+
+    def forward(self, x: Tensor) -> Tensor:
+        must_have_features(x, self.in_features)
+        q, scale, azp = self.quantize_input(x)
+        return scaled_epilogue(
+            all_reduce(int8_mm(q, self._weight_for_kernels()), self.mesh),
+            scale,
+            self.weight_scale.view(1, -1),
+            bias=self.bias,
+            azp=azp if self.dynamic else None,
+            azp_adj=self.azp_adj,
+            azp_with_adj=self.azp_with_adj,
+            out_dtype=x.dtype,
+        )
+
+    def terms(self) -> list[str]:
+        """The names of its zero-point terms: one, or none."""
+        return [name for name in TERMS if getattr(self, name) is not None]
+
+    def sum_terms(self, names: list[str]) -> None:
+        """Makes zero-point terms that are of this rank's features those of the whole layer."""
+        for name in names:
+            term = getattr(self, name)  # it may lie elsewhere than where the ranks talk
+            term.copy_(all_reduce(term.to(self.mesh.device_type, copy=True), self.mesh))
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        absent = [name for name in self.terms() if prefix + name not in state_dict]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.sum_terms(absent)  # the layer made them of its own weight
+
+
+class RowwiseAWQLinear(AWQLinear):
+    """An `AWQLinear` of which this rank has some of the K input features, in whole groups.
+
+        y = sum over ranks of x W  + bias
+
+    Each rank's product is rounded to the scales' dtype, which the kernels put out. The sum over
+    ranks and the bias are float32, and are rounded once. docs/lowbit.md has the bound on the error.
+
+    Buffers: all but `bias` are this rank's. Where there is an `order`, which may point to any
+    channel, x is gathered from all ranks first.
+
+    Attributes:
+        mesh: the ranks that share the features, one dimension.
+        whole_features: K of the whole layer.
+    """
+
+    mesh: DeviceMesh
+    whole_features: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.order is not None:
+            x = gather_features(x, self.mesh, self.whole_features)[..., self.order]
+        must_have_features(x, self.in_features)
+        product = awq_gemm(x.to(self.scales.dtype), self.qweight, self.scales, self.qzeros)
+        y = all_reduce(product.float(), self.mesh)
+        if self.bias is not None:
+            y += self.bias
+        return y.to(self.scales.dtype).to(x.dtype)
+
+
+def must_have_features(x: Tensor, count: int) -> None:
+    """Refuses an x that is not cut as the layer is, before the ranks wait for each other."""
+    if x.dim() < 1 or x.shape[-1] != count:
+        raise ValueError(f"x must have the {count} features of this rank, got {tuple(x.shape)}")

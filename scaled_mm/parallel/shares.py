@@ -1,0 +1,139 @@
+"""How a layer is cut: which features a rank has, and which part of each tensor belongs to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..nn import AWQLinear
+
+
+class Side(Enum):
+    """Which features of a layer are shared out among the ranks."""
+
+    OUT = "out_features"
+    IN = "in_features"
+
+
+@dataclass(frozen=True)
+class Share:
+    """The features [begin, end) of a rank, of `size` in all.
+
+    They are cut as `torch.chunk` and DTensor do: pieces of ceil(size / world), the last ones
+    shorter where that does not divide. So what one layer puts out is what the next one takes.
+    """
+
+    side: Side
+    size: int
+    world: int
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, side: Side, size: int, mesh: DeviceMesh) -> Share:
+        """This rank's."""
+        if mesh.ndim != 1:
+            raise ValueError(f"device_mesh must have 1 dimension, got {mesh.ndim}")
+        world, rank = mesh.size(), mesh.get_local_rank()
+        piece = -(-size // world)
+        return cls(side, size, world, min(rank * piece, size), min((rank + 1) * piece, size))
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+    def must_be_whole(self, unit: int, what: str) -> None:
+        """Refuses a cut through one of the `unit` features that only make sense together."""
+        piece = -(-self.size // self.world)
+        if piece % unit and self.world > 1:
+            raise ValueError(
+                f"{self.side.value} must be cut into multiples of {unit} ({what}), got "
+                f"{self.size} over {self.world} ranks, {piece} each"
+            )
+
+    def within(self, cut: Cut, shape: tuple[int, ...]) -> Part | None:
+        """Which part of a tensor of the whole layer it is; None: all of it, for every rank.
+
+        A vector may lie along any axis, [N], [N, 1] or [1, N]; one element stands for all.
+        """
+        length, count = -(-self.size // cut.unit), math.prod(shape)
+        if count == 1 != length:
+            return None
+        axis = shape.index(length) if count == length and length in shape else cut.axis
+        return Part(axis, self.begin // cut.unit, -(-self.end // cut.unit))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Along which axis a tensor has the features, and how many of them to an element."""
+
+    axis: int
+    unit: int = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements [begin, end) along an axis."""
+
+    axis: int
+    begin: int
+    end: int
+
+
+NIBBLES = 8
+"""Columns in a word of AWQ's."""
+
+_INT8: Mapping[Side, Mapping[str, Cut]] = {
+    Side.OUT: {
+        "weight": Cut(0),
+        "weight_scale": Cut(0),
+        "bias": Cut(0),
+        "azp_adj": Cut(1),
+        "azp_with_adj": Cut(1),
+    },
+    Side.IN: {"weight": Cut(1), "input_smooth": Cut(0), "folded_smooth": Cut(0)},
+}
+
+
+def _int4(side: Side, group: int) -> Mapping[str, Cut]:
+    if side is Side.OUT:
+        return {
+            "qweight": Cut(1, NIBBLES),
+            "qzeros": Cut(1, NIBBLES),
+            "scales": Cut(1),
+            "bias": Cut(0),
+        }
+    return {
+        "qweight": Cut(0),
+        "qzeros": Cut(0, group),
+        "scales": Cut(0, group),
+        "order": Cut(0),  # of rows of W; it points to any channel of the whole input
+    }
+
+
+def cuts_of(kind: type, side: Side, group: int = 1) -> Mapping[str, Cut]:
+    """The tensors that are cut; the others belong to every rank whole."""
+    return _int4(side, group) if issubclass(kind, AWQLinear) else _INT8[side]
+
+
+MAX_K = 131071
+"""Beyond it the sum of all ranks could wrap (as in csrc/problems/int8.h)."""
+
+
+def check(kind: type, share: Share, group: int = 1) -> None:
+    """Refuses shares that the kernels could not take.
+
+    Raises:
+        ValueError: a share would cut a word or a group of int4, or K is too large for int8.
+    """
+    if issubclass(kind, AWQLinear):
+        if share.side is Side.OUT:
+            share.must_be_whole(NIBBLES, "the columns in a word")
+        else:
+            share.must_be_whole(group, "group_size")
+    elif share.side is Side.IN and share.size > MAX_K:
+        raise ValueError(f"in_features must be at most {MAX_K}, got {share.size}")

@@ -1,0 +1,225 @@
+"""The styles that `parallelize_module` takes for quantised layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from ..nn import AWQLinear, ScaledLinear
+from .layers import RowwiseAWQLinear, RowwiseScaledLinear
+from .layouts import as_dtensor, bring
+from .shares import Share, Side, check, cuts_of
+
+Quantised = ScaledLinear | AWQLinear
+
+
+class QuantizedParallel(ParallelStyle):
+    """What both styles do: cut the layer in place, and bring its input and output where they are
+    wanted. Layers of torch are left to torch's own style."""
+
+    side: ClassVar[Side]
+    takes: ClassVar[Placement]
+    """How the cut layer's forward takes its input, and how it gives its output."""
+    gives: ClassVar[Placement]
+    of_torch: ClassVar[type[ColwiseParallel] | type[RowwiseParallel]]
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        super().__init__()
+        self.input_layouts = input_layouts or self.takes
+        self.output_layouts = output_layouts or self.gives
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            style = self.of_torch(
+                input_layouts=self.input_layouts,
+                output_layouts=self.output_layouts,
+                use_local_output=self.use_local_output,
+            )
+            style.src_data_rank = self.src_data_rank
+            return style._apply(module, device_mesh)
+        must_be_whole(module)
+        layer = cast(Quantised, module)
+        features, group = getattr(layer, self.side.value), getattr(layer, "group_size", 1)
+        share = self.share(type(layer), features, group, device_mesh)
+        with torch.no_grad():
+            _become(layer, _cut(layer, share))
+        self.finish(layer, share, device_mesh)
+        return module
+
+    def share(self, kind: type, features: int, group: int, mesh: DeviceMesh) -> Share:
+        """This rank's part of the features of a whole layer, of int4 in groups of `group` rows.
+
+        Raises:
+            ValueError: the layer cannot be cut so.
+        """
+        share = Share.of(self.side, features, mesh)
+        check(kind, share, group)
+        return share
+
+    def finish(self, layer: nn.Module, share: Share, mesh: DeviceMesh) -> None:
+        """Makes a layer of this rank's features work together with those of the other ranks."""
+        if self.side is Side.IN:
+            rowwise = RowwiseAWQLinear if isinstance(layer, AWQLinear) else RowwiseScaledLinear
+            layer.__class__ = rowwise
+            layer.mesh = mesh  # type: ignore[assignment]
+            layer.whole_features = share.size  # type: ignore[assignment]
+        features = {side: getattr(layer, side.value) for side in Side} | {share.side: share.size}
+        layer.register_forward_pre_hook(partial(self._enter, mesh, features[Side.IN]))
+        layer.register_forward_hook(partial(self._leave, mesh, features[Side.OUT]))
+        layer.share = share  # type: ignore[assignment]
+
+    def _enter(self, mesh: DeviceMesh, features: int, layer: nn.Module, inputs: Any) -> Any:
+        x, *rest = inputs
+        return (bring(x, mesh, self.input_layouts, self.takes, features), *rest)
+
+    def _leave(
+        self, mesh: DeviceMesh, features: int, layer: nn.Module, inputs: Any, y: Tensor
+    ) -> Tensor:
+        if self.use_local_output:
+            return bring(y, mesh, self.gives, self.output_layouts, features)
+        whole = as_dtensor(y, mesh, self.gives, features)
+        return whole.redistribute(mesh, (self.output_layouts,))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(input_layouts={self.input_layouts}, "
+            f"output_layouts={self.output_layouts}, use_local_output={self.use_local_output})"
+        )
+
+
+class ColwiseQuantizedParallel(QuantizedParallel):
+    """Shares out the output features N of a `ScaledLinear` or `AWQLinear`, as torch's
+    `ColwiseParallel` does those of an `nn.Linear`, which it takes too.
+
+    Each rank has the scales, bias and zero-point terms of its columns and computes them as the
+    whole layer would; no rank waits for another. A `ScaledLinear` has the bits of the layer that is
+    not cut. So has an `AWQLinear` on the CPU; on a GPU, where the kernel depends on N, it keeps
+    within the bound of docs/lowbit.md.
+
+    Args:
+        input_layouts: how the input lies over the ranks: a tensor that is no DTensor is taken to
+            lie so. Default `Replicate()`.
+        output_layouts: how the output is wanted. Default `Shard(-1)`: each rank its columns.
+        use_local_output: give this rank's tensor (the default), or a DTensor.
+
+    Raises:
+        ValueError: when it is applied: the mesh has several dimensions; the layer is cut already;
+            AWQ whose N is not cut at multiples of 8.
+        TypeError: the module is no such layer.
+
+    Columns are cut as `torch.chunk` does, so N need not be a multiple of the ranks. Every rank
+    must hold the same layer: nothing is sent, whatever `src_data_rank` says.
+    """
+
+    side = Side.OUT
+    takes, gives = Replicate(), Shard(-1)
+    of_torch = ColwiseParallel
+
+
+class RowwiseQuantizedParallel(QuantizedParallel):
+    """Shares out the input features K of a `ScaledLinear` or `AWQLinear`, as torch's
+    `RowwiseParallel` does those of an `nn.Linear`, which it takes too.
+
+    | layer | ranks exchange | result |
+    |---|---|---|
+    | `ScaledLinear` | int32 sums; before, if dynamic, the range of each token | the same bits |
+    | `AWQLinear` | float32 sums; before, with act-order, the activations | within a bound |
+
+    "The same bits" are those of the layer that is not cut: integer sums do not depend on their
+    order, and what follows them (zero points, scales, bias) is done once, on the whole sum. The
+    bound is in docs/lowbit.md.
+
+    Args:
+        input_layouts: as for `ColwiseQuantizedParallel`. Default `Shard(-1)`: each rank brings its
+            features, such as a layer that is cut by columns puts out.
+        output_layouts: default `Replicate()`: every rank has the sum.
+        use_local_output: give this rank's tensor (the default), or a DTensor.
+
+    Raises:
+        ValueError: when it is applied: the mesh has several dimensions; the layer is cut already;
+            K > 131071; AWQ whose K is not cut at multiples of the group.
+        TypeError: the module is no such layer.
+
+    Features are cut as `torch.chunk` does. Every rank must hold the same layer: nothing is sent,
+    whatever `src_data_rank` says.
+    """
+
+    side = Side.IN
+    takes, gives = Shard(-1), Replicate()
+    of_torch = RowwiseParallel
+
+
+def must_be_whole(module: nn.Module) -> None:
+    """Refuses what is no quantised layer, or a part of one.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    if not isinstance(module, Quantised):
+        raise TypeError(
+            "module must be a ScaledLinear, AWQLinear, nn.Linear or nn.Embedding, "
+            f"got {type(module).__name__}"
+        )
+    share = getattr(module, "share", None)
+    if share is not None:
+        raise ValueError(f"module must not be cut already, got one of {share.world} shares")
+
+
+def _cut(layer: Quantised, share: Share) -> Quantised:
+    """A layer of this rank's features."""
+    k, n = (share.count if share.side is side else getattr(layer, side.value) for side in _KN)
+    biased = layer.bias is not None
+    if isinstance(layer, AWQLinear):
+        device, dtype = layer.qweight.device, layer.scales.dtype
+        made: Quantised = AWQLinear(
+            k, n, biased, group_size=layer.group_size, dtype=dtype, device=device
+        )
+    else:
+        made = ScaledLinear(
+            k,
+            n,
+            biased,
+            dynamic=layer.dynamic,
+            symmetric=layer.symmetric,
+            per_token=layer.per_token,
+            smooth=layer.input_smooth is not None,
+            device=layer.weight_scale.device,
+        )
+        if layer.folded_smooth is not None:  # not in the state dict
+            made.folded_smooth = _part(layer.folded_smooth, "folded_smooth", layer, share)
+    state = {name: _part(x, name, layer, share) for name, x in layer.state_dict().items()}
+    made.load_state_dict(state, assign=True)
+    return made
+
+
+_KN = (Side.IN, Side.OUT)
+
+
+def _part(x: Tensor, name: str, layer: Quantised, share: Share) -> Tensor:
+    """This rank's part of a tensor, in memory of its own."""
+    cut = cuts_of(type(layer), share.side, getattr(layer, "group_size", 1)).get(name)
+    part = share.within(cut, tuple(x.shape)) if cut is not None else None
+    return (
+        x.clone()
+        if part is None
+        else x.narrow(part.axis, part.begin, part.end - part.begin).clone()
+    )
+
+
+def _become(layer: nn.Module, made: nn.Module) -> None:
+    """Turns a layer into another in place, for whoever holds it. Its hooks and its mode stay."""
+    kept = {name: x for name, x in vars(layer).items() if "hook" in name or name == "training"}
+    vars(layer).update({**vars(made), **kept})

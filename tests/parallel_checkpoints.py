@@ -1,0 +1,242 @@
+"""Checkpoints of which each rank reads its part."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from pathlib import Path
+
+import checkpoint_cases as int8_files
+import int4_cases as int4_files
+import torch
+import torch.distributed as dist
+from helpers import assert_bits
+from parallel_rank import Rank, case, refused
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
+
+import scaled_mm
+from scaled_mm.nn import ScaledLinear
+from scaled_mm.parallel import (
+    ColwiseQuantizedParallel,
+    RowwiseQuantizedParallel,
+    load_quantized_sharded,
+)
+
+PLAN: dict[str, ParallelStyle] = {
+    "up": ColwiseQuantizedParallel(),
+    "down": RowwiseQuantizedParallel(),
+}
+
+
+def files(me: Rank, name: str) -> Path:
+    """A folder that the first rank fills; `written` says when."""
+    return me.folder / re.sub(r"\W+", "-", name)
+
+
+def written() -> None:
+    dist.barrier()
+
+
+def assert_same_state(one: nn.Module, other: nn.Module, *what: object) -> None:
+    states = one.state_dict(), other.state_dict()
+    assert list(states[0]) == list(states[1]), what
+    for name, x in states[0].items():
+        assert_bits(x, states[1][name], name, *what)
+
+
+@case("int8 checkpoints")
+def _(me: Rank) -> None:
+    """As if it were loaded whole and cut afterwards."""
+    for name, shards, channel in itertools.product(int8_files.VARIANTS, (1, 3), (True, False)):
+        folder = files(me, f"{name}-{shards}-{channel}")
+        if me.rank == 0:
+            int8_files.variant(folder, name, shards, channel=channel)
+        written()
+        whole = scaled_mm.load_quantized(int8_files.Model(), folder).to(me.device)
+        cut = parallelize_module(copy.deepcopy(whole), me.mesh, PLAN)
+        for device in (me.device, "meta"):
+            with torch.device(device):
+                empty = int8_files.Model()
+            got = load_quantized_sharded(empty, folder, me.mesh, PLAN).to(me.device)
+            assert_same_state(got, cut, name, shards, device)
+            ids = torch.arange(int8_files.VOCAB, device=me.device).view(2, 8)
+            assert_bits(got(ids), whole(ids), name, shards, device)
+
+
+@case("stored zero-point terms")
+def _(me: Rank) -> None:
+    """They are those of the whole weight; another is refused, by every rank."""
+    for name, term in (("dynamic-asymmetric", "azp_adj"), ("static-asymmetric", "azp_with_adj")):
+        good, bad = files(me, f"{term}-good"), files(me, f"{term}-bad")
+        if me.rank == 0:
+            plain = int8_files.variant(files(me, f"{term}-plain"), name)
+            scaled_mm_precompute(plain, good)
+            state = load_file(good / "model.safetensors")
+            state[f"down.{term}"][0, 0] += 1
+            int8_files.write(bad, state, int8_files.quantization_config(*int8_files.VARIANTS[name]))
+        written()
+        whole = scaled_mm.load_quantized(int8_files.Model(), good).to(me.device)
+        empty = int8_files.Model().to(me.device)
+        got = load_quantized_sharded(empty, good, me.mesh, PLAN)
+        assert_same_state(got, parallelize_module(whole, me.mesh, PLAN), name)
+        with refused(ValueError, rf"down.{term} is not the one that weight and zero point give"):
+            load_quantized_sharded(int8_files.Model().to(me.device), bad, me.mesh, PLAN)
+
+
+def scaled_mm_precompute(folder: Path, out: Path) -> None:
+    from scaled_mm.precompute import precompute
+
+    precompute(folder, out)
+
+
+@case("int4 checkpoints")
+def _(me: Rank) -> None:
+    for name, form in int4_files.FORMS.items():
+        folder = files(me, f"int4-{name}")
+        if me.rank == 0:
+            int4_files.write_toy(folder, form)
+        written()
+
+        empty = int4_files.toy().to(me.device, form.dtype)
+        if me.world > 2:  # 32 rows are two groups, 40 columns five words
+            with refused(ValueError, r"^down: (in|out)_features must be cut into multiples of "):
+                plan = {"down": ColwiseQuantizedParallel()}
+                load_quantized_sharded(empty, folder, me.mesh, plan)
+            continue
+        whole = scaled_mm.load_quantized(copy.deepcopy(empty), folder)
+        styles = {"qkv": ColwiseQuantizedParallel()}
+        if form.group != -1 and not form.act_order:
+            styles |= {"down": RowwiseQuantizedParallel()}
+        x = torch.randn(3, 48).to(me.device, form.dtype)
+        got = load_quantized_sharded(empty, folder, me.mesh, styles)
+        assert_same_state(got, parallelize_module(copy.deepcopy(whole), me.mesh, styles), name)
+        if me.device == "cpu":
+            assert_bits(got.qkv(x), me.part(whole.qkv(x)).contiguous(), name)
+
+
+@case("GPTQ by rows")
+def _(me: Rank) -> None:
+    form = int4_files.Form(act_order=True)
+    folder = files(me, "act-order")
+    if me.rank == 0:
+        int4_files.write_toy(folder, form)
+    written()
+    if me.world == 2:
+        with refused(ValueError, r"down.g_idx is in act-order, which is not read in parts"):
+            load_quantized_sharded(
+                int4_files.toy(), folder, me.mesh, {"down": RowwiseQuantizedParallel()}
+            )
+        with refused(ValueError, r"^qkv: in_features must be cut into multiples of 16 "):
+            plan = {"qkv": RowwiseQuantizedParallel()}
+            load_quantized_sharded(int4_files.toy(), folder, me.mesh, plan)
+    form, folder = int4_files.Form(group=4, version=2), files(me, "small-groups")
+    model = nn.Sequential(nn.Linear(4 * me.world, 8, bias=False)).half().requires_grad_(False)
+    if me.rank == 0:
+        state = int4_files.state_of_int4(model, form, ())
+        int8_files.write(folder, state, form.config())
+    written()
+    with refused(ValueError, r"multiples of 8 \(the rows in a word\), got"):
+        load_quantized_sharded(model, folder, me.mesh, {"0": RowwiseQuantizedParallel()})
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+K, N = 512, 768
+
+
+def bytes_read() -> int:
+    """By this process's system calls so far."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+def big_model(int4: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(K, N, dtype=torch.float16 if int4 else None),
+        nn.ReLU(),
+        nn.Linear(N, K, bias=False, dtype=torch.float16 if int4 else None),
+    )
+
+
+@case("bytes read")
+def _(me: Rank) -> None:
+    """Of the layers in the plan each rank reads its share, by columns and by rows."""
+    plan = {"0": ColwiseQuantizedParallel(), "2": RowwiseQuantizedParallel()}
+    for name in ("int8", "awq", "gptq"):
+        folder, int4 = files(me, f"bytes-{name}"), name != "int8"
+        form = int4_files.Form(name, group=64)
+        if me.rank == 0 and int4:
+            state = int4_files.state_of_int4(big_model(True).requires_grad_(False), form, ())
+            int8_files.write(folder, state, form.config())
+        elif me.rank == 0:
+            quantised = scaled_mm.quantize_model(big_model(False))
+            config = int8_files.quantization_config(True, True)
+            int8_files.write(folder, quantised.state_dict(), {**config, "ignore": []})
+        written()
+        counts = []
+        for _ in range(2):  # the first imports what the second does not
+            before = bytes_read()
+            with torch.device("meta"):
+                model = big_model(int4)
+            model = load_quantized_sharded(model, folder, me.mesh, plan)
+            counts.append(bytes_read() - before)
+        size = (folder / "model.safetensors").stat().st_size
+        # On top: header and config.json, and what every rank needs (scales, biases, g_idx).
+        assert size / me.world < counts[1] < size / me.world + 25_000, (name, size, counts)
+        assert size > 300_000
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@case("plans")
+def _(me: Rank) -> None:
+    folder = files(me, "plans")
+    if me.rank == 0:
+        int8_files.variant(folder, "dynamic-symmetric")
+    written()
+
+    def load(plan: dict[str, ParallelStyle]) -> nn.Module:
+        return load_quantized_sharded(int8_files.Model().to(me.device), folder, me.mesh, plan)
+
+    column = ColwiseQuantizedParallel()
+    with refused(ValueError, r"^plan must name modules of the model, got 'layers.\*.up'$"):
+        load({"layers.*.up": column})
+    with refused(ValueError, r"^plan must name each module once, got up by '\*p' too$"):
+        load({"up": column, "*p": column})
+    with refused(TypeError, r"^plan must hold a ParallelStyle for 'up', got 'columns'$"):
+        load({"up": "columns"})
+    with refused(TypeError, r"^plan must hold a Colwise.* for up, got ColwiseParallel$"):
+        load({"up": ColwiseParallel()})
+    with refused(ValueError, r"float checkpoint"):
+        float_folder = files(me, "float")
+        if me.rank == 0:
+            int8_files.write(float_folder, int8_files.Model().state_dict(), None)
+        written()
+        load_quantized_sharded(int8_files.Model(), float_folder, me.mesh, {"up": column})
+    model = load({"u[p]": column, "head": ColwiseQuantizedParallel()})
+    assert type(model.up) is ScaledLinear
+    assert type(model.head) is nn.Linear  # it stayed float: torch's style took it
+
+
+@case("one rank refuses")
+def _(me: Rank) -> None:
+    """Its file is broken; the others would wait for it in the next product."""
+    folder = files(me, f"own-{me.rank}")
+    int8_files.variant(folder, "dynamic-asymmetric")
+    last = me.world - 1
+    if me.rank == last:
+        state: dict[str, Tensor] = load_file(folder / "model.safetensors")
+        state["down.weight_scale"][0] = -1
+        save_file(state, folder / "model.safetensors")
+    message = r"down.weight_scale must be finite" if me.rank == last else r"another rank refused"
+    with refused(ValueError, message):
+        load_quantized_sharded(int8_files.Model().to(me.device), folder, me.mesh, PLAN)
+    if me.rank == last:
+        (folder / "model.safetensors").unlink()
+    message = r"has no .safetensors file" if me.rank == last else r"another rank refused"
+    with refused(ValueError, message):
+        load_quantized_sharded(int8_files.Model().to(me.device), folder, me.mesh, PLAN)

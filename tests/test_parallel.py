@@ -1,0 +1,102 @@
+"""Tensor parallelism: worlds of 2 and 4 processes on the CPU, of 2 on GPUs.
+
+A world is started once and runs all cases (`parallel_world.py`); each test looks up what became of
+one of them on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import parallel_world
+import pytest
+import torch
+from helpers import assert_bits
+from parallel_rank import CASES
+from safetensors.torch import save_file
+
+from scaled_mm import _library
+from scaled_mm.checkpoint.files import TensorFile
+
+WORLDS = {"gloo": (2, 4), "nccl": (2,)}
+NO_GPUS = "fewer than 2 CUDA devices, or no CUDA library"
+
+
+def two_gpus() -> bool:
+    return _library.HAS_CUDA and torch.cuda.device_count() > 1
+
+
+Became = dict[tuple[int, int], dict[str, str | None]]
+
+
+def started(backend: str, folder: Path) -> Became:
+    """What became of each case on each rank of each world."""
+    worlds = WORLDS[backend]
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, parallel_world.__file__, str(folder), backend, *map(str, worlds)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+    ranks = [(world, rank) for world in worlds for rank in range(world)]
+    notes = {at: folder / "{}-{}.json".format(*at) for at in ranks}
+    missing = [path.name for path in notes.values() if not path.exists()]
+    assert not missing and done.returncode == 0, f"{missing}\n{done.stdout}{done.stderr}"
+    return {at: json.loads(path.read_text()) for at, path in notes.items()}
+
+
+@pytest.fixture(scope="module")
+def became(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Became:
+    return started(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def assert_well(became: Became, case: str) -> None:
+    for (world, rank), cases in became.items():
+        at = f"rank {rank} of {world}"
+        failed = [name for name, trace in cases.items() if trace]
+        assert case in cases, f"{at} did not come to it; before it failed: {failed}"
+        assert cases[case] is None, f"{at}\n{cases[case]}"
+
+
+@pytest.mark.parametrize("became", ["gloo"], indirect=True)
+@pytest.mark.parametrize("case", CASES)
+def test_on_the_cpu(became: Became, case: str) -> None:
+    assert_well(became, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not two_gpus(), reason=NO_GPUS)
+@pytest.mark.parametrize("became", ["nccl"], indirect=True)
+@pytest.mark.parametrize("case", CASES)
+def test_on_gpus(became: Became, case: str) -> None:
+    assert_well(became, case)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.int32, torch.bool])
+def test_parts_of_a_stored_tensor(tmp_path: Path, dtype: torch.dtype) -> None:
+    x = torch.randint(-100, 100, (5, 3, 4), generator=torch.Generator().manual_seed(0)).to(dtype)
+    before = torch.arange(7, dtype=torch.int8)  # so that the data begins at odd addresses
+    save_file({"a": before, "x": x, "scalar": x[0, 0, 0].clone()}, tmp_path / "x.safetensors")
+    file = TensorFile(tmp_path / "x.safetensors")
+    for axis, size in enumerate(x.shape):
+        for begin in range(size + 1):
+            for end in range(begin, size + 1):
+                part = file.read_part("x", axis, begin, end)
+                assert_bits(part, x.narrow(axis, begin, end - begin).contiguous(), axis, begin, end)
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"x": torch.ones(4, 6)}, path)
+    file = TensorFile(path)
+    os.truncate(path, path.stat().st_size - 4)
+    assert file.read_part("x", 0, 0, 3).sum() == 18
+    for part in ((0, 3, 4), (1, 5, 6)):
+        with pytest.raises(ValueError, match=r"x.safetensors: x: the file ended early"):
+            file.read_part("x", *part)
