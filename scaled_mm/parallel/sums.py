@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.arguments import out_of_memory
+from ..ops.arguments import explained
 
 _scaled_epilogue = torch.ops.scaled_mm._scaled_epilogue.default
 
@@ -49,7 +49,7 @@ def scaled_epilogue(
     try:
         return _scaled_epilogue(acc, scale_a, scale_b, **operands, out_dtype=out_dtype)
     except MemoryError as error:
-        raise out_of_memory(error) from None
+        raise explained(error, {}) from None
 
 
 def epilogue_in_torch(
