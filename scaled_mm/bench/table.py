@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from scaled_mm_cli.terminal import cell, lines
 
 from .awq import AWQ_CONTENDERS
 from .cases import EPILOGUES, shape_text
@@ -221,14 +222,13 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    console.print(machine_line(result))
+    lines(console, machine_line(result))
     for title, (header, *rows) in tables(result):
-        table = Table(title=title, title_justify="left")
+        table = Table(title=cell(title), title_justify="left")
         for i, name in enumerate(header):
-            table.add_column(name, justify="right" if 0 < i < len(header) - 1 else "left")
+            table.add_column(cell(name), justify="right" if 0 < i < len(header) - 1 else "left")
         for row in rows:
             bold = row[0] in SUMMARY or row[0].startswith(FLOORS)
-            table.add_row(*map(escape, row), style="bold" if bold else None)
+            table.add_row(*map(cell, row), style="bold" if bold else None)
         console.print(table)
-    for line in totals(result):
-        console.print(line, highlight=False)
+    lines(console, *totals(result))

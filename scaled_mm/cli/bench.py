@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
+from scaled_mm_cli.terminal import Console
+
+from .._extras import needed
 from ..bench import host as host_time
 from ..bench.awq import AWQ_CONTENDERS
 from ..bench.cases import DTYPES, EPILOGUES
@@ -117,6 +119,28 @@ def write_json(result: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 
+def read_result(path: Path) -> Any:
+    """What a JSON file holds; ValueError: it is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: must be JSON: {error}") from error
+
+
+def tell(result: dict[str, Any], markdown_file: Path | None, png_file: Path | None) -> bool:
+    """Show a result, write its tables and picture; whether all outputs of ours are right."""
+    show(result, Console(width=None if sys.stdout.isatty() else 240))
+    if markdown_file is not None:
+        markdown_file.write_text(markdown(result))
+    if png_file is not None:
+        plot(result, png_file)
+    return all(
+        route["name"] not in OURS or route["verdict"] in ("exact", "bound")
+        for case in result["results"]
+        for route in case["routes"]
+    )
+
+
 def measured(
     shapes: list[tuple[int, int, int]], settings: AnySettings, json_file: Path | None
 ) -> dict[str, Any]:
@@ -174,9 +198,10 @@ def command(
         Path | None, typer.Option(help="Show the result in this JSON; measure nothing.")
     ] = None,
 ) -> None:
-    """Time the kernels against what torch offers instead, and check everyone's numbers."""
+    if png_file is not None:
+        needed("--png", "matplotlib")  # better now than after the work
     if read is not None:
-        result = json.loads(read.read_text())
+        result = read_result(read)
     else:
         op = op_of(awq, awq_dequantize, png_file)
         contenders = AWQ_CONTENDERS.get(op, CONTENDERS)
@@ -199,16 +224,14 @@ def command(
         if threads is not None:
             torch.set_num_threads(threads)
         result = host_measured(settings) if host else measured(shapes, settings, json_file)
-    show(result, Console(width=None if sys.stdout.isatty() else 240))
     if json_file is not None:
         write_json(result, json_file)
-    if markdown_file is not None:
-        markdown_file.write_text(markdown(result))
-    if png_file is not None:
-        plot(result, png_file)
-    if any(
-        route["name"] in OURS and route["verdict"] not in ("exact", "bound")
-        for case in result["results"]
-        for route in case["routes"]
-    ):
+    try:
+        right = tell(result, markdown_file, png_file)
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        if read is None:
+            raise
+        rule = "must be a result of `scaled-mm bench --json`"
+        raise ValueError(f"{read}: {rule}: {type(error).__name__}: {error}") from error
+    if not right:
         raise typer.Exit(1)

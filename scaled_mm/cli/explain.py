@@ -6,21 +6,25 @@ none has to be there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console as RichConsole
 from rich.table import Table
+
+from scaled_mm_cli.terminal import Console, cell, lines, print_json
 
 from .. import _library
 from ..bench.cases import DTYPES
+from ..ops import scaled_mm
 from .gpus import DEVICES, Device, chosen_device, local_device
+
+MOST = 2**31 - 1
+"""The largest size that CUDA's kernels index: `must_fit` in csrc/cuda/common/device.h."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Explanation:
     floor_us: float
     """Those bytes at the device's bandwidth."""
     kernels: list[KernelChoice]
-    """By predicted time, the chosen one first."""
+    """By predicted time, the chosen one first; none where there are none, or nothing to compute."""
     notes: list[str]
     """Copies that this shape would need, and the like."""
     cpu_isa: str
@@ -69,6 +73,11 @@ class Explanation:
     @property
     def chosen(self) -> KernelChoice | None:
         return next((kernel for kernel in self.kernels if kernel.chosen), None)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no kernel runs: there is no D, or of an int4 product nothing but the bias."""
+        return 0 in (self.m, self.n) or (self.group is not None and self.k == 0)
 
     @property
     def operations(self) -> int:
@@ -128,13 +137,13 @@ def explain(
         ask: what answers, with the arguments of `ask_library`; None: that.
 
     Raises:
-        ValueError: an argument breaks a rule, or SCALED_MM_KERNEL names no kernel.
+        ValueError: the op refuses the sizes or the activation, a size is beyond what CUDA's kernels
+            index, or SCALED_MM_KERNEL names no kernel.
     """
     check_sizes(m, n, k)
-    if activation not in (None, "reglu"):
-        raise ValueError(f"activation must be reglu or not given, got {activation}")
     if out_dtype not in DTYPES:
         raise ValueError(f"out_dtype must be one of {', '.join(DTYPES)}, got {out_dtype}")
+    check_as_the_op_does(m, n, k, DTYPES[out_dtype], activation)
     gpu = device or local_device() or DEVICES["H200"]
     answer = (ask or ask_library)(m, n, k, gpu, DTYPES[out_dtype], activation)
     return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu)
@@ -178,6 +187,22 @@ def check_sizes(m: int, n: int, k: int) -> None:
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size < 0:
             raise ValueError(f"{name} must be at least 0, got {size}")
+        if size > MOST:
+            raise ValueError(f"{name} must be at most {MOST}, got {size}")
+
+
+def check_as_the_op_does(
+    m: int, n: int, k: int, out_dtype: torch.dtype, activation: str | None
+) -> None:
+    """Raises what the op itself raises for the sizes and the activation.
+
+    It is called without tokens, then without columns, so that there is nothing to compute; of its
+    operands one element stands for all.
+    """
+    element, scale = torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)
+    for tokens, columns in ((0, n), (m, 0)):
+        a, b = element.expand(tokens, k), element.expand(k, columns)
+        scaled_mm(a, b, scale, scale, activation=activation, out_dtype=out_dtype)
 
 
 def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
@@ -199,7 +224,7 @@ def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
             absent if each.predicted_us is None else each.predicted_us,
         )
     )
-    return Explanation(
+    found = Explanation(
         **question,
         arch=answer["arch"],
         archs=answer["archs"],
@@ -211,6 +236,10 @@ def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
         weight_bytes=answer.get("weight_bytes"),
         weight_floor_us=answer.get("weight_floor_us"),
     )
+    if not found.empty:
+        return found
+    notes = ["D is empty: no kernel runs"] if 0 in (found.m, found.n) else found.notes
+    return replace(found, kernels=[], notes=notes)
 
 
 def command(
@@ -222,43 +251,44 @@ def command(
     device: Annotated[
         str | None, typer.Option(help=f"{', '.join(DEVICES)}. Default: the GPU here, else H200.")
     ] = None,
-    sms: Annotated[int | None, typer.Option(min=1, help="Multiprocessors, if others.")] = None,
+    sms: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Multiprocessors, if others.")
+    ] = None,
     bandwidth: Annotated[float | None, typer.Option(help="TB/s of memory, if another.")] = None,
     awq: Annotated[bool, typer.Option("--awq", help="Of an int4 product, awq_gemm.")] = False,
     group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show which kernel a shape gets on a GPU, why not the others, and the floor of its time."""
     gpu = chosen_device(device, sms, bandwidth)
+    if awq and activation is not None:
+        raise ValueError(f"--activation must be left out with --awq, got {activation}")
     if awq:
         found = explain_awq(m, n, k, group=group, out_dtype=dtype, device=gpu)
     else:
         found = explain(m, n, k, out_dtype=dtype, activation=activation, device=gpu)
     if as_json:
         more = {"operations": found.operations, "predicted_tops": found.predicted_tops}
-        print(json.dumps({**asdict(found), **more}, indent=1))
+        print_json({**asdict(found), **more})
     else:
         show(found, Console())
 
 
-def show(found: Explanation, console: Console) -> None:
+def show(found: Explanation, console: RichConsole) -> None:
     """Print the kernels, then what the times are to be measured by."""
     gpu, kernel = found.device, found.chosen
     weight = "" if found.group is None else f"int4 in groups of {found.group}, "
-    console.print(
+    lines(
+        console,
         f"M={found.m} N={found.n} K={found.k}, {weight}{found.out_dtype}, on "
         f"{gpu.name}: compute capability {gpu.capability / 10}, {gpu.sms} SMs, "
         f"{gpu.bandwidth:g} TB/s",
-        highlight=False,
-        soft_wrap=True,
     )
-    if not found.kernels:
+    if not found.kernels and not found.empty:
         built = ", ".join(found.archs) or "none"
-        console.print(
-            f"No kernels for compute capability {gpu.capability / 10}; there are: {built}.",
-            highlight=False,
+        lines(
+            console, f"No kernels for compute capability {gpu.capability / 10}; there are: {built}."
         )
-    else:
+    elif found.kernels:
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column(f"{found.arch} kernel", no_wrap=True)
         table.add_column("predicted us", justify="right")
@@ -266,19 +296,18 @@ def show(found: Explanation, console: Console) -> None:
         for each in found.kernels:
             time = "-" if each.predicted_us is None else f"{each.predicted_us:.1f}"
             text = f"chosen: {each.what}".rstrip(": ") if each.chosen else each.reason
-            table.add_row(
-                escape(each.name), time, escape(text), style="bold" if each.chosen else None
-            )
+            style = "bold" if each.chosen else None
+            table.add_row(cell(each.name), time, cell(text), style=style)
         console.print(table)
-    lines = [f"floor: {found.floor_us:.1f} us, {found.bytes:,} bytes at {gpu.bandwidth:g} TB/s"]
+    below = [f"floor: {found.floor_us:.1f} us, {found.bytes:,} bytes at {gpu.bandwidth:g} TB/s"]
     work = f"operations: {found.operations:,}"
     if kernel is not None and found.predicted_tops is not None:
         work += f", {found.predicted_tops:.0f} TOPS at the predicted time"
         if kernel.predicted_us and found.floor_us:
-            lines[0] += f"; predicted time {kernel.predicted_us / found.floor_us:.2f} times that"
+            below[0] += f"; predicted time {kernel.predicted_us / found.floor_us:.2f} times that"
     if found.weight_floor_us is not None:
         weight_floor = f"{found.weight_floor_us:.1f} us, {found.weight_bytes:,} bytes"
-        lines.append(f"floor of the weight alone: {weight_floor}")
-    lines += [work, *(f"note: {note}" for note in found.notes)]
-    lines.append(f"on the CPU here: {found.cpu_isa}")
-    console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
+        below.append(f"floor of the weight alone: {weight_floor}")
+    below += [work, *(f"note: {note}" for note in found.notes)]
+    below.append(f"on the CPU here: {found.cpu_isa}")
+    lines(console, *below)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,8 +52,8 @@ def chosen_device(name: str | None, sms: int | None, bandwidth: float | None) ->
     """What the options say; None: nothing."""
     if name is not None and name not in DEVICES:
         raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {name}")
-    if bandwidth is not None and bandwidth <= 0:
-        raise ValueError(f"--bandwidth must be above 0, got {bandwidth}")
+    if bandwidth is not None and not 0 < bandwidth < math.inf:
+        raise ValueError(f"--bandwidth must be above 0 and finite, got {bandwidth}")
     if (name, sms, bandwidth) == (None, None, None):
         return None
     base = DEVICES[name] if name is not None else local_device() or DEVICES["H200"]

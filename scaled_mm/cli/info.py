@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from dataclasses import asdict, dataclass
@@ -13,9 +12,11 @@ import numpy as np
 import torch
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
+
+from scaled_mm_cli.terminal import Console, cell, print_json
 
 from .. import _library, reference
 from ..ops import (
@@ -204,13 +205,12 @@ def _cpu_model() -> str:
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show what is built, what runs on this machine, and whether it computes right."""
     known = facts()
     checks = [self_check(isa) for isa in _library.cpu_isas()]
     if _library.serves_gpu():
         checks.append(gpu_self_check())
     if as_json:
-        print(json.dumps({**known, "self-check": [asdict(check) for check in checks]}, indent=1))
+        print_json({**known, "self-check": [asdict(check) for check in checks]})
     else:
         _show(known, checks, Console())
     if any(check.different for check in checks):
@@ -220,13 +220,13 @@ def command(
 def _show(known: dict[str, str], checks: list[SelfCheck], console: Console) -> None:
     about = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for label, text in known.items():
-        about.add_row(f"[bold]{label}", text)
+        about.add_row(Text(label, "bold"), cell(text))
     console.print(about)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("self-check")
     table.add_column("elements", justify="right")
     table.add_column("off the reference", justify="right")
     for check in checks:
-        verdict = "0" if check.different == 0 else f"[bold red]{check.different}"
+        verdict = Text(str(check.different), "bold red" if check.different else "")
         table.add_row(check.isa, str(check.elements), verdict)
     console.print(table)

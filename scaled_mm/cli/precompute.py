@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -10,43 +9,44 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console as RichConsole
 from rich.table import Table
+
+from scaled_mm_cli.terminal import Console, cell, lines, print_json
 
 from .._progress import progress_display
 from ..checkpoint.precompute import PrecomputeReport, precompute
 
 
-def show(report: PrecomputeReport, console: Console) -> None:
+def show(report: PrecomputeReport, console: RichConsole) -> None:
     """The report as a table: a line for each shard, then what needs attention."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"{report.checkpoint} -> {report.out}")
+    table = Table(box=box.SIMPLE_HEAD, title=cell(f"{report.checkpoint} -> {report.out}"))
     table.add_column("shard")
     for heading in ("MB", "terms added"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for shard in report.shards:
         remark = "was there already" if shard.skipped else ""
-        table.add_row(shard.name, f"{shard.bytes / 1e6:,.1f}", str(shard.terms), remark)
+        table.add_row(cell(shard.name), f"{shard.bytes / 1e6:,.1f}", str(shard.terms), remark)
     console.print(table)
     added = Counter(term.name for term in report.terms if term.added)
     there = sum(not term.added for term in report.terms)
-    lines = [f"{name}: added to {count} layers" for name, count in sorted(added.items())]
-    lines += [f"{there} layers had their term already"] * (there > 0)
+    found = [f"{name}: added to {count} layers" for name, count in sorted(added.items())]
+    found += [f"{there} layers had their term already"] * (there > 0)
     if report.symmetric:
-        lines.append(f"{len(report.symmetric)} layers are symmetric and need none")
-    lines += [
+        found.append(f"{len(report.symmetric)} layers are symmetric and need none")
+    found += [
         f"{term.layer}: zero point {term.rounded_from:g} rounded to {term.zero_point}"
         for term in report.terms
         if term.rounded_from is not None
     ]
     if report.copied:
-        lines.append(f"copied along: {', '.join(report.copied)}")
+        found.append(f"copied along: {', '.join(report.copied)}")
     if report.left_out:
-        lines.append(f"left out: {', '.join(report.left_out)}")
+        found.append(f"left out: {', '.join(report.left_out)}")
     rate = report.bytes / report.seconds / 1e6
-    lines.append(f"{report.bytes / 1e6:,.1f} MB in {report.seconds:.2f} s, {rate:,.0f} MB/s")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    found.append(f"{report.bytes / 1e6:,.1f} MB in {report.seconds:.2f} s, {rate:,.0f} MB/s")
+    lines(console, *found)
 
 
 def command(
@@ -60,7 +60,6 @@ def command(
         bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
     ] = False,
 ) -> None:
-    """Add the precomputed zero-point terms to a W8A8 checkpoint."""
     with progress_display() as display:
         bar = display.add_task("precompute")
         report = precompute(
@@ -69,6 +68,6 @@ def command(
             lambda done, total: display.update(bar, advance=done, total=total),
         )
     if as_json:
-        print(json.dumps(asdict(report), indent=1))
+        print_json(asdict(report))
     else:
         show(report, Console())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,14 +10,15 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console as RichConsole
 from rich.table import Table
+
+from scaled_mm_cli.terminal import Console, cell, lines, print_json
 
 from .._progress import progress_display
 from ..checkpoint.float_model import read_lines, read_tokens, tokenized, vocabulary
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
-from ..quantization.calibrate import CalibrationWarning
 from ..quantization.model import SCHEMES, QuantConfig
 from ..quantization.smoothquant import ALPHAS, Smoothing
 
@@ -28,35 +26,34 @@ LENGTH = 512
 _SHOWN = 8
 
 
-def show(report: QuantizeReport, console: Console) -> None:
+def show(report: QuantizeReport, console: RichConsole) -> None:
     """The report: a line for each shard, then what was quantised and what was not."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"{report.checkpoint} -> {report.out}")
+    table = Table(box=box.SIMPLE_HEAD, title=cell(f"{report.checkpoint} -> {report.out}"))
     table.add_column("shard")
     for heading in ("MB", "layers quantised"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for shard in report.shards:
         remark = "was there already" if shard.skipped else ""
-        table.add_row(shard.name, f"{shard.bytes / 1e6:,.1f}", str(shard.layers), remark)
+        table.add_row(cell(shard.name), f"{shard.bytes / 1e6:,.1f}", str(shard.layers), remark)
     console.print(table)
-    lines = [
+    told = [
         f"{count} layers: {scheme}" for scheme, count in Counter(report.layers.values()).items()
     ]
-    lines.append(f"{report.share:.1%} of the parameters are int8")
+    told.append(f"{report.share:.1%} of the parameters are int8")
     if report.smoothed:
-        lines.append(f"{report.smoothed} layers are smoothed, and the norms in front divided")
+        told.append(f"{report.smoothed} layers are smoothed, and the norms in front divided")
     if report.floats is not None:
-        lines.append(f"Linears that stay float: {_listed(report.floats)}")
+        told.append(f"Linears that stay float: {_listed(report.floats)}")
     for what, names in (
         ("left out, for the model computes them", report.dropped),
         ("copied along", report.copied),
         ("left out", report.left_out),
     ):
-        lines += [f"{what}: {_listed(names)}"] * bool(names)
+        told += [f"{what}: {_listed(names)}"] * bool(names)
     before, after = report.bytes_before / 1e6, report.bytes / 1e6
-    lines.append(f"{before:,.1f} MB became {after:,.1f} MB in {report.seconds:.2f} s")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    told.append(f"{before:,.1f} MB became {after:,.1f} MB in {report.seconds:.2f} s")
+    lines(console, *told)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -107,24 +104,19 @@ def command(
         bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
     ] = False,
 ) -> None:
-    """Quantise a float checkpoint to W8A8, in the format of compressed-tensors."""
     config = config_of(scheme, override or [], include, skip, alpha, search)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", CalibrationWarning)
-        batches = _batches(model_dir, config, text, tokens, length)
-        with progress_display() as display:
-            bar = display.add_task("quantize")
-            report = quantize_checkpoint(
-                model_dir,
-                out,
-                config,
-                batches,
-                lambda done, total: display.update(bar, advance=done, total=total),
-            )
-    for warning in caught:
-        print("scaled-mm: warning:", warning.message, file=sys.stderr)
+    batches = _batches(model_dir, config, text, tokens, length)
+    with progress_display() as display:
+        bar = display.add_task("quantize")
+        report = quantize_checkpoint(
+            model_dir,
+            out,
+            config,
+            batches,
+            lambda done, total: display.update(bar, advance=done, total=total),
+        )
     if as_json:
-        print(json.dumps(asdict(report), indent=1))
+        print_json(asdict(report))
     else:
         show(report, Console())
 

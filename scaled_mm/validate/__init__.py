@@ -2,12 +2,14 @@
 
 compare.py    validate(model, quantised, batches), of any model
 layers.py     what is gathered of a layer; folds.py what a norm in front was divided by
-report.py     the findings and their thresholds; show.py their table and picture
+report.py     the findings and their thresholds
+show.py       their table and picture; html.py the same as a page, with svg.py and report.css
 targets.py    what `scaled-mm validate` is pointed at
 """
 
 from ..quantization.calibrate import CalibrationWarning
 from .compare import agreement, validate
+from .html import write_html
 from .report import Agreement, LayerReport, Thresholds, ValidationReport
 from .show import plot, show
 
@@ -21,4 +23,5 @@ __all__ = [
     "plot",
     "show",
     "validate",
+    "write_html",
 ]

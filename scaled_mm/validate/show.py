@@ -2,64 +2,106 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
+from textwrap import wrap
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from scaled_mm_cli.terminal import cell, lines, printable
+
+from .._extras import needed
 from .report import LayerReport, ValidationReport
 
 SHOWN = 2  # outlier channels named
+LABELS = 40  # names along an axis; more would touch each other
+NAMED = 5  # the noisiest layers, named where not every layer is
+HEADINGS = (
+    "SQNR\ndB",
+    "max\nerror",
+    "satur.\n%",
+    "grid\n%",
+    "azp\nmean",
+    "of R0\nbound",
+    "off\nR1",
+    "peak\nbefore",
+    "\nafter",
+)
+LEGEND = (
+    "SQNR (signal to quantisation noise ratio) is the layer's own, against the float "
+    "layer on the same inputs; so is max error, as a part of the largest output. Grid: "
+    "the part of the int8 values that occurred. R1 is the result of the operations in "
+    "their promised order, which a kernel must give bit for bit. Of R0 bound: the largest "
+    "distance from the exact result, as a part of the published bound. Peak: the widest "
+    "input channel's range over the median one's, before and after smoothing."
+)
 
 
 def show(report: ValidationReport, console: Console) -> None:
     """Print a row per layer, then the model's outputs and the verdict."""
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("layer", overflow="fold")
-    for heading in (
-        "SQNR\ndB",
-        "max\nerror",
-        "satur.\n%",
-        "grid\n%",
-        "azp\nmean",
-        "of R0\nbound",
-        "off\nR1",
-        "peak\nbefore",
-        "\nafter",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column(" outlier\n channels", overflow="fold")
-    for name, layer in zip(_short([x.name for x in report.layers]), report.layers, strict=True):
-        table.add_row(name, *_cells(layer))
-    console.print(table)
+    rows = [_cells(layer) for layer in report.layers]
+    others = console.measure(_table(["layer"] * len(rows), rows)).maximum - len("layer")
+    room = console.width - others
+    full = common_removed([printable(x.name) for x in report.layers])
+    names = shortened(full, room)
+    console.print(_table(names, rows))
     outputs = report.outputs
     checked = sum(layer.checked for layer in report.layers)
     off = sum(layer.off_r1 for layer in report.layers)
-    console.print(
+    cut = [f"{a} is {b}." for a, b in zip(names, full, strict=True) if a != b]
+    told = (
         f"Outputs: {outputs.rows} rows, cosine {outputs.cosine_mean:.5f} mean, "
         f"{outputs.cosine_min:.5f} least; SQNR {outputs.sqnr_db:.1f} dB; the same argmax in "
-        f"{outputs.same_argmax:.1%}.\n"
-        f"Bits: {off} of {checked:,} recomputed outputs off R1 (stride {report.stride}).\n"
-        "SQNR, and max error as a part of the largest output, are the layer's own. Of R0 bound: "
-        "the largest\ndistance from the exact result, as a part of what is published. Peak: the "
-        "widest input channel's\nrange over the median one's, before and after smoothing.",
-        highlight=False,
-        soft_wrap=True,
+        f"{outputs.same_argmax:.1%}.",
+        f"Bits: {off} of {checked:,} recomputed outputs off R1 (stride {report.stride}).",
+        *cut[:1],
+        LEGEND,
     )
+    for text in told:
+        lines(console, *wrap(text, 80))
     failures = report.failures()
-    for line in failures:
-        console.print(f"FAIL {line}", style="red", highlight=False, soft_wrap=True, markup=False)
-    console.print("FAIL" if failures else "PASS", style="bold red" if failures else "bold green")
+    lines(console, *(f"FAIL {line}" for line in failures), style="red")
+    verdict = "FAIL" if failures else "PASS"
+    lines(console, verdict, style="bold red" if failures else "bold green")
 
 
-def _short(names: list[str]) -> list[str]:
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(" outlier\n channels", overflow="fold")
+    for name, row in zip(names, rows, strict=True):
+        table.add_row(cell(name), *row)
+    return table
+
+
+def common_removed(names: Sequence[str]) -> list[str]:
     """The names without the modules that all of them are in."""
     parts = [name.split(".") for name in names]
     inside = min(map(len, parts)) - 1
     while inside and len({tuple(path[:inside]) for path in parts}) > 1:
         inside -= 1
     return [".".join(path[inside:]) for path in parts]
+
+
+def shortened(names: Sequence[str], room: int) -> list[str]:
+    """The names in at most `room` characters: of their modules, from the left, as many as need be
+    are cut to a letter. Those that would become equal stay as they are."""
+    cut = []
+    for name in names:
+        parts = name.split(".")
+        for place, part in enumerate(parts[:-1]):
+            if len(".".join(parts)) > room and not part.isdigit():
+                parts[place] = part[:1]
+        cut.append(".".join(parts))
+    count = Counter(cut)
+    return [a if count[a] == 1 else b for a, b in zip(cut, names, strict=True)]
 
 
 def _cells(layer: LayerReport) -> list[str]:
@@ -79,31 +121,88 @@ def _cells(layer: LayerReport) -> list[str]:
     ]
 
 
-def plot(report: ValidationReport, path: Path) -> None:
-    """Write the picture: SQNR of each layer; ranges of its input channels before and after."""
-    from ..demo.data import extra
+# --- the picture ----------------------------------------------------------------------------------
 
-    figure = extra("matplotlib.figure").Figure(
-        figsize=(max(8.0, 0.25 * len(report.layers) + 3), 8), layout="constrained"
-    )
+
+def plot(report: ValidationReport, path: Path) -> None:
+    """Write the picture: SQNR of each layer; ranges of its input channels before and after.
+
+    Every layer is named where they are few; where they are many, the first of each block and the
+    noisiest.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed; the message names the command.
+    """
+    (figures,) = needed("the picture", "matplotlib.figure")
+    count = len(report.layers)
+    width = min(max(8.0, 0.25 * count + 3), 16.0)
+    figure = figures.Figure(figsize=(width, 8), layout="constrained")
     noise, peaks = figure.subplots(2, 1, sharex=True)
-    places = range(len(report.layers))
-    noise.plot(places, [x.sqnr_db for x in report.layers], marker="o", color="#0072b2", lw=1)
+    decibels = [_finite(x.sqnr_db) for x in report.layers]
+    size = 6 if count <= LABELS else 3
+    noise.plot(range(count), decibels, marker="o", markersize=size, color="#0072b2", lw=1)
     noise.axhline(report.thresholds.sqnr_db, color="#d55e00", ls="--", lw=1, label="threshold")
     noise.set_ylabel("SQNR of the layer's output, dB")
     noise.set_title("Quantisation noise per layer (higher is better)")
     noise.legend()
-    before, after = ([getattr(x, name) for x in report.layers] for name in _PEAKS)
-    peaks.bar([i - 0.2 for i in places], before, 0.4, color="#56b4e9", label="before smoothing")
-    peaks.bar([i + 0.2 for i in places], after, 0.4, color="#009e73", label="after")
+    for label, colour, name, shift in _PEAKS:
+        heights = [_finite(getattr(x, name)) for x in report.layers]
+        peaks.bar([i + shift for i in range(count)], heights, 0.4, color=colour, label=label)
     peaks.set_yscale("log")
     peaks.set_ylabel("widest input channel / median one")
-    peaks.set_xticks(places, [x.name for x in report.layers], rotation=90)
-    peaks.legend()
+    peaks.legend(loc="upper right")
+    _name_layers(report, noise, peaks)
     for axes in (noise, peaks):
         axes.grid(axis="y", color="0.85")
         axes.set_axisbelow(True)
     figure.savefig(path, dpi=120)
 
 
-_PEAKS = ("peak_before", "peak_after")
+def _finite(value: float) -> float:
+    return value if isfinite(value) else nan
+
+
+def _name_layers(report: ValidationReport, noise: Any, peaks: Any) -> None:
+    # A $ would begin a formula.
+    names = [
+        x.replace("$", r"\$") for x in common_removed([printable(x.name) for x in report.layers])
+    ]
+    ticks = labelled(shortened(names, 24))
+    peaks.set_xlim(-0.8, len(names) - 0.2)
+    peaks.set_xticks([place for place, _ in ticks], [label for _, label in ticks], rotation=90)
+    if len(ticks) == len(names):
+        return
+    for rank, place in enumerate(sorted(noisiest(report))):
+        at, below = (place, _finite(report.layers[place].sqnr_db)), (0, -12 - 9 * (rank % 3))
+        noise.annotate(names[place], at, below, textcoords="offset points", ha="center", fontsize=7)
+
+
+def labelled(names: Sequence[str]) -> list[tuple[int, str]]:
+    """Where along an axis of layers a label stands, and the label.
+
+    Of few layers each has its name. Of many, the first of each block, or of every so many blocks,
+    has the block's: the name up to its first number.
+    """
+    labels = list(enumerate(names))
+    if len(names) > LABELS:
+        blocks = [_block(name) for name in names]
+        labels = [(i, x) for i, x in enumerate(blocks) if i == 0 or x != blocks[i - 1]]
+    return labels[:: -(-len(labels) // LABELS)]
+
+
+def _block(name: str) -> str:
+    parts = name.split(".")
+    last = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    return ".".join(parts[: last + 1])
+
+
+def noisiest(report: ValidationReport) -> list[int]:
+    """The places of the layers with the least SQNR, NaN the least of all."""
+    decibels = [-inf if isnan(x.sqnr_db) else x.sqnr_db for x in report.layers]
+    return sorted(range(len(decibels)), key=decibels.__getitem__)[:NAMED]
+
+
+_PEAKS = (
+    ("before smoothing", "#56b4e9", "peak_before", -0.2),
+    ("after", "#009e73", "peak_after", 0.2),
+)

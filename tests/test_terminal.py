@@ -1,0 +1,235 @@
+"""What comes from files reaches the terminal in printable characters only."""
+
+import io
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_cases import variant
+from rich.console import Console as RichConsole
+from rich.table import Table
+from torch import nn
+
+from scaled_mm import _progress, quantize_model
+from scaled_mm.cli import info, main
+from scaled_mm.demo import data
+from scaled_mm.validate import plot, show, validate
+from scaled_mm_cli.terminal import Console, cell, guarded, lines, print_json, printable
+
+# ESC, BEL, the C1 form of ESC [, bidirectional overrides, line and paragraph separators, a byte
+# order mark, DEL, and the byte FF of a name that is not UTF-8.
+HOSTILE = "\x1b[31m\x1b]0;t\x07\x9b2J\u202e\u2066\u2028\u2029\ufeff\x7f\r\udcff"
+ESCAPED = r"\x1b[31m\x1b]0;t\x07\x9b2J\u202e\u2066\u2028\u2029\ufeff\x7f\r\udcff"
+
+
+def assert_printable(text):
+    raw = {each for each in text if not (each.isprintable() or each == "\n")}
+    assert not raw, raw
+
+
+def test_printable():
+    assert printable(HOSTILE) == ESCAPED and printable(ESCAPED) == ESCAPED
+    assert printable("Größe 日本 \\ 'x'") == "Größe 日本 \\ 'x'"
+    assert printable("a\nb\tc") == r"a\nb\tc" and printable("a\nb", "\n") == "a\nb"
+    assert printable(Path("a")) == "a"
+
+
+def test_every_character():
+    for each in map(chr, [*range(0x11000), *range(0xE0000, 0xE0200)]):
+        shown = printable(each)
+        assert shown.isprintable()
+        assert shown == each or (len(shown) > 1 and shown.isascii())
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["file", "terminal"])
+def test_the_console(terminal):
+    """Strings, tables, titles and texts; on a terminal with rich's own colours around them."""
+    written = io.StringIO()
+    console = Console(file=written, width=400, force_terminal=terminal, _environ={"TERM": "xterm"})
+    table = Table(title=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_row(HOSTILE)
+    table.add_row(cell(f"[bold]{HOSTILE}[/]"), style="bold")
+    console.print(HOSTILE, table, cell(HOSTILE), "[bold]no markup[/]")
+    lines(console, HOSTILE + "\nPASS", style="red")
+    text = written.getvalue()
+    assert ("\x1b[1m" in text) == terminal
+    for own in ("\x1b[0m", "\x1b[1m", "\x1b[3m", "\x1b[31m", "\x1b[1;3m"):
+        text = text.replace(own, "")
+    assert_printable(text)
+    assert "[bold]no markup[/]" in text and f"[bold]{ESCAPED}[/]" in text
+    assert rf"{ESCAPED}\nPASS" in text
+
+
+def test_names_in_a_table_of_a_plain_console():
+    """`show` may be given any console of rich."""
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(f"[red]{HOSTILE}", nn.Linear(16, 16))
+
+        def forward(self, x):
+            return next(self.children())(x)
+
+    model = Named()
+    report = validate(model, quantize_model(model), [torch.randn(4, 16)])
+    console = RichConsole(file=io.StringIO(), width=200)
+    show(report, console)
+    assert_printable(console.file.getvalue())
+    assert f"[red]{ESCAPED}" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["plain", "$x^{", "_hidden", HOSTILE])
+def test_names_in_a_picture(name, tmp_path):
+    pytest.importorskip("matplotlib", reason=data.install("matplotlib"))
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(16, 16))
+    plot(validate(model, quantize_model(model), [torch.randn(4, 16)]), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_guarded_streams(capsys):
+    with guarded():
+        print(HOSTILE, "a\nb\tc")
+        print(HOSTILE, file=sys.stderr)
+        sys.stderr.writelines([HOSTILE, "\n"])
+        assert sys.stdout.encoding and not sys.stdout.isatty()
+        with pytest.raises(TypeError, match=r"^text must be a str, got bytes$"):
+            sys.stdout.write(b"")
+    out, err = capsys.readouterr()
+    assert out == f"{ESCAPED} a\nb\tc\n" and err == 2 * f"{ESCAPED}\n"
+    print("\x07", end="")
+    assert capsys.readouterr().out == "\x07"  # as before
+
+
+def test_a_stream_that_lacks_a_character(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with guarded():
+        print("Größe")
+        lines(Console(), "日本")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"Gr\\xf6\\xdfe\n\\u65e5\\u672c\n"
+
+
+def test_json_on_the_terminal(capsys):
+    with guarded():
+        print_json({HOSTILE[:-1]: "\x7f"})
+    out = capsys.readouterr().out
+    assert_printable(out)
+    assert json.loads(out) == {HOSTILE[:-1]: "\x7f"}
+
+
+def test_progress_and_what_is_printed_meanwhile(monkeypatch):
+    """While a bar shows on a terminal, rich puts streams of its own before stdout and stderr."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdout", screen)
+    with guarded(), _progress.progress(f"[b]{HOSTILE}", 2) as tick:
+        tick()
+        print("print", HOSTILE)
+        logging.StreamHandler(sys.stderr).handle(logging.makeLogRecord({"msg": f"log {HOSTILE}"}))
+        assert sys.stdout is not screen
+    assert sys.stdout is screen and sys.stderr is screen
+    text = screen.getvalue()
+    assert r"[b]\x1b[31m" in text and f"print {ESCAPED}" in text and f"log {ESCAPED}" in text
+    for hostile in ("\x1b[31m", "\x1b]0;", "\x07", "\x9b", "\u202e", "\u2066", "\u2028", "\udcff"):
+        assert hostile not in text
+
+
+# --- whole commands -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint among files with hostile names, one of which is no UTF-8."""
+    made = variant(tmp_path / "in", "static-asymmetric", 2)
+    (made / f"{HOSTILE}.json").write_text("{}")
+    (made / f"{HOSTILE}.bin").write_bytes(b"")
+    return made
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]], ids=["table", "json"])
+def test_names_of_side_files(folder, option, tmp_path, capsys):
+    out = tmp_path / f"out{HOSTILE}"
+    assert main(["precompute", str(folder), "--out", str(out), *option]) == 0
+    said = "".join(capsys.readouterr())
+    assert_printable(said)
+    assert option or f"copied along: {ESCAPED}.json" in said
+    assert (out / f"{HOSTILE}.json").exists()
+
+
+REFUSED = {
+    "quant_method": lambda c: {**c, "quant_method": HOSTILE},
+    "format": lambda c: {**c, "format": HOSTILE},
+    "ignore": lambda c: {**c, "ignore": [f"re:{HOSTILE}("]},
+    "group": lambda c: {**c, "config_groups": {HOSTILE: 3}},
+    "unknown key": lambda c: {**c, HOSTILE: 1},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_of_a_config(name, folder, tmp_path, capsys):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = REFUSED[name](config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["precompute", str(folder), "--out", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert_printable(err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["precompute", HOSTILE, "--out", "x"],
+        ["validate", HOSTILE],
+        ["validate", f"{HOSTILE}:f"],
+        ["validate", ".", "--float", HOSTILE],
+        ["demo", "--device", HOSTILE],
+        ["bench", "--shape", HOSTILE],
+        ["bench", "--read", HOSTILE],
+        [HOSTILE],
+        [f"--{HOSTILE}"],
+        ["info", HOSTILE],
+        ["explain", "1", "1", HOSTILE],
+    ],
+    ids=lambda x: ascii(x)[:40],
+)
+def test_arguments(arguments, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert_printable(err)
+
+
+def test_a_result_of_a_bench(tmp_path, capsys):
+    page = Path(__file__).parents[1] / "docs" / "benchmarks" / "xeon-avx512-vnni-bias.json"
+    text = page.read_text().replace("matmul", f"[red]{json.dumps(HOSTILE)[1:-1]}")
+    result = json.loads(text)
+    result["machine"]["cpu"] = f"[b]{HOSTILE}"
+    other = tmp_path / "x.json"
+    other.write_text(json.dumps(result))
+    assert main(["bench", "--read", str(other)]) == 0
+    out = capsys.readouterr().out
+    assert_printable(out)
+    assert f"[b]{ESCAPED}" in out
+
+
+def test_what_a_machine_says_of_itself(monkeypatch, capsys):
+    monkeypatch.setattr(info, "_cpu_model", lambda: f"[red]{HOSTILE}")
+    monkeypatch.setattr(info, "self_check", lambda isa: info.SelfCheck(isa, 1, 0))
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert_printable(out)
+    assert "[red]\\x1b" in out

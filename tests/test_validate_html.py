@@ -1,0 +1,292 @@
+"""`scaled-mm validate --html`: the page read as data. How it looks, a browser must show."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blocks import PreNorm, inputs, seeded
+from test_validate import CONFIGS, validated
+
+from scaled_mm import QuantConfig, quantize_model
+from scaled_mm.checkpoint import writing
+from scaled_mm.cli import main
+from scaled_mm.validate import LayerReport, Thresholds, ValidationReport, write_html
+from scaled_mm.validate.html import COLUMNS, page
+from scaled_mm.validate.show import LABELS, common_removed, labelled, noisiest, shortened
+from scaled_mm.validate.svg import Chart, ticks
+
+VOID = {"meta", "circle", "line", "polyline", "polygon", "rect"}
+"""Elements without a content, or that close themselves."""
+
+
+class Page(HTMLParser):
+    """The elements of a page, which must be nested as they should."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[tuple[str, ...], str]] = []
+        self.rows: list[list[dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "data" and "tbody" in self.open:
+            self.rows[-1].append(dict(attrs))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((tuple(self.open), data))
+
+    def inside(self, *tags: str) -> list[str]:
+        """The texts whose innermost elements are these."""
+        return [text for path, text in self.texts if path[-len(tags) :] == tags]
+
+    def having(self, tag: str, kind: str = "") -> int:
+        return sum(t == tag and a.get("class", "") == kind for t, a in self.seen)
+
+
+@functools.cache
+def seven() -> ValidationReport:
+    return validated(CONFIGS["static-folded"])
+
+
+def many(count: int, **changes: Any) -> ValidationReport:
+    """A report of so many layers, seven to a block."""
+    report = seven()
+    layers = [
+        dataclasses.replace(
+            report.layers[place % 7],
+            name=f"model.layers.{place // 7}.part.{report.layers[place % 7].name}_proj",
+            **changes,
+        )
+        for place in range(count)
+    ]
+    return dataclasses.replace(report, layers=tuple(layers))
+
+
+def with_layer(report: ValidationReport, place: int, **changes: Any) -> ValidationReport:
+    layers = list(report.layers)
+    layers[place] = dataclasses.replace(layers[place], **changes)
+    return dataclasses.replace(report, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("count", [1, 7, 28, 224])
+def test_its_numbers_are_the_reports(count: int) -> None:
+    report = many(count)
+    found = Page(page(report))
+    assert found.inside("header", "p") == ["PASS"]
+    rows = [row for row in found.rows if row]
+    assert found.inside("tbody", "tr", "th", "code") == [layer.name for layer in report.layers]
+    for row, layer in zip(rows, report.layers, strict=True):
+        values = [float(str(cell["value"])) for cell in row]
+        assert values[: len(COLUMNS)] == [getattr(layer, column.field) for column in COLUMNS]
+        assert tuple(values[len(COLUMNS) :]) == layer.outlier_channels
+    tiles = [a["value"] for t, a in found.seen if t == "data"][:6]
+    outputs = report.outputs
+    assert [float(str(x)) for x in tiles] == [
+        outputs.cosine_mean,
+        outputs.cosine_min,
+        outputs.sqnr_db,
+        min(layer.sqnr_db for layer in report.layers),
+        outputs.same_argmax,
+        0,
+    ]
+
+
+def test_every_field_of_a_layer_is_there() -> None:
+    shown = {column.field for column in COLUMNS} | {"name", "scheme", "outlier_channels"}
+    left_out = {"max_error", "worst_ulp"}  # max_error_relative and worst_of_bound say more
+    assert shown | left_out == {field.name for field in dataclasses.fields(LayerReport)}
+
+
+@pytest.mark.parametrize("count", [7, 224])
+def test_its_marks_are_the_layers(count: int) -> None:
+    report = many(count)
+    report = with_layer(report, 3, sqnr_db=4.25, outlier_channels=(1, 2, 3, 4, 5))
+    found = Page(page(report))
+    assert found.having("circle", "point") == count - 1 and found.having("polygon", "bad") == 1
+    assert found.having("circle", "before") == found.having("circle", "after") == count + 1  # a key
+    with_outliers = sum(bool(layer.outlier_channels) for layer in report.layers)
+    assert found.having("rect", "bar") == with_outliers
+    titles = found.inside("polygon", "title")
+    assert len(titles) == 1 and titles[0].endswith("o_proj: 4.2 dB")
+    name = report.layers[3].name
+    assert found.inside("ul", "li") == [f"{name}: SQNR must be >= 10 dB, got 4.2"]
+    assert found.inside("summary") == ["5 channels"]
+    assert any(a == {"class": "failing"} for t, a in found.seen if t == "tr")
+
+
+def test_it_needs_nothing_else() -> None:
+    """No script, no other file, no address; a policy that would refuse them; light and dark."""
+    text = page(many(7))
+    found = Page(text)
+    tags = {tag for tag, _ in found.seen}
+    assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "image", "use"})
+    names = {name for _, attributes in found.seen for name in attributes}
+    assert names.isdisjoint({"src", "href", "xlink:href", "srcset", "action", "style"})
+    assert not any(name.startswith("on") for name in names)
+    assert not re.search(r"https?:|url\(|@import|javascript:", text)
+    policy = next(a["content"] for t, a in found.seen if t == "meta" and "http-equiv" in a)
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert "prefers-color-scheme: dark" in text
+    used = {a["class"] for t, a in found.seen if "class" in a and t in VOID}
+    (style,) = found.inside("style")
+    assert all(f".{kind} " in style for kind in used)
+
+
+HOSTILE = [
+    "</code></title></svg><script>alert(1)</script>",
+    '"\' onload=alert(1) x="',
+    "&lt;b&gt; <!-- ",
+    "\x1b[31m\x07\x9b\u202e\x00\udcff",
+    "]]> {} %s $x$",
+    "a" * 300,
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=lambda x: ascii(x)[:20])
+@pytest.mark.parametrize("count", [7, 70])
+def test_hostile_names(name: str, count: int) -> None:
+    report = with_layer(many(count), 1, name=name, scheme=name, sqnr_db=1.0, off_r1=2)
+    found = Page(page(report))
+    shown = re.sub("[^ -~]", lambda x: x[0].encode("unicode_escape").decode(), name)
+    assert found.inside("tbody", "tr", "th", "code")[1] == shown
+    assert found.inside("ul", "li")[0].startswith(f"{shown}: ")
+    plain = Page(page(many(count)))
+    assert {tag for tag, _ in found.seen} - {"polygon"} == {tag for tag, _ in plain.seen}
+    text = page(report)
+    assert all(each.isprintable() or each == "\n" for each in text)
+    text.encode()
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0])
+def test_what_is_no_number(value: float) -> None:
+    fields = ("sqnr_db", "peak_before", "peak_after", "worst_of_bound", "outlier_energy")
+    report = with_layer(many(7), 2, **dict.fromkeys(fields, value))
+    found = Page(page(report))
+    row = found.rows[3]
+    assert all(float(str(row[i]["value"])) == value for i in (0, 8) if not math.isnan(value))
+    assert "nan" not in " ".join(f"{a}" for t, a in found.seen if t in VOID - {"meta"}), (
+        "a coordinate"
+    )
+    everything = many(7, **dict.fromkeys(fields, value))
+    Page(page(everything))
+    Page(page(dataclasses.replace(everything, thresholds=Thresholds(sqnr_db=value))))
+
+
+def test_it_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, report = tmp_path / "report.html", many(7)
+    write_html(report, path)
+    assert path.read_text(encoding="utf-8") == page(report)
+    assert list(tmp_path.iterdir()) == [path]
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_html(many(14), path)
+    assert path.read_text(encoding="utf-8") == page(report)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def mine() -> Any:
+    model = seeded(PreNorm)
+    return model, quantize_model(model, QuantConfig("static"), inputs()), inputs()
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.html"
+    assert main(["validate", "test_validate_html:mine", "--html", str(path)]) == 0
+    assert "PASS" in capsys.readouterr().out
+    found = Page(path.read_text(encoding="utf-8"))
+    assert found.inside("code") == ["q", "k", "v", "o", "gate", "up", "down"]
+    for wrong in ("x.htm", "no/such/folder/x.html"):
+        assert main(["validate", "test_validate_html:mine", "--html", wrong]) == 2
+        rule = "--html must be a .html in a folder that exists"
+        assert capsys.readouterr().err == f"scaled-mm: {rule}, got {wrong}\n"
+
+
+# --- names and axes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["m.0.a", "m.0.b", "m.1.a"], ["0.a", "0.b", "1.a"]),
+        (["m.a", "n.a"], ["m.a", "n.a"]),
+        (["m.a"], ["a"]),
+        (["a", "m.a"], ["a", "m.a"]),
+    ],
+)
+def test_common_modules_are_left_out(names: list[str], wanted: list[str]) -> None:
+    assert common_removed(names) == wanted
+
+
+def test_names_are_shortened() -> None:
+    long = ["layers.10.self_attn.q_proj", "layers.10.mlp.down_proj", "head"]
+    assert shortened(long, 30) == long
+    assert shortened(long, 22) == ["l.10.self_attn.q_proj", "l.10.mlp.down_proj", "head"]
+    assert shortened(long, 5) == ["l.10.s.q_proj", "l.10.m.down_proj", "head"]
+    alike = ["self_attn.q", "self_out.q", "x_y.q"]
+    assert shortened(alike, 4) == ["self_attn.q", "self_out.q", "x.q"]
+
+
+def test_labels_of_many_layers() -> None:
+    few = [f"{place}.q" for place in range(LABELS)]
+    assert labelled(few) == list(enumerate(few))
+    names = [f"{block}.{part}" for block in range(32) for part in ("q", "k", "v", "o", "up", "x.7")]
+    assert labelled(names) == [(6 * block, str(block)) for block in range(32)]
+    names = [f"l.{block}.q" for block in range(1000)]
+    labels = labelled(names)
+    assert LABELS / 2 < len(labels) <= LABELS and labels[1] == (25, "l.25")
+    names = [f"layer{place}" for place in range(100)]
+    assert labelled(names)[1] == (3, "layer3")
+
+
+def test_the_noisiest() -> None:
+    report = with_layer(with_layer(many(70), 60, sqnr_db=1.0), 9, sqnr_db=math.nan)
+    assert noisiest(report)[:2] == [9, 60]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "wanted"),
+    [
+        (0, 42, False, [0, 10, 20, 30, 40]),
+        (-6.5, 31, False, [0, 10, 20, 30]),
+        (0, 100, False, [0, 20, 40, 60, 80, 100]),
+        (1, 24, True, [1, 2, 5, 10, 20]),
+        (1, 3e4, True, [1, 10, 100, 1000, 10000]),
+    ],
+)
+def test_ticks(low: float, high: float, log: bool, wanted: list[float]) -> None:
+    assert ticks(low, high, log) == wanted
+
+
+def test_a_chart_keeps_what_it_draws_inside() -> None:
+    chart = Chart("x", 3, [], 1, 100, log=True)
+    assert chart.y(100) < chart.y(10) < chart.y(1)
+    assert chart.y(10) == pytest.approx((chart.y(1) + chart.y(100)) / 2)
+    assert chart.y(1e9) == chart.y(math.inf) == chart.y(100) and chart.y(0.1) == chart.y(1)
+    assert chart.x(1) == pytest.approx((chart.x(0) + chart.x(2)) / 2)
