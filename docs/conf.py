@@ -1,8 +1,9 @@
 """Sphinx: `make docs` builds the site from these pages and the docstrings, into build/docs.
 
 What is done here beside the settings: formulas in docstrings become literal blocks, $...$ becomes
-MathML (no script, nothing fetched), a mention of a page becomes a link to it, schemas and help
-texts are taken from the library, and a public name that no page documents is a warning.
+MathML (no script, nothing fetched), a mention of a page or an object becomes a link to it, schemas
+and help texts are taken from the library. Warnings: a public name that no page documents, a page
+that is in the navigation twice.
 """
 
 # mypy: ignore-errors
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections import Counter
 from importlib.metadata import version as installed
 
 import torch
@@ -18,6 +20,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from latex2mathml.converter import convert
 from sphinx.util import logging
+from sphinx.util.nodes import make_refnode
 from typer.testing import CliRunner
 
 from scaled_mm.cli import COMMANDS, app
@@ -114,9 +117,21 @@ def titled(app, docname, source):
 # --- mathematics ----------------------------------------------------------------------------------
 
 
+BAR = "&#x0007C;"
+# A minus or plus that begins an expression, or follows a bracket, a comma or another sign.
+SIGN = re.compile(
+    r"(<mrow>|<mtd>|<mo[^>]*>(?:&#x00028;|&#x0005B;|&#x0002C;|&#x0003D;|&#x02264;)</mo>"
+    r"(?:<mtext>&#x000A0;</mtext>)?)<mo>(&#x02212;|&#x0002B;)</mo>"
+)
+
+
 def mathml(tex, display):
+    """MathML, with what latex2mathml leaves to the browser and browsers do not guess: bars and
+    signs stand close to what they belong to."""
     tex = re.sub(r"\\text\{[^}]*\}", lambda found: found[0].replace(r"\_", "_"), tex)
-    return convert(tex, display="block" if display else "inline")
+    made = convert(tex, display="block" if display else "inline")
+    made = made.replace(f">{BAR}</mo>", f' lspace="0" rspace="0">{BAR}</mo>')
+    return SIGN.sub(r'\1<mo form="prefix">\2</mo>', made)
 
 
 def inline_math(writer, node):
@@ -125,9 +140,9 @@ def inline_math(writer, node):
 
 
 def block_math(writer, node):
-    writer.body.append(
-        f'<div class="math" style="overflow-x: auto">{mathml(node.astext(), True)}</div>'
-    )
+    # Wider than a small window, it scrolls.
+    style = "overflow: auto hidden; padding-block: 0.4em"
+    writer.body.append(f'<div class="math" style="{style}">{mathml(node.astext(), True)}</div>')
     raise nodes.SkipNode
 
 
@@ -144,6 +159,22 @@ def page_links(app, doctree, docname):
             link = nodes.reference("", "", internal=True, refuri=uri)
             literal.replace_self(link)
             link += literal
+
+
+def references(app, env, node, contnode):
+    """`name` in a docstring, without its module: the one function, class or module that ends so."""
+    if node.get("refdomain") != "py" or node.get("reftype") != "obj":
+        return None
+    known = env.get_domain("py").objects
+    ends = "." + node["reftarget"].lstrip(".")
+    kinds = ("function", "class", "exception", "module", "data", "method", "property")
+    own = [name for name, x in known.items() if name.endswith(ends) and x.objtype in kinds]
+    if "." not in ends[1:]:  # a member's bare name could be anyone's
+        own = [name for name in own if known[name].objtype not in ("method", "property")]
+    if len({known[name].node_id for name in own}) != 1:
+        return None
+    found = known[own[0]]
+    return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, contnode)
 
 
 # --- taken from the library -----------------------------------------------------------------------
@@ -203,6 +234,14 @@ def public_objects():
                 yield f"{module.__name__}.{name}", found
 
 
+def once(app, env):
+    """A page that stands twice in the navigation is as much a fault as one that is not there."""
+    entries = Counter(page for pages in env.toctree_includes.values() for page in pages)
+    for page, count in entries.items():
+        if count > 1:
+            logging.getLogger(__name__).warning("%s is in the navigation %d times", page, count)
+
+
 def complete(app, env):
     documented = set()
     for name in env.get_domain("py").objects:
@@ -221,6 +260,8 @@ def setup(app):
     app.connect("autodoc-process-docstring", attribute, priority=600)  # and after it
     app.connect("source-read", titled)
     app.connect("doctree-resolved", page_links)
+    app.connect("missing-reference", references)
+    app.connect("env-check-consistency", once)
     app.connect("env-check-consistency", complete)
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     app.add_directive("schemas", Schemas)
