@@ -25,8 +25,8 @@ PIP := $(VENV)/bin/python -m pip install --quiet --no-warn-conflicts -c tools/co
 INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
 
-.PHONY: help demo test docs test-slow mutate mutate-sample gpu-mutate bench build lint format abi oldest \
-        asan cross cuda wheel vllm-test gpu-test gpu-bench gpu-sanitize clean distclean FORCE
+.PHONY: help demo test docs test-slow test-all mutate mutate-sample gpu-mutate bench build lint format \
+        abi oldest asan cross cuda wheel vllm-test gpu-test gpu-bench gpu-sanitize clean distclean FORCE
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,7 +36,7 @@ help:
 demo: $(VENV)/.demo $(LIBRARY) ## the main job: MiniLM-L6-v2 with int8 linears, against float32
 	scaled-mm demo
 
-test: $(VENV)/.test $(LIBRARY) ## the tests, without the slow ones
+test: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## the tests, without the slow ones
 	$(PYTEST) -m "not slow and not gpu"
 
 docs: $(VENV)/.docs $(LIBRARY) ## these pages and the docstrings as a site, in build/docs
@@ -45,14 +45,18 @@ docs: $(VENV)/.docs $(LIBRARY) ## these pages and the docstrings as a site, in b
 
 # ---- More of them ---------------------------------------------------------------------------------
 
-test-slow: $(VENV)/.test $(LIBRARY) ## the full counts
+test-slow: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## the full counts
 	$(PYTEST) -m "slow and not gpu"
 
-mutate: $(VENV)/.test $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow)
+test-all: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## both
+	$(PYTEST) -m "not gpu"
+
+# Hours. A run that was stopped goes on where it was; build/mutants.json is its report.
+mutate: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow)
 	python tests/mutate.py
 
 # A few, others at every commit. Eight take three to five minutes on two cores.
-mutate-sample: $(VENV)/.test ## the same with a sample of them
+mutate-sample: $(VENV)/.test $(VENV)/.demo ## the same with a sample of them
 	python tests/mutate.py --sample 8
 
 bench: $(VENV)/.base $(LIBRARY) ## the CPU kernels against what torch offers

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers import each_isa
 from torch import Tensor
 
 import scaled_mm
@@ -81,7 +82,9 @@ def product(m: int, n: int, k: int, at_end: bool, column_major: bool, dtype: tor
         for name, x in values.items()
     }
     b = placed["b"]
-    expect(scaled_mm.scaled_mm(**placed, out_dtype=dtype), expected, "plain", *context)
+    for isa in each_isa():
+        got = scaled_mm.scaled_mm(**placed, out_dtype=dtype)
+        expect(got, expected, "plain", isa, *context)
     expect(scaled_mm.azp_adj(b), reference.azp_adj(b), "azp_adj", *context)
     residual = floats(m, n).to(dtype if k % 2 else torch.float32)
     more: list[tuple[str, dict[str, Any]]] = [
@@ -90,15 +93,16 @@ def product(m: int, n: int, k: int, at_end: bool, column_major: bool, dtype: tor
     if n % 2 == 0:
         more.append(("activation", {"activation": "reglu"}))
     for name, change in more:
-        got, wanted = (
-            f(**placed, **change, out_dtype=dtype)
-            for f in (scaled_mm.scaled_mm, reference.scaled_mm)
-        )
-        expect(got, wanted, name, *context)
+        wanted = reference.scaled_mm(**placed, **change, out_dtype=dtype)
+        for isa in each_isa():
+            got = scaled_mm.scaled_mm(**placed, **change, out_dtype=dtype)
+            expect(got, wanted, name, isa, *context)
     packed = scaled_mm.pack_weight_int8(b)
     data = GUARDED["packed"].place(packed.data, at_end)
     placed["b"] = scaled_mm.PackedWeight(data, k, n)
-    expect(scaled_mm.scaled_mm(**placed, out_dtype=dtype), expected, "packed", *context)
+    for isa in each_isa():
+        got = scaled_mm.scaled_mm(**placed, out_dtype=dtype)
+        expect(got, expected, "packed", isa, *context)
     expect(scaled_mm.azp_adj(placed["b"]), reference.azp_adj(b), "azp_adj packed", *context)
 
 
@@ -113,8 +117,10 @@ def quantisers(m: int, k: int, at_end: bool, dtype: torch.dtype) -> None:
         {"scale": scale},
         {"scale": scale, "azp": azp, "symmetric": False},
     ):
-        got, expected = (f.quantize_int8(x, **options) for f in (scaled_mm, reference))
-        expect(got[0], expected[0], "quantize_int8", m, k, at_end, dtype, options)
+        expected = reference.quantize_int8(x, **options)[0]
+        for isa in each_isa():
+            got = scaled_mm.quantize_int8(x, **options)[0]
+            expect(got, expected, "quantize_int8", isa, m, k, at_end, dtype, options)
     w = GUARDED["w"].place(floats(m, k).to(dtype), at_end)
     expect(scaled_mm.quantize_weight_int8(w)[0], reference.quantize_weight_int8(w)[0], "weight", k)
 

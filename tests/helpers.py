@@ -1,20 +1,32 @@
-"""What the tests share: equality of bits, operands that must stay as they were, fresh processes."""
+"""What the tests share: equality of bits, operands that must stay as they were, fresh processes,
+modules of the extras."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import scaled_mm
 
 ISAS = scaled_mm._library.cpu_isas()
+
+
+def each_isa() -> Iterator[str]:
+    """Each instruction set that this machine runs, forced in turn. For tests whose reference takes
+    longer than the kernels: it is computed once, before; else the fixture `isa` will do."""
+    for isa in ISAS:
+        with scaled_mm._library.forced_cpu_isa(isa):
+            yield isa
 
 
 def bits(x: Tensor) -> Tensor:
@@ -59,3 +71,12 @@ def run_python(code: str, *arguments: str, timeout: float = 300, **env: str) -> 
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def extra(module: str) -> ModuleType:
+    """A module of an extra. `make test` installs them all: one that is missing is a failure, for a
+    test that skips in silence guards nothing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        return pytest.fail(f"{module} is missing ({missing}): `make test` installs it", False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from awq_cases import AWQ_CASES, DTYPES, FINITE, AwqCase
-from helpers import assert_bits, bytes_of
+from helpers import assert_bits, bytes_of, each_isa
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -30,12 +30,13 @@ def in_torch(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", AWQ_CASES)
-def test_dequantize(isa: str, name: str) -> None:
+def test_dequantize(name: str) -> None:
     operands = AWQ_CASES[name].weight()
     before = bytes_of(operands.values())
-    got = scaled_mm.awq_dequantize(**operands)
-    assert_bits(got, reference.awq_dequantize(**operands), name)
-    assert_bits(got, in_torch(**operands), name)
+    expected = reference.awq_dequantize(**operands)
+    assert_bits(in_torch(**operands), expected, name)
+    for isa in each_isa():
+        assert_bits(scaled_mm.awq_dequantize(**operands), expected, isa, name)
     assert all(torch.equal(x, y) for x, y in zip(bytes_of(operands.values()), before, strict=True))
 
 
@@ -60,18 +61,16 @@ def test_every_pair_in_every_lane(isa: str, dtype: torch.dtype) -> None:
 
 
 @dtypes
-def test_every_pair_with_every_scale(isa: str, dtype: torch.dtype) -> None:
+def test_every_pair_with_every_scale(dtype: torch.dtype) -> None:
     """Every 16-bit scale there is: subnormal, infinite and NaN ones too."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     operands = all_pairs(dtype, every)
-    assert_bits(scaled_mm.awq_dequantize(*operands), in_torch(*operands))
+    expected = in_torch(*operands)
+    for isa in each_isa():
+        assert_bits(scaled_mm.awq_dequantize(*operands), expected, isa)
 
 
 # --- awq_gemm -------------------------------------------------------------------------------------
-
-
-def assert_within(got: Tensor, operands: dict[str, Any], *context: object) -> None:
-    assert_bounded(got, *reference.awq_gemm_bound(**operands), *context)
 
 
 def assert_bounded(got: Tensor, exact: Tensor, bound: Tensor, *context: object) -> None:
@@ -83,13 +82,15 @@ def assert_bounded(got: Tensor, exact: Tensor, bound: Tensor, *context: object) 
 
 
 @pytest.mark.parametrize("name", [n for n, c in AWQ_CASES.items() if c.scales in FINITE])
-def test_product_within_the_bound(isa: str, name: str) -> None:
+def test_product_within_the_bound(name: str) -> None:
     operands = AWQ_CASES[name].product()
     before = bytes_of(operands.values())
-    got = scaled_mm.awq_gemm(**operands)
     expected = reference.awq_gemm(**operands)
-    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
-    assert_within(got, operands, name)
+    exact, bound = reference.awq_gemm_bound(**operands)
+    for isa in each_isa():
+        got = scaled_mm.awq_gemm(**operands)
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        assert_bounded(got, exact, bound, isa, name)
     assert all(torch.equal(x, y) for x, y in zip(bytes_of(operands.values()), before, strict=True))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import extra
 from rich.console import Console
 
 from scaled_mm import bench
@@ -241,7 +242,7 @@ def test_reasons_stand_beside_the_verdict():
 
 
 def test_roofline(gpu_result, tmp_path):
-    pytest.importorskip("matplotlib")
+    extra("matplotlib")
     path = tmp_path / "roofline.png"
     bench.plot(gpu_result, path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import write
-from helpers import assert_bits
+from helpers import assert_bits, extra
 from hypothesis import given
 from hypothesis import strategies as st
 from int4_cases import (
@@ -181,7 +181,7 @@ def test_what_writers_say_is_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["awq", "gptq-v1", "gptq-v1-act-order-symmetric", "gptq-v2"])
 def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = extra("transformers")
     form = FORMS[name]
     if form.method == "awq":
         config = transformers.AwqConfig(bits=4, group_size=form.group).to_dict()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import VARIANTS, state_of
-from helpers import assert_bits
+from helpers import assert_bits, extra
 from test_checkpoint import Reference
 from torch import Tensor, nn
 
@@ -22,8 +22,8 @@ from scaled_mm.nn import ScaledLinear
 from scaled_mm.precompute import precompute
 from scaled_mm.validate import validate
 
-pytest.importorskip("compressed_tensors")
-transformers = pytest.importorskip("transformers")
+extra("compressed_tensors")
+transformers = extra("transformers")
 
 IDS = torch.arange(48).view(2, 24) * 5 % 128
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

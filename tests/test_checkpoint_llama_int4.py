@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_cases import state_of, write
-from helpers import assert_bits
+from helpers import assert_bits, extra
 from int4_cases import FORMS, Form, dequantised, layers_of, plainly, state_of_int4
 from test_checkpoint_int4 import assert_layers_within_their_bound, weight_of
 from test_checkpoint_llama import IDS, llama, relative
@@ -18,7 +18,7 @@ from scaled_mm import load_quantized
 from scaled_mm.checkpoint import Checkpoint
 from scaled_mm.nn import AWQLinear
 
-transformers = pytest.importorskip("transformers")
+transformers = extra("transformers")
 
 NAMES = [
     "awq",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import Model, files_of, state_of, write
-from helpers import assert_bits, run_python
+from helpers import assert_bits, extra, run_python
 from safetensors.torch import load_file, save_file
 from test_checkpoint_llama import IDS, llama
 from test_outputs import KILLED
@@ -28,8 +28,8 @@ from scaled_mm.checkpoint.files import TensorFile
 from scaled_mm.cli import main
 from scaled_mm.smoothquant import Smoothing
 
-pytest.importorskip("compressed_tensors")
-transformers = pytest.importorskip("transformers")
+extra("compressed_tensors")
+transformers = extra("transformers")
 
 WORDS = {f"w{i}": i for i in range(128)}
 SENTENCES = ["w1 w2 w3 w4 w5", "w6 w7", "w8 w9 w10 w11 w12 w13 w14", "w100 w101 w127 w90"]

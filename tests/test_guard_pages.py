@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mp
 SCRIPT = (Path(__file__).with_name("guard_pages.py")).read_text()
 
 
-def test_operands_between_guard_pages(isa: str) -> None:
+def test_operands_between_guard_pages() -> None:
     assert run_python(SCRIPT).strip() == "no access outside"
 
 

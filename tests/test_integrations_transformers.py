@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import VARIANTS, state_of
-from helpers import assert_bits, run_python
+from helpers import assert_bits, extra, run_python
 from int4_cases import FORMS
 from safetensors.torch import save_file
 from test_checkpoint_llama import IDS, llama
@@ -27,8 +27,8 @@ from scaled_mm import load_quantized
 from scaled_mm.checkpoint import precompute
 from scaled_mm.nn import AWQLinear, ScaledLinear
 
-pytest.importorskip("compressed_tensors")
-transformers = pytest.importorskip("transformers")
+extra("compressed_tensors")
+transformers = extra("transformers")
 Auto = transformers.AutoModelForCausalLM
 
 
@@ -347,7 +347,7 @@ def test_what_nobody_can_run(
     name: str, key: str, made: Callable[..., Path], tmp_path: Path
 ) -> None:
     """transformers' own quantisers of AWQ and GPTQ need packages that are not here."""
-    pytest.importorskip("compressed_tensors")
+    extra("compressed_tensors")
     for path in made(name).iterdir():
         shutil.copy(path, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import extra
 from safetensors.torch import load_file
 
 from scaled_mm import load_quantized
 from scaled_mm.checkpoint import Checkpoint
 from scaled_mm.nn import ScaledLinear
 
-transformers = pytest.importorskip("transformers")
+transformers = extra("transformers")
 
 FOLDER = Path(__file__).parent / "vectors" / "llm-compressor"
 

@@ -185,7 +185,7 @@ def assert_out_of_memory(
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_out_of_memory(isa: str, name: str) -> None:
+def test_out_of_memory(name: str) -> None:
     assert_out_of_memory(MEMORY[name].public, torch.OutOfMemoryError, MEMORY[name].bytes)
 
 

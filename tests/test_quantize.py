@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, bytes_of
+from helpers import assert_bits, bytes_of, each_isa
 from quantize_cases import (
     IN_DTYPES,
     QUANTIZE_CASES,
@@ -30,52 +30,52 @@ def assert_all(got: Any, expected: Any, *context: object) -> None:
         assert_bits(x, y, name, *context)
 
 
-def assert_case(case: QuantizeCase, isa: str, rng: np.random.Generator | None = None) -> None:
+def assert_case(case: QuantizeCase, rng: np.random.Generator | None = None) -> None:
     operands = case.build(rng=rng)
     before = bytes_of(operands.values())
-    got = scaled_mm.quantize_int8(**operands)
+    expected = reference.quantize_int8(**operands)
+    for isa in each_isa():
+        got = scaled_mm.quantize_int8(**operands)
+        assert_all(got, expected, isa, case)
+        assert got[0].is_contiguous()
     for x, y in zip(bytes_of(operands.values()), before, strict=True):
-        assert torch.equal(x, y), (isa, case)
-    assert_all(got, reference.quantize_int8(**operands), isa, case)
-    assert got[0].is_contiguous()
+        assert torch.equal(x, y), case
 
 
 @pytest.mark.parametrize("name", QUANTIZE_CASES)
-def test_named(isa: str, name: str) -> None:
-    assert_case(QUANTIZE_CASES[name], isa)
+def test_named(name: str) -> None:
+    assert_case(QUANTIZE_CASES[name])
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random(isa: str, seed: int) -> None:
+def test_random(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(1000):
-        assert_case(random_quantize_case(rng), isa, rng)
+        assert_case(random_quantize_case(rng), rng)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_random_many(isa: str, seed: int) -> None:
+def test_random_many(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(5000):
-        assert_case(random_quantize_case(rng), isa, rng)
+        assert_case(random_quantize_case(rng), rng)
 
 
 @pytest.mark.slow
-def test_half_integers_at_every_width(isa: str) -> None:
+def test_half_integers_at_every_width() -> None:
     for k in range(1, 1101):
-        assert_case(half_integers(k), isa)
+        assert_case(half_integers(k))
 
 
 # Enough elements for several tasks, whose ranges are put together when one scale serves all.
 @pytest.mark.parametrize("per_token", [True, False])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_blocks(isa: str, symmetric: bool, per_token: bool) -> None:
+def test_blocks(symmetric: bool, per_token: bool) -> None:
     for shape in ((700, 100), (3, 40_000), (40_000, 3), (1, 100_003), (50, 7, 300)):
         for data in ("scaled", "positive", "one-nan"):
-            assert_case(
-                QuantizeCase("blocks", data, shape, symmetric=symmetric, per_token=per_token),
-                isa,
-            )
+            case = QuantizeCase("blocks", data, shape, symmetric=symmetric, per_token=per_token)
+            assert_case(case)
 
 
 @pytest.mark.parametrize("position", [0, 1, 16_383, 16_384, 50_000, 99_999])
@@ -118,13 +118,14 @@ def test_by_hand(isa: str, name: str) -> None:
 
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("data", ROWS)
-def test_weight(isa: str, data: str, per_channel: bool) -> None:
+def test_weight(data: str, per_channel: bool) -> None:
     for dtype in IN_DTYPES:
         for n, k in ((24, 40), (1, 1), (17, 1100), (1, 5), (5, 1), (0, 4), (4, 0)):
             w = QuantizeCase("weight", data, (n, k), dtype).build()["x"]
             for x in (w, w.t(), w[::2], w[:, 1::2]):
                 before = bytes_of([x])[0]
-                got = scaled_mm.quantize_weight_int8(x, per_channel=per_channel)
-                assert torch.equal(bytes_of([x])[0], before)
                 expected = reference.quantize_weight_int8(x, per_channel=per_channel)
-                assert_all(got, expected, isa, data, dtype, x.shape, x.stride())
+                for isa in each_isa():
+                    got = scaled_mm.quantize_weight_int8(x, per_channel=per_channel)
+                    assert_all(got, expected, isa, data, dtype, x.shape, x.stride())
+                assert torch.equal(bytes_of([x])[0], before)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, OUT_DTYPES, random_case
+from helpers import extra
 from quantize_cases import QUANTIZE_CASES, half_integers, random_quantize_case
 
 from scaled_mm import reference
@@ -196,7 +197,7 @@ def test_scaled_mm_by_hand_random_many() -> None:
 
 
 def test_int8_mm_and_column_sums() -> None:
-    dgemm = pytest.importorskip("scipy.linalg.blas").dgemm
+    dgemm = extra("scipy.linalg.blas").dgemm
     rng = np.random.default_rng(7)
     for _ in range(200):
         case = random_case(rng).build(rng=rng)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import Model, files_of, state_of
-from helpers import assert_bits
+from helpers import assert_bits, extra
 from safetensors import safe_open
 from test_checkpoint_llama import DTYPES, IDS, llama, relative
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ from scaled_mm.precompute import precompute
 from scaled_mm.quantization import SCHEMES
 from scaled_mm.smoothquant import Smoothing
 
-pytest.importorskip("compressed_tensors")
-transformers = pytest.importorskip("transformers")
+extra("compressed_tensors")
+transformers = extra("transformers")
 
 MIXED = QuantConfig("static-asymmetric", overrides=(("*.down_proj", "dynamic"),))
 CONFIGS = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, Case, Operands, Vector, random_case
-from helpers import assert_bits, bytes_of
+from helpers import assert_bits, bytes_of, each_isa
 
 import scaled_mm
 from scaled_mm import reference
@@ -15,46 +15,46 @@ from scaled_mm import reference
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-def assert_case(case: Case, operands: Operands, isa: str) -> None:
+def assert_case(case: Case, operands: Operands) -> None:
     a, b = operands["a"], operands["b"]
-    before = bytes_of(operands.values())
-    plain, plain_int = scaled_mm.scaled_mm(**operands), scaled_mm.int8_mm(a, b)
-    weight = scaled_mm.pack_weight_int8(b)
-    packed = scaled_mm.scaled_mm(**{**operands, "b": weight})
-    packed_int = scaled_mm.int8_mm(a, weight)
-    for x, y in zip(bytes_of(operands.values()), before, strict=True):
-        assert torch.equal(x, y), (isa, case)
-
     expected, expected_int = reference.scaled_mm(**operands), reference.int8_mm(a, b)
-    assert_bits(plain, expected, isa, "plain", case)
-    assert_bits(packed, expected, isa, "packed", case)
-    assert_bits(plain_int, expected_int, isa, "int8_mm", case)
-    assert_bits(packed_int, expected_int, isa, "int8_mm packed", case)
-    assert plain.is_contiguous()
-    assert plain_int.is_contiguous()
+    before = bytes_of(operands.values())
+    for isa in each_isa():
+        plain, plain_int = scaled_mm.scaled_mm(**operands), scaled_mm.int8_mm(a, b)
+        weight = scaled_mm.pack_weight_int8(b)
+        packed = scaled_mm.scaled_mm(**{**operands, "b": weight})
+        packed_int = scaled_mm.int8_mm(a, weight)
+        assert_bits(plain, expected, isa, "plain", case)
+        assert_bits(packed, expected, isa, "packed", case)
+        assert_bits(plain_int, expected_int, isa, "int8_mm", case)
+        assert_bits(packed_int, expected_int, isa, "int8_mm packed", case)
+        assert plain.is_contiguous()
+        assert plain_int.is_contiguous()
+    for x, y in zip(bytes_of(operands.values()), before, strict=True):
+        assert torch.equal(x, y), case
 
 
-def assert_random(isa: str, seed: int, count: int) -> None:
+def assert_random(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(count):
         case = random_case(rng)
-        assert_case(case, case.build(rng=rng), isa)
+        assert_case(case, case.build(rng=rng))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_named(isa: str, name: str) -> None:
-    assert_case(CASES[name], CASES[name].build(), isa)
+def test_named(name: str) -> None:
+    assert_case(CASES[name], CASES[name].build())
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random(isa: str, seed: int) -> None:
-    assert_random(isa, seed, 500)
+def test_random(seed: int) -> None:
+    assert_random(seed, 500)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_random_many(isa: str, seed: int) -> None:
-    assert_random(isa, seed, 5000)
+def test_random_many(seed: int) -> None:
+    assert_random(seed, 5000)
 
 
 BIAS = Vector("signed", dtype=torch.float32)
@@ -73,21 +73,21 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks(isa: str, name: str) -> None:
+def test_blocks(name: str) -> None:
     for out_dtype in (torch.bfloat16, torch.float32):
-        assert_case(BLOCKS[name], {**BLOCKS[name].build(), "out_dtype": out_dtype}, isa)
+        assert_case(BLOCKS[name], {**BLOCKS[name].build(), "out_dtype": out_dtype})
 
 
 @pytest.mark.parametrize("m", [1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 97])
-def test_every_height_of_tile(isa: str, m: int) -> None:
+def test_every_height_of_tile(m: int) -> None:
     """Around the rows from which a plain weight is packed, and every rest of rows and panels."""
     for n in (1, 15, 16, 17, 33, 48, 64, 65):
         for k in (1, 4, 31, 64, 67):
             case = Case("height", m, n, k, bias=Vector("signed"), out_dtype=torch.float32)
-            assert_case(case, case.build(), isa)
+            assert_case(case, case.build())
 
 
-def test_bias_is_fused_to_the_last_bit(isa: str) -> None:
+def test_bias_is_fused_to_the_last_bit() -> None:
     """scale_a scale_b is half an ulp of the bias but for less than float64 can hold of their sum:
     rounding that sum to float64 first makes a tie of it, and the tie is decided wrongly."""
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_bias_is_fused_to_the_last_bit(isa: str) -> None:
         "out_dtype": torch.float32,
     }
     case = Case("fused", n, n, 1)
-    assert_case(case, operands, isa)
+    assert_case(case, operands)
     twice = operands["scale_a"].double() * operands["scale_b"].double() + operands["bias"].double()
     wrong = twice.float() != reference.scaled_mm(**operands).diagonal()
     assert wrong.sum() > n // 4, "the operands show the difference"

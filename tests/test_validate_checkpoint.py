@@ -11,6 +11,7 @@ import pytest
 import torch
 from blocks import PreNorm, inputs, seeded
 from checkpoint_cases import write
+from helpers import extra
 from int4_cases import FORMS, quantised, state_of_int4, stored, toy, write_toy
 from torch import Tensor, nn
 
@@ -340,8 +341,8 @@ WORDS = ["a", "small", "model", "reads", "a", "few", "words", "and", "says", "wh
 
 def test_two_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Float and quantised folder, the user's sentences: no Python to write."""
-    transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
+    transformers = extra("transformers")
+    tokenizers = extra("tokenizers")
     from test_checkpoint_llama import llama
 
     model = llama(torch.float32)

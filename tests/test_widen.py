@@ -1,9 +1,11 @@
 """_widen, the window onto the converters of small integers: every value in every lane, exact; and
-the constants of docs/lowbit.md, with which the GPU converts."""
+the arithmetic with which the GPU converts, on the constants of csrc/cuda/common/convert.cuh."""
 
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from helpers import assert_bits
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+ROOT = Path(__file__).resolve().parent.parent
 ops = torch.ops.scaled_mm
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -142,7 +145,19 @@ def test_opcheck_and_fake(name: str, bits: int, signed: bool, dtype: torch.dtype
         assert (x.shape, x.dtype, x.stride()) == (real.shape, real.dtype, real.stride())
 
 
-# --- the constants of docs/lowbit.md, in torch's arithmetic ---------------------------------------
+# --- what the GPU does with bits, in torch's arithmetic: constants as convert.cuh has them --------
+
+CONVERT = (ROOT / "csrc/cuda/common/convert.cuh").read_text()
+
+
+def constants(statement: str) -> list[int]:
+    """The numbers that stand in convert.cuh where `statement` has HEX, as int32 holds them; the
+    words around them must be those of the source."""
+    pattern = re.escape(statement).replace("\\ ", r"\s*").replace("HEX", "(0x[0-9a-fA-F]+)")
+    found = re.findall(pattern, CONVERT)
+    assert len(found) == 1, f"{len(found)} times in convert.cuh: {statement}"
+    numbers = [int(text, 16) for text in (found if isinstance(found[0], str) else found[0])]
+    return [number - (number >> 31 << 32) for number in numbers]
 
 
 def pairs(words: Tensor, dtype: torch.dtype) -> Tensor:
@@ -150,45 +165,99 @@ def pairs(words: Tensor, dtype: torch.dtype) -> Tensor:
     return words.contiguous().unsqueeze(-1).view(dtype)
 
 
-def prmt(first: Tensor, second: int, selector: int) -> Tensor:
-    every = torch.cat(
-        [x.unsqueeze(-1).view(torch.uint8) for x in (first, torch.full_like(first, second))], -1
-    )
+def pair(word: int, dtype: torch.dtype) -> Tensor:
+    return pairs(torch.tensor(word, dtype=torch.int32), dtype)
+
+
+def byte_perm(first: Tensor, second: int | Tensor, selector: int) -> Tensor:
+    """__byte_perm: digit i of the selector says which of the eight bytes is byte i."""
+    if isinstance(second, int):
+        second = torch.full_like(first, second)
+    every = torch.cat([x.contiguous().unsqueeze(-1).view(torch.uint8) for x in (first, second)], -1)
     digits = [selector >> 4 * i & 15 for i in range(4)]
     return every[..., digits].contiguous().view(torch.int32).squeeze(-1)
 
 
-@pytest.mark.parametrize(("signed", "near", "far"), [(False, 1024.0, -64.0), (True, 1032.0, -72.0)])
-def test_lop3_to_float16(signed: bool, near: float, far: float) -> None:
-    words = torch.cat([WORDS["nibbles"], WORDS["halves"], WORDS["random"]])
-    elements = expected(words, 4, signed, torch.float16)
-    for shift in (0, 8):
-        i = shift // 4
-        low = pairs(words >> shift & 0x000F000F | 0x64006400, torch.float16) - near
-        high = pairs(words >> shift & 0x00F000F0 | 0x64006400, torch.float16) / 16 + far
-        assert_bits(low, elements[:, [i, i + 4]])
-        assert_bits(high, elements[:, [i + 1, i + 5]])
+def lowbit_words(table: str) -> Tensor:
+    return torch.cat([WORDS[table], WORDS["halves"], WORDS["random"]])
 
 
-@pytest.mark.parametrize(("signed", "constant"), [(False, 128.0), (True, 136.0)])
-def test_lop3_to_bfloat16(signed: bool, constant: float) -> None:
-    words = torch.cat([WORDS["nibbles"], WORDS["halves"], WORDS["random"]])
-    elements = expected(words, 4, signed, torch.bfloat16)
+def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Of float16, rounded once: float32 holds these products and sums."""
+    return (x.float() * y.float() + z.float()).half()
+
+
+@pytest.mark.parametrize("zero_point", [None, *range(16)])
+@pytest.mark.parametrize("signed", [False, True])
+def test_nibbles_to_float16(signed: bool, zero_point: int | None) -> None:
+    """widen4 (by fixed()), and the difference from a zero point that was lifted likewise."""
+    odd, even, one = constants("and_or(word >> i / 2 * 8, i % 2 ? HEX : HEX, HEX)")
+    (minus_16th,) = constants("i % 2 ? Pairs<__half>::multiply(lifted, HEX) : lifted;")
+    far = constants("if (i % 2) return is_signed ? HEX : HEX;")
+    near = constants("return is_signed ? HEX : HEX; // 1032, 1024")
+    (a_16th,) = constants("i % 2 ? Pairs<__half>::fma(lifted, HEX, base)")
+    words = lowbit_words("nibbles") if zero_point is None else WORDS["nibbles"]
+    half = torch.float16
+
+    def lift(word: Tensor, i: int) -> Tensor:
+        return pairs(word >> i // 2 * 8 & (odd if i % 2 else even) | one, half)
+
+    zeros = torch.tensor((zero_point or 0) * 0x11111111 & 0x7FFFFFFF, dtype=torch.int32)
+    if (zero_point or 0) >= 8:
+        zeros = zeros | -(2**31)
     for i in range(4):
-        got = pairs(words >> 4 * i & 0x000F000F | 0x43004300, torch.bfloat16) - constant
+        base = pair((far if i % 2 else near)[0 if signed else 1], half)
+        elements = expected(words, 4, signed, half)
+        if zero_point is not None:
+            lifted = lift(zeros, i)
+            base = lifted * pair(minus_16th, half) if i % 2 else lifted
+            elements = expected(words, 4, False, half) - zero_point
+        lifted = lift(words, i)
+        got = fma(lifted, pair(a_16th, half), base) if i % 2 else lifted - base
+        assert_bits(got, elements[:, [i, i + 4]], i)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_nibbles_to_bfloat16(signed: bool) -> None:
+    mask, one = constants("and_or(word >> 4 * i, HEX, HEX)")
+    fixed = constants("return is_signed ? HEX : HEX; // 136, 128")
+    words = lowbit_words("nibbles")
+    elements = expected(words, 4, signed, torch.bfloat16)
+    base = pair(fixed[0 if signed else 1], torch.bfloat16)
+    for i in range(4):
+        got = pairs(words >> 4 * i & mask | one, torch.bfloat16) - base
         assert_bits(got, elements[:, [i, i + 4]])
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_prmt(signed: bool) -> None:
-    words = torch.cat([WORDS["bytes"], WORDS["halves"], WORDS["random"]])
-    flipped = words ^ -0x7F7F7F80 if signed else words  # 0x80808080
-    added = 128 if signed else 0
-    for i, selector in ((0, 0x4140), (2, 0x4342)):
-        lifted = pairs(prmt(flipped, 0x64646464, selector), torch.float16)
-        elements = expected(words, 8, signed, torch.float16)
-        assert_bits(lifted - (1024 + added), elements[:, i : i + 2])
-    for i in range(4):
-        wide = prmt(flipped, 0x4B000000, 0x7650 + i).view(torch.float32) - (2**23 + added)
-        assert not (wide.view(torch.int32) & 0xFFFF).any()  # the upper half is all there is
-        assert_bits(wide.bfloat16(), expected(words, 8, signed, torch.bfloat16)[:, i])
+def test_bytes_to_both(signed: bool) -> None:
+    (flip,) = constants("if (kSigned) word ^= HEX;")
+    fixed = constants("const Pair constant = kSigned ? HEX : HEX;")
+    low, low_selector = constants("pair[0] = Pairs<T>::subtract(__byte_perm(word, HEX, HEX),")
+    high, high_selector = constants("pair[1] = Pairs<T>::subtract(__byte_perm(word, HEX, HEX),")
+    wide_base, wide_selector = constants("__byte_perm(word, HEX, HEX + i)")
+    (first,) = constants("pair[0] = __byte_perm(wide[0], wide[1], HEX);")
+    (second,) = constants("pair[1] = __byte_perm(wide[2], wide[3], HEX);")
+    taken = re.findall(r"const float constant = kSigned \? ([\d.]+)f : ([\d.]+)f;", CONVERT)
+    assert len(taken) == 1
+    words = lowbit_words("bytes")
+    flipped = words ^ flip if signed else words
+
+    base = pair(fixed[0 if signed else 1], torch.float16)
+    elements = expected(words, 8, signed, torch.float16)
+    for i, bits, selector in ((0, low, low_selector), (2, high, high_selector)):
+        lifted = pairs(byte_perm(flipped, bits, selector), torch.float16)
+        assert_bits(lifted - base, elements[:, i : i + 2], i)
+
+    constant = float(taken[0][0 if signed else 1])
+    wide = [
+        (byte_perm(flipped, wide_base, wide_selector + i).view(torch.float32) - constant).view(
+            torch.int32
+        )
+        for i in range(4)
+    ]
+    assert not any((x & 0xFFFF).any() for x in wide)  # the upper half is all there is
+    elements = expected(words, 8, signed, torch.bfloat16)
+    for i, selector in ((0, first), (2, second)):
+        got = pairs(byte_perm(wide[i], wide[i + 1], selector), torch.bfloat16)
+        assert_bits(got, elements[:, i : i + 2], i)

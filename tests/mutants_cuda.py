@@ -1,0 +1,229 @@
+"""Bugs for mutants.py. The CUDA sources: planted by `make gpu-mutate`, where there is a GPU."""
+
+from __future__ import annotations
+
+from mutant import of
+
+MUTANTS = [
+    *of(
+        "csrc/cuda/common/alignment.h",
+        "test_cuda_rows test_cuda_scaled_mm",
+        {
+            "cuda-misaligned-operand-in-place": (
+                "reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&",
+                "true &&",
+            ),
+            "cuda-padded-rows-in-place": (
+                "kSize * x.row_stride % 16 == 0 && x.row_stride >= cols",
+                "true",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/convert.cuh",
+        "test_cuda_widen test_cuda_awq",
+        {
+            "cuda-nibble-unscaled": ("0x2c002c00, base)  // 1/16", "0x3c003c00, base)  // 1"),
+            "cuda-signed-bytes-off": (
+                "kSigned ? 0x64806480 : 0x64006400",
+                "kSigned ? 0x64006400 : 0x64006400",
+            ),
+            "cuda-bfloat16-nibbles-off": (
+                "? 0x43084308 : 0x43004300;",
+                "? 0x43004300 : 0x43004300;",
+            ),
+            "cuda-bytes-of-the-other-half": (
+                "__byte_perm(word, 0x64646464, 0x4342)",
+                "__byte_perm(word, 0x64646464, 0x4140)",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/device.cpp",
+        "test_cuda_environment test_cuda_streams",
+        {
+            "cuda-no-device-guard": ('check(cudaSetDevice(device.index), "cudaSetDevice");', ""),
+            "cuda-device-not-put-back": ("if (previous_ >= 0) cudaSetDevice(previous_);", ""),
+            "cuda-default-stream": ("return static_cast<cudaStream_t>(stream);", "return nullptr;"),
+            "cuda-facts-of-device-0": ("return known[index];", "return known[0];"),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/device.cpp",
+        "test_cuda_big",
+        {
+            "cuda-sizes-in-32-bits": (
+                "if (size > std::numeric_limits<int32_t>::max()) {",
+                "if (false) {",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/launch.cuh",
+        "test_cuda_streams test_cuda_rows test_cuda_environment",
+        {
+            "cuda-dependent-launch-without-wait": (
+                'asm volatile("griddepcontrol.wait;" ::: "memory");',
+                "",
+            ),
+            "cuda-status-of-a-launch-lost": (
+                (
+                    "check(cudaLaunchKernelEx(&launch, kernel, Params(args)...), "
+                    '"cudaLaunchKernelEx");'
+                ),
+                "cudaLaunchKernelEx(&launch, kernel, Params(args)...);",
+            ),
+            "cuda-shared-memory-of-one-device": ("once(device.index, [&] {", "once(0, [&] {"),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/lower.cuh",
+        "test_cuda_rows",
+        {
+            "cuda-bias-not-fused": (
+                "return __fmaf_rn(x, y, z);",
+                "return __fadd_rn(__fmul_rn(x, y), z);",
+            ),
+            "cuda-operand-of-the-first-tile": (
+                "(operands[static_cast<int>(L::id)], row + i, col + i)",
+                "(operands[static_cast<int>(L::id)], row + i, i)",
+            ),
+            "cuda-stride-ignored": ("[m * operand.row_stride + n * operand.col_stride]", "[m + n]"),
+            "cuda-residual-dropped": ("return __fadd_rn(x, y);", "return x;"),
+            "cuda-gate-not-clamped": (
+                "__fmul_rn(gate > 0.0f ? gate : gate == gate ? 0.0f : gate, value)",
+                "__fmul_rn(gate, value)",
+            ),
+            "cuda-gate-of-nan-is-zero": ("gate == gate ? 0.0f : gate, value)", "0.0f, value)"),
+            "cuda-gate-and-value-swapped": (
+                "return apply(Op{}, even, odd);",
+                "return apply(Op{}, odd, even);",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/quantizer.cuh",
+        "test_cuda_quantize",
+        {
+            "cuda-scale-of-zeros-is-zero": ("    by.scale = fmaxf(by.scale, FLT_MIN);\n", ""),
+            "cuda-infinity-in-a-range": (
+                "poison = __fmaf_rn(x, 0.0f, poison);",
+                "poison = x == x ? poison : x;",
+            ),
+            "cuda-one-step-of-division": (
+                "    q = __fmaf_rn(__fmaf_rn(-q, divisor, x), reciprocal, q);\n",
+                "",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/relayout.cu",
+        "test_cuda_weight test_cuda_scaled_mm",
+        {
+            "cuda-tile-transposed-wrong": (
+                "word[3] = __byte_perm(high01, high23, 0x7632);",
+                "word[3] = __byte_perm(high01, high23, 0x5410);",
+            ),
+            "cuda-rows-past-the-last": (
+                "if (out_row >= rows || out_col >= to_stride) continue;",
+                "if (out_row + 1 >= rows || out_col >= to_stride) continue;",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/store.cuh",
+        "test_cuda_rows",
+        {
+            "cuda-rest-of-a-row-overwritten": ("if (vectors && count >= kSize)", "if (vectors)"),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/cutlass3/gemm.h",
+        "test_cuda_environment",
+        {
+            "cuda-status-of-cutlass-lost": (
+                "if (status == cutlass::Status::kSuccess) return;",
+                "return;",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/cutlass3/lower.h",
+        "test_cuda_rows",
+        {
+            "cuda-persistent-residual-of-the-first-tile": (
+                "static_cast<int>(tile_m) * size<0>(Tile{});",
+                "0 * static_cast<int>(tile_m) * size<0>(Tile{});",
+            ),
+            "cuda-persistent-residual-past-its-end": ("r < rows && c < cols ?", "true ?"),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/dequantize.cu",
+        "test_cuda_awq",
+        {
+            "cuda-int4-group-not-advanced": ("      ++group;\n", ""),
+            "cuda-int4-rows-past-the-last": ("if (row >= w.k) return;", ""),
+            "cuda-int4-row-in-32-bits": (
+                (
+                    "const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;\n  "
+                    "const int64_t block"
+                ),
+                (
+                    "const int64_t index = static_cast<int>(blockIdx.x * kThreads + "
+                    "threadIdx.x);\n  const int64_t block"
+                ),
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/int8.cpp",
+        "test_cuda_rows",
+        {
+            "cuda-operands-not-bound": ("epilogue::bind_operands(epilogue, p.operands);", ""),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/sm90/int8_stream.cuh",
+        "test_cuda_rows",
+        {
+            "cuda-slice-of-k-dropped": (
+                "static_cast<int>(int64_t{p.chunks} * (slice + 1) / split)",
+                "static_cast<int>(p.chunks / split * (slice + 1))",
+            ),
+            "cuda-last-channels-unwritten": (
+                "token * p.ldd + channel, inside, value",
+                "token * p.ldd + channel, inside - (inside == 3), value",
+            ),
+            "cuda-pairs-where-they-come-from": (
+                "token * p.ldd + channel / 2, inside / 2, pair",
+                "token * p.ldd + channel, inside / 2, pair",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/epilogue/expr.h",
+        "test_cuda_rows",
+        {
+            "cuda-absent-residual-is-plus-zero": (
+                "Neutral<Operand::residual> {\n  static constexpr float value = -0.0f;",
+                "Neutral<Operand::residual> {\n  static constexpr float value = 0.0f;",
+            ),
+        },
+        gpu=True,
+    ),
+]

@@ -1,0 +1,203 @@
+"""Bugs for mutants.py. Python: layers, int4 packings, other names, the command."""
+
+from __future__ import annotations
+
+from mutant import of
+
+MUTANTS = [
+    *of(
+        "scaled_mm/compat.py",
+        "test_compat",
+        {
+            "azp-adj-of-the-other-meaning": (
+                'zero: dict[str, Any] = {"azp_with_adj": _row(azp_adj)}',
+                (
+                    'zero: dict[str, Any] = {"azp": torch.ones(1, dtype=torch.int32), '
+                    '"azp_adj": -_row(azp_adj)}'
+                ),
+            ),
+            "vllm-scales-on-the-wrong-side": (
+                "_matrix(a), b, _column(scale_a), _row(scale_b)",
+                "_matrix(a), b, _row(scale_a), _row(scale_b)",
+            ),
+            "vllm-leading-dimensions-lost": (
+                (
+                    "bias=_bias(bias), out_dtype=out_dtype\n    )\n    return "
+                    "d.view(*a.shape[:-1], b.shape[1])"
+                ),
+                "bias=_bias(bias), out_dtype=out_dtype\n    )\n    return d",
+            ),
+            "vllm-azp-leading-dimensions-lost": (
+                "**zero,\n    )\n    return d.view(*a.shape[:-1], b.shape[1])",
+                "**zero,\n    )\n    return d",
+            ),
+            "vllm-scales-keep-their-dimensions": (
+                "return q, _column(scale_out), None if azp_out is None else _column(azp_out)",
+                "return q, scale_out, azp_out",
+            ),
+            "vllm-symmetric-ignored": (
+                "scale=scale, azp=azp, symmetric=symmetric)",
+                "scale=scale, azp=azp, symmetric=azp is None)",
+            ),
+            "vllm-scales-after-zeros": (
+                "return ops.awq_dequantize(qweight, scales, zeros)",
+                "return ops.awq_dequantize(qweight, zeros, scales)",
+            ),
+            "sgl-bias-dropped": (
+                "cutlass_scaled_mm(mat_a, mat_b, scales_a, scales_b, out_dtype, bias)",
+                "cutlass_scaled_mm(mat_a, mat_b, scales_a, scales_b, out_dtype)",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/lowbit/int4.py",
+        "test_awq_packing",
+        {
+            "gptq-v1-zeros-as-stored": ("return 2 - version", "return 0"),
+            "gptq-zeros-interleaved": (
+                "zeros = unpack(qzeros, SEQUENTIAL) +",
+                "zeros = unpack(qzeros) +",
+            ),
+            "group-of-rows-not-checked": ("if k and (groups == 0 or k % groups):", "if False:"),
+            "order-of-equals-lost": (
+                "torch.argsort(self.g_idx, stable=True)",
+                "torch.argsort(-self.g_idx)",
+            ),
+            "act-order-applied-twice": (
+                "return Int4(self.q[order], self.scales, self.zeros), order",
+                "return Int4(self.q[order][order], self.scales, self.zeros), order",
+            ),
+            "unequal-groups-accepted": (
+                "or (k and bool((sizes * groups != k).any())):",
+                "or False:",
+            ),
+            "zeros-of-version-one-wrap": (
+                "_stored_below(version) & 15\n    return Int4",
+                "_stored_below(version)\n    return Int4",
+            ),
+            "group-of-a-row-rounded-up": (
+                "// max(1, k // max(1, groups))",
+                "// max(1, -(-k // max(1, groups)))",
+                "k is a multiple of the number of groups there",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/lowbit/words.py",
+        "test_awq_packing",
+        {
+            "words-high-nibble-first": (
+                "values[..., low] & 15 | values[..., high] << 4",
+                "values[..., high] & 15 | values[..., low] << 4",
+            ),
+            "awq-order-of-gptq": (
+                "INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)",
+                "INTERLEAVED = SEQUENTIAL",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/nn/awq_linear.py",
+        "test_guards_python::test_dtypes_of_an_int4_layer test_awq_packing",
+        {
+            "int4-bias-of-another-dtype": (
+                '"bias": ((n,), dtype)',
+                '"bias": ((n,), torch.float32)',
+            ),
+            "int4-scales-of-another-dtype": (
+                '"scales": ((groups, n), dtype)',
+                '"scales": ((groups, n), torch.float16)',
+            ),
+            "act-order-ignored": (
+                "if self.order is not None:\n            x",
+                "if False:\n            x",
+            ),
+            "int4-output-of-the-scales-dtype": ("return y.to(x.dtype)", "return y"),
+            "int4-order-not-loaded": ("if order is not None and self.order is None:", "if False:"),
+            "int4-bias-left-out": (
+                "self.scales, self.qzeros, bias=self.bias)",
+                "self.scales, self.qzeros)",
+            ),
+            "group-that-does-not-divide": (
+                "if group < 1 or in_features % group != 0:",
+                "if group < 1:",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/nn/one_weight.py",
+        "test_one_weight",
+        {
+            "shared-weight-packed": ("not cut and _holders(self) != _ALONE", "False"),
+            "shared-memory-not-counted": (
+                "torch._C._storage_Use_Count(memory._cdata)",
+                "0 * torch._C._storage_Use_Count(memory._cdata)",
+            ),
+            "python-holders-not-counted": (
+                "sys.getrefcount(weight)",
+                "0 * sys.getrefcount(weight)",
+            ),
+            "storage-holders-not-counted": (
+                "sys.getrefcount(memory)",
+                "0 * sys.getrefcount(memory)",
+            ),
+            "reading-leaves-the-packed": (
+                'dict.__setitem__(self, "weight", _plain(self.packed))\n',
+                "pass\n",
+            ),
+            "written-weight-leaves-the-packed": (
+                'if key == "weight":\n                self.packed = None\n\n    def __del',
+                "if False:\n                self.packed = None\n\n    def __del",
+            ),
+            "plain-kept-beside": ('dict.__setitem__(self, "weight", None)', "pass"),
+            "file-without-the-weight": ('entries["weight"] = _plain', "_plain"),
+            "tracing-unpacks": ("if TracingContext.try_get() is None:", "if True:"),
+            "every-trace-settles": ("elif not self._traced and", "elif"),
+        },
+    ),
+    *of(
+        "scaled_mm/nn/scaled_linear.py",
+        "test_nn test_one_weight",
+        {
+            "scales-follow-the-dtype": ("if moved.dtype != dtype:", "if moved is None:"),
+            "static-azp-dropped": ("azp_with_adj=self.azp_with_adj,\n            out", "out"),
+            "loaded-weight-not-packed": (
+                "cast(Tensor, self._buffers[name]).to(dtype)\n        self._buffers.settle()",
+                "cast(Tensor, self._buffers[name]).to(dtype)",
+            ),
+            "layer-bias-dropped": ("bias=self.bias,\n            azp", "azp"),
+            "output-dtype-fixed": ("out_dtype=x.dtype", "out_dtype=torch.bfloat16"),
+        },
+    ),
+    *of(
+        "scaled_mm/nn/scaled_linear.py",
+        "test_guards_python test_nn",
+        {
+            "smooth-not-inverted": ("copy_(1 / smooth)", "copy_(smooth)"),
+            "smooth-not-in-the-weight": (
+                "weight = weight.float() * smooth",
+                "weight = weight.float()",
+            ),
+            "input-not-smoothed": (
+                "x if self.input_smooth is None else x.float() * self.input_smooth",
+                "x",
+            ),
+            "infinite-smooth-accepted": (
+                "bool(((smooth > 0) & smooth.isfinite()).all())",
+                "bool((smooth > 0).all())",
+            ),
+            "dynamic-azp-dropped": ("azp=azp if self.dynamic else None", "azp=None"),
+            "weight-scale-of-one-channel": (
+                "copy_(scale.view(-1, 1))",
+                "copy_(scale.view(-1, 1)[:1])",
+            ),
+        },
+    ),
+    *of(
+        "tools/cuda_build.py",
+        "test_build::test_gencode",
+        {
+            "sm-90-without-its-a": ('"a" if number == 90', '"" if number == 90'),
+        },
+    ),
+]

@@ -1,0 +1,180 @@
+"""Bugs for mutants.py. Python: the public functions of the ops, and loading the libraries."""
+
+from __future__ import annotations
+
+from mutant import of
+
+MUTANTS = [
+    *of(
+        "scaled_mm/_library.py",
+        "test_environment",
+        {
+            "missing-library-not-said": ("if not CPU_LIBRARY.exists():", "if False:"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/arguments.py",
+        "test_torch test_refusals test_weight",
+        {
+            "gradients-refused-always": ("if torch.is_grad_enabled():", "if True:"),
+            "gradients-never-refused": ("if torch.is_grad_enabled():", "if False:"),
+            "gradient-of-an-option": ("in options.items():", "in ():"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/arguments.py",
+        "test_memory",
+        {
+            "out-of-memory-is-python-s": (
+                "torch.OutOfMemoryError(str(error))",
+                "MemoryError(str(error))",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/arguments.py",
+        "test_out",
+        {
+            "write-hidden-from-autograd": ("torch.autograd.graph.increment_version(out)", "pass"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/arguments.py",
+        "test_fakes",
+        {
+            "kind-of-tensor-not-said": (
+                "isinstance(operand, Tensor) and (kind :=",
+                "(kind := '') and (",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/azp.py",
+        "test_torch test_weight",
+        {
+            "packed-shape-not-passed": ("_azp_adj(weight, **packed)", "_azp_adj(weight)"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/azp.py",
+        "test_memory",
+        {
+            "no-memory-for-sums": (
+                "return _azp_adj(weight, **packed)\n    except (MemoryError, ",
+                "return _azp_adj(weight, **packed)\n    except (OSError, ",
+            ),
+            "no-memory-for-sums-times-azp": (
+                "return _azp_with_adj(weight, azp, **packed)\n    except (MemoryError, ",
+                "return _azp_with_adj(weight, azp, **packed)\n    except (OSError, ",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/int8.py",
+        "test_torch test_refusals test_weight",
+        {
+            "fake-product-dtype": ("out_dtype or torch.bfloat16", "torch.bfloat16"),
+            "fake-of-pairs-is-whole": ("n = n // 2", "n = n"),
+            "fake-of-any-activation": ('if activation == "reglu":', "if residual is None:"),
+            "fake-packed-size": ("((k + 3) // 4 + 1) * 64", "((k + 3) // 4) * 64"),
+            "bias-not-passed": ('options["bias"] = bias', "pass"),
+            "residual-not-passed": ('options["residual"] = residual', "pass"),
+            "activation-not-passed": ('options["activation"] = activation', "pass"),
+            "activation-of-any-type": ("if not isinstance(activation, str):", "if False:"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/int8.py",
+        "test_memory",
+        {
+            "no-memory-for-a-product": (
+                "**options, **packed)\n        return written(out)\n    except (MemoryError, ",
+                "**options, **packed)\n        return written(out)\n    except (OSError, ",
+            ),
+            "no-memory-for-int32": (
+                (
+                    "_int8_mm_out(a, weight, out=out, **packed)\n        return "
+                    "written(out)\n    except (MemoryError, "
+                ),
+                (
+                    "_int8_mm_out(a, weight, out=out, **packed)\n        return "
+                    "written(out)\n    except (OSError, "
+                ),
+            ),
+            "no-memory-for-a-packed-weight": (
+                "b.shape[0], b.shape[1])\n    except (MemoryError, ",
+                "b.shape[0], b.shape[1])\n    except (OSError, ",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/lowbit.py",
+        "test_memory",
+        {
+            "no-memory-for-a-dequantised-weight": (
+                "return _awq_dequantize(qweight, scales, qzeros)\n    except (MemoryError, ",
+                "return _awq_dequantize(qweight, scales, qzeros)\n    except (OSError, ",
+            ),
+            "no-memory-for-an-int4-product": (
+                "**options)\n        return written(out)\n    except (MemoryError, ",
+                "**options)\n        return written(out)\n    except (OSError, ",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/packed_weight.py",
+        "test_torch test_refusals test_weight",
+        {
+            "packed-weight-transposed": ("return (self.k, self.n)", "return (self.n, self.k)"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/packed_weight.py",
+        "test_one_weight",
+        {
+            "unpacked-with-the-flip": ("_FLIP = -128", "_FLIP = 0"),
+            "skew-unpacked": ("[:, :groups].transpose", "[:, 1:].transpose"),
+            "packed-size-not-checked": ("data.dtype != torch.uint8 or", "False and"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/quantize.py",
+        "test_torch test_refusals test_quantize",
+        {
+            "azp-with-symmetric": ("if azp is not None and symmetric:", "if False:"),
+            "static-azp-forgotten": (
+                "quantize_int8_static(x, scale, azp), scale",
+                "quantize_int8_static(x, scale), scale",
+            ),
+            "fake-scale-per-tensor": ("if per_token else [1]", "if per_token else [1, 1]"),
+            "fake-weight-scale": (
+                "w.new_empty([1, n], dtype=torch.float32)",
+                "w.new_empty([n, 1], dtype=torch.float32)",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/quantize.py",
+        "test_memory",
+        {
+            "no-memory-for-a-quantised-weight": (
+                "per_channel=per_channel)\n    except (MemoryError, ",
+                "per_channel=per_channel)\n    except (OSError, ",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/shapes.py",
+        "test_fakes test_torch",
+        {
+            "fake-product-is-a-matrix": ("return [*a.shape[:-1], n]", "return [*a.shape[:1], n]"),
+            "fake-product-of-any-k": ("a.shape[-1] == k,", "True,"),
+            "fake-of-any-device": ("t.device != like.device", "False"),
+            "fake-weight-of-any-rank": ("b.dim() == 2,", "True,"),
+            "fake-groups-of-any-number": ("(k % torch.sym_max(groups, 1) == 0)", "True"),
+            "fake-of-no-groups": ("((groups > 0) | (k == 0))", "True"),
+            "fake-zeros-of-any-shape": ("            got == wanted,", "            True,"),
+            "fake-out-of-any-shape": ("same &= got == wanted", "same &= True"),
+        },
+    ),
+]
