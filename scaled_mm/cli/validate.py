@@ -83,6 +83,10 @@ def command(
         if path is not None and (path.suffix != suffix or not path.absolute().parent.is_dir()):
             raise ValueError(f"{option} must be a {suffix} in a folder that exists, got {path}")
     config = config_of(scheme, alpha, search, everywhere)
+    if not _is_checkpoint(target):
+        for option, given in (("--float", original), ("--tokens", tokens)):
+            if given is not None:
+                raise ValueError(f"{option} must come with a checkpoint, got {target}")
     _ask_for_extras(target, original, out)
     model, quantised, batches = _compared(target, original, config, text, tokens)
     limits = Thresholds(min_cosine, min_sqnr, max_saturated)
@@ -97,6 +101,10 @@ def command(
         show(report, Console())
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _is_checkpoint(target: str) -> bool:
+    return target != "minilm" and Path(target).exists()
 
 
 def _ask_for_extras(target: str, original: str | None, out: Path | None) -> None:
@@ -119,9 +127,6 @@ def _compared(
     tokens: Path | None,
 ) -> tuple[nn.Module, nn.Module | Path, Any]:
     """Float model, quantised model or its checkpoint, and batches, as the command was told."""
-    if target != "minilm" and Path(target).exists():
+    if _is_checkpoint(target):
         return against(Path(target), original, text, tokens)
-    for option, given in (("--float", original), ("--tokens", tokens)):
-        if given is not None:
-            raise ValueError(f"{option} must come with a checkpoint, got {target}")
     return minilm(config, text) if target == "minilm" else users(target)
