@@ -200,4 +200,14 @@ MUTANTS = [
             "sm-90-without-its-a": ('"a" if number == 90', '"" if number == 90'),
         },
     ),
+    *of(
+        "scaled_mm_cli/main.py",
+        "test_guards_python::test_what_the_system_refuses_is_no_traceback test_cli",
+        {
+            "system-error-is-a-traceback": (
+                "isinstance(error, (ValueError, OSError, ImportError))",
+                "isinstance(error, (ValueError, ImportError))",
+            ),
+        },
+    ),
 ]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_cases import variant
+from helpers import extra
 from rich.console import Console as RichConsole
 from rich.table import Table
 from torch import nn
 
 from scaled_mm import _progress, quantize_model
 from scaled_mm.cli import info, main
-from scaled_mm.demo import data
 from scaled_mm.validate import plot, show, validate
 from scaled_mm_cli.terminal import Console, cell, guarded, lines, print_json, printable
 
@@ -85,7 +85,7 @@ def test_names_in_a_table_of_a_plain_console():
 
 @pytest.mark.parametrize("name", ["plain", "$x^{", "_hidden", HOSTILE])
 def test_names_in_a_picture(name, tmp_path):
-    pytest.importorskip("matplotlib", reason=data.install("matplotlib"))
+    extra("matplotlib")
     model = nn.Sequential()
     model.add_module(name, nn.Linear(16, 16))
     plot(validate(model, quantize_model(model), [torch.randn(4, 16)]), tmp_path / "x.png")
