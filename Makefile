@@ -100,12 +100,13 @@ cuda: $(VENV)/.base ## both libraries with every kernel; needs nvcc, no GPU
 	$(PIP) --no-deps nvidia-cutlass==4.2.0.0
 	SCALED_MM_CUDA=1 python setup.py build_ext --inplace
 
-# `make wheel CUDA=1` has the CUDA library too. torch's own libraries are left out: they are loaded
-# when ours are.
+# `make wheel CUDA=1` has the CUDA library too. CUDA's runtime is linked into that, with the threads
+# of the glibc it is linked beside. torch's own libraries are left out: they are loaded when ours are.
+GLIBC := $(if $(filter 1,$(CUDA)),2_34,2_28)
 wheel: $(VENV)/.wheel ## a manylinux wheel in dist, tried in an empty environment
-	rm -rf build/wheel dist
+	rm -rf build/wheel build/lib.* dist
 	SCALED_MM_CUDA=$(or $(CUDA),0) python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
-	auditwheel repair --plat manylinux_2_28_$(shell uname -m) --exclude 'libtorch*' --exclude 'libc10*' \
+	auditwheel repair --plat manylinux_$(GLIBC)_$(shell uname -m) --exclude 'libtorch*' --exclude 'libc10*' \
 	  -w dist build/wheel/*.whl
 	tools/check_wheel dist/*.whl $(or $(PYTHON),$(VENV)/bin/python) $(or $(TORCH),$(DEFAULT_TORCH))
 
