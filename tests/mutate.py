@@ -93,7 +93,7 @@ def key_of(mutant: Mutant) -> str:
 
 def copy_tree(isas: list[str]) -> None:
     """The sources as they are now; a file that has not changed keeps its time and its object."""
-    for top in ("csrc", "scaled_mm", "scaled_mm_cli", "tests", "tools"):
+    for top in ("csrc", "docs", "scaled_mm", "scaled_mm_cli", "tests", "tools"):
         fresh = {p.relative_to(ROOT) for p in (ROOT / top).rglob("*") if p.is_file()}
         fresh = {p for p in fresh if p.suffix != ".so" and "__pycache__" not in p.parts}
         for stale in (COPY / top).rglob("*"):
