@@ -30,7 +30,8 @@ std::vector<std::string> notes_of(const LowbitProblem::Size& s) {
 
 // Texts hold no quotes, backslashes or control characters but those that are taken out here.
 std::string quoted(std::string text) {
-  std::erase_if(text, [](char c) { return c == '"' || c == '\\' || (c >= 0 && c < ' '); });
+  std::erase_if(
+      text, [](char c) { return c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' '; });
   return '"' + text + '"';
 }
 
