@@ -174,7 +174,7 @@ MUTANTS = [
                 "finally:\n        pass",
             ),
             "shard-of-somebody-overwritten": (
-                "if path.exists() and not is_marked(path):",
+                'if path.exists() and not is_marked(path, MARK, "1"):',
                 "if False:",
             ),
             "float-checkpoint-copied": ("if source.quantization is None:", "if False:"),

@@ -75,6 +75,12 @@ class Checkpoint:
         """A tensor, in memory of its own; KeyError where there is none."""
         return self.where[name].read(name)
 
+    def paths(self) -> list[Path]:
+        """Every file that was read."""
+        config = self.folder / CONFIG
+        index = [self.index] if self.index else []
+        return [*(file.path for file in self.files.values()), config, *index]
+
     def __contains__(self, name: object) -> bool:
         return name in self.where
 

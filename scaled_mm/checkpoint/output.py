@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .fields import read_json, shown
+from .paths import is_other_file
 from .writing import PARTIAL, mode_of, new_file
 
 MANIFEST = "scaled_mm_output.json"
@@ -88,7 +89,29 @@ def _check_ours(out: Path, manifest: dict[str, str], files: Collection[str]) -> 
             raise ValueError(f"{path}: would not be written; remove it or name another folder")
 
 
-def refuse_links_out(folder: Path, paths: Collection[Path]) -> None:
+def other_files(
+    folder: Path, written: Collection[str], read: Collection[Path] = ()
+) -> tuple[list[Path], list[Path]]:
+    """What goes along with a checkpoint as it is, and what is left out.
+
+    Args:
+        folder: of the source.
+        written: names of what the command writes itself.
+        read: the source's files that it reads; their links are looked at too.
+
+    Raises:
+        ValueError: a file is a link out of the folder.
+    """
+    copied: list[Path] = []
+    left_out: list[Path] = []
+    for path in sorted(folder.iterdir()):
+        if path.name not in {*written, MANIFEST}:
+            (copied if is_other_file(path) else left_out).append(path)
+    _refuse_links_out(folder, [*read, *copied])
+    return copied, left_out
+
+
+def _refuse_links_out(folder: Path, paths: Collection[Path]) -> None:
     """Links are followed within the folder, and from a hub's snapshot to the blobs beside it.
 
         HUB/models--ORGANISATION--NAME/snapshots/REVISION/config.json -> ../../blobs/HASH

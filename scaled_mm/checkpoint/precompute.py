@@ -24,9 +24,8 @@ import torch
 from .config_int4 import W4A16
 from .folder import CONFIG, Checkpoint
 from .layers import Int8Layer, int8_layers
-from .output import MANIFEST, copy_file, output_folder, refuse_links_out, write_json
-from .paths import is_other_file
-from .writing import Draft, is_marked, mode_of
+from .output import copy_file, other_files, output_folder, write_json
+from .writing import MARK, Draft, is_marked, mode_of
 
 CONFIG_MARK = "scaled_mm_azp"
 """Stands in the config.json that is written, as 1."""
@@ -109,11 +108,9 @@ def precompute(
     terms = tuple(_term(source, layer) for layer in layers.values() if layer.scheme.term)
     drafts = [Draft(source, file, layers) for file in source.files.values()]
     total = sum(draft.size for draft in drafts)
-    others, left_out = _other_files(source)
     index, config = source.index, source.folder / CONFIG
-    read = [file.path for file in source.files.values()] + [config, *others]
-    refuse_links_out(source.folder, read + ([index] if index else []))
     names = {draft.name for draft in drafts} | ({index.name} if index else set())
+    others, left_out = other_files(source.folder, {*names, CONFIG}, source.paths())
     shards = []
     with output_folder(out, "scaled-mm precompute", source.folder, names), _one_thread():
         _refuse_unmarked(out, drafts)
@@ -170,16 +167,8 @@ def _term(source: Checkpoint, layer: Int8Layer) -> Term:
 def _refuse_unmarked(out: Path, drafts: list[Draft]) -> None:
     """Somebody's own shard in an earlier output is not written over."""
     for path in (out / draft.name for draft in drafts):
-        if path.exists() and not is_marked(path):
+        if path.exists() and not is_marked(path, MARK, "1"):
             raise ValueError(f"{path}: was not written by precompute; name another folder")
-
-
-def _other_files(source: Checkpoint) -> tuple[list[Path], list[Path]]:
-    """What is copied as it is, and what is not."""
-    written = {*source.files, CONFIG, MANIFEST, source.index.name if source.index else ""}
-    paths = [path for path in sorted(source.folder.iterdir()) if path.name not in written]
-    copied = [path for path in paths if is_other_file(path)]
-    return copied, [path for path in paths if path not in copied]
 
 
 def _index(source: Checkpoint, drafts: list[Draft]) -> dict[str, Any]:

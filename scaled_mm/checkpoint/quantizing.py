@@ -19,14 +19,12 @@ from ..ops import quantize_weight_int8
 from ..quantization.model import QuantConfig
 from .calibrating import CALIBRATION, Calibrated, calibrate, read_calibration, write_calibration
 from .compressed_tensors import quantization_config
-from .fields import MAX_JSON
 from .files import TensorFile
 from .folder import CONFIG, Checkpoint
-from .output import MANIFEST, copy_file, output_folder, refuse_links_out, write_json
-from .paths import is_other_file, regular_file
+from .output import copy_file, other_files, output_folder, write_json
 from .quantize_plan import Plan, fingerprint
 from .shards import NewShard, index_of
-from .writing import mode_of
+from .writing import is_marked, mode_of
 
 MADE_BY = "scaled-mm quantize"
 MARK = "scaled_mm.quantize"
@@ -110,7 +108,8 @@ def quantize_checkpoint(
     if plan.calibrated and batches is None:
         raise ValueError("batches must be given for a static scheme or smoothing, got None")
     run = _Run(plan, out, list(batches) if plan.calibrated and batches is not None else [])
-    others, left_out = run.other_files()
+    written = {*run.names(), CONFIG}
+    others, left_out = other_files(source.folder, written, source.paths())
     with output_folder(out, MADE_BY, source.folder, run.names()):
         reports, smoothed = run.write_shards(progressed)
         for path in others:
@@ -153,23 +152,6 @@ class _Run:
         index = self._source.index
         return {*self._shards, CALIBRATION} | ({index.name} if index else set())
 
-    def other_files(self) -> tuple[list[Path], list[Path]]:
-        """What is copied as it is, and what is not.
-
-        Raises:
-            ValueError: a file is a link out of the folder.
-        """
-        source = self._source
-        paths = [
-            path
-            for path in sorted(source.folder.iterdir())
-            if path.name not in {*self.names(), CONFIG, MANIFEST}
-        ]
-        copied = [path for path in paths if is_other_file(path)]
-        read = [*(file.path for file in source.files.values()), source.folder / CONFIG, *copied]
-        refuse_links_out(source.folder, read + ([source.index] if source.index else []))
-        return copied, [path for path in paths if path not in copied]
-
     def write_shards(
         self, progressed: Callable[[int, int], None]
     ) -> tuple[tuple[ShardReport, ...], int | None]:
@@ -203,7 +185,7 @@ class _Run:
             return False
         if self._shards[name].is_there(path):
             return True
-        if not _is_marked(path, self._mark):
+        if not is_marked(path, MARK, self._mark):
             raise ValueError(
                 f"{path}: was made with other settings or of other files; name another folder"
             )
@@ -250,14 +232,6 @@ class _Run:
         quantization = quantization_config(self._plan.schemes, self._plan.floats)
         fields = {**source.config, "quantization_config": quantization}
         write_json(self._out / CONFIG, fields, mode_of(config))
-
-
-def _is_marked(path: Path, mark: str) -> bool:
-    """Whether a file, perhaps a damaged one, begins as a shard of this run does."""
-    regular_file(path)
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return f'"{MARK}":"{mark}"'.encode() in file.read(min(length, MAX_JSON))
 
 
 def _divided(name: str, x: Tensor, values: Calibrated) -> Tensor:

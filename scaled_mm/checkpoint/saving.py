@@ -26,8 +26,7 @@ from .compressed_tensors import (
 )
 from .fields import read_json
 from .folder import CONFIG, INDEX
-from .output import MANIFEST, copy_file, refuse_links_out, write_json
-from .paths import is_other_file
+from .output import copy_file, other_files, write_json
 from .shards import NewShard, Planned, index_of, shard_names, split
 
 MAX_SHARD = 5_000_000_000
@@ -237,15 +236,8 @@ def _config(model: nn.Module, source: Path | None) -> dict[str, Any]:
 
 
 def _other_files(model: nn.Module, source: Path | None, folder: Path) -> None:
-    made = {path.name for path in folder.iterdir()} | {CONFIG, INDEX, MANIFEST}
-    others = [
-        path
-        for path in (sorted(source.iterdir()) if source else ())
-        if path.name not in made and is_other_file(path)
-    ]
-    if source:
-        refuse_links_out(source, others)
-    for path in others:
+    made = {path.name for path in folder.iterdir()} | {CONFIG, INDEX}
+    for path in other_files(source, made)[0] if source else ():
         copy_file(path, folder / path.name)
     generation: Any = getattr(model, "generation_config", None)
     if hasattr(generation, "to_json_string") and not (folder / GENERATION).exists():

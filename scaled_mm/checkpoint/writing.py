@@ -160,14 +160,14 @@ def _read_into(file: Any, piece: memoryview) -> int:
     return done
 
 
-def is_marked(path: Path) -> bool:
-    """Whether a file, perhaps a damaged one, begins as the shards that are written here do."""
+def is_marked(path: Path, mark: str, value: str) -> bool:
+    """Whether a file, perhaps a damaged one, begins as a shard with this in its metadata does."""
     regular_file(path)
     with path.open("rb") as file:
         length = file.read(8)
         if len(length) < 8 or (size := int.from_bytes(length, "little")) > MAX_JSON:
             return False
-        return f'"{MARK}":"1"'.encode() in file.read(size)
+        return f'"{mark}":"{value}"'.encode() in file.read(size)
 
 
 def partial(path: Path) -> Path:
