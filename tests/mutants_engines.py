@@ -14,6 +14,12 @@ MUTANTS = [
                 "to_gptq(weight, version=3 - version)",
             ),
             "stored-rows-left-in-order": ("if module.order is not None:", "if False:"),
+        },
+    ),
+    *of(
+        "scaled_mm/checkpoint/compressed_tensors.py",
+        "test_integrations_transformers test_save_quantized",
+        {
             "stored-values-narrowed-with-a-loss": (
                 "narrow if torch.equal(narrow.to(x.dtype), x) else x",
                 "narrow",

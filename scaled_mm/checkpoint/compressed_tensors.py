@@ -52,13 +52,18 @@ def layer_tensors(name: str, layer: ScaledLinear, float_dtype: torch.dtype) -> d
     state = layer.state_dict()
     tensors = {"weight": state["weight"], "weight_scale": state["weight_scale"]}
     if (bias := state.get("bias")) is not None:
-        narrow = bias.to(float_dtype)
-        tensors["bias"] = narrow if torch.equal(narrow.to(bias.dtype), bias) else bias
+        tensors["bias"] = narrowed(bias, float_dtype)
     if not layer.dynamic:
         tensors["input_scale"] = state["input_scale"]
         if not layer.symmetric:
             tensors["input_zero_point"] = state["input_zero_point"].to(torch.int8)
     return {f"{name}.{part}": x for part, x in tensors.items()}
+
+
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in the dtype if that loses nothing, else as it is."""
+    narrow = x.to(dtype)
+    return narrow if torch.equal(narrow.to(x.dtype), x) else x
 
 
 def refuse_smooth(name: str, layer: ScaledLinear) -> None:

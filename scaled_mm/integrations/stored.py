@@ -7,10 +7,13 @@ changed gives the very bytes that were read.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from ..checkpoint import Checkpoint, Int4Layer, QuantisedLayer
+from ..checkpoint.compressed_tensors import narrowed
 from ..checkpoint.files import DTYPES
 from ..lowbit.int4 import from_awq, to_gptq
 from ..nn import AWQLinear
@@ -40,21 +43,9 @@ def stored_tensors(
         if part not in held:  # zeros, as was checked: needless zero points, a spare bias
             stored[part] = torch.zeros(entry.shape, dtype=dtype, device=device)
             continue
-        x = held[part].reshape(-1)[: _elements(entry.shape)]  # one scale was spread over channels
-        stored[part] = _narrowed(x.reshape(entry.shape), dtype)
+        x = held[part].reshape(-1)[: math.prod(entry.shape)]  # one scale was spread over channels
+        stored[part] = narrowed(x.reshape(entry.shape), dtype)
     return stored
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
-def _narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    narrow = x.to(dtype)
-    return narrow if torch.equal(narrow.to(x.dtype), x) else x
 
 
 def _as_gptq(module: nn.Module, version: int) -> dict[str, Tensor]:
