@@ -211,6 +211,7 @@ PUBLIC = (
     ".awq",
     ".checkpoint",
     ".compat",
+    ".layouts",
     ".nn",
     ".parallel",
     ".reference",

@@ -8,7 +8,7 @@ the definition of every op in plain, exact, slow code.
 from importlib.metadata import PackageNotFoundError, version
 
 from . import _library as _library  # loads the kernels: nothing below works without them
-from . import awq, checkpoint, nn, reference
+from . import awq, checkpoint, layouts, nn, reference
 from . import calibrate as calibrate
 from . import observe as observe
 from . import smoothquant as smoothquant
@@ -53,6 +53,7 @@ __all__ = [
     "azp_with_adj",
     "checkpoint",
     "int8_mm",
+    "layouts",
     "load_quantized",
     "nn",
     "pack_weight_int8",

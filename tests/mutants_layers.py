@@ -6,6 +6,45 @@ from mutant import of
 
 MUTANTS = [
     *of(
+        "scaled_mm/layouts.py",
+        "test_layouts",
+        {
+            "layout-rows-of-the-other-half": ("w * (t // r) for t", "w * (t % r) for t"),
+            "layout-fp8-lanes-two-wide": (
+                "32 // bits, 32 // activation_bits\n    return",
+                "32 // bits, 2\n    return",
+            ),
+            "layout-tiles-of-64-for-fp8": ("return 1024 // self.activation_bits", "return 64"),
+            "layout-hopper-interleaves-columns": ("permuted and sm < 90", "permuted and sm < 100"),
+            "layout-experts-as-dense": ("(experts and sm >= 90)", "(experts and sm >= 99)"),
+            "layout-int8-pairs-swapped": ("8: (0, 2, 1, 3)", "8: (0, 1, 2, 3)"),
+            "layout-no-bias": (
+                "half).to(torch.uint8).view(torch.int8)",
+                "0).to(torch.uint8).view(torch.int8)",
+            ),
+            "layout-high-nibble-first": (
+                "values[..., 0::2] & 15 | values[..., 1::2] << 4",
+                "values[..., 1::2] & 15 | values[..., 0::2] << 4",
+            ),
+            "layout-values-out-of-range": (
+                "low < -half or high >= half",
+                "low < -half or high > half",
+            ),
+            "layout-half-added-before-the-floor": (
+                "whole + (ratio.abs() - whole >= 0.5)",
+                "(ratio.abs() + 0.5).floor()",
+            ),
+            "layout-zero-channel-divides": (
+                "torch.where(scale > 0, wide / scale, 0.0)",
+                "wide / scale",
+            ),
+            "layout-scale-rounded-before-use": (
+                "/ half\n    ratio",
+                "/ half\n    scale = scale.to(w.dtype).float()\n    ratio",
+            ),
+        },
+    ),
+    *of(
         "scaled_mm/compat.py",
         "test_compat",
         {

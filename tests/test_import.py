@@ -18,6 +18,7 @@ PUBLIC = (
     "integrations",
     "integrations.vllm",
     "integrations.vllm_weights",
+    "layouts",
     "nn",
     "observe",
     "parallel",
