@@ -34,10 +34,6 @@ MUTANTS = [
                 "whole + (ratio.abs() - whole >= 0.5)",
                 "(ratio.abs() + 0.5).floor()",
             ),
-            "layout-zero-channel-divides": (
-                "torch.where(scale > 0, wide / scale, 0.0)",
-                "wide / scale",
-            ),
             "layout-scale-rounded-before-use": (
                 "/ half\n    ratio",
                 "/ half\n    scale = scale.to(w.dtype).float()\n    ratio",

@@ -188,6 +188,13 @@ def test_halves_go_away_from_zero() -> None:
     assert layouts.quantize_symmetric(w, bits=8)[0].flatten().tolist() == [-128, 1, 2, 3, -1, -3, 0]
 
 
+def test_values_are_made_with_the_scale_before_it_is_rounded() -> None:
+    w = torch.tensor([[3.0], [-2.0]]).mul(2.0**-24).half()  # the scale, 3/8 2^-24, rounds to 0
+    q, scale = layouts.quantize_symmetric(w, bits=4)
+    assert scale.item() == 0
+    assert q.flatten().tolist() == [7, -5]
+
+
 # --- the engines' signatures ----------------------------------------------------------------------
 
 
