@@ -51,9 +51,10 @@ test-slow: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## the full counts
 test-all: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## both
 	$(PYTEST) -m "not gpu"
 
-# Hours. A run that was stopped goes on where it was; build/mutants.json is its report.
-mutate: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow)
-	python tests/mutate.py
+# Hours on two cores. A run that was stopped goes on where it was; build/mutants.json is its report.
+# JOBS: how many at once; one for every two cores keeps them busy.
+mutate: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow; JOBS=1)
+	python tests/mutate.py --jobs $(or $(JOBS),1)
 
 # A few, others at every commit. Eight take three to five minutes on two cores.
 mutate-sample: $(VENV)/.test $(VENV)/.demo ## the same with a sample of them
@@ -125,7 +126,7 @@ gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kern
 	  --rows $$(python tests/sanitize_cuda.py --list | grep /stream | paste -sd,)
 
 gpu-mutate: $(VENV)/.test ## `make mutate` for the CUDA sources, on a GPU; builds the CUDA library for each
-	python tests/mutate.py --gpu
+	python tests/mutate.py --gpu --jobs $(or $(JOBS),1)
 
 gpu-bench: $(VENV)/.bench ## the CUDA kernels against what torch and Triton offer; after `make cuda`
 	scaled-mm bench --device cuda

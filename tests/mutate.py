@@ -2,17 +2,19 @@
 
     python tests/mutate.py              every mutant; exit code 1 when one survives
     python tests/mutate.py azp nn/      those whose name or file holds one of the words
+    python tests/mutate.py --jobs 16    so many at once, each in a copy of its own
     python tests/mutate.py --sample 8   so many, others at every commit
     python tests/mutate.py --gpu        those of the CUDA sources; needs nvcc and a GPU
     python tests/mutate.py --isas avx2  for this instruction set and portable alone
+    python tests/mutate.py --gpu --rows stream_64x64,dense   with these rows of the tables alone
     python tests/mutate.py --again      those too that were killed before
     python tests/mutate.py --list
 
 A survivor and a stale line (file and text are named) make the exit code 1, and so does a mutant
-that is killed although a reason says why nothing can notice it. Some bugs must not compile: there a
-static_assert has to notice. The copy lies in build/mutants and keeps its objects: a mutant compiles
-what includes its line. It is built with -O1, and without the instruction sets that this machine
-cannot run.
+that is killed although a reason says why nothing can notice it, and one whose tests fail without
+it. Some bugs must not compile: there a static_assert has to notice. The copies lie in
+build/mutants: one is built by setup.py and keeps its objects, and a mutant compiles what includes
+its line. It is built with -O1, and without the instruction sets that this machine cannot run.
 
 A run that was stopped goes on where it was: build/mutants.json keeps every verdict, and one that
 was good is believed as long as the mutant, its file and the files of its tests are the same.
@@ -32,20 +34,23 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import Queue
 
+import mutate_build
 from mutant import Mutant
 from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent
-COPY = ROOT / "build" / "mutants"
+COPIES = ROOT / "build" / "mutants"
 REPORT = ROOT / "build" / "mutants.json"
 GOOD = ("killed", "equivalent")
-GPU = False  # whether the copy has the CUDA library and the tests are those on a GPU
-SOURCES = (".cpp", ".h", ".def", ".table", ".cu", ".cuh", ".py")
-ISAS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2")
-TESTS_AT_MOST = 600  # seconds; a mutant that hangs is noticed too
+FORK = multiprocessing.get_context("fork")
+TESTS_AT_MOST = 60  # seconds, and five times what they take without a bug; a hang is noticed too
 SAID_AT_MOST = 3000  # characters of a compiler's
 COMPILED_IN_A_SAMPLE = 2  # each takes about as long as all of Python's in it
 
@@ -91,59 +96,39 @@ def key_of(mutant: Mutant) -> str:
     return state.hexdigest()[:16]
 
 
-def copy_tree(isas: list[str]) -> None:
-    """The sources as they are now; a file that has not changed keeps its time and its object."""
-    for top in ("csrc", "docs", "scaled_mm", "scaled_mm_cli", "tests", "tools"):
-        fresh = {p.relative_to(ROOT) for p in (ROOT / top).rglob("*") if p.is_file()}
-        fresh = {p for p in fresh if p.suffix != ".so" and "__pycache__" not in p.parts}
-        for stale in (COPY / top).rglob("*"):
-            relative = stale.relative_to(COPY)
-            if stale.is_file() and stale.suffix in SOURCES and relative not in fresh:
-                stale.unlink()
-        for path in sorted(fresh):
-            write(path, (ROOT / path).read_bytes())
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        if (ROOT / name).exists():
-            write(Path(name), (ROOT / name).read_bytes())
-    write(Path("setup.py"), (ROOT / "setup.py").read_bytes().replace(b'"-O3"', b'"-O1"'))
-    isa_list = (ROOT / "csrc/cpu/isa.cpp").read_text()
-    for isa in set(ISAS) - set(isas):
-        line = f"    &{isa}_isa,\n"
-        assert isa_list.count(line) == 1, f"csrc/cpu/isa.cpp must list {isa}"
-        isa_list = isa_list.replace(line, "")
-        (COPY / f"csrc/cpu/isa_{isa}.cpp").unlink()
-    write(Path("csrc/cpu/isa.cpp"), isa_list.encode())
+@dataclass
+class Plan:
+    """What all jobs of a run have in common."""
+
+    gpu: bool  # whether there is the CUDA library, and the tests are those on a GPU
+    isas: list[str]
+    compiling: int = 1  # processes of a job
+    recipe: mutate_build.Recipe | None = None
+    seconds: dict[str, int] = field(default_factory=dict)  # of tests, without a bug
+    failing: dict[str, str] = field(default_factory=dict)  # tests, without a bug
 
 
-def write(path: Path, content: bytes) -> None:
-    target = COPY / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists() or target.read_bytes() != content:
-        target.write_bytes(content)
+@dataclass
+class Job:
+    """One copy of the tree, in which one process plants bugs."""
+
+    copy: Path
+    plan: Plan
 
 
-def environment() -> dict[str, str]:
-    return {
-        **os.environ,
+JOB: Job  # of this process
+
+
+def environment(copy: Path, gpu: bool) -> dict[str, str]:
+    ours = {
         "MAX_JOBS": os.environ.get("MAX_JOBS", str(os.cpu_count() or 2)),
-        "SCALED_MM_CUDA": str(int(GPU)),
+        "SCALED_MM_CUDA": str(int(gpu)),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": str(COPY),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH")])),
         "OPENBLAS_NUM_THREADS": "1",  # as tests/conftest.py has it, before numpy is imported
+        "OMP_NUM_THREADS": "2",  # with one, no work would be shared; more are the other jobs'
     }
-
-
-def build() -> str:
-    """Rebuilds what changed; what the compiler said when that fails."""
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
-        cwd=COPY,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout + done.stderr if done.returncode else ""
+    return {**os.environ, **ours, **({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
 @dataclass
@@ -152,13 +137,14 @@ class Outcome:
     said: str
 
 
-def run_tests(tests: str) -> Outcome:
+def run_tests(job: Job, tests: str) -> Outcome:
     """In a fork of this process, which has torch imported already: importing it takes longer than
     most of the tests do."""
-    log = COPY / "build/pytest.log"
-    worker = multiprocessing.get_context("fork").Process(target=pytest_in_copy, args=(tests, log))
+    log = job.copy / "build/pytest.log"
+    log.parent.mkdir(exist_ok=True)
+    worker = FORK.Process(target=pytest_in_copy, args=(job, tests, log))
     worker.start()
-    worker.join(TESTS_AT_MOST)
+    worker.join(TESTS_AT_MOST + 5 * sum(job.plan.seconds.get(x, 100) for x in tests.split()))
     if (code := worker.exitcode) is None:
         assert worker.pid is not None
         os.killpg(worker.pid, signal.SIGKILL)  # and the processes that its tests started
@@ -166,17 +152,18 @@ def run_tests(tests: str) -> Outcome:
     return Outcome(code, log.read_text(errors="replace"))
 
 
-def pytest_in_copy(tests: str, log: Path) -> None:
+def pytest_in_copy(job: Job, tests: str, log: Path) -> None:
     os.setsid()
-    os.chdir(COPY)
-    os.environ.update(environment())
+    os.chdir(job.copy)
+    os.environ.update(environment(job.copy, job.plan.gpu))
     sys.dont_write_bytecode = True
-    sys.path[:] = [str(COPY), *(path for path in sys.path if Path(path) != ROOT / "tests")]
+    sys.path[:] = [str(job.copy), *(path for path in sys.path if Path(path) != ROOT / "tests")]
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    marked = "not slow and " + ("gpu" if GPU else "not gpu")
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", marked]
+    marked = "not slow and " + ("gpu" if job.plan.gpu else "not gpu")
+    scratch = f"--basetemp={job.copy / 'build/tmp'}"
+    options = ["-x", "-q", "-p", "no:cacheprovider", scratch, "-m", marked]
     chosen = (test.partition("::") for test in tests.split())
     import pytest
 
@@ -185,8 +172,12 @@ def pytest_in_copy(tests: str, log: Path) -> None:
     os._exit(int(code))
 
 
-def judge(mutant: Mutant) -> Verdict:
-    path = COPY / mutant.path
+def judge(job: Job, mutant: Mutant) -> Verdict:
+    if mutant.isa and mutant.isa not in job.plan.isas:
+        return Verdict("skipped", f"this machine has no {mutant.isa}")
+    if failing := [test for test in mutant.tests.split() if test in job.plan.failing]:
+        return Verdict("UNTRIED", f"{failing[0]} fails without a mutant")
+    path = job.copy / mutant.path
     original = path.read_text()
     if original.count(mutant.old) != 1:
         count = original.count(mutant.old)
@@ -194,14 +185,20 @@ def judge(mutant: Mutant) -> Verdict:
     path.write_text(original.replace(mutant.old, mutant.new))
     try:
         if mutant.compiled:
-            errors = build()
+            assert job.plan.recipe is not None
+            errors = job.plan.recipe.compile(mutant.path, job.copy, job.plan.compiling)
             if mutant.breaks_build:
                 return judge_build(errors)
             if errors:
                 return Verdict("BROKEN", errors[-SAID_AT_MOST:])
-        done = run_tests(mutant.tests)
+        return judge_tests(mutant, run_tests(job, mutant.tests))
     finally:
         path.write_text(original)
+        if mutant.compiled and job.plan.recipe:
+            job.plan.recipe.restore(job.copy)
+
+
+def judge_tests(mutant: Mutant, done: Outcome) -> Verdict:
     if done.code is None:
         return Verdict("killed", "did not end")
     if done.code == 0:
@@ -237,55 +234,84 @@ def commit() -> str:
     return done.stdout.strip() or time.strftime("%Y-%m-%d")
 
 
+# ---- the jobs of a run ---------------------------------------------------------------------------
+
+
+@contextmanager
+def jobs(count: int, base: Path, plan: Plan) -> Iterator[ProcessPoolExecutor]:
+    """So many processes, forks of this one, each with a copy of its own."""
+    copies: Queue[Path] = FORK.Queue()  # type: ignore[assignment]
+    for number in range(count):
+        copies.put(base.with_name(f"job{number}"))
+    with ProcessPoolExecutor(count, FORK, start_job, (copies, base, plan)) as pool:
+        yield pool
+
+
+def start_job(copies: Queue[Path], base: Path, plan: Plan) -> None:
+    global JOB
+    JOB = Job(copies.get(), plan)
+    mutate_build.copy_for_a_job(base, JOB.copy)
+
+
+def judge_here(mutant: Mutant) -> Verdict:
+    start = time.monotonic()
+    verdict = judge(JOB, mutant)
+    verdict.seconds = round(time.monotonic() - start)
+    return verdict
+
+
+def try_here(test: str) -> tuple[Outcome, int]:
+    start = time.monotonic()
+    done = run_tests(JOB, test)
+    return done, round(time.monotonic() - start)
+
+
 def main(arguments: list[str]) -> int:
-    global GPU
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("words", nargs="*", help="only mutants whose name holds one of these")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="N at once (default 1)")
     parser.add_argument("--sample", type=int, metavar="N", help="N of them, by the commit")
     parser.add_argument("--gpu", action="store_true", help="the mutants of the CUDA sources")
     parser.add_argument("--isas", metavar="NAMES", help="only these, by commas; quicker to build")
+    parser.add_argument("--rows", metavar="NAMES", help="only these of the GPU's tables, by commas")
     parser.add_argument("--again", action="store_true", help="do not believe earlier verdicts")
     parser.add_argument("--list", action="store_true", help="names only")
     options = parser.parse_args(arguments)
-    GPU = options.gpu
-    chosen = [mutant for mutant in MUTANTS if mutant.gpu == GPU]
-    if options.sample is not None:
-        seed = commit()
-        chosen = sample(options.sample, seed)
-        print(f"{len(chosen)} of {len(MUTANTS)} mutants, by {seed}", flush=True)
-    if options.words:
-        chosen = [m for m in chosen if any(word in f"{m.name} {m.path}" for word in options.words)]
+    chosen = chosen_mutants(options)
     if options.list:
         print("\n".join(m.name for m in chosen))
         return 0
-    if not chosen:
-        raise SystemExit("no mutant is meant")
     report = Report(REPORT)
     counts: dict[str, int] = {}
     again = options.again or options.sample is not None
     known = {} if again else {m.name: v for m in chosen if (v := report.known(m))}
     if known:
         counts["judged before"] = len(known)
-    # A compiled mutant stays in the library until the next build: those of Python go first.
-    chosen = sorted((m for m in chosen if m.name not in known), key=lambda m: m.compiled)
-    isas = chosen_isas(options.isas)
-    prepare(chosen, isas)
-    for mutant in chosen:
-        start = time.monotonic()
-        if mutant.isa and mutant.isa not in isas:
-            verdict = Verdict("skipped", f"this machine has no {mutant.isa}")
-        else:
-            verdict = judge(mutant)
-        verdict.seconds = round(time.monotonic() - start)
-        report.add(mutant, verdict)
-        counts[verdict.word] = counts.get(verdict.word, 0) + 1
-        print(
-            f"{verdict.word:10} {verdict.seconds:4} s  {mutant.name}: {verdict.detail}", flush=True
-        )
-    if chosen and (errors := build()):
-        raise SystemExit(errors[-SAID_AT_MOST:])
+    if chosen := [m for m in chosen if m.name not in known]:
+        for mutant, verdict in judge_all(chosen, options):
+            report.add(mutant, verdict)
+            counts[verdict.word] = counts.get(verdict.word, 0) + 1
+            said = f"{verdict.word:10} {verdict.seconds:4} s  {mutant.name}: {verdict.detail}"
+            print(said, flush=True)
     print(", ".join(f"{count} {word}" for word, count in sorted(counts.items())))
     return 1 if counts.keys() - {*GOOD, "skipped", "judged before"} else 0
+
+
+def chosen_mutants(options: argparse.Namespace) -> list[Mutant]:
+    """
+    Raises:
+        SystemExit: there is none.
+    """
+    chosen = [mutant for mutant in MUTANTS if mutant.gpu == options.gpu]
+    if options.sample is not None:
+        seed = commit()
+        chosen = sample(options.sample, seed)
+        print(f"{len(chosen)} of {len(MUTANTS)} mutants, by {seed}", flush=True)
+    if options.words:
+        chosen = [m for m in chosen if any(word in f"{m.name} {m.path}" for word in options.words)]
+    if not chosen:
+        raise SystemExit("no mutant is meant")
+    return chosen
 
 
 def chosen_isas(wanted: str | None) -> list[str]:
@@ -297,23 +323,40 @@ def chosen_isas(wanted: str | None) -> list[str]:
     return [isa for isa in isas if isa in (*wanted.split(","), "portable")]
 
 
-def prepare(chosen: list[Mutant], isas: list[str]) -> None:
-    """The copy, built; the tests pass there before a bug is planted."""
-    if not chosen:
-        return
-    os.environ.update(environment())
+def judge_all(
+    chosen: list[Mutant], options: argparse.Namespace
+) -> Iterator[tuple[Mutant, Verdict]]:
+    """Each as soon as it is judged."""
+    plan = Plan(options.gpu, chosen_isas(options.isas))
+    plan.compiling = max(1, (os.cpu_count() or 2) // options.jobs)
+    base = COPIES / "tree"
+    ours = environment(base, plan.gpu)
+    mutate_build.copy_tree(ROOT, base, plan.isas, options.rows and options.rows.split(","))
+    plan.recipe = mutate_build.build(base, ours)
+    os.environ.update(ours)
     for module in ("hypothesis", "numpy", "pytest", "safetensors.torch", "torch"):
         importlib.import_module(module)  # for the forks of `run_tests`
-    copy_tree(isas)
-    if errors := build():
-        raise SystemExit(f"the copy does not build:\n{errors[-SAID_AT_MOST:]}")
-    tested = [m for m in chosen if not m.breaks_build and (not m.isa or m.isa in isas)]
-    for test in sorted({test for mutant in tested for test in mutant.tests.split()}):
-        if (done := run_tests(test)).code != 0:
-            raise SystemExit(f"{test} fails without a mutant:\n{done.said[-3000:]}")
+    tried = [m for m in chosen if not m.breaks_build and (not m.isa or m.isa in plan.isas)]
+    with jobs(options.jobs, base, plan) as pool:
+        try_tests({test for mutant in tried for test in mutant.tests.split()}, plan, pool)
+    with jobs(options.jobs, base, plan) as pool:  # these know how long the tests took
+        running = {pool.submit(judge_here, mutant): mutant for mutant in chosen}
+        for done in as_completed(running):
+            yield running[done], done.result()
+
+
+def try_tests(tests: set[str], plan: Plan, pool: ProcessPoolExecutor) -> None:
+    """Without a bug they pass; a mutant whose tests do not is not tried."""
+    running = {pool.submit(try_here, test): test for test in sorted(tests)}
+    for tried in as_completed(running):
+        test, (done, seconds) = running[tried], tried.result()
+        plan.seconds[test] = seconds
+        if done.code != 0:
+            plan.failing[test] = done.said
+            print(f"{test} fails without a mutant:\n{done.said[-SAID_AT_MOST:]}", flush=True)
 
 
 if __name__ == "__main__":
     if not shutil.which("ninja"):
-        print("without ninja every mutant compiles everything")
+        raise SystemExit("ninja is missing")
     sys.exit(main(sys.argv[1:]))

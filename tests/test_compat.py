@@ -36,6 +36,15 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("mat_a", "mat_b", "scales_a", "scales_b", "out_dtype"), REQUIRED),
         "bias": None,
     },
+    "preprocess_weights_for_mixed_gemm": {
+        **dict.fromkeys(("tensor", "quant_mode", "act_dtype"), REQUIRED),
+        "sm_": -1,
+        "do_weight_interleave": True,
+    },
+    "symmetric_quantize_last_axis_of_batched_matrix": {
+        **dict.fromkeys(("weight", "quant_mode"), REQUIRED),
+        "sm_": -1,
+    },
 }
 
 

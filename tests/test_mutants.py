@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import mutate
+import mutate_build
 import pytest
 from mutant import Mutant
 from mutants import MUTANTS, has_test, stale
@@ -100,16 +101,79 @@ def test_what_a_run_says(
     (tmp_path / "a.py").write_text("x = 1\n")
     seen = []
 
-    def run_tests(tests: str) -> mutate.Outcome:
-        seen.append((tmp_path / "a.py").read_text())
+    def run_tests(job: mutate.Job, tests: str) -> mutate.Outcome:
+        seen.append((job.copy / "a.py").read_text())
         return mutate.Outcome(code, "FAILED tests/test_a.py::test_x - why\n")
 
-    monkeypatch.setattr(mutate, "COPY", tmp_path)
     monkeypatch.setattr(mutate, "run_tests", run_tests)
-    verdict = mutate.judge(Mutant("m", "a.py", "1", "2", "test_a", reason=reason))
+    job = mutate.Job(tmp_path, mutate.Plan(gpu=False, isas=["portable"]))
+    verdict = mutate.judge(job, Mutant("m", "a.py", "1", "2", "test_a", reason=reason))
     assert (verdict.word, seen) == (word, ["x = 2\n"])
     assert (tmp_path / "a.py").read_text() == "x = 1\n"
     assert word not in mutate.GOOD or verdict.detail
+
+
+def test_what_is_not_tried(tmp_path: Path) -> None:
+    plan = mutate.Plan(gpu=False, isas=["portable"], failing={"test_a": "why"})
+    job = mutate.Job(tmp_path, plan)
+    verdict = mutate.judge(job, Mutant("m", "a.py", "1", "2", "test_b test_a"))
+    assert verdict == mutate.Verdict("UNTRIED", "test_a fails without a mutant")
+    verdict = mutate.judge(job, Mutant("m", "a.py", "1", "2", "test_b", isa="avx2"))
+    assert verdict == mutate.Verdict("skipped", "this machine has no avx2")
+
+
+# --- the copies, and how a bug is compiled --------------------------------------------------------
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> mutate_build.Recipe:
+    """Two objects that are copies of their sources, and a library of both."""
+    base, compiler = tmp_path / "tree", tmp_path / "compiler"
+    compiler.write_text(
+        '[ "$1" = -shared ] && cat "$2" "$3" > "$5" || { [ -s "$1" ] && cp "$1" "$3"; }'
+    )
+    for name, text in {"csrc/a": "a", "csrc/b": "b", "build/a.o": "a", "build/b.o": "b"}.items():
+        mutate_build.write(base / name, text.encode())
+    mutate_build.write(base / "scaled_mm/l.so", b"ab")
+    made = {name: f"{base}/build/{name}.o" for name in "ab"}
+    objects = [
+        mutate_build.Object(
+            output=output,
+            command=f"sh {compiler} {base}/csrc/{name} -o {output}",
+            directory=str(base),
+            reads=frozenset({f"{base}/csrc/{name}"}),
+        )
+        for name, output in made.items()
+    ]
+    link = f"sh {compiler} -shared {made['a']} {made['b']} -o build/lib.x/scaled_mm/l.so"
+    return mutate_build.Recipe(base, objects, [link])
+
+
+def test_a_bug_is_compiled_in_its_copy_alone(tmp_path: Path, recipe: mutate_build.Recipe) -> None:
+    copy = tmp_path / "job0"
+    mutate_build.copy_for_a_job(recipe.base, copy)
+    library = copy / "scaled_mm/l.so"
+    for path, bug, expected in (("csrc/a", "x", b"xb"), ("csrc/b", "y", b"ay")):
+        (copy / path).write_text(bug)
+        assert recipe.compile(path, copy, 2) == ""
+        assert library.read_bytes() == expected  # the other object is that without a bug
+    recipe.restore(copy)
+    assert library.read_bytes() == b"ab"
+    assert (recipe.base / "build/a.o").read_text() == "a"
+    (copy / "csrc/a").write_text("")
+    assert "exit code" in recipe.compile("csrc/a", copy, 1)
+
+
+def test_what_is_left_out_of_a_copy() -> None:
+    isa = (ROOT / "csrc/cpu/isa.cpp").read_bytes()
+    path = Path("csrc/cpu/isa.cpp")
+    assert mutate_build.trimmed(path, isa, [*mutate_build.ISAS, "portable"], None) == isa
+    without = mutate_build.trimmed(path, isa, ["portable"], None)
+    assert b"&portable_isa" in without and b"&avx2_isa" not in without
+    table = b"// rows\nKERNEL(a, Kind, 1)\nKERNEL(b, Kind, 2)\n// end\n"
+    path = Path("csrc/cuda/sm90/int8.table")
+    assert mutate_build.trimmed(path, table, [], None) == table
+    assert mutate_build.trimmed(path, table, [], ["b"]) == b"// rows\nKERNEL(b, Kind, 2)\n// end\n"
 
 
 # --- catalogue.md ---------------------------------------------------------------------------------
