@@ -153,7 +153,8 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
     library = CppExtension(
         "scaled_mm._C_cuda",
         sources("csrc/rules.cpp", "csrc/old_glibc.cpp")
-        + sources("csrc/dispatch/archs.cpp", "csrc/problems/*.cpp")
+        + sources(*(f"csrc/dispatch/{name}.cpp" for name in ("archs", "gpus", "tuning")))
+        + sources("csrc/problems/*.cpp")
         + sources(*(f"csrc/{room}*.cpp" for room in host_code)),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cuda", list(targets)), str(home / "include")],

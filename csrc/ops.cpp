@@ -47,11 +47,17 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says
   // which of the two libraries is asked.
   ops.def(
-      "_explain_int8(int m, int n, int k, ScalarType out_dtype, str activation, int capability, "
-      "int sms, float bytes_per_us) -> str");
+      "_explain_int8(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
+      "int capability, int sms, float bytes_per_us, float mhz) -> str");
   ops.def(
-      "_explain_lowbit(int m, int n, int k, int group, int capability, int sms, "
-      "float bytes_per_us) -> str");
+      "_explain_lowbit(int m, int n, int k, int group, str device, int capability, int sms, "
+      "float bytes_per_us, float mhz) -> str");
+  ops.def("_gpus() -> str");
+  ops.def("_fingerprint(str arch) -> str");
+  ops.def(
+      "_tune(str device, int capability, int sms, float memory_share, str kernels, "
+      "float[] numbers) -> ()");
+  ops.def("_untune() -> ()");
   ops.def("_archs() -> str");
   ops.def("_arch_of(int capability) -> str");
   ops.def("_kernels(str arch, str family) -> str");

@@ -130,6 +130,48 @@ def forced_kernels(names: str) -> Iterator[None]:
             _ask(keys, "_force_kernels", earlier)
 
 
+def known_gpus() -> list[dict[str, Any]]:
+    """The lines of csrc/dispatch/gpus.def."""
+    answer: list[dict[str, Any]] = json.loads(_ask(_CPU, "_gpus"))
+    return answer
+
+
+def fingerprint(arch: str) -> str:
+    """Of an arch folder's tables and models: another one where a kernel, its numbers or a model
+    changed."""
+    return _ask(_CPU, "_fingerprint", arch)
+
+
+def tune(
+    device: str,
+    capability: int,
+    sms: int,
+    memory_share: float,
+    rows: dict[str, tuple[float, float]],
+) -> None:
+    """From here on, kernels are chosen for GPUs of this name, capability and number of
+    multiprocessors by these numbers (csrc/dispatch/tuning.h).
+
+    Args:
+        memory_share: of the peak of device memory, what kernels reach.
+        rows: kernel, such as sm90/int8/stream_8x64 -> its fixed time in us, and its rate.
+
+    Raises:
+        ValueError: a name that no kernel has, or a number out of its range. Nothing is changed.
+    """
+    numbers = [float(number) for pair in rows.values() for number in pair]
+    question = (device, capability, sms, float(memory_share), " ".join(rows), numbers)
+    _ask(_CPU, "_tune", *question)
+    if HAS_CUDA:
+        _ask(_CUDA, "_tune", *question)
+
+
+def untune() -> None:
+    """Takes back what `tune` did, for all GPUs."""
+    for keys in (_CPU, _CUDA) if HAS_CUDA else (_CPU,):
+        _ask(keys, "_untune")
+
+
 def explain(family: str, *question: object) -> dict[str, Any]:
     """The choice of a kernel, as `scaled-mm explain` shows it (csrc/dispatch/explain.cpp).
 

@@ -50,10 +50,15 @@ SCHEMAS = {
     "awq_gemm.out": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
     "Tensor? bias=None, Tensor(a!) out) -> ()",
     "_widen": "(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor",
-    "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, int capability, "
-    "int sms, float bytes_per_us) -> str",
-    "_explain_lowbit": "(int m, int n, int k, int group, int capability, int sms, "
-    "float bytes_per_us) -> str",
+    "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
+    "int capability, int sms, float bytes_per_us, float mhz) -> str",
+    "_explain_lowbit": "(int m, int n, int k, int group, str device, int capability, int sms, "
+    "float bytes_per_us, float mhz) -> str",
+    "_gpus": "() -> str",
+    "_fingerprint": "(str arch) -> str",
+    "_tune": "(str device, int capability, int sms, float memory_share, str kernels, "
+    "float[] numbers) -> ()",
+    "_untune": "() -> ()",
     "_archs": "() -> str",
     "_arch_of": "(int capability) -> str",
     "_kernels": "(str arch, str family) -> str",

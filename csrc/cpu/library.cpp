@@ -47,6 +47,10 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("_arch_of", TORCH_BOX(&scaled_mm::arch_of));
   ops.impl("_kernels", TORCH_BOX(&scaled_mm::list_kernels));
   ops.impl("_force_kernels", TORCH_BOX(&scaled_mm::force_kernels));
+  ops.impl("_tune", TORCH_BOX(&scaled_mm::tune));
+  ops.impl("_untune", TORCH_BOX(&scaled_mm::untune));
+  ops.impl("_gpus", TORCH_BOX(&scaled_mm::list_gpus));
+  ops.impl("_fingerprint", TORCH_BOX(&scaled_mm::fingerprint));
   ops.impl("_cpu_isas", TORCH_BOX(&scaled_mm::cpu::list_isas));
   ops.impl("_cpu_isa", TORCH_BOX(&scaled_mm::cpu::isa_in_use));
   ops.impl("_epilogues", TORCH_BOX(&scaled_mm::cpu::list_epilogues));

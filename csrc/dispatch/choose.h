@@ -7,6 +7,7 @@
 
 #include "dispatch/kernel.h"
 #include "dispatch/setting.h"
+#include "dispatch/tuning.h"
 #include "refuse.h"
 
 namespace scaled_mm {
@@ -46,14 +47,24 @@ const Kernel<P>* find_forced(const Machine& machine) {
   return nullptr;
 }
 
+// As what was measured on the machine has it, if anything was.
+template <class P>
+Prediction predict(const Kernel<P>& kernel, const typename P::Size& size, Machine machine,
+                   const Tuning* tuning) {
+  if (!tuning) return kernel.predict(size, machine, nullptr);
+  machine.memory_share = tuning->memory_share;
+  return kernel.predict(size, machine, tuning->find(&kernel));
+}
+
 template <class P>
 const Kernel<P>* find_fastest(const typename P::Size& size, const Machine& machine) {
   const Arch* const arch = find_arch(machine.capability);
+  const Tuning* const tuning = find_tuning(machine);
   const Kernel<P>* found = nullptr;
   double least = INFINITY;
   for (const Kernel<P>& kernel : arch ? kernels_of<P>(*arch) : std::span<const Kernel<P>>{}) {
     if (!kernel.refuse(size, machine).empty()) continue;
-    const double us = kernel.predict(size, machine).us;
+    const double us = predict<P>(kernel, size, machine, tuning).us;
     if (us < least) least = us, found = &kernel;
   }
   return found;
@@ -77,12 +88,15 @@ const Kernel<P>* choose(const typename P::Size& size, const Machine& machine) {
   struct Known {
     typename P::Size size;
     Machine machine;
+    const Tunings* tuned = nullptr;
     const Kernel<P>* answer = nullptr;
   };
   thread_local Known all[64];
   Known& known = all[detail::mix(size.m, size.n, size.k) >> 58];
-  if (!known.answer || !(known.size == size) || !(known.machine == machine)) {
-    known = {size, machine, detail::find_fastest<P>(size, machine)};
+  const Tunings* const tuned = tunings();
+  if (!known.answer || !(known.size == size) || !(known.machine == machine) ||
+      known.tuned != tuned) {
+    known = {size, machine, tuned, detail::find_fastest<P>(size, machine)};
   }
   return known.answer;
 }

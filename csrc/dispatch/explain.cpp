@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dispatch/choose.h"
+#include "dispatch/json.h"
 #include "namespace.h"
 
 namespace scaled_mm {
@@ -25,24 +26,6 @@ std::vector<std::string> notes_of(const LowbitProblem::Size& s) {
   return {"K is 0: no kernel runs, D is the bias"};
 }
 
-// --- JSON
-// ------------------------------------------------------------------------------------------
-
-// Texts hold no quotes, backslashes or control characters but those that are taken out here.
-std::string quoted(std::string text) {
-  std::erase_if(
-      text, [](char c) { return c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' '; });
-  return '"' + text + '"';
-}
-
-// A list of JSON values.
-template <class Items, class Tell>
-std::string list(const Items& items, const Tell& tell) {
-  std::string text;
-  for (const auto& item : items) text += (text.empty() ? "" : ", ") + tell(item);
-  return "[" + text + "]";
-}
-
 std::string ratio(double us, double least) {
   std::ostringstream text;
   text.precision(2);
@@ -53,6 +36,10 @@ std::string ratio(double us, double least) {
 template <class P>
 std::string tell_kernel(const Kernel<P>& kernel, const Kernel<P>* chosen,
                         const typename P::Size& size, const Machine& machine) {
+  const Tuning* const tuning = find_tuning(machine);
+  const auto predict = [&](const Kernel<P>& each) {
+    return detail::predict<P>(each, size, machine, tuning);
+  };
   const bool is_chosen = &kernel == chosen;
   const std::string refusal = kernel.refuse(size, machine);
   std::string text = cat("{\"name\": ", quoted(kernel.name),
@@ -61,18 +48,28 @@ std::string tell_kernel(const Kernel<P>& kernel, const Kernel<P>* chosen,
   if (!refusal.empty()) {
     return text + cat(", \"predicted_us\": null, \"reason\": ", quoted(refusal), "}");
   }
-  const Prediction p = kernel.predict(size, machine);
-  const std::string reason =
-      is_chosen || !chosen ? "" : ratio(p.us, chosen->predict(size, machine).us);
-  return text + cat(", \"predicted_us\": ", p.us, ", \"memory_us\": ", p.memory,
-                    ", \"busy_us\": ", p.busy, ", \"waves_us\": ", p.waves,
-                    ", \"reason\": ", quoted(reason), "}");
+  const Prediction p = predict(kernel);
+  const std::string reason = is_chosen || !chosen ? "" : ratio(p.us, predict(*chosen).us);
+  std::ostringstream json;
+  json.precision(10);
+  json << ", \"predicted_us\": " << p.us << ", \"memory_us\": " << p.memory
+       << ", \"busy_us\": " << p.busy << ", \"waves_us\": " << p.waves
+       << ", \"least_us\": " << p.least;
+  const Fit* const tuned = tuning ? tuning->find(&kernel) : nullptr;
+  if (const Fit* const fit = tuned ? tuned : kernel.fit ? &*kernel.fit : nullptr) {
+    json << ", \"fixed_us\": " << fit->fixed_us << ", \"rate\": " << fit->rate
+         << ", \"tuned\": " << (tuned ? "true" : "false");
+  }
+  return text + json.str() + cat(", \"reason\": ", quoted(reason), "}");
 }
 
-// {bytes, floor_us, weight_bytes, weight_floor_us, archs, arch, kernels: [{name, what, chosen,
-// predicted_us, memory_us, busy_us, waves_us, reason}], notes}
+// {bytes, floor_us, weight_bytes, weight_floor_us, archs, arch, gpu: {class, source, rates}, tuned,
+// kernels: [{name, what, chosen, predicted_us, memory_us, busy_us, waves_us, least_us, fixed_us,
+// rate, tuned, reason}], notes}. A kernel whose kind cannot be tuned has no fixed_us, rate and
+// tuned.
 template <class P>
-std::string explain(const typename P::Size& size, const Machine& machine) {
+std::string explain(const typename P::Size& size, const DriverFacts& facts) {
+  const Machine machine = machine_of(facts);
   const Arch* const arch = find_arch(machine.capability);
   const Kernel<P>* const chosen = arch ? choose<P>(size, machine) : nullptr;
   std::vector<std::string> notes = notes_of(size);
@@ -94,6 +91,8 @@ std::string explain(const typename P::Size& size, const Machine& machine) {
        << ", \"weight_bytes\": " << static_cast<int64_t>(weight)
        << ", \"weight_floor_us\": " << weight / machine.bytes_per_us
        << ", \"archs\": " << list(archs(), [](const Arch* each) { return quoted(each->name); })
+       << ", \"gpu\": " << tell_machine(facts, machine)
+       << ", \"tuned\": " << (find_tuning(machine) ? "true" : "false")
        << ", \"arch\": " << (arch ? quoted(arch->name) : "null") << ", \"kernels\": "
        << list(shown, [&](auto* k) { return tell_kernel<P>(*k, chosen, size, machine); })
        << ", \"notes\": " << list(notes, quoted) << "}";
@@ -105,22 +104,22 @@ std::string explain(const typename P::Size& size, const Machine& machine) {
 // argument is a tensor, so each library answers for itself: see _library.py.
 
 std::string explain_int8(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
-                         std::string activation, int64_t capability, int64_t sms,
-                         double bytes_per_us) {
+                         std::string activation, std::string device, int64_t capability,
+                         int64_t sms, double bytes_per_us, double mhz) {
   Int8Problem::Size size{.m = m, .n = n, .k = k};
   if (activation == kActivationNames[static_cast<int>(Activation::reglu)]) {
     size.epilogue = epilogue::Id::ScaledEpilogueReGLU;
   }
   size.out_dtype = dtype_of(out_dtype).value_or(DType::bfloat16);
-  return explain<Int8Problem>(size,
-                              {static_cast<int>(capability), static_cast<int>(sms), bytes_per_us});
+  return explain<Int8Problem>(
+      size, {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }
 
-std::string explain_lowbit(int64_t m, int64_t n, int64_t k, int64_t group, int64_t capability,
-                           int64_t sms, double bytes_per_us) {
+std::string explain_lowbit(int64_t m, int64_t n, int64_t k, int64_t group, std::string device,
+                           int64_t capability, int64_t sms, double bytes_per_us, double mhz) {
   return explain<LowbitProblem>(
       {.m = m, .n = n, .k = k, .group = group},
-      {static_cast<int>(capability), static_cast<int>(sms), bytes_per_us});
+      {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }
 
 }  // namespace

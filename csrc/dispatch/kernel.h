@@ -7,29 +7,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
+#include "dispatch/gpus.h"
+#include "dispatch/predict.h"
 #include "problems/int8.h"
 #include "problems/lowbit.h"
 
 namespace scaled_mm {
-
-// The GPU, as far as the choice depends on it.
-struct Machine {
-  int capability = 0;         // 10 * major + minor
-  int sms = 0;                // multiprocessors
-  double bytes_per_us = 0.0;  // of device memory, peak
-  bool operator==(const Machine&) const = default;
-};
-
-// What a call is expected to take with its operands in device memory, in microseconds.
-struct Prediction {
-  double us = 0;      // all together
-  double memory = 0;  // reading and writing device memory
-  double busy = 0;    // whatever else binds: tensor cores or L2
-  double waves = 0;   // what nothing hides: blocks that start when others have ended, epilogues
-};
 
 namespace cuda {
 class Scope;
@@ -44,7 +31,10 @@ struct Kernel {
   std::string (*describe)(const Size&, const Machine&);
   // The rule that the size or the machine breaks, and the value; empty: the kernel serves it.
   std::string (*refuse)(const Size&, const Machine&);
-  Prediction (*predict)(const Size&, const Machine&);
+  // With the line's own numbers where the fit is null.
+  Prediction (*predict)(const Size&, const Machine&, const Fit*);
+  // Of the line; none: its kind has no numbers that could be fitted.
+  std::optional<Fit> fit;
   // Launches it; null in the CPU library.
   void (*run)(const P&, const cuda::Scope&);
 };

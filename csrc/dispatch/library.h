@@ -2,6 +2,8 @@
 // cpu/library.cpp for the CPU key and by cuda/library.cpp for the CUDA key.
 #pragma once
 
+#include <sstream>
+
 #include "dispatch/choose.h"
 
 namespace scaled_mm {
@@ -31,6 +33,44 @@ inline std::string list_kernels(std::string arch_name, std::string family) {
     if (family == "lowbit") add(arch->lowbit);
   }
   return text;
+}
+
+// What the tables and the models say, in 64 bits: another value where a kernel, its numbers or a
+// model changed, so that what was measured with the ones before can be told from it.
+inline std::string fingerprint(std::string arch_name) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  const auto add = [&](const std::string& text) {  // FNV-1a
+    for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3u;
+  };
+  const auto add_all = [&](const auto& kernels, const auto& sizes, const Machine& machine) {
+    for (const auto& kernel : kernels) {
+      add(kernel.name);
+      for (const auto& size : sizes) {
+        add(kernel.describe(size, machine));
+        if (!kernel.refuse(size, machine).empty()) continue;
+        const Prediction p = kernel.predict(size, machine, nullptr);
+        add(cat('/', p.us, '/', p.memory, '/', p.busy, '/', p.waves, '/', p.least));
+      }
+    }
+  };
+  for (const Arch* arch : archs()) {
+    if (arch_name != arch->name) continue;
+    int capability = 0;
+    while (capability < 1000 && find_arch(capability) != arch) ++capability;
+    const Machine machine = machine_of(
+        {.name = "fingerprint", .capability = capability, .sms = 132, .bytes_per_us = 4e6});
+    const Int8Problem::Size int8[] = {{.m = 1, .n = 4096, .k = 4096},
+                                      {.m = 100, .n = 14336, .k = 4096},
+                                      {.m = 3000, .n = 6144, .k = 8192}};
+    const LowbitProblem::Size lowbit[] = {{.m = 1, .n = 4096, .k = 4096, .group = 128},
+                                          {.m = 100, .n = 14336, .k = 4096, .group = 64},
+                                          {.m = 3000, .n = 6144, .k = 8192, .group = 128}};
+    add_all(arch->int8, int8, machine);
+    add_all(arch->lowbit, lowbit, machine);
+  }
+  std::ostringstream text;
+  text << std::hex << hash;
+  return text.str();
 }
 
 // Sets SCALED_MM_KERNEL for this library; empty: nothing is forced. Returns the value before.

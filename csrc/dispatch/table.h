@@ -4,7 +4,8 @@
 //
 // where Kind is a struct of the arch's folder that holds the numbers and says, as member functions,
 // what every kernel of the kind describes, refuses and predicts. A line is those with its own
-// numbers.
+// numbers. A kind with members `fixed_us` and `rate` that predicts by `joined` (predict.h) of them
+// can be tuned: a prediction for a GPU with numbers of its own is made with those instead.
 #pragma once
 
 #include "dispatch/kernel.h"
@@ -18,13 +19,34 @@
 
 namespace scaled_mm {
 
+template <class Tile>
+constexpr std::optional<Fit> fit_of(const Tile& tile) {
+  if constexpr (requires { tile.fixed_us, tile.rate; }) return Fit{tile.fixed_us, tile.rate};
+  return std::nullopt;
+}
+
+template <class Tile>
+Tile fitted(Tile tile, const Fit* fit) {
+  if constexpr (requires { tile.fixed_us, tile.rate; }) {
+    if (fit) {
+      tile.fixed_us = static_cast<decltype(tile.fixed_us)>(fit->fixed_us);
+      tile.rate = static_cast<decltype(tile.rate)>(fit->rate);
+    }
+  }
+  return tile;
+}
+
 template <class P, const auto& kTile>
 constexpr Kernel<P> table_line(const char* name, void (*run)(const P&, const cuda::Scope&)) {
   using Size = typename P::Size;
-  return {
-      name, [](const Size& size, const Machine& machine) { return kTile.describe(size, machine); },
-      [](const Size& size, const Machine& machine) { return kTile.refuse(size, machine); },
-      [](const Size& size, const Machine& machine) { return kTile.predict(size, machine); }, run};
+  return {name,
+          [](const Size& size, const Machine& machine) { return kTile.describe(size, machine); },
+          [](const Size& size, const Machine& machine) { return kTile.refuse(size, machine); },
+          [](const Size& size, const Machine& machine, const Fit* fit) {
+            return fitted(kTile, fit).predict(size, machine);
+          },
+          fit_of(kTile),
+          run};
 }
 
 }  // namespace scaled_mm

@@ -101,8 +101,7 @@ def ask_library(
     Raises:
         ValueError: SCALED_MM_KERNEL names no kernel.
     """
-    machine = (device.capability, device.sms, 1e6 * device.bandwidth)
-    return _library.explain("int8", m, n, k, out_dtype, activation or "none", *machine)
+    return _library.explain("int8", m, n, k, out_dtype, activation or "none", *device.facts)
 
 
 def ask_library_awq(m: int, n: int, k: int, device: Device, group: int) -> dict[str, Any]:
@@ -111,8 +110,7 @@ def ask_library_awq(m: int, n: int, k: int, device: Device, group: int) -> dict[
     Raises:
         ValueError: SCALED_MM_KERNEL names no kernel.
     """
-    machine = (device.capability, device.sms, 1e6 * device.bandwidth)
-    return _library.explain("lowbit", m, n, k, group, *machine)
+    return _library.explain("lowbit", m, n, k, group, *device.facts)
 
 
 def explain(

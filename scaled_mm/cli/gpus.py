@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+from .. import _library
 
 
 @dataclass(frozen=True)
@@ -18,19 +20,21 @@ class Device:
     sms: int
     bandwidth: float
     """TB/s of its memory, by the datasheet."""
+    mhz: float = 0.0
+    """The highest clock of the multiprocessors; 0: not known. Of a GPU known by name it plays no
+    part."""
+
+    @property
+    def facts(self) -> tuple[str, int, int, float, float]:
+        """As the library asks for them: memory in bytes per microsecond."""
+        return (self.name, self.capability, self.sms, 1e6 * self.bandwidth, float(self.mhz))
 
 
 DEVICES = {
-    device.name: device
-    for device in (
-        Device("H200", 90, 132, 4.8),
-        Device("H100", 90, 132, 3.35),
-        Device("H100-PCIe", 90, 114, 2.0),
-        Device("H20", 90, 78, 4.0),
-        Device("A100", 80, 108, 2.0),
-    )
+    gpu["name"]: Device(gpu["name"], gpu["capability"], gpu["sms"], gpu["tb_per_s"], gpu["mhz"])
+    for gpu in _library.known_gpus()
 }
-"""GPUs known by name: SXM boards unless the name says otherwise."""
+"""GPUs known by name (csrc/dispatch/gpus.def): SXM boards unless the name says otherwise."""
 
 
 def local_device() -> Device | None:
@@ -40,12 +44,10 @@ def local_device() -> Device | None:
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
     clock = getattr(facts, "memory_clock_rate", 0)  # kHz, two transfers a clock
     width = getattr(facts, "memory_bus_width", 0)  # bits
-    known = next((device for name, device in DEVICES.items() if name in facts.name), None)
     bandwidth = 2e-12 * 1e3 * clock * width / 8
-    if not bandwidth:
-        bandwidth = (known or DEVICES["H200"]).bandwidth
+    mhz = 1e-3 * getattr(facts, "clock_rate", 0)
     capability = 10 * facts.major + facts.minor
-    return Device(facts.name, capability, facts.multi_processor_count, bandwidth)
+    return Device(facts.name, capability, facts.multi_processor_count, bandwidth, mhz)
 
 
 def chosen_device(name: str | None, sms: int | None, bandwidth: float | None) -> Device | None:
@@ -57,4 +59,4 @@ def chosen_device(name: str | None, sms: int | None, bandwidth: float | None) ->
     if (name, sms, bandwidth) == (None, None, None):
         return None
     base = DEVICES[name] if name is not None else local_device() or DEVICES["H200"]
-    return Device(base.name, base.capability, sms or base.sms, bandwidth or base.bandwidth)
+    return replace(base, sms=sms or base.sms, bandwidth=bandwidth or base.bandwidth)

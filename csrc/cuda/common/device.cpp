@@ -24,14 +24,18 @@ int attribute(cudaDeviceAttr what, int device) {
 Device ask(int index) {
   Device device;
   device.index = index;
-  device.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
-                      attribute(cudaDevAttrComputeCapabilityMinor, index);
-  device.sms = attribute(cudaDevAttrMultiProcessorCount, index);
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  DriverFacts facts{.name = properties.name};
+  facts.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
+                     attribute(cudaDevAttrComputeCapabilityMinor, index);
+  facts.sms = attribute(cudaDevAttrMultiProcessorCount, index);
   device.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   // kHz, two transfers a clock; bits
-  device.bytes_per_us = 2e-3 * attribute(cudaDevAttrMemoryClockRate, index) *
-                        attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
-  if (device.bytes_per_us <= 0) device.bytes_per_us = 3.35e6;  // it does not tell: an H100's
+  facts.bytes_per_us = 2e-3 * attribute(cudaDevAttrMemoryClockRate, index) *
+                       attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
+  facts.mhz = 1e-3 * attribute(cudaDevAttrClockRate, index);
+  static_cast<Machine&>(device) = machine_of(facts);
   if (runs_common_code(index)) device.arch = find_arch(device.capability);
   return device;
 }

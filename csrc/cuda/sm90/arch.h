@@ -85,6 +85,7 @@ struct Stream {
   double chunk_us;         // of kDepth rows of a tile, with a block on every multiprocessor
   double pair_factor = 1;  // by how much two blocks on each make that longer
   double pair_us = 0;      // and the call
+  double rate = 1;         // how much faster its chunks and sums are, where that was fitted
 
   std::string describe(const LowbitProblem::Size& size, const Machine& machine) const;
   std::string refuse(const LowbitProblem::Size& size, const Machine& machine) const;
@@ -97,6 +98,7 @@ struct Dense {
   int tile_n;
   double fixed_us;
   double chunk_us;
+  double rate = 1;  // as above
 
   std::string describe(const LowbitProblem::Size& size, const Machine& machine) const;
   std::string refuse(const LowbitProblem::Size& size, const Machine& machine) const;

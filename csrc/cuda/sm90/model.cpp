@@ -1,5 +1,5 @@
-// What Hopper's kernels serve and how long they are expected to take. The constants were measured
-// on an H200 (docs/tuning.md).
+// What Hopper's kernels serve and how long they are expected to take (docs/tuning.md). The rates
+// are the machine's (dispatch/gpus.def).
 #include <algorithm>
 #include <cmath>
 
@@ -12,24 +12,17 @@
 namespace scaled_mm::cuda::sm90 {
 namespace {
 
-constexpr double kMemoryShare = 0.87;      // of the peak of device memory
-constexpr double kL2BytesPerUs = 59.2e3;   // from L2, for each multiprocessor when all of them read
-constexpr double kLoneBytesPerUs = 110e3;  // from L2, for a multiprocessor that has it to itself
-constexpr double kProductsPerUs = 5.34e6;  // int8 multiply-adds of a multiprocessor
-constexpr double kSecondWaveUs = 3.0;      // blocks that start when others have ended
+// Measured on an H200; machine.latency says how much longer they are elsewhere.
+constexpr double kSecondWaveUs = 3.0;       // blocks that start when others have ended
 constexpr double kExposedEpilogueUs = 2.5;  // of a tile, where no other tile's products hide it
+
+// Of device memory, at best.
+double rate_of(const Machine& machine) { return machine.memory_share * machine.bytes_per_us; }
 
 std::string refuse_machine(const Machine& machine) {
   if (serves(machine.capability)) return "";
   return cat("needs compute capability 9.0, got ", machine.capability / 10, ".",
              machine.capability % 10);
-}
-
-// Device memory runs beside whatever else binds. The two add up like the sides of a very flat
-// triangle.
-double beside(double memory, double busy) {
-  const double m = memory * memory, b = busy * busy;
-  return std::sqrt(std::sqrt(m * m + b * b));  // std::hypot would ask for glibc 2.35
 }
 
 }  // namespace
@@ -59,13 +52,13 @@ struct Work {
 
 // What binds: tensor cores, L2 for all, L2 for the multiprocessor that has most to do.
 Prediction predict_work(const Work& work, const Int8Problem::Size& size, const Machine& machine,
-                        int tile_m, int tile_n, double lone, double waves, double fixed_us,
-                        double rate) {
-  const double memory = size.bytes() / (kMemoryShare * machine.bytes_per_us);
-  const double products = work.rounds * tile_m * tile_n * work.rows / kProductsPerUs;
-  const double l2 = work.blocks * work.loads / (kL2BytesPerUs * machine.sms);
+                        int tile_m, int tile_n, double lone, double waves, const Fit& fit) {
+  const double operations = work.rounds * tile_m * tile_n * work.rows;
+  const double products = operations / machine.products_per_us;
+  const double l2 = work.blocks * work.loads / (machine.l2_bytes_per_us * machine.sms);
   const double busy = std::max({products, l2, lone});
-  return {fixed_us + beside(memory, busy / rate) + waves, memory, busy, waves};
+  return joined(fit, size.bytes() / rate_of(machine), busy, waves * machine.latency,
+                operations / machine.most_products_per_us);
 }
 
 std::string tile_text(int tile_m, int tile_n) {
@@ -91,7 +84,8 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
   work.rounds = std::ceil(work.blocks / machine.sms);
   const double waves = work.rounds > 1 ? kSecondWaveUs * (plan.paired ? 1 : work.rounds - 1) : 0.0;
   return predict_work(work, size, machine, tile_m, tile_n,
-                      work.rounds * work.loads / kLoneBytesPerUs, waves, fixed_us, rate);
+                      work.rounds * work.loads / machine.lone_bytes_per_us, waves,
+                      {fixed_us, rate});
 }
 
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
@@ -115,7 +109,7 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   work.loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * work.rows;
   work.rounds = std::ceil(work.blocks / machine.sms);
   const double waves = schedule == cooperative ? kExposedEpilogueUs * work.rounds : 0.0;
-  return predict_work(work, size, machine, tile_m, tile_n, 0.0, waves, fixed_us, rate);
+  return predict_work(work, size, machine, tile_m, tile_n, 0.0, waves, {fixed_us, rate});
 }
 
 namespace {
@@ -152,9 +146,10 @@ StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const 
 namespace lowbit {
 namespace {
 
-constexpr double kJoinUs = 2.0;          // of adding up partial sums, besides
-constexpr double kJoinBytesPerUs = 5e6;  // what they go to L2 and back at
-constexpr int kMostRounds = 4;           // of slices
+constexpr double kProductsPerUs = 5.34e6;  // machine.products_per_us where Dense was measured
+constexpr double kJoinUs = 2.0;            // of adding up partial sums, besides
+constexpr double kJoinBytesPerUs = 5e6;    // what they go to L2 and back at
+constexpr int kMostRounds = 4;             // of slices
 
 // What the blocks take for their chunks, and partial sums.
 double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& plan, int sms) {
@@ -200,12 +195,9 @@ std::string Stream::refuse(const LowbitProblem::Size& size, const Machine& machi
 
 Prediction Stream::predict(const LowbitProblem::Size& size, const Machine& machine) const {
   const Plan plan = plan_stream(*this, size, machine.sms);
-  const double rate = kMemoryShare * machine.bytes_per_us;
-  Prediction p;
-  p.memory = size.bytes() / rate;
-  p.busy = busy_us(*this, size, plan, machine.sms);
-  p.us = fixed_us + beside(p.memory, p.busy) + (plan.blocks > machine.sms ? pair_us : 0);
-  return p;
+  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
+                machine.latency * busy_us(*this, size, plan, machine.sms),
+                plan.blocks > machine.sms ? pair_us : 0);
 }
 
 std::string Dense::describe(const LowbitProblem::Size&, const Machine&) const {
@@ -217,15 +209,12 @@ std::string Dense::refuse(const LowbitProblem::Size& size, const Machine& machin
 }
 
 Prediction Dense::predict(const LowbitProblem::Size& size, const Machine& machine) const {
-  const double rate = kMemoryShare * machine.bytes_per_us;
   const double dense = 2 * double(size.n) * double(size.k);
   const double tiles = double(ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n));
-  Prediction p;
-  p.memory = (size.weight_bytes() + dense) / rate;
-  p.busy = chunk_us * double(ceil_div(size.k, kDepth)) * std::ceil(tiles / machine.sms);
-  p.us =
-      fixed_us + p.memory + std::max(p.busy, (dense + size.bytes() - size.weight_bytes()) / rate);
-  return p;
+  const double busy = chunk_us * double(ceil_div(size.k, kDepth)) * std::ceil(tiles / machine.sms);
+  const double before = (size.weight_bytes() + dense) / rate_of(machine);
+  return joined({fixed_us, rate}, (dense + size.bytes() - size.weight_bytes()) / rate_of(machine),
+                busy * kProductsPerUs / machine.products_per_us, before);
 }
 
 namespace {
