@@ -21,6 +21,19 @@ __device__ inline void wait_for_dependencies() {
 #endif
 }
 
+template <class = void>
+__global__ void nothing() {}
+
+// An ordinary, empty launch. It begins when all that the stream was given before has ended and is
+// visible to the device; what the stream is given after it begins later still. So a kernel launched
+// early may read at once, without wait_for_dependencies, what was written before this
+// (docs/tuning.md, "Early weights").
+inline void settle(const Scope& scope) {
+  if (scope.device.capability < 90) return;  // where nothing is launched early
+  nothing<><<<1, 1, 0, scope.stream>>>();
+  check(cudaGetLastError(), "settle");
+}
+
 struct LaunchShape {
   dim3 grid;
   dim3 block;
@@ -28,7 +41,8 @@ struct LaunchShape {
   int cluster = 1;  // blocks along x
 };
 
-// Launches a kernel that calls wait_for_dependencies before it touches memory.
+// Launches a kernel that calls wait_for_dependencies before it touches memory, settled memory that
+// it reads excepted.
 template <class... Params, class... Args>
 void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const Scope& scope,
                   const Args&... args) {
