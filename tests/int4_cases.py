@@ -12,6 +12,7 @@ from checkpoint_cases import write
 from torch import Tensor, nn
 
 from scaled_mm import awq
+from scaled_mm.checkpoint.layers_packed import packed_tensors
 
 GROUP = 16
 
@@ -184,6 +185,26 @@ def write_toy(folder: Path, form: Form, shards: int = 1, **change: Any) -> dict[
     state = {name: x for name, x in state.items() if x is not None}
     write(folder, state, form.config(), shards)
     return state
+
+
+def write_packed_toy(folder: Path, symmetric: bool = False, act_order: bool = False) -> None:
+    """`toy()` in compressed-tensors' packed form."""
+    form = Form(act_order=act_order, symmetric=symmetric)
+    state = {name: x.half() for name, x in toy().state_dict().items()}
+    unneeded = {"weight_g_idx": not act_order, "weight_zero_point": symmetric}
+    for name in ("qkv", "down"):
+        tensors = packed_tensors(quantised(toy().get_submodule(name).weight, form))
+        del state[f"{name}.weight"]
+        state |= {f"{name}.{part}": x for part, x in tensors.items() if not unneeded.get(part)}
+    weights = {"num_bits": 4, "strategy": "group", "group_size": GROUP, "symmetric": symmetric}
+    weights |= {"actorder": "group"} if act_order else {}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": ["head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    write(folder, state, config)
 
 
 def older_file(folder: Path, name: str, fields: dict[str, Any], form: Form) -> None:

@@ -142,6 +142,23 @@ def _(me: Rank) -> None:
         load_quantized_sharded(model, folder, me.mesh, {"0": RowwiseQuantizedParallel()})
 
 
+@case("packed int4 checkpoints")
+def _(me: Rank) -> None:
+    """Columns of 12 words (qkv) and rows of 2 groups (down), as if loaded whole and cut then."""
+    if me.world > 2:
+        return  # two groups of rows
+    styles = {"qkv": ColwiseQuantizedParallel(), "down": RowwiseQuantizedParallel()}
+    for symmetric in (True, False):
+        folder = files(me, f"packed-{symmetric}")
+        if me.rank == 0:
+            int4_files.write_packed_toy(folder, symmetric=symmetric)
+        written()
+        empty = int4_files.toy().to(me.device, torch.float16)
+        whole = scaled_mm.load_quantized(copy.deepcopy(empty), folder)
+        got = load_quantized_sharded(empty, folder, me.mesh, styles)
+        assert_same_state(got, parallelize_module(whole, me.mesh, styles), symmetric)
+
+
 # --- bytes ----------------------------------------------------------------------------------------
 
 K, N = 512, 768

@@ -15,7 +15,7 @@ import pytest
 import torch
 from checkpoint_cases import Model, encoded, entry, quantization_config, tensors, variant, write
 from helpers import assert_bits
-from int4_cases import FORMS, toy, write_toy
+from int4_cases import FORMS, toy, write_packed_toy, write_toy
 from mutated_files import mutate_folder
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -33,6 +33,7 @@ BASES: dict[str, tuple[Callable[[Path], object], Callable[[], nn.Module]]] = {
     "dynamic": (lambda folder: variant(folder, "dynamic-asymmetric"), Model),
     "awq": (lambda folder: write_toy(folder, FORMS["awq"]), toy),
     "gptq": (lambda folder: write_toy(folder, FORMS["gptq-v1-act-order"], 2), toy),
+    "packed": (lambda folder: write_packed_toy(folder, act_order=True), toy),
 }
 COUNTS = [pytest.param(500, id="500"), pytest.param(20_000, id="20000", marks=pytest.mark.slow)]
 

@@ -6,6 +6,7 @@
     config.py     quantization_config: which layer is quantised how; targets.py its lists of names
                   and patterns; config_int4.py AWQ's and GPTQ's form
     layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_int4.py int4
+                  of AutoAWQ and GPTQ, layers_packed.py int4 of compressed-tensors
     loading.py    load_quantized, load_float
     saving.py     save_quantized; compressed_tensors.py the config and names that it writes,
                   shards.py files whose tensors are made one at a time
@@ -18,13 +19,14 @@
 A refusal is a `ValueError` that names the file, and within it the tensor or the key.
 """
 
-from .config import W8A8, W8A8Scheme
+from .config import W8A8, PackedScheme, PackedW4A16, W8A8Scheme
 from .config_int4 import W4A16
 from .files import Entry, TensorFile
 from .folder import Checkpoint
 from .layer import QuantisedLayer
 from .layers import Int8Layer
-from .layers_int4 import Int4Layer
+from .layers_int4 import Int4Layer, LowbitLayer
+from .layers_packed import PackedLayer
 from .loading import load_float, load_quantized, quantised_layers
 from .quantizing import QuantizeReport, ShardReport, quantize_checkpoint
 from .saving import save_quantized
@@ -36,6 +38,10 @@ __all__ = [
     "Entry",
     "Int4Layer",
     "Int8Layer",
+    "LowbitLayer",
+    "PackedLayer",
+    "PackedScheme",
+    "PackedW4A16",
     "QuantisedLayer",
     "QuantizeReport",
     "ShardReport",

@@ -6,6 +6,8 @@ What compressed-tensors (llm-compressor) writes for W8A8:
      "config_groups": {"group_0": {"targets": ["Linear"], "weights": {...},
                                    "input_activations": {...}}}}
 
+and for W4A16 the same with the format "pack-quantized", where input_activations is null.
+
 Keys come and go between its versions: one that says nothing (null, false, empty) is passed over;
 one that says something which is not understood is refused by name. AutoAWQ's and GPTQ's forms are
 in `config_int4.py`.
@@ -13,10 +15,10 @@ in `config_int4.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .config_int4 import W4A16, Int4Fields
 from .fields import Fields, read_json, shown
@@ -26,6 +28,7 @@ from .targets import Targets
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _MAX_GROUPS = 32
 _FORMATS = ("int-quantized", "naive-quantized")
+_PACKED = "pack-quantized"
 _ORDERS_OF_GPTQ = ("static", "weight")
 """GPTQ went through the columns in another order and put them back; "group" leaves them moved."""
 
@@ -60,7 +63,26 @@ class W8A8Scheme:
 
 
 @dataclass(frozen=True)
-class W8A8:
+class PackedScheme:
+    """How the Linears of one group are quantised: int4 weights, activations in float."""
+
+    group_size: int
+    """Input features that share a scale; -1: all of them."""
+    symmetric: bool
+    """Without zero points."""
+    act_order: bool
+    """The features of a group lie scattered; `weight_g_idx` says where."""
+
+    def __str__(self) -> str:
+        groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
+        return f"packed int4, {'symmetric' if self.symmetric else 'asymmetric'}, {groups}"
+
+
+Scheme = TypeVar("Scheme", W8A8Scheme, PackedScheme)
+
+
+@dataclass(frozen=True)
+class _Groups(Generic[Scheme]):
     """The groups of a compressed-tensors checkpoint.
 
     Attributes:
@@ -68,10 +90,10 @@ class W8A8:
         ignore: modules that stay float.
     """
 
-    groups: tuple[tuple[Targets, W8A8Scheme], ...]
+    groups: tuple[tuple[Targets, Scheme], ...]
     ignore: Targets
 
-    def scheme_of(self, name: str, classes: Iterable[str] = ("Linear",)) -> W8A8Scheme | None:
+    def scheme_of(self, name: str, classes: Iterable[str] = ("Linear",)) -> Scheme | None:
         """The scheme of a module, by its name and its class with the bases; None: it stays float.
 
         A name goes before a pattern, a pattern before a class.
@@ -87,7 +109,21 @@ class W8A8:
         return self.groups[min(found)[1]][1] if found else None
 
 
-def read_quantization(folder: Path, config: Mapping[str, Any]) -> W8A8 | W4A16 | None:
+class W8A8(_Groups[W8A8Scheme]):
+    """The groups of a compressed-tensors checkpoint with int8 weights and activations."""
+
+
+class PackedW4A16(_Groups[PackedScheme]):
+    """The groups of a compressed-tensors checkpoint with packed int4 weights."""
+
+    def __str__(self) -> str:
+        return ", ".join(sorted({str(scheme) for _, scheme in self.groups}))
+
+
+Quantization = W8A8 | PackedW4A16 | W4A16
+
+
+def read_quantization(folder: Path, config: Mapping[str, Any]) -> Quantization | None:
     """What config.json (or an older file beside it) says; None: the checkpoint is float.
 
     Raises:
@@ -105,7 +141,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> W8A8 | W4A16 |
     return None
 
 
-def read_settings(where: str, fields: Any) -> W8A8 | W4A16:
+def read_settings(where: str, fields: Any) -> Quantization:
     """What a quantization_config says; where: in which file and key it stood, for a refusal.
 
     Raises:
@@ -125,11 +161,12 @@ def read_settings(where: str, fields: Any) -> W8A8 | W4A16:
 class _Reader(Fields):
     """Reads compressed-tensors' form."""
 
-    def quantization(self, fields: dict[str, Any]) -> W8A8:
-        if fields.get("format") not in _FORMATS:
-            self.refuse(
-                f"format must be one of {', '.join(_FORMATS)}, got {shown(fields.get('format'))}"
-            )
+    def quantization(self, fields: dict[str, Any]) -> W8A8 | PackedW4A16:
+        stored = fields.get("format")
+        formats = (_PACKED,) if stored == _PACKED else _FORMATS
+        if stored not in formats:
+            known = ", ".join((*_FORMATS, _PACKED))
+            self.refuse(f"format must be one of {known}, got {shown(stored)}")
         said = {"quant_method", "format", "config_groups", "ignore"}
         told = {"quantization_status", "global_compression_ratio", "version"}  # of no consequence
         self.understood("", fields, said | told)
@@ -138,24 +175,34 @@ class _Reader(Fields):
             self.refuse(f"config_groups must be an object that names groups, got {shown(groups)}")
         if len(groups) > _MAX_GROUPS:
             self.refuse(f"config_groups must be at most {_MAX_GROUPS}, got {len(groups)}")
-        return W8A8(
-            tuple(
-                self._group(f"config_groups.{shown(name)}", group) for name, group in groups.items()
-            ),
-            self._targets("ignore", fields.get("ignore") or []),
-        )
+        ignore = self._targets("ignore", fields.get("ignore") or [])
+        if stored == _PACKED:
+            return PackedW4A16(self._groups(groups, formats, self._packed_scheme), ignore)
+        return W8A8(self._groups(groups, formats, self._w8a8_scheme), ignore)
 
-    def _group(self, at: str, group: Any) -> tuple[Targets, W8A8Scheme]:
-        if not isinstance(group, dict):
-            self.refuse(
-                f"{at} must be an object, got {shown(group)} (names of presets are not read)"
-            )
-        self.understood(at, group, {"targets", "weights", "input_activations", "format"})
-        if group.get("format") not in (None, *_FORMATS):
-            self.refuse(
-                f"{at}.format must be one of {', '.join(_FORMATS)}, got {shown(group['format'])}"
-            )
-        targets = self._targets(f"{at}.targets", group.get("targets"))
+    def _groups(
+        self,
+        groups: dict[str, Any],
+        formats: tuple[str, ...],
+        scheme: Callable[[str, dict[str, Any]], Scheme],
+    ) -> tuple[tuple[Targets, Scheme], ...]:
+        made = []
+        for name, group in groups.items():
+            at = f"config_groups.{shown(name)}"
+            if not isinstance(group, dict):
+                self.refuse(
+                    f"{at} must be an object, got {shown(group)} (names of presets are not read)"
+                )
+            self.understood(at, group, {"targets", "weights", "input_activations", "format"})
+            if group.get("format") not in (None, *formats):
+                self.refuse(
+                    f"{at}.format must be one of {', '.join(formats)}, got {shown(group['format'])}"
+                )
+            targets = self._targets(f"{at}.targets", group.get("targets"))
+            made.append((targets, scheme(at, group)))
+        return tuple(made)
+
+    def _w8a8_scheme(self, at: str, group: dict[str, Any]) -> W8A8Scheme:
         weights = self._int8(f"{at}.weights", group.get("weights"))
         inputs = self._int8(f"{at}.input_activations", group.get("input_activations"))
         if not weights["symmetric"]:
@@ -165,7 +212,7 @@ class _Reader(Fields):
         dynamic = ("token", "tensor") if inputs["dynamic"] else ("tensor",)
         self._strategy(f"{at}.weights", weights, ("channel", "tensor"))
         self._strategy(f"{at}.input_activations", inputs, dynamic)
-        return targets, W8A8Scheme(
+        return W8A8Scheme(
             dynamic=inputs["dynamic"],
             symmetric=inputs["symmetric"],
             per_token=inputs["strategy"] == "token",
@@ -173,28 +220,61 @@ class _Reader(Fields):
         )
 
     def _int8(self, at: str, fields: Any) -> dict[str, Any]:
-        """`weights` or `input_activations`, with the package's defaults filled in."""
+        """`weights` or `input_activations` of W8A8."""
         if not isinstance(fields, dict):
             self.refuse(f"{at} must be an object (both are 8 bits in W8A8), got {shown(fields)}")
+        made = self._arguments(at, fields, bits=8, orders=_ORDERS_OF_GPTQ)
+        if made["group_size"] != -1:
+            self.refuse(f"{at}.group_size must be null, got {made['group_size']}")
+        if made["strategy"] is None:
+            made["strategy"] = "tensor" if fields.get("group_size") is None else "channel"
+        return made
+
+    def _packed_scheme(self, at: str, group: dict[str, Any]) -> PackedScheme:
+        if group.get("input_activations") is not None:
+            got = shown(group["input_activations"])
+            self.refuse(f"{at}.input_activations must be null with {_PACKED}, got {got}")
+        fields = group.get("weights")
+        at = f"{at}.weights"
+        if not isinstance(fields, dict):
+            self.refuse(f"{at} must be an object, got {shown(fields)}")
+        made = self._arguments(at, fields, bits=4, orders=(*_ORDERS_OF_GPTQ, "group"))
+        if made["dynamic"]:
+            self.refuse(f"{at}.dynamic must be false, got true")
+        grouped = made["group_size"] != -1
+        if made["strategy"] is None:
+            made["strategy"] = "group" if grouped else "channel"
+        if made["strategy"] != ("group" if grouped else "channel"):
+            self.refuse(
+                f"{at}.strategy must be group with a group_size, channel without, "
+                f"got {shown(made['strategy'])} and {made['group_size']}"
+            )
+        act_order = fields.get("actorder") == "group"
+        return PackedScheme(made["group_size"], made["symmetric"], act_order)
+
+    def _arguments(
+        self, at: str, fields: dict[str, Any], bits: int, orders: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """What `weights` or `input_activations` says, with the package's defaults filled in;
+        group_size -1: none."""
         known = {"num_bits", "type", "symmetric", "dynamic", "strategy", "group_size"}
         told = {"observer", "observer_kwargs", "zp_dtype", "scale_dtype"}  # how it was calibrated
-        if fields.get("actorder") in _ORDERS_OF_GPTQ:
+        if fields.get("actorder") in orders:
             told.add("actorder")
         self.understood(at, fields, known | told)
-        for key, wanted in (("num_bits", 8), ("type", "int")):
-            got = fields.get(key, wanted)
+        for key, wanted in (("num_bits", bits), ("type", "int")):
+            got = fields.get(key, 8 if key == "num_bits" else "int")
             if type(got) is not type(wanted) or got != wanted:
                 self.refuse(f"{at}.{key} must be {wanted}, got {repr(got)[:80]}")
+        size = fields.get("group_size")
+        if size is not None and (type(size) is not int or (size < 1 and size != -1)):
+            self.refuse(f"{at}.group_size must be null, -1 or at least 1, got {repr(size)[:80]}")
         made = {
             "symmetric": fields.get("symmetric", True),
             "dynamic": fields.get("dynamic", False),
             "strategy": fields.get("strategy"),
+            "group_size": -1 if size is None else size,
         }
-        group_size = fields.get("group_size")
-        if group_size is not None and (type(group_size) is not int or group_size != -1):
-            self.refuse(f"{at}.group_size must be null, got {repr(group_size)[:80]}")
-        if made["strategy"] is None:
-            made["strategy"] = "tensor" if group_size is None else "channel"
         for key in ("symmetric", "dynamic"):
             if not isinstance(made[key], bool):
                 self.refuse(f"{at}.{key} must be true or false, got {repr(made[key])[:80]}")

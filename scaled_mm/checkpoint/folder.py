@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .config import W8A8, read_quantization
-from .config_int4 import W4A16
+from .config import Quantization, read_quantization
 from .fields import MAX_JSON, Fields, read_json
 from .files import Entry, TensorFile
 from .paths import PICKLES, check_file_name, check_name, refuse_other_formats, regular_file
@@ -51,7 +50,7 @@ class Checkpoint:
         self.where = self._where(weight_map)
         config = self.folder / CONFIG
         self.config: dict[str, Any] = read_json(config) if config.exists() else {}
-        self.quantization: W8A8 | W4A16 | None = read_quantization(self.folder, self.config)
+        self.quantization: Quantization | None = read_quantization(self.folder, self.config)
 
     def _where(self, weight_map: dict[str, str] | None) -> dict[str, TensorFile]:
         where: dict[str, TensorFile] = {}

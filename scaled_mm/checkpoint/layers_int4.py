@@ -19,8 +19,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..lowbit.int4 import from_gptq
+from ..lowbit.int4 import Int4, from_gptq
 from ..nn import AWQLinear
+from .config import PackedScheme
 from .config_int4 import W4A16
 from .folder import Checkpoint
 from .layer import FLOATS, Part, QuantisedLayer, parts_by_module
@@ -31,21 +32,57 @@ _SEVENS = 0x77777777
 
 
 @dataclass(frozen=True)
-class Int4Layer(QuantisedLayer):
-    """An int4 layer that was found in order: a `QuantisedLayer` and the checkpoint's settings."""
+class LowbitLayer(QuantisedLayer):
+    """An int4 layer of any format: its scheme has a group_size, and may have an act_order."""
 
-    scheme: W4A16
+    scheme: W4A16 | PackedScheme
 
-    main: ClassVar[str] = "qweight"
     spare_bias: ClassVar[bool] = True
+    scale_part: ClassVar[str]
+    g_idx_part: ClassVar[str]
 
     def scheme_text(self) -> str:
         return str(self.scheme)
 
     @property
     def group(self) -> int:
-        """Rows in a group, G."""
+        """Input features in a group, G."""
         return self.k if self.scheme.group_size == -1 else self.scheme.group_size
+
+    def _scales(self, checkpoint: Checkpoint) -> Tensor:
+        scales = self.read(checkpoint, self.scale_part)
+        if not bool(scales.isfinite().all()):  # below 0 they may be: some quantisers want it
+            self.refuse(checkpoint, self.scale_part, "must be finite")
+        return scales
+
+    def _bias(self, checkpoint: Checkpoint, biased: bool, dtype: torch.dtype) -> Tensor | None:
+        """As it is where the kernel takes it: the scales' dtype or float32."""
+        if "bias" not in self.parts:
+            return None
+        bias = self.read(checkpoint, "bias")
+        if not biased:
+            if bool(bias.ne(0).any()):  # NaN too
+                self.refuse(checkpoint, "bias", "must be 0, for the model's Linear has none")
+            return None
+        return bias if bias.dtype == dtype else bias.float()
+
+    def _made(self, checkpoint: Checkpoint, weight: Int4, bias: Tensor | None) -> AWQLinear:
+        """A layer of a weight whose tensors are in order, but for what g_idx says."""
+        try:
+            return AWQLinear.from_int4(weight, bias)
+        except ValueError as error:
+            self.refuse(checkpoint, self.g_idx_part, str(error).removeprefix("g_idx "))
+
+
+@dataclass(frozen=True)
+class Int4Layer(LowbitLayer):
+    """An int4 layer of AutoAWQ or GPTQ that was found in order, and the checkpoint's settings."""
+
+    scheme: W4A16
+
+    main: ClassVar[str] = "qweight"
+    scale_part: ClassVar[str] = "scales"
+    g_idx_part: ClassVar[str] = "g_idx"
 
     def module(self, checkpoint: Checkpoint, biased: bool) -> AWQLinear:
         scales, qzeros = self._scales(checkpoint), self._qzeros(checkpoint)
@@ -67,20 +104,11 @@ class Int4Layer(QuantisedLayer):
     ) -> AWQLinear:
         g_idx = self.read(checkpoint, "g_idx") if "g_idx" in self.parts else None
         weight = from_gptq(qweight, scales, qzeros, g_idx, version=self.scheme.version)
-        try:
-            made = AWQLinear.from_int4(weight, bias)
-        except ValueError as error:  # of g_idx: all else was checked
-            self.refuse(checkpoint, "g_idx", str(error).removeprefix("g_idx "))
+        made = self._made(checkpoint, weight, bias)
         if made.order is not None and self.scheme.act_order is False:
             reason = f"must be k // {self.group}, for desc_act is false"
             self.refuse(checkpoint, "g_idx", reason)
         return made
-
-    def _scales(self, checkpoint: Checkpoint) -> Tensor:
-        scales = self.read(checkpoint, "scales")
-        if not bool(scales.isfinite().all()):  # below 0 they may be: some quantisers want it
-            self.refuse(checkpoint, "scales", "must be finite")
-        return scales
 
     def _qzeros(self, checkpoint: Checkpoint) -> Tensor:
         qzeros = self.read(checkpoint, "qzeros")
@@ -89,17 +117,6 @@ class Int4Layer(QuantisedLayer):
             text = f"must hold 8 everywhere in a symmetric scheme ({self.scheme_text()})"
             self.refuse(checkpoint, "qzeros", text)
         return qzeros
-
-    def _bias(self, checkpoint: Checkpoint, biased: bool, dtype: torch.dtype) -> Tensor | None:
-        """As it is where the kernel takes it: the scales' dtype or float32."""
-        if "bias" not in self.parts:
-            return None
-        bias = self.read(checkpoint, "bias")
-        if not biased:
-            if bool(bias.ne(0).any()):  # NaN too
-                self.refuse(checkpoint, "bias", "must be 0, for the model's Linear has none")
-            return None
-        return bias if bias.dtype == dtype else bias.float()
 
 
 def int4_layers(checkpoint: Checkpoint, settings: W4A16) -> dict[str, Int4Layer]:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..quantization.model import unfuse
+from .config import PackedW4A16
 from .config_int4 import W4A16
 from .files import DTYPES
 from .folder import Checkpoint
 from .layer import QuantisedLayer
 from .layers import int8_layers
 from .layers_int4 import int4_layers
+from .layers_packed import packed_layers
 
 _FLOATS = {name: DTYPES[name] for name in ("F64", "F32", "F16", "BF16")}
 _INTEGERS = {name: DTYPES[name] for name in ("I64", "I32", "I16", "I8", "U8")}
@@ -36,6 +38,8 @@ def quantised_layers(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
         return {}
     if isinstance(settings, W4A16):
         return {**int4_layers(checkpoint, settings)}
+    if isinstance(settings, PackedW4A16):
+        return {**packed_layers(checkpoint, settings)}
     return {**int8_layers(checkpoint, settings)}
 
 
@@ -47,6 +51,7 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
     | compressed-tensors W8A8 | a `scaled_mm.nn.ScaledLinear`, scales widened to float32 |
     | AutoAWQ ("gemm"), 4 bits | a `scaled_mm.nn.AWQLinear` of the very words |
     | GPTQ v1 and v2, 4 bits | the same, repacked, W = (q - z) s unchanged; act-order as `order` |
+    | compressed-tensors W4A16 ("pack-quantized") | as GPTQ |
 
     under the same name. The other parameters and buffers are filled from the tensors of their
     names, in the model's own dtypes. The model may be on the meta device: then what is loaded lies

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .config_int4 import W4A16
+from .config import W8A8
 from .folder import CONFIG, Checkpoint
 from .layers import Int8Layer, int8_layers
 from .output import copy_file, other_files, output_folder, write_json
@@ -100,7 +100,7 @@ def precompute(
     source, out = Checkpoint(checkpoint), Path(out)
     if source.quantization is None:
         raise ValueError(f"{source.folder}: is a float checkpoint, without quantization_config")
-    if isinstance(source.quantization, W4A16):
+    if not isinstance(source.quantization, W8A8):
         raise ValueError(f"{source.folder}: is int4 ({source.quantization}), without azp terms")
     layers = int8_layers(source, source.quantization)
     if not layers:

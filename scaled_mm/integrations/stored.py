@@ -12,10 +12,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import Checkpoint, Int4Layer, QuantisedLayer
+from ..checkpoint import Checkpoint, Int4Layer, PackedLayer, QuantisedLayer
 from ..checkpoint.compressed_tensors import narrowed
 from ..checkpoint.files import DTYPES
-from ..lowbit.int4 import from_awq, to_gptq
+from ..checkpoint.layers_packed import packed_tensors
+from ..lowbit.int4 import Int4, from_awq, to_gptq
 from ..nn import AWQLinear
 
 
@@ -36,6 +37,8 @@ def stored_tensors(
     held = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
     if isinstance(layer, Int4Layer) and layer.scheme.method == "gptq":
         held |= _as_gptq(module, layer.scheme.version)
+    if isinstance(layer, PackedLayer):
+        held |= packed_tensors(_unpacked(module))
     stored = {}
     for part in sorted(layer.parts):
         entry = checkpoint.entry(f"{layer.name}.{part}")
@@ -49,10 +52,7 @@ def stored_tensors(
 
 
 def _as_gptq(module: nn.Module, version: int) -> dict[str, Tensor]:
-    assert isinstance(module, AWQLinear)
-    weight = from_awq(module.qweight, module.scales, module.qzeros)
-    if module.order is not None:
-        weight = weight.out_of_order(module.order)
+    weight = _unpacked(module)
     made = to_gptq(weight, version=version)
     g_idx = weight.group_of_rows() if made.g_idx is None else made.g_idx
     return {
@@ -61,3 +61,9 @@ def _as_gptq(module: nn.Module, version: int) -> dict[str, Tensor]:
         "qzeros": made.qzeros,
         "g_idx": g_idx,
     }
+
+
+def _unpacked(module: nn.Module) -> Int4:
+    assert isinstance(module, AWQLinear)
+    weight = from_awq(module.qweight, module.scales, module.qzeros)
+    return weight if module.order is None else weight.out_of_order(module.order)

@@ -17,7 +17,8 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.layer import QuantisedLayer
 from ..checkpoint.layers import Int8Layer
-from ..checkpoint.layers_int4 import Int4Layer
+from ..checkpoint.layers_int4 import Int4Layer, LowbitLayer
+from ..checkpoint.layers_packed import PackedLayer
 from ..checkpoint.loading import layers_to_load, load_layers, whole
 from ..nn import AWQLinear, ScaledLinear
 from .layers import TERMS, RowwiseScaledLinear
@@ -96,8 +97,8 @@ class LayerPart:
     def __init__(self, layer: QuantisedLayer, style: QuantizedParallel, mesh: DeviceMesh) -> None:
         self.layer, self.style, self.mesh = layer, style, mesh
         features = layer.n if style.side is Side.OUT else layer.k
-        self.kind = AWQLinear if isinstance(layer, Int4Layer) else ScaledLinear
-        self.group = layer.group if isinstance(layer, Int4Layer) else 1
+        self.kind = AWQLinear if isinstance(layer, LowbitLayer) else ScaledLinear
+        self.group = layer.group if isinstance(layer, LowbitLayer) else 1
         try:
             self.share = style.share(self.kind, features, self.group, mesh)
         except ValueError as error:
@@ -132,29 +133,44 @@ class LayerPart:
 
     def _cuts(self) -> Mapping[str, Cut]:
         """As `cuts_of`, of the tensors that the checkpoint has."""
-        cuts = cuts_of(self.kind, self.share.side, self.group)
-        if isinstance(self.layer, Int4Layer) and self.layer.scheme.method == "gptq":
-            # Its words hold eight rows of a column, AWQ's eight columns of a row.
-            words = Cut(1) if self.share.side is Side.OUT else Cut(0, NIBBLES)
-            return {**cuts, "qweight": words}
+        cuts, out = cuts_of(self.kind, self.share.side, self.group), self.share.side is Side.OUT
+        if self._words_along_k():
+            # Words hold eight rows of a column, AWQ's eight columns of a row.
+            cuts = {**cuts, "qweight": Cut(1) if out else Cut(0, NIBBLES)}
+        if isinstance(self.layer, PackedLayer):  # the same tensors, turned round
+            cuts = {
+                "weight_packed": _turned(cuts["qweight"]),
+                "weight_zero_point": _turned(cuts["qzeros"]),
+                "weight_scale": _turned(cuts["scales"]),
+                **{name: cuts[name] for name in cuts.keys() & {"bias"}},
+            }
         return cuts
 
+    def _words_along_k(self) -> bool:
+        gptq = isinstance(self.layer, Int4Layer) and self.layer.scheme.method == "gptq"
+        return gptq or isinstance(self.layer, PackedLayer)
+
     def _of_the_whole(self, checkpoint: Checkpoint) -> frozenset[str]:
-        """Tensors from which nothing follows for a part of the rows."""
+        """Tensors from which nothing follows for a part of the weight."""
         if self.share.side is Side.OUT:
-            return frozenset()
-        if isinstance(self.layer, Int4Layer) and self.layer.scheme.method == "gptq":
+            return frozenset({"weight_shape"})
+        if self._words_along_k():
             self.share.must_be_whole(NIBBLES, "the rows in a word")
             self._refuse_act_order(checkpoint)
-        return frozenset({*TERMS, "g_idx"})
+        return frozenset({*TERMS, "g_idx", "weight_g_idx", "weight_shape"})
 
     def _refuse_act_order(self, checkpoint: Checkpoint) -> None:
-        if "g_idx" not in self.layer.parts:
-            return
-        g_idx = self.layer.read(checkpoint, "g_idx")
-        if bool((g_idx != torch.arange(self.layer.k) // self.group).any()):
-            reason = "is in act-order, which is not read in parts of its rows: use load_quantized "
-            self.layer.refuse(checkpoint, "g_idx", reason + "and parallelize_module")
+        for part in self.layer.parts & {"g_idx", "weight_g_idx"}:
+            g_idx = self.layer.read(checkpoint, part)
+            if bool((g_idx != torch.arange(self.layer.k) // self.group).any()):
+                reason = "is in act-order, which is not read in parts of its rows: use "
+                reason += "load_quantized and parallelize_module"
+                self.layer.refuse(checkpoint, part, reason)
+
+
+def _turned(cut: Cut) -> Cut:
+    """Of the transposed matrix."""
+    return Cut(1 - cut.axis, cut.unit)
 
 
 class CheckpointPart(Checkpoint):

@@ -1,0 +1,301 @@
+"""compressed-tensors' packed int4 (W4A16): tiny Llamas that the package wrote, read and run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_cases import state_of, write
+from helpers import assert_bits, extra
+from safetensors.torch import save_file
+from test_checkpoint_int4 import assert_layers_within_their_bound, weight_of
+from test_checkpoint_llama import IDS, llama, relative
+from torch import Tensor, nn
+
+from scaled_mm import load_quantized
+from scaled_mm.checkpoint import Checkpoint, quantised_layers
+from scaled_mm.nn import AWQLinear
+
+ct = extra("compressed_tensors")
+transformers = extra("transformers")
+
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "symmetric": {"strategy": "group", "group_size": 16},
+    "asymmetric": {"strategy": "group", "group_size": 16, "symmetric": False},
+    "channel": {"strategy": "channel"},
+    "channel-asymmetric": {"strategy": "channel", "symmetric": False},
+    "weight-order": {"strategy": "group", "group_size": 8, "actorder": "weight"},
+}
+names = pytest.mark.parametrize("name", [*WEIGHTS, "act-order"])
+
+
+def written(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """A checkpoint as the package writes it."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        apply_quantization_config,
+    )
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    model = llama(dtype)
+    weights = QuantizationArgs(num_bits=4, **WEIGHTS[name])
+    groups = {"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}
+    apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
+    for module in model.modules():
+        if getattr(module, "quantization_scheme", None) is None:
+            continue
+        n, k = module.weight.shape
+        rows = module.weight.view(n, -1, weights.group_size or k)
+        scale, zero = calculate_qparams(rows.amin(-1), rows.amax(-1), weights)
+        module.weight_scale.data.copy_(scale)
+        if not weights.symmetric:
+            module.weight_zero_point.data.copy_(zero)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(folder, max_shard_size="40KB")
+    compressor.update_config(folder)
+    return folder
+
+
+def with_act_order(folder: Path, source: Path) -> Path:
+    """What the package wrote for `actorder: group` until 0.19: features of a group scattered."""
+    state = state_of(source)
+    for name in [key for key in state if key.endswith(".weight_packed")]:
+        q = digits(state[name]).flatten(-2)
+        at = torch.randperm(q.shape[1], generator=torch.Generator().manual_seed(q.shape[1]))
+        words = q[:, at].unflatten(1, (-1, 8)) * 16 ** torch.arange(8)
+        state[name] = words.sum(-1).to(torch.int32)
+        state[name.replace("_packed", "_g_idx")] = (at // 16).int()
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    write(folder, state, None)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder of a name, written once; not to be written to."""
+    root, there = tmp_path_factory.mktemp("packed"), {}
+
+    def folder(name: str) -> Path:
+        if name not in there and name == "act-order":
+            there[name] = with_act_order(root / name, folder("symmetric"))
+        elif name not in there:
+            there[name] = written(root / name, name)
+        return there[name]
+
+    return folder
+
+
+def digits(words: Tensor) -> Tensor:
+    """The eight hexadecimal digits of each word, the lowest first: [..., 8]."""
+    return words.to(torch.int64).unsqueeze(-1) % 2**32 // 16 ** torch.arange(8) % 16
+
+
+def plainly(tensors: dict[str, Tensor]) -> Tensor:
+    """W [K, N] of a layer's tensors, without the library: (q - z) * s in float64, rounded once."""
+
+    scale = tensors["weight_scale"]
+    q = digits(tensors["weight_packed"]).flatten(-2).t()
+    z = torch.full(scale.shape, 8)
+    if "weight_zero_point" in tensors:
+        z = digits(tensors["weight_zero_point"]).transpose(1, 2).flatten(0, 1)
+    k = len(q)
+    g = tensors.get("weight_g_idx", torch.arange(k) // (k // scale.shape[1])).long()
+    return ((q - z.t()[g]).double() * scale.t()[g].double()).to(scale.dtype)
+
+
+def parts_of(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")
+    }
+
+
+@names
+def test_a_llama_of_the_package(name: str, made: Any) -> None:
+    state = state_of(made(name))
+    model = load_quantized(llama(torch.float32), made(name))
+    floats, original = llama(torch.float32), llama().float()
+    floats.load_state_dict(
+        {key: x for key, x in state.items() if x.dtype == torch.bfloat16 and "weight_" not in key},
+        strict=False,
+    )
+    layers = {x: m for x, m in model.named_modules() if isinstance(m, AWQLinear)}
+    assert len(layers) == 14
+    for layer, module in layers.items():
+        tensors = parts_of(state, layer)
+        assert ("weight_zero_point" in tensors) == name.endswith("asymmetric")
+        weight = plainly(tensors)
+        assert_bits(weight_of(module), weight, layer)
+        floats.get_submodule(layer).weight.copy_(weight.t())
+        assert (module.order is not None) == (name == "act-order")
+    assert assert_layers_within_their_bound(model, IDS) == 14
+    exact = floats(IDS).logits
+    assert 0 < relative(model(IDS).logits, exact) < 4 * torch.finfo(torch.bfloat16).eps
+    assert relative(exact, original(IDS).logits) > 0.05  # what int4 itself costs
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_weights_are_those_that_the_package_unpacks(name: str, made: Any) -> None:
+    from compressed_tensors.compressors import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=QuantizationArgs(num_bits=4, **WEIGHTS[name])
+    )
+    layer = "model.layers.1.mlp.down_proj"
+    tensors = parts_of(state_of(made(name)), layer)
+    theirs = PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
+    model = load_quantized(llama(torch.float32), made(name))
+    assert_bits(weight_of(model.get_submodule(layer)), theirs.t().to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["asymmetric", "act-order"])
+def test_transformers_loads_and_saves_it(name: str, made: Any, tmp_path: Path) -> None:
+    import scaled_mm.integrations.transformers as ours
+
+    ours.register()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(made(name))
+        model.save_pretrained(tmp_path)
+    finally:
+        ours.unregister()
+    ours_alone = load_quantized(llama(), made(name)).state_dict()
+    for key, x in model.state_dict().items():
+        assert_bits(x, ours_alone[key], key)
+    assert assert_layers_within_their_bound(model, IDS) == 14
+    before, after = state_of(made(name)), state_of(tmp_path)
+    assert before.keys() == after.keys()
+    for key, x in before.items():
+        assert_bits(after[key], x, key)
+
+
+def test_headers_tell_the_layers(made: Any) -> None:
+    checkpoint = Checkpoint(made("asymmetric"))
+    assert str(checkpoint.quantization) == "packed int4, asymmetric, groups of 16"
+    layers = quantised_layers(checkpoint)
+    assert len(layers) == 14 and "lm_head" not in layers
+    assert {(layer.n, layer.k) for layer in layers.values()} == {
+        (48, 48), (24, 48), (80, 48), (48, 80)
+    }  # fmt: skip
+
+
+# ---- Refusals ------------------------------------------------------------------------------------
+
+LAYER = "model.layers.0.mlp.up_proj"
+
+
+def _weights(**change: Any) -> Any:
+    def apply(config: dict[str, Any], state: dict[str, Tensor]) -> None:
+        config["config_groups"]["group_0"]["weights"].update(change)
+
+    return apply
+
+
+def _group(**change: Any) -> Any:
+    def apply(config: dict[str, Any], state: dict[str, Tensor]) -> None:
+        config["config_groups"]["group_0"].update(change)
+
+    return apply
+
+
+def _tensor(part: str, change: Any) -> Any:
+    def apply(config: dict[str, Any], state: dict[str, Tensor]) -> None:
+        value = change(state.pop(f"{LAYER}.{part}", None))
+        if value is not None:
+            state[f"{LAYER}.{part}"] = value.contiguous()
+
+    return apply
+
+
+def _leave_float(config: dict[str, Any], state: dict[str, Tensor]) -> None:
+    config["ignore"].append(LAYER)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "8-bit": (_weights(num_bits=8), "weights.num_bits must be 4, got 8"),
+    "no-bits": (_weights(num_bits=None), "weights.num_bits must be 4, got None"),
+    "float": (_weights(type="float"), "weights.type must be int, got 'float'"),
+    "dynamic": (_weights(dynamic=True), "weights.dynamic must be false, got true"),
+    "group-0": (_weights(group_size=0), "group_size must be null, -1 or at least 1, got 0"),
+    "group-text": (
+        _weights(group_size="16"),
+        "group_size must be null, -1 or at least 1, got '16'",
+    ),
+    "tensor": (_weights(strategy="tensor"), "strategy must be group with a group_size"),
+    "channel-in-groups": (_weights(strategy="channel"), "got channel and 16"),
+    "group-without-size": (_weights(group_size=None), "got group and -1"),
+    "order": (_weights(actorder="other"), "weights.actorder is not understood, got other"),
+    "symmetric-text": (_weights(symmetric="yes"), "symmetric must be true or false, got 'yes'"),
+    "activations": (
+        _group(input_activations={"num_bits": 8}),
+        "input_activations must be null with pack-quantized, got",
+    ),
+    "no-weights": (_group(weights=None), "weights must be an object, got None"),
+    "other-format": (_group(format="int-quantized"), "format must be one of pack-quantized"),
+    "float-layer": (_leave_float, f"is int4, but quantization_config leaves {LAYER} float"),
+    "groups-of-7": (_weights(group_size=7), "as many features K as groups of 7 hold, got K="),
+    "no-scale": (_tensor("weight_scale", lambda x: None), "weight_scale is missing: the scheme is"),
+    "no-zeros": (_tensor("weight_zero_point", lambda x: None), "weight_zero_point is missing"),
+    "no-shape": (_tensor("weight_shape", lambda x: None), "weight_shape is missing"),
+    "no-words": (_tensor("weight_packed", lambda x: None), "belongs to no layer with a weight_pa"),
+    "float-scale": (_tensor("weight_scale", lambda x: x.float()), "must be F16 or BF16, got F32"),
+    "nan": (_tensor("weight_scale", lambda x: x * torch.nan), "weight_scale must be finite"),
+    "wrong-shape": (
+        _tensor("weight_shape", lambda x: x + 1),
+        "weight_shape must hold [80, 48], as weight_packed says, got [81, 49]",
+    ),
+    "g_idx": (
+        _tensor("weight_g_idx", lambda x: torch.zeros(48, dtype=torch.int32)),
+        "weight_g_idx must not be there",
+    ),
+    "words-1-D": (_tensor("weight_packed", lambda x: x[0]), "shape [N, K/8], N a multiple of 8"),
+    "channels": (_tensor("weight_packed", lambda x: x[:79]), "N a multiple of 8, got [79, 6]"),
+    "zeros-shape": (_tensor("weight_zero_point", lambda x: x[1:]), "shape [10, 3], got [9, 3]"),
+    "extra": (_tensor("perm", lambda x: torch.ones(2)), "perm is not understood"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(name: str, made: Any, tmp_path: Path) -> None:
+    change, said = REFUSED[name]
+    config = json.loads((made("asymmetric") / "config.json").read_text())
+    state = state_of(made("asymmetric"))
+    change(config["quantization_config"], state)
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = llama(torch.float32)
+    with pytest.raises(ValueError) as refusal:
+        load_quantized(model, tmp_path)
+    text = str(refusal.value)
+    assert said in text and text.startswith(str(tmp_path)) and len(text) < 400
+    assert all(type(m) is not AWQLinear for m in model.modules())
+
+
+def test_features_scattered_over_unequal_groups_are_refused(made: Any, tmp_path: Path) -> None:
+    state = state_of(made("act-order"))
+    state[f"{LAYER}.weight_g_idx"] = torch.zeros(48, dtype=torch.int32)
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((made("act-order") / "config.json").read_text())
+    said = "weight_g_idx must give each of the 3 groups as many of the K=48 rows"
+    with pytest.raises(ValueError, match=said):
+        load_quantized(llama(), tmp_path)
+
+
+def test_precompute_has_nothing_to_add(made: Any, tmp_path: Path) -> None:
+    from scaled_mm.precompute import precompute
+
+    with pytest.raises(ValueError, match=r"is int4 \(packed int4, symmetric, one group\), without"):
+        precompute(made("channel"), tmp_path / "out")
+
+
+def test_a_linear_that_is_no_module_of_the_model(made: Any) -> None:
+    with pytest.raises(ValueError, match="the model has no such module"):
+        load_quantized(nn.Sequential(nn.Linear(48, 80)), made("symmetric"))
