@@ -13,7 +13,10 @@ MUTANTS = [
                 "to_gptq(weight, version=version)",
                 "to_gptq(weight, version=3 - version)",
             ),
-            "stored-rows-left-in-order": ("if module.order is not None:", "if False:"),
+            "stored-rows-left-in-order": (
+                "return weight if module.order is None else weight.out_of_order(module.order)",
+                "return weight",
+            ),
         },
     ),
     *of(

@@ -21,7 +21,7 @@ MUTANTS = [
             "dynamic-weights-accepted": ('if weights["dynamic"]:', "if False:"),
             "dynamic-taken-for-static": ('dynamic=inputs["dynamic"],', "dynamic=False,"),
             "four-bit-weights-taken-for-eight": (
-                'for key, wanted in (("num_bits", 8), ("type", "int")):',
+                'for key, wanted in (("num_bits", bits), ("type", "int")):',
                 'for key, wanted in (("type", "int"),):',
             ),
             "symmetric-by-default-forgotten": (
@@ -39,6 +39,38 @@ MUTANTS = [
                 'per_token=inputs["strategy"] == "token"',
                 "per_token=False",
             ),
+        },
+    ),
+    *of(
+        "scaled_mm/checkpoint/config.py",
+        "test_checkpoint_packed",
+        {
+            "packed-with-activations": (
+                'if group.get("input_activations") is not None:',
+                "if False:",
+            ),
+            "packed-order-forgotten": ('fields.get("actorder") == "group"', "False"),
+            "packed-strategy-unread": (
+                'if made["strategy"] != ("group" if grouped else "channel"):',
+                "if False:",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/checkpoint/layers_packed.py",
+        "test_checkpoint_packed",
+        {
+            "packed-shape-unread": ("if shape != [self.n, self.k]:", "if False:"),
+            "packed-zeros-turned-wrongly": (
+                'unpack(self.read(checkpoint, "weight_zero_point").t(), SEQUENTIAL)',
+                'unpack(self.read(checkpoint, "weight_zero_point").t(), (0, 4, 1, 5, 2, 6, 3, 7))',
+            ),
+            "packed-symmetric-zero-is-0": (
+                "torch.full(scales.shape, 8",
+                "torch.full(scales.shape, 0",
+            ),
+            "packed-float-layer-taken": ("if scheme is None:", "if False:"),
+            "packed-g_idx-unread": ('if "weight_g_idx" in self.parts:', "if False:"),
         },
     ),
     *of(

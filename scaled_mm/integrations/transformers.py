@@ -4,7 +4,7 @@
 
     model = AutoModelForCausalLM.from_pretrained(folder)
 
-After the import, `from_pretrained` of a compressed-tensors (W8A8, W4A16), AutoAWQ or GPTQ folder gives
+After the import, `from_pretrained` of a compressed-tensors, AutoAWQ or GPTQ folder gives
 a model whose quantised Linears are `scaled_mm.nn.ScaledLinear` and `AWQLinear`: the layers, and so
 the bits, of `scaled_mm.load_quantized`. The model is for inference: no parameter asks for
 gradients. `save_pretrained` writes the folder's form again. Neither compressed-tensors nor any
