@@ -1,11 +1,13 @@
 """The `scaled-mm` command: its table of commands, its exit codes, and what becomes of an error.
 
-A command is `command` in the module of its name in `scaled_mm.cli`. The module, and torch with it,
-is imported when the command is called, or its own --help.
+A command is two functions of the same parameters, each in the module of its name: `options` in
+`scaled_mm_cli.options` says how they are written and what they mean, `command` in `scaled_mm.cli`
+does the work. The latter, and torch with it, is imported when the command is called.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
@@ -43,7 +45,7 @@ EXIT_CODES = (
 
 
 class Commands(TyperGroup):
-    """The commands by name and help; a module is imported when its command is called."""
+    """The commands by name and help; options are imported when their command is named."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -52,10 +54,14 @@ class Commands(TyperGroup):
 
 def load(name: str) -> Any:
     """The command of that name, with its options."""
+    options = importlib.import_module(f"scaled_mm_cli.options.{name}").options
+
+    @functools.wraps(options)
+    def command(**given: Any) -> None:
+        importlib.import_module(f"scaled_mm.cli.{name}").command(**given)
+
     alone = typer.Typer(add_completion=False)
-    alone.command(name, help=COMMANDS[name])(
-        importlib.import_module(f"scaled_mm.cli.{name}").command
-    )
+    alone.command(name, help=COMMANDS[name])(command)
     return typer.main.get_command(alone)
 
 

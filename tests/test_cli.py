@@ -1,6 +1,7 @@
 """The command line: exit codes, one-line refusals, `scaled-mm info`."""
 
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -14,7 +15,12 @@ from helpers import run_python
 
 import scaled_mm
 from scaled_mm import _library
-from scaled_mm.cli import COMMANDS, info, main
+from scaled_mm.bench import cases
+from scaled_mm.cli import COMMANDS, bench, gpus, info, main
+from scaled_mm.demo.run import STRIDE
+from scaled_mm.quantization import config
+from scaled_mm.validate import Thresholds, compare, targets
+from scaled_mm_cli import words
 
 REFUSED = [  # arguments, what the one line says
     (["nothing"], "No such command 'nothing'"),
@@ -104,13 +110,18 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"scaled-mm {scaled_mm.__version__}\n"
 
 
-QUICK = [[], ["-h"], ["--help"], ["--version"], ["nothing"], ["--nothing"]]
+RIGHT = [[], ["-h"], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+WRONG = [["nothing"], ["--nothing"], ["bench", "--rounds", "no"], ["quantize", "--nothing"]]
 
 
 def test_what_needs_no_torch_does_not_load_it():
-    """Torch takes seconds; help, version and completion shall not."""
-    code = f"codes = [main(given) for given in {QUICK}]; assert codes == [0, 0, 0, 0, 2, 2], codes"
-    run_python(f"import sys\n{_ENTRY}\n{code}\nassert 'torch' not in sys.modules")
+    """Torch takes seconds; help, version, completion and a mistyped option shall not."""
+    code = (
+        f"codes = [main(given) for given in {RIGHT + WRONG}]\n"
+        f"assert codes == {[0] * len(RIGHT) + [2] * len(WRONG)}, codes\n"
+        "assert 'torch' not in sys.modules and 'scaled_mm' not in sys.modules"
+    )
+    run_python(f"import sys\n{_ENTRY}\n{code}")
 
 
 _ENTRY = "from scaled_mm_cli.main import main"
@@ -118,14 +129,19 @@ _ENTRY = "from scaled_mm_cli.main import main"
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("ex", ["explain"]), ("", list(COMMANDS)), ("--ver", ["--version"])],
+    [
+        ("ex", ["explain"]),
+        ("", list(COMMANDS)),
+        ("--ver", ["--version"]),
+        ("quantize --le", ["--length"]),
+    ],
 )
 def test_completion(typed, offered):
     code = (
         f"import atexit, os, sys\n{_ENTRY}\n"
         "atexit.register(lambda: print('torch' in sys.modules))\n"
-        "os.environ.update(_SCALED_MM_COMPLETE='complete_bash', COMP_CWORD='1', "
-        f"COMP_WORDS='scaled-mm {typed}')\nmain()"
+        "os.environ.update(_SCALED_MM_COMPLETE='complete_bash', "
+        f"COMP_CWORD='{len(typed.split()) or 1}', COMP_WORDS='scaled-mm {typed}')\nmain()"
     )
     assert run_python(code).split() == [*offered, "False"]
 
@@ -133,8 +149,23 @@ def test_completion(typed, offered):
 def test_every_command_is_there_and_documented():
     page = Path(scaled_mm.__file__).parents[1] / "docs" / "api" / "cli.md"
     for name in COMMANDS:
-        assert callable(importlib.import_module(f"scaled_mm.cli.{name}").command)
+        options = importlib.import_module(f"scaled_mm_cli.options.{name}").options
+        command = importlib.import_module(f"scaled_mm.cli.{name}").command
+        parameters = [inspect.signature(each).parameters for each in (options, command)]
+        assert list(parameters[0]) == list(parameters[1])
+        for one, other in zip(*(each.values() for each in parameters), strict=True):
+            assert one.annotation.removeprefix("Annotated[").startswith(other.annotation)
         assert f"```{{help}} {name}\n" in page.read_text()
+
+
+def test_the_words_of_help_texts_are_the_library_s():
+    limits = Thresholds()
+    assert (tuple(config.SCHEMES), targets.HYBRID) == (words.SCHEMES, words.HYBRID)
+    assert (tuple(cases.DTYPES), tuple(cases.EPILOGUES)) == (words.DTYPES, words.EPILOGUES)
+    assert (tuple(bench.DEFAULT_SHAPES), tuple(gpus.DEVICES)) == (words.DEVICES, words.GPUS)
+    assert words.STRIDE == STRIDE == compare.STRIDE
+    wanted = (limits.cosine_mean, limits.sqnr_db, limits.saturated)
+    assert wanted == (words.COSINE, words.SQNR, words.SATURATED)
 
 
 # --- what becomes of an error ---------------------------------------------------------------------
@@ -156,7 +187,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("error", "code", "said"), ERRORS, ids=lambda x: type(x).__name__)
 def test_errors_are_one_line(error, code, said, capsys, monkeypatch):
-    def fails():
+    def fails(**given):
         raise error
 
     monkeypatch.setattr(info, "command", fails)
@@ -165,7 +196,7 @@ def test_errors_are_one_line(error, code, said, capsys, monkeypatch):
 
 
 def test_torch_is_out_of_memory(capsys, monkeypatch):
-    monkeypatch.setattr(info, "command", lambda: torch.empty(2**55, dtype=torch.uint8))
+    monkeypatch.setattr(info, "command", lambda **given: torch.empty(2**55, dtype=torch.uint8))
     assert main(["info"]) == 2
     assert capsys.readouterr().err.startswith("scaled-mm: there is not enough memory: ")
 
@@ -174,7 +205,7 @@ def test_torch_is_out_of_memory(capsys, monkeypatch):
 def test_a_fault_leaves_a_traceback(kind, capsys, monkeypatch):
     """Not a line that says the user did something wrong; but nothing raw in it either."""
 
-    def fails():
+    def fails(**given):
         raise kind("\x1b[31m")
 
     monkeypatch.setattr(info, "command", fails)
@@ -184,7 +215,9 @@ def test_a_fault_leaves_a_traceback(kind, capsys, monkeypatch):
 
 
 def test_a_warning_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(info, "command", lambda: warnings.warn("odd:\n\x1b[31m", stacklevel=1))
+    monkeypatch.setattr(
+        info, "command", lambda **given: warnings.warn("odd:\n\x1b[31m", stacklevel=1)
+    )
     assert main(["info"]) == 0
     assert capsys.readouterr() == ("", "scaled-mm: warning: odd: \\x1b[31m\n")
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -167,36 +167,24 @@ def host_measured(settings: AnySettings) -> dict[str, Any]:
 
 
 def command(
-    shape: Annotated[list[str] | None, typer.Option(help="MxKxN; may be repeated.")] = None,
-    weight: Annotated[
-        list[str] | None, typer.Option(help="KxN, with every --m; may be repeated.")
-    ] = None,
-    m: Annotated[
-        list[int] | None, typer.Option("--m", min=1, help="With every --weight; may be repeated.")
-    ] = None,
-    epilogue: Annotated[str, typer.Option(help=", ".join(EPILOGUES))] = "scaled",
-    dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help=", ".join(DEFAULT_SHAPES))] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: torch's own.")] = None,
-    cold: Annotated[bool, typer.Option("--cold/--warm", help="Weights from memory.")] = True,
-    rounds: Annotated[int, typer.Option(min=1)] = 9,
-    without: Annotated[list[str] | None, typer.Option(help="A contender to leave out.")] = None,
-    awq: Annotated[bool, typer.Option("--awq", help="Time the int4 products instead.")] = False,
-    awq_dequantize: Annotated[
-        bool, typer.Option("--awq-dequantize", help="Time awq_dequantize on its own.")
-    ] = False,
-    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
-    host: Annotated[
-        bool, typer.Option("--host", help="Time what a call costs the host, on small operands.")
-    ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
-    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
-    png_file: Annotated[
-        Path | None, typer.Option("--png", help="Draw the roofline of a GPU's result.")
-    ] = None,
-    read: Annotated[
-        Path | None, typer.Option(help="Show the result in this JSON; measure nothing.")
-    ] = None,
+    shape: list[str] | None,
+    weight: list[str] | None,
+    m: list[int] | None,
+    epilogue: str,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    cold: bool,
+    rounds: int,
+    without: list[str] | None,
+    awq: bool,
+    awq_dequantize: bool,
+    group: int,
+    host: bool,
+    json_file: Path | None,
+    markdown_file: Path | None,
+    png_file: Path | None,
+    read: Path | None,
 ) -> None:
     if png_file is not None:
         needed("--png", "matplotlib")  # better now than after the work

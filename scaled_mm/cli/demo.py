@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
@@ -34,22 +33,12 @@ def chosen_device(device: str) -> str:
 
 
 def command(
-    out: Annotated[
-        Path, typer.Option(help="The picture: SQNR of every layer under every scheme.")
-    ] = Path("scaled-mm-demo.png"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
-    ] = False,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds of timing. Default: some 6 s, at least 3.")
-    ] = None,
-    check_all: Annotated[
-        bool, typer.Option(help=f"Compare the bits of every token, not of every {STRIDE}th.")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: torch's own.")] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, or auto: a GPU when there is one that is served.")
-    ] = "auto",
+    out: Path,
+    as_json: bool,
+    rounds: int | None,
+    check_all: bool,
+    threads: int | None,
+    device: str,
 ) -> None:
     if not out.absolute().parent.is_dir():  # better now than after the work
         raise ValueError(f"--out must lie in a folder that exists, got {out}")

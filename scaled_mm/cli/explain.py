@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
 
 from scaled_mm_cli.terminal import Console, cell, lines, print_json
+from scaled_mm_cli.words import MOST
 
 from .. import _library
 from ..bench.cases import DTYPES
 from ..ops import scaled_mm
 from .gpus import DEVICES, Device, chosen_device, local_device
-
-MOST = 2**31 - 1
-"""The largest size that CUDA's kernels index: `must_fit` in csrc/cuda/common/device.h."""
 
 
 @dataclass(frozen=True)
@@ -241,21 +238,17 @@ def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
 
 
 def command(
-    m: Annotated[int, typer.Argument(metavar="M", help="Tokens.")],
-    n: Annotated[int, typer.Argument(metavar="N", help="Output features.")],
-    k: Annotated[int, typer.Argument(metavar="K", help="Input features.")],
-    dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
-    activation: Annotated[str | None, typer.Option(help="reglu.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help=f"{', '.join(DEVICES)}. Default: the GPU here, else H200.")
-    ] = None,
-    sms: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Multiprocessors, if others.")
-    ] = None,
-    bandwidth: Annotated[float | None, typer.Option(help="TB/s of memory, if another.")] = None,
-    awq: Annotated[bool, typer.Option("--awq", help="Of an int4 product, awq_gemm.")] = False,
-    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    activation: str | None,
+    device: str | None,
+    sms: int | None,
+    bandwidth: float | None,
+    awq: bool,
+    group: int,
+    as_json: bool,
 ) -> None:
     gpu = chosen_device(device, sms, bandwidth)
     if awq and activation is not None:

@@ -6,7 +6,7 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -203,7 +203,7 @@ def _cpu_model() -> str:
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: bool,
 ) -> None:
     known = facts()
     checks = [self_check(isa) for isa in _library.cpu_isas()]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
@@ -50,15 +48,9 @@ def show(report: PrecomputeReport, console: RichConsole) -> None:
 
 
 def command(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="A folder, a .safetensors file, or an index of shards.")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="A folder: new, empty, or of an earlier run.")
-    ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
-    ] = False,
+    checkpoint: Path,
+    out: Path,
+    as_json: bool,
 ) -> None:
     with progress_display() as display:
         bar = display.add_task("precompute")

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
@@ -22,7 +21,6 @@ from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
 from ..quantization.model import SCHEMES, QuantConfig
 from ..quantization.smoothquant import ALPHAS, Smoothing
 
-LENGTH = 512
 _SHOWN = 8
 
 
@@ -62,47 +60,18 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def command(
-    model_dir: Annotated[
-        Path, typer.Argument(help="The folder of a float checkpoint: safetensors and config.json.")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="A folder: new, empty, or of an interrupted run.")
-    ],
-    scheme: Annotated[str, typer.Option(help=f"{', '.join(SCHEMES)}.")] = "dynamic",
-    override: Annotated[
-        list[str] | None,
-        typer.Option(help="PATTERN=SCHEME for layers of these names; several may be given."),
-    ] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(help="Pattern of the Linears to quantise; several may be given. [all]"),
-    ] = None,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Pattern of Linears that stay float; several may be given. [lm_head, *.lm_head]"
-        ),
-    ] = None,
-    alpha: Annotated[
-        float | None, typer.Option(help="Smooth the layers that a norm feeds (SmoothQuant).")
-    ] = None,
-    search: Annotated[
-        bool, typer.Option("--search", help="Smooth, with the best alpha for each norm.")
-    ] = False,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Sentences that calibrate, one a line, for the model's own tokenizer."),
-    ] = None,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(help="The same as token ids: a sequence a line, spaces between the ids."),
-    ] = None,
-    length: Annotated[
-        int, typer.Option(min=1, help="Tokens of a sequence, at most; the rest is cut off.")
-    ] = LENGTH,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
-    ] = False,
+    model_dir: Path,
+    out: Path,
+    scheme: str,
+    override: list[str] | None,
+    include: list[str] | None,
+    skip: list[str] | None,
+    alpha: float | None,
+    search: bool,
+    text: Path | None,
+    tokens: Path | None,
+    length: int,
+    as_json: bool,
 ) -> None:
     config = config_of(scheme, override or [], include, skip, alpha, search)
     batches = _batches(model_dir, config, text, tokens, length)

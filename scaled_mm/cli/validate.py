@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from torch import nn
@@ -11,73 +11,27 @@ from torch import nn
 from scaled_mm_cli.terminal import Console, print_json
 
 from .._extras import needed
-from ..quantization.model import SCHEMES, QuantConfig
+from ..quantization.model import QuantConfig
 from ..validate import Thresholds, plot, show, validate, write_html
-from ..validate.compare import STRIDE
-from ..validate.targets import HYBRID, against, config_of, minilm, users
+from ..validate.targets import against, config_of, minilm, users
 
 
 def command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="minilm, your module:function that returns (model, quantised, batches), or a "
-            "quantised checkpoint, which is compared with --float."
-        ),
-    ] = "minilm",
-    original: Annotated[
-        str | None,
-        typer.Option(
-            "--float",
-            help="Of a checkpoint: your module:function that returns (model, batches), or the "
-            "folder of a float checkpoint that transformers reads, with its tokenizer.",
-        ),
-    ] = None,
-    scheme: Annotated[
-        str, typer.Option(help=f"Of MiniLM: {', '.join(SCHEMES)}, or {HYBRID}.")
-    ] = "static-asymmetric",
-    alpha: Annotated[
-        float | None, typer.Option(help="Smooth the layers that a norm feeds (SmoothQuant).")
-    ] = None,
-    search: Annotated[
-        bool, typer.Option("--search", help="Smooth each layer by an alpha of its own.")
-    ] = False,
-    everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Smooth every layer, not only those.")
-    ] = False,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your sentences, one a line: half calibrate MiniLM, half evaluate; all evaluate a "
-            "checkpoint."
-        ),
-    ] = None,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(help="Of a checkpoint: token ids instead, a sequence a line."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A picture: noise and ranges of every layer, .png.")
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="A report as one file: tables, charts, outlier channels; .html."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
-    ] = False,
-    stride: Annotated[int, typer.Option(min=1, help="Compare bits of every so many-th token.")] = (
-        STRIDE
-    ),
-    min_cosine: Annotated[
-        float, typer.Option(help="Passes: mean cosine of the outputs.")
-    ] = Thresholds.cosine_mean,
-    min_sqnr: Annotated[
-        float, typer.Option(help="Passes: SQNR of every layer, dB.")
-    ] = Thresholds.sqnr_db,
-    max_saturated: Annotated[
-        float, typer.Option(help="Passes: part of a layer's inputs beyond the grid.")
-    ] = Thresholds.saturated,
+    target: str,
+    original: str | None,
+    scheme: str,
+    alpha: float | None,
+    search: bool,
+    everywhere: bool,
+    text: Path | None,
+    tokens: Path | None,
+    out: Path | None,
+    html: Path | None,
+    as_json: bool,
+    stride: int,
+    min_cosine: float,
+    min_sqnr: float,
+    max_saturated: float,
 ) -> None:
     for option, path, suffix in (("--out", out, ".png"), ("--html", html, ".html")):
         if path is not None and (path.suffix != suffix or not path.absolute().parent.is_dir()):

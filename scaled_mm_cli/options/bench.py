@@ -1,0 +1,45 @@
+"""Options of `scaled-mm bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..words import DEVICES, DTYPES, EPILOGUES
+
+
+def options(
+    shape: Annotated[list[str] | None, typer.Option(help="MxKxN; may be repeated.")] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option(help="KxN, with every --m; may be repeated.")
+    ] = None,
+    m: Annotated[
+        list[int] | None, typer.Option("--m", min=1, help="With every --weight; may be repeated.")
+    ] = None,
+    epilogue: Annotated[str, typer.Option(help=", ".join(EPILOGUES))] = "scaled",
+    dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help=", ".join(DEVICES))] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: torch's own.")] = None,
+    cold: Annotated[bool, typer.Option("--cold/--warm", help="Weights from memory.")] = True,
+    rounds: Annotated[int, typer.Option(min=1)] = 9,
+    without: Annotated[list[str] | None, typer.Option(help="A contender to leave out.")] = None,
+    awq: Annotated[bool, typer.Option("--awq", help="Time the int4 products instead.")] = False,
+    awq_dequantize: Annotated[
+        bool, typer.Option("--awq-dequantize", help="Time awq_dequantize on its own.")
+    ] = False,
+    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
+    host: Annotated[
+        bool, typer.Option("--host", help="Time what a call costs the host, on small operands.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
+    png_file: Annotated[
+        Path | None, typer.Option("--png", help="Draw the roofline of a GPU's result.")
+    ] = None,
+    read: Annotated[
+        Path | None, typer.Option(help="Show the result in this JSON; measure nothing.")
+    ] = None,
+) -> None:
+    """See `scaled_mm.cli.bench.command`."""

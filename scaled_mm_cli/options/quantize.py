@@ -1,0 +1,56 @@
+"""Options of `scaled-mm quantize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..words import LENGTH, SCHEMES
+
+
+def options(
+    model_dir: Annotated[
+        Path, typer.Argument(help="The folder of a float checkpoint: safetensors and config.json.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="A folder: new, empty, or of an interrupted run.")
+    ],
+    scheme: Annotated[str, typer.Option(help=f"{', '.join(SCHEMES)}.")] = "dynamic",
+    override: Annotated[
+        list[str] | None,
+        typer.Option(help="PATTERN=SCHEME for layers of these names; several may be given."),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="Pattern of the Linears to quantise; several may be given. [all]"),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Pattern of Linears that stay float; several may be given. [lm_head, *.lm_head]"
+        ),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Smooth the layers that a norm feeds (SmoothQuant).")
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Smooth, with the best alpha for each norm.")
+    ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Sentences that calibrate, one a line, for the model's own tokenizer."),
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="The same as token ids: a sequence a line, spaces between the ids."),
+    ] = None,
+    length: Annotated[
+        int, typer.Option(min=1, help="Tokens of a sequence, at most; the rest is cut off.")
+    ] = LENGTH,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
+    ] = False,
+) -> None:
+    """See `scaled_mm.cli.quantize.command`."""

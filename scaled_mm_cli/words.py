@@ -1,0 +1,29 @@
+"""What help texts name of the library, which they must not import: it loads torch.
+
+tests/test_cli.py compares each with the library's own.
+"""
+
+from __future__ import annotations
+
+SCHEMES = (
+    "dynamic",
+    "dynamic-asymmetric",
+    "dynamic-tensor",
+    "dynamic-tensor-asymmetric",
+    "static",
+    "static-asymmetric",
+)
+HYBRID = "hybrid"
+"""Of `validate`: a mixture for MiniLM."""
+STRIDE = 7
+"""The bits of every 7th token are compared."""
+COSINE, SQNR, SATURATED = 0.99, 10.0, 0.01
+"""The thresholds of `validate`."""
+LENGTH = 512
+"""Of a calibrating sequence, in tokens."""
+DTYPES = ("bfloat16", "float16", "float32")
+EPILOGUES = ("scaled", "bias", "azp", "azp-per-token")
+DEVICES = ("cpu", "cuda")
+GPUS = ("H200", "H100", "H100-PCIe", "H20", "A100")
+MOST = 2**31 - 1
+"""The largest size that CUDA's kernels index: `must_fit` in csrc/cuda/common/device.h."""
