@@ -122,6 +122,34 @@ def clip(
         ranges: as collected on the same batches.
         smooth: s by which layers' inputs are to be divided, [K]; not for every layer.
     """
+    kept, lost = clipped(model, layers, calls, ranges, smooth, percentile)
+    warn_of_clipping(lost, percentile)
+    return kept
+
+
+def warn_of_clipping(lost: Mapping[str, float], percentile: float, stacklevel: int = 3) -> None:
+    """The warning of `clip`; lost: of each layer, the part of the energy that is cut off."""
+    worst = {name: part for name, part in lost.items() if part > CLIPPED_ENERGY}
+    if worst:
+        names = ", ".join(f"{name} ({part:.0%})" for name, part in sorted(worst.items()))
+        warnings.warn(
+            f"clipping at the {percentile:g}th percentile cuts off outliers that carry this much "
+            f"of a layer's energy: {names}. Calibrate these by minimum and maximum, or quantise "
+            "them dynamically",
+            CalibrationWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def clipped(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    calls: Sequence[Call],
+    ranges: Mapping[str, Ranges],
+    smooth: Mapping[str, Tensor],
+    percentile: float,
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """What `clip` returns, and the part of each layer's energy that is cut off."""
     extents = {
         name: (ranges[name].times(1 / smooth[name]) if name in smooth else ranges[name]).whole()
         for name in layers
@@ -147,14 +175,4 @@ def clip(
         energy = counted * ((edges[1:] + edges[:-1]) / 2).square()
         lost[name] = 1 - float(energy[first:last].sum() / energy.sum().clamp_min(1e-300))
         kept[name] = edges[[first, min(last, BINS)]].float().to(extents[name].device)
-    worst = {name: part for name, part in lost.items() if part > CLIPPED_ENERGY}
-    if worst:
-        names = ", ".join(f"{name} ({part:.0%})" for name, part in sorted(worst.items()))
-        warnings.warn(
-            f"clipping at the {percentile:g}th percentile cuts off outliers that carry this much "
-            f"of a layer's energy: {names}. Calibrate these by minimum and maximum, or quantise "
-            "them dynamically",
-            CalibrationWarning,
-            stacklevel=3,
-        )
-    return kept
+    return kept, lost

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .._progress import progress
 from ..nn import ScaledLinear
-from .calibrate import Ranges, clip, collect, static_scale
+from .calibration import Calibration, calibrated, quantised
 from .config import SCHEMES as SCHEMES
 from .config import QuantConfig as QuantConfig
 from .config import Scheme as Scheme
 from .feeds import divided
 from .layers import as_linear, check, is_conv1d, matching, matrices, named
-from .observe import Call, as_calls
+from .observe import as_calls
 from .report import attach, report_of
 from .saving import prepare_saving
-from .smoothquant import Smooth, plan
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -115,29 +113,30 @@ def quantize_model(
         raise ValueError(f"include must match a Linear that skip does not, got {config.include}")
     for name, module in found.items():
         check(name, module)
-    smooth: dict[str, Smooth] = {}
-    ranges: dict[str, Ranges] = {}
-    extents: dict[str, Tensor] = {}
+    known = Calibration()
     static = [name for name in found if not config.scheme_for(name).dynamic]
     if static or config.smoothing:
         if calibration is None:
             raise ValueError("calibration must be given for a static scheme or smoothing, got None")
-        smooth, ranges, extents = _calibrated(model, found, as_calls(calibration), config, static)
-    report = report_of(model, config, found, smooth)
+        calls = as_calls(calibration)
+        known = calibrated(model, found, calls, config)
+        known.check(static)
+        known.warn(config, calls, stacklevel=3)
+    report = report_of(model, config, found, known.smooth)
     conv1d = [name for name, module in found.items() if is_conv1d(module)]
     swap = Swap(model, inplace)
     with progress("quantising", len(found)) as tick:
         for name in list(found):
-            made = _layer(
+            made = quantised(
                 found[name],
                 config.scheme_for(name),
-                ranges.pop(name, None),
-                smooth.get(name),
-                extents.pop(name, None),
+                known.ranges.pop(name, None),
+                known.smooth.get(name),
+                known.extents.pop(name, None),
             )
             swap.replace(found.pop(name), made)
             tick()
-    norms = {part.norm: part.s for part in smooth.values() if part.norm is not None}
+    norms = {part.norm: part.s for part in known.smooth.values() if part.norm is not None}
     for norm, s in norms.items():
         module = model.get_submodule(norm)
         swap.replace(module, divided(module, s))
@@ -206,60 +205,3 @@ def unfuse(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
-
-
-def _calibrated(
-    model: nn.Module,
-    found: Mapping[str, nn.Module],
-    calls: Sequence[Call],
-    config: QuantConfig,
-    static: Sequence[str],
-) -> tuple[dict[str, Smooth], dict[str, Ranges], dict[str, Tensor]]:
-    """Smoothing, ranges before it, and clipped ranges after it, of every layer that has them."""
-
-    def build(name: str, ranges: Ranges, s: Tensor | None) -> nn.Module:
-        smooth = None if s is None else Smooth(s, 0.0, None)
-        return _layer(found[name], config.scheme_for(name), ranges, smooth, None)
-
-    if config.smoothing:
-        smooth, ranges = plan(model, found, calls, config.smoothing, build)
-    else:
-        smooth, ranges = {}, collect(model, found, calls)
-    missed = [name for name in static if name not in ranges]
-    if missed:
-        raise ValueError(
-            f"calibration must reach every static layer, got no input for {', '.join(missed[:5])}"
-            + (f" and {len(missed) - 5} more" if len(missed) > 5 else "")
-        )
-    extents: dict[str, Tensor] = {}
-    if config.percentile is not None:
-        layers = {name: found[name] for name in static}
-        divisors = {name: part.s for name, part in smooth.items()}
-        extents = clip(model, layers, calls, ranges, divisors, config.percentile)
-    return smooth, ranges, extents
-
-
-@torch.no_grad()
-def _layer(
-    module: nn.Module,
-    scheme: Scheme,
-    ranges: Ranges | None,
-    smooth: Smooth | None,
-    extent: Tensor | None,
-) -> ScaledLinear:
-    scale = azp = None
-    if not scheme.dynamic:
-        assert ranges is not None
-        if extent is None:
-            extent = (ranges.times(1 / smooth.s) if smooth else ranges).whole()
-        scale, azp = static_scale(extent, scheme.symmetric)
-    made = ScaledLinear.from_linear(
-        as_linear(module),
-        **scheme.options(),
-        input_scale=scale,
-        input_azp=azp,
-        smooth=smooth.s if smooth else None,
-        folded=smooth is not None and smooth.norm is not None,
-    )
-    made.smooth_alpha = smooth.alpha if smooth else None
-    return made

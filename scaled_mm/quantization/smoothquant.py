@@ -8,8 +8,8 @@ formula, and `quantize_model` applies what is planned here.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
@@ -132,6 +132,59 @@ def plan(
     Raises:
         ValueError: fewer batches than folds; a pair that does not hold; NaN in an activation.
     """
+    decided, ranges = decide(model, linears, calls, smoothing, build)
+    decided.warn(smoothing, calls)
+    return decided.smooth, ranges
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What `decide` found, of a model or of a part of it."""
+
+    smooth: dict[str, Smooth] = field(default_factory=dict)
+    fed: frozenset[str] = frozenset()
+    """The layers that a norm feeds."""
+
+    def __or__(self, other: Decided) -> Decided:
+        return Decided(self.smooth | other.smooth, self.fed | other.fed)
+
+    def warn(self, smoothing: Smoothing, calls: Sequence[Call], stacklevel: int = 3) -> None:
+        """`CalibrationWarning`s of what probably is worse than something else."""
+        for text in self._remarks(smoothing, sum(call.sentences() for call in calls)):
+            warnings.warn(text, CalibrationWarning, stacklevel=stacklevel)
+
+    def _remarks(self, smoothing: Smoothing, sentences: int) -> Iterator[str]:
+        beyond = [name for name in self.smooth if name not in self.fed]
+        high = [name for name in beyond if self.smooth[name].alpha >= HIGH_ALPHA]
+        if high and sentences < FEW_SENTENCES:
+            yield (
+                f"alpha >= {HIGH_ALPHA} on layers that no norm feeds ({high[0]} and {len(high) - 1}"
+                f" more) needs {FEW_SENTENCES} calibration sentences or more, got {sentences}"
+            )
+        if not smoothing.search or not self.smooth:
+            return
+        if smoothing.folds == 1:
+            yield (
+                "a search of alpha with folds=1 judges ranges by the inputs that they were "
+                "calibrated on, which overfits towards 1: use 2 folds or more"
+            )
+        near_one = [name for name, smooth in self.smooth.items() if smooth.alpha >= NEAR_ONE]
+        if len(near_one) > len(self.smooth) / 2:
+            yield (
+                f"the search chose alpha >= {NEAR_ONE} for {len(near_one)} of {len(self.smooth)} "
+                "layers, which is what overfitting looks like: calibrate on more sentences, or "
+                "search below"
+            )
+
+
+def decide(
+    model: nn.Module,
+    linears: Mapping[str, nn.Module],
+    calls: Sequence[Call],
+    smoothing: Smoothing,
+    build: Build,
+) -> tuple[Decided, dict[str, Ranges]]:
+    """`plan` without its warnings, which are about a whole model."""
     folds = smoothing.folds if smoothing.search else 1
     if len(calls) < folds:
         raise ValueError(f"calibration must have at least folds={folds} batches, got {len(calls)}")
@@ -148,23 +201,21 @@ def plan(
     norm_of = {name: norm for norm, names in foldable.items() for name in names}
     alone = [(name,) for name in chosen if name not in norm_of]
     planned: dict[str, Smooth] = {}
-    naive: list[float] = []
     groups = [*foldable.values(), *alone]
     with progress("searching alpha" if smoothing.search else "smoothing", len(groups)) as tick:
         for names in groups:
             weights = _absmax([linears[name] for name in names])
             if smoothing.search:
                 tried = [{name: part[name] for name in names if name in part} for part in parts]
-                alpha, in_sample = search(tried, linears, weights, smoothing.search, build)
-                naive.append(in_sample)
+                alpha, _ = search(tried, linears, weights, smoothing.search, build)
             else:
                 alpha = _alpha(names[0], smoothing)
             x_absmax = merge([{"": ranges[name]} for name in names])[""].absmax
             s = factors(x_absmax, weights, alpha)
             planned |= {name: Smooth(s, alpha, norm_of.get(name)) for name in names}
             tick()
-    _warn(planned, feeds, naive, sum(call.sentences() for call in calls), folds)
-    return {name: planned[name] for name in linears if name in planned}, ranges
+    in_order = {name: planned[name] for name in linears if name in planned}
+    return Decided(in_order, frozenset(feeds.fed)), ranges
 
 
 @torch.no_grad()
@@ -261,31 +312,3 @@ def _chosen(name: str, feeds: Feeds, smoothing: Smoothing) -> bool:
 def _alpha(name: str, smoothing: Smoothing) -> float:
     given = (alpha for pattern, alpha in smoothing.alphas if fnmatchcase(name, pattern))
     return next(given, smoothing.alpha)
-
-
-def _warn(
-    planned: Mapping[str, Smooth], feeds: Feeds, naive: Sequence[float], sentences: int, folds: int
-) -> None:
-    def warn(text: str) -> None:
-        warnings.warn(text, CalibrationWarning, stacklevel=4)
-
-    beyond = [name for name in planned if name not in feeds.fed]
-    high = [name for name in beyond if planned[name].alpha >= HIGH_ALPHA]
-    if high and sentences < FEW_SENTENCES:
-        warn(
-            f"alpha >= {HIGH_ALPHA} on layers that no norm feeds ({high[0]} and {len(high) - 1} "
-            f"more) needs {FEW_SENTENCES} calibration sentences or more, got {sentences}"
-        )
-    if not naive:
-        return
-    if folds == 1:
-        warn(
-            "a search of alpha with folds=1 judges ranges by the inputs that they were calibrated "
-            "on, which overfits towards 1: use 2 folds or more"
-        )
-    near_one = [name for name, smooth in planned.items() if smooth.alpha >= NEAR_ONE]
-    if len(near_one) > len(planned) / 2:
-        warn(
-            f"the search chose alpha >= {NEAR_ONE} for {len(near_one)} of {len(planned)} layers, "
-            "which is what overfitting looks like: calibrate on more sentences, or search below"
-        )

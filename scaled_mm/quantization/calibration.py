@@ -1,0 +1,119 @@
+"""Everything that batches tell about layers, and the layers that are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import ScaledLinear
+from .calibrate import Ranges, clipped, collect, static_scale, warn_of_clipping
+from .config import QuantConfig, Scheme
+from .layers import as_linear
+from .observe import Call
+from .smoothquant import Decided, Smooth, decide
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was found, by names of layers; of a whole model or, joined by |, of its parts."""
+
+    decided: Decided = field(default_factory=Decided)
+    ranges: dict[str, Ranges] = field(default_factory=dict)
+    """Before smoothing, of all layers that the batches reached."""
+    extents: dict[str, Tensor] = field(default_factory=dict)
+    """float32 [2], after smoothing and clipping; where a percentile was asked for."""
+    lost: dict[str, float] = field(default_factory=dict)
+    """Which part of a layer's energy clipping cuts off."""
+
+    @property
+    def smooth(self) -> Mapping[str, Smooth]:
+        return self.decided.smooth
+
+    def __or__(self, other: Calibration) -> Calibration:
+        return Calibration(
+            self.decided | other.decided,
+            self.ranges | other.ranges,
+            self.extents | other.extents,
+            self.lost | other.lost,
+        )
+
+    def check(self, static: Iterable[str]) -> None:
+        """Refuses static layers that nothing is known of: ValueError."""
+        missed = [name for name in static if name not in self.ranges]
+        if missed:
+            raise ValueError(
+                "calibration must reach every static layer, got no input for "
+                + ", ".join(missed[:5])
+                + (f" and {len(missed) - 5} more" if len(missed) > 5 else "")
+            )
+
+    def warn(self, config: QuantConfig, calls: Sequence[Call], stacklevel: int) -> None:
+        """`CalibrationWarning`s of what probably is worse than something else."""
+        if config.smoothing:
+            self.decided.warn(config.smoothing, calls, stacklevel + 1)
+        if config.percentile is not None:
+            warn_of_clipping(self.lost, config.percentile, stacklevel + 1)
+
+
+def calibrated(
+    model: nn.Module, found: Mapping[str, nn.Module], calls: Sequence[Call], config: QuantConfig
+) -> Calibration:
+    """Smoothing, ranges and clipped ranges of layers, as `config` has them.
+
+    Args:
+        model, found, calls: as for `collect`; the layers that are quantised.
+        config: which scheme each has, and how they are smoothed.
+    """
+
+    def build(name: str, ranges: Ranges, s: Tensor | None) -> nn.Module:
+        smooth = None if s is None else Smooth(s, 0.0, None)
+        return quantised(found[name], config.scheme_for(name), ranges, smooth, None)
+
+    decided = Decided()
+    if config.smoothing:
+        decided, ranges = decide(model, found, calls, config.smoothing, build)
+    else:
+        ranges = collect(model, found, calls)
+    extents: dict[str, Tensor] = {}
+    lost: dict[str, float] = {}
+    if config.percentile is not None:
+        layers = {name: x for name, x in found.items() if not config.scheme_for(name).dynamic}
+        divisors = {name: part.s for name, part in decided.smooth.items()}
+        extents, lost = clipped(model, layers, calls, ranges, divisors, config.percentile)
+    return Calibration(decided, ranges, extents, lost)
+
+
+def input_scale(
+    scheme: Scheme, ranges: Ranges | None, smooth: Smooth | None, extent: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """A static layer's scale [1] and zero point [1]; None, None of a dynamic one."""
+    if scheme.dynamic:
+        return None, None
+    assert ranges is not None
+    if extent is None:
+        extent = (ranges.times(1 / smooth.s) if smooth else ranges).whole()
+    return static_scale(extent, scheme.symmetric)
+
+
+@torch.no_grad()
+def quantised(
+    module: nn.Module,
+    scheme: Scheme,
+    ranges: Ranges | None,
+    smooth: Smooth | None,
+    extent: Tensor | None,
+) -> ScaledLinear:
+    scale, azp = input_scale(scheme, ranges, smooth, extent)
+    made = ScaledLinear.from_linear(
+        as_linear(module),
+        **scheme.options(),
+        input_scale=scale,
+        input_azp=azp,
+        smooth=smooth.s if smooth else None,
+        folded=smooth is not None and smooth.norm is not None,
+    )
+    made.smooth_alpha = smooth.alpha if smooth else None
+    return made
