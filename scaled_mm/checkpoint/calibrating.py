@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..nn import ScaledLinear
+from ..quantization.calibration import Calibration, calibrated, input_scale
+from ..quantization.config import QuantConfig
 from ..quantization.feeds import find_feeds
-from ..quantization.model import QuantConfig, quantize_model
-from ..quantization.observe import as_calls
-from .compressed_tensors import refuse_smooth
+from ..quantization.observe import Call, as_calls, evaluating
+from .blocks import Walk, blocks_of
+from .compressed_tensors import NO_PLACE
 from .files import TensorFile
 from .float_model import load_model
 from .quantize_plan import Plan
 from .shards import NewShard, Planned
+from .streaming import NotInParts, StreamedModel
 
 CALIBRATION = "scaled_mm_calibration.safetensors"
 """In the output folder until the last shard is there."""
 _MARK = "scaled_mm.calibration"
+_HOW = "scaled_mm.calibrated"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Calibrated:
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    how: str | None = None
+    """How much of the model was in memory at a time, and why not less; None: nothing was run."""
 
     def get(self, name: str) -> Tensor | None:
         return self.tensors.get(name)
@@ -48,42 +53,93 @@ class Calibrated:
 
 
 def calibrate(plan: Plan, batches: Sequence[Any]) -> Calibrated:
-    """Loads the whole float model, runs it on the batches, and keeps what was found.
+    """Runs the float model on the batches, block by block if it can be, and keeps what was found.
 
     Raises:
         ValueError: as `quantize_model`; or no norm can take any smoothing.
     """
-    model = load_model(plan.source)
-    config, norms = _into_norms(model, plan, batches)
-    quantised = quantize_model(model, config, batches, inplace=True)
+    calls = as_calls(batches)
+    try:
+        config, norms, found = _by_blocks(plan, calls)
+    except NotInParts as reason:
+        how = f"the whole model at once: {reason}"
+        config, norms, found = _whole(plan, calls)
+    else:
+        how = "block by block"
+    static = [name for name in plan.schemes if not config.scheme_for(name).dynamic]
+    found.check(static)
+    found.warn(config, calls, stacklevel=3)
     tensors: dict[str, Tensor] = {}
     for name in plan.schemes:
-        layer = quantised.get_submodule(name)
-        assert isinstance(layer, ScaledLinear)
-        refuse_smooth(name, layer)
-        if layer.input_scale is not None:
-            tensors[f"{name}.input_scale"] = layer.input_scale
-        if layer.input_zero_point is not None:
-            tensors[f"{name}.input_zero_point"] = layer.input_zero_point.to(torch.int8)
-        if layer.folded_smooth is not None:
-            tensors[f"{name}.smooth"] = layer.folded_smooth
+        smooth = found.smooth.get(name)
+        if smooth is not None and smooth.norm is None:
+            raise ValueError(f"{name}: {NO_PLACE}")
+        ranges, extent = found.ranges.get(name), found.extents.get(name)
+        scale, azp = input_scale(config.scheme_for(name), ranges, smooth, extent)
+        if scale is not None:
+            if not bool(scale > 0 and scale.isfinite()):
+                raise ValueError(f"{name}.input_scale must be positive and finite, got {scale}")
+            tensors[f"{name}.input_scale"] = scale.reshape(1)
+        if azp is not None:
+            tensors[f"{name}.input_zero_point"] = azp.reshape(1).to(torch.int8)
+        if smooth is not None:
+            tensors[f"{name}.smooth"] = smooth.s
     for norm, names in norms.items():
         if (divisor := tensors.get(f"{names[0]}.smooth")) is not None:
             tensors[f"{norm}.divisor"] = divisor
-    return Calibrated(tensors)
+    return Calibrated(tensors, how)
+
+
+_Found = tuple[QuantConfig, "dict[str, tuple[str, ...]]", Calibration]
+
+
+def _by_blocks(plan: Plan, calls: Sequence[Call]) -> _Found:
+    """With one block in memory at a time; `NotInParts` where that cannot be."""
+    streamed = StreamedModel(plan.source)
+    layers = {name: streamed.model.get_submodule(name) for name in plan.schemes}
+    walk = Walk(streamed, blocks_of(streamed.model, list(layers)))
+    with walk.watching(), torch.no_grad(), evaluating(streamed.model):
+        if _seeks_norms(plan.config):
+            foldable = find_feeds(streamed.model, layers, calls[0]).foldable
+        else:
+            foldable = {}
+            calls[0](streamed.model)
+    config, norms = _into_norms(plan, foldable)
+    try:
+        return config, norms, walk.blockwise(calls).calibrate(layers, config)
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error):
+            raise
+        raise NotInParts("a block reads weights that are not its own") from error
+
+
+def _whole(plan: Plan, calls: Sequence[Call]) -> _Found:
+    model = load_model(plan.source)
+    layers = {name: model.get_submodule(name) for name in plan.schemes}
+    seeks = _seeks_norms(plan.config)
+    foldable = find_feeds(model, layers, calls[0]).foldable if seeks else {}
+    config, norms = _into_norms(plan, foldable)
+    return config, norms, calibrated(model, layers, calls, config)
+
+
+def _seeks_norms(config: QuantConfig) -> bool:
+    return config.smoothing is not None and config.smoothing.pairs is None
 
 
 def _into_norms(
-    model: nn.Module, plan: Plan, batches: Sequence[Any]
+    plan: Plan, found: Mapping[str, tuple[str, ...]]
 ) -> tuple[QuantConfig, dict[str, tuple[str, ...]]]:
-    """The config with smoothing where a norm takes it and nowhere else; norm -> its Linears."""
+    """The config with smoothing where a norm takes it and nowhere else; norm -> its Linears.
+
+    Args:
+        found: norms and their Linears, as a run showed them; where the config names its own, those
+            are taken.
+    """
     config, smoothing = plan.config, plan.config.smoothing
     if smoothing is None:
         return config, {}
     if smoothing.pairs is None:
-        layers = {name: model.get_submodule(name) for name in plan.schemes}
-        feeds = find_feeds(model, layers, as_calls(batches)[0])
-        smoothing = replace(smoothing, pairs=tuple(feeds.foldable.items()))
+        smoothing = replace(smoothing, pairs=tuple(found.items()))
     foldable = dict(smoothing.pairs or ())
     for name in chain.from_iterable(foldable.values()):
         if name not in plan.schemes:
@@ -101,7 +157,7 @@ def _into_norms(
 def write_calibration(folder: Path, mark: str, values: Calibrated) -> None:
     """Keeps the values in the folder, with the fingerprint of the run that they belong to."""
     planned = [Planned.like(name, x) for name, x in values.tensors.items()]
-    shard = NewShard(CALIBRATION, planned, {_MARK: mark})
+    shard = NewShard(CALIBRATION, planned, {_MARK: mark, _HOW: values.how or ""})
     shard.write(folder / CALIBRATION, values.tensors.items())
 
 
@@ -117,4 +173,4 @@ def read_calibration(folder: Path, mark: str) -> Calibrated | None:
     file = TensorFile(path)
     if file.metadata.get(_MARK) != mark:
         raise ValueError(f"{path}: is of other settings or another source; name another folder")
-    return Calibrated({name: file.read(name) for name in file.entries})
+    return Calibrated({name: file.read(name) for name in file.entries}, file.metadata.get(_HOW))

@@ -66,13 +66,16 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     return narrow if torch.equal(narrow.to(x.dtype), x) else x
 
 
+NO_PLACE = (
+    "input_smooth has no place in compressed-tensors' format: smooth only layers whose norm can be "
+    "divided instead, or save the state_dict"
+)
+
+
 def refuse_smooth(name: str, layer: ScaledLinear) -> None:
     """ValueError where the layer multiplies its input by a factor for each channel."""
     if layer.input_smooth is not None:
-        raise ValueError(
-            f"{name}: input_smooth has no place in compressed-tensors' format: smooth only layers "
-            "whose norm can be divided instead, or save the state_dict"
-        )
+        raise ValueError(f"{name}: {NO_PLACE}")
 
 
 def quantization_config(

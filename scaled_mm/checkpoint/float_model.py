@@ -60,10 +60,9 @@ def skeleton(checkpoint: Checkpoint) -> nn.Module:
     Raises:
         ValueError, ModuleNotFoundError: as `model_class`; or transformers refuses config.json.
     """
-    what = "finding the Linears of a model"
-    made, transformers = model_class(checkpoint, what), transformers_for(what)
+    made = model_class(checkpoint, "finding the Linears of a model")
     try:
-        config = transformers.AutoConfig.from_pretrained(checkpoint.folder, **_SAFE)
+        config = transformers_config(checkpoint)
         with torch.device("meta"):
             model: nn.Module = made(config)
     except Exception as error:  # whatever the model's own code makes of a wrong config
@@ -72,6 +71,15 @@ def skeleton(checkpoint: Checkpoint) -> nn.Module:
             f"{checkpoint.folder / CONFIG}: {made.__name__} cannot be made of it: {reason[0][:200]}"
         ) from error
     return model.eval()
+
+
+def transformers_config(checkpoint: Checkpoint) -> Any:
+    """config.json as transformers reads it. No cache of keys and values: a calibration runs every
+    sequence once."""
+    transformers = transformers_for("reading config.json")
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, **_SAFE)
+    config.use_cache = False
+    return config
 
 
 def load_model(checkpoint: Checkpoint) -> nn.Module:
@@ -83,7 +91,11 @@ def load_model(checkpoint: Checkpoint) -> nn.Module:
     made = model_class(checkpoint, "running the float model")
     with _without_bars():
         model: nn.Module = made.from_pretrained(
-            checkpoint.folder, use_safetensors=True, dtype="auto", **_SAFE
+            checkpoint.folder,
+            config=transformers_config(checkpoint),
+            use_safetensors=True,
+            dtype="auto",
+            **_SAFE,
         )
     return model.eval()
 

@@ -1,8 +1,9 @@
 """`quantize_checkpoint`: a float checkpoint in, a W8A8 checkpoint of compressed-tensors out.
 
 The tensors of a shard are read, quantised and written one after the other, so that one weight is in
-memory at a time. A scheme that needs calibration runs the whole float model first (transformers
-loads it); what that finds is small, and is kept in the output folder until the last shard is there.
+memory at a time. A scheme that needs calibration runs the float model first, block by block where
+it is made of equal blocks (`blocks.py`) and else as a whole; what that finds is small, and is kept
+in the output folder until the last shard is there.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class QuantizeReport:
     """How many of them are smoothed; None: not known, all shards were there already."""
     floats: tuple[str, ...] | None
     """Linears that stay float; None: the model's modules are not known."""
+    calibration: str | None
+    """How the float model was run: "block by block", or why it had to be in memory as a whole.
+    None: it was not run."""
     share: float
     """Part of the checkpoint's parameters that was quantised."""
     shards: tuple[ShardReport, ...]
@@ -111,7 +115,7 @@ def quantize_checkpoint(
     written = {*run.names(), CONFIG}
     others, left_out = other_files(source.folder, written, source.paths())
     with output_folder(out, MADE_BY, source.folder, run.names()):
-        reports, smoothed = run.write_shards(progressed)
+        reports, values = run.write_shards(progressed)
         for path in others:
             copy_file(path, out / path.name)
         run.write_json_files()
@@ -120,7 +124,8 @@ def quantize_checkpoint(
         checkpoint=str(checkpoint),
         out=str(out),
         layers={name: str(scheme) for name, scheme in plan.schemes.items()},
-        smoothed=smoothed,
+        smoothed=_smoothed(plan, values),
+        calibration=values.how if values else None,
         floats=plan.floats,
         share=plan.share,
         shards=reports,
@@ -131,6 +136,12 @@ def quantize_checkpoint(
         bytes=sum(shard.bytes for shard in reports),
         seconds=time.perf_counter() - started,
     )
+
+
+def _smoothed(plan: Plan, values: Calibrated | None) -> int | None:
+    if plan.config.smoothing is None:
+        return 0
+    return None if values is None else values.smoothed
 
 
 class _Run:
@@ -154,8 +165,8 @@ class _Run:
 
     def write_shards(
         self, progressed: Callable[[int, int], None]
-    ) -> tuple[tuple[ShardReport, ...], int | None]:
-        """Writes what is not there yet; also returns how many layers are smoothed, if known."""
+    ) -> tuple[tuple[ShardReport, ...], Calibrated | None]:
+        """Writes what is not there yet; also returns what calibration found, if anything was."""
         files = self._source.files
         total = sum(file.size - file.data for file in files.values())
         missing = {name for name in files if not self._is_made(name)}
@@ -170,9 +181,7 @@ class _Run:
             layers = sum(entry in self._plan.weights for entry in file.entries)
             skipped = name not in missing
             reports.append(ShardReport(name, self._shards[name].size, layers, skipped))
-        if self._plan.config.smoothing is None:
-            return tuple(reports), 0
-        return tuple(reports), None if values is None else values.smoothed
+        return tuple(reports), values
 
     def _is_made(self, name: str) -> bool:
         """Whether an earlier run wrote the shard, and nothing cut it off since.

@@ -39,6 +39,8 @@ def show(report: QuantizeReport, console: RichConsole) -> None:
         f"{count} layers: {scheme}" for scheme, count in Counter(report.layers.values()).items()
     ]
     told.append(f"{report.share:.1%} of the parameters are int8")
+    if report.calibration is not None:
+        told.append(f"the float model was run {report.calibration}")
     if report.smoothed:
         told.append(f"{report.smoothed} layers are smoothed, and the norms in front divided")
     if report.floats is not None:

@@ -1,0 +1,167 @@
+"""A float model whose weights are in memory only while they are used.
+
+The model is made on the meta device. Its vectors (norms, biases) are read at once and stay; its
+matrices are read from the checkpoint when a part of the model is loaded, and freed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .files import DTYPES
+from .float_model import model_class, transformers_config
+from .folder import Checkpoint
+
+
+class NotInParts(Exception):
+    """Why a model cannot be loaded, or calibrated, part by part."""
+
+
+class StreamedModel:
+    """A model of transformers, and where each of its parameters is in the files.
+
+    Attributes:
+        model: in eval mode; matrices on the meta device until they are loaded.
+
+    Raises:
+        NotInParts: the files do not hold every parameter as the model has it.
+        ValueError, ModuleNotFoundError: as `float_model.model_class`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        made = model_class(checkpoint, "running the float model")
+        config = transformers_config(checkpoint)
+        dtype = getattr(config, "dtype", None) or _first_float(checkpoint)
+        try:
+            with _parameters_on_meta(), _default_dtype(dtype):
+                model = made(config)
+        except Exception as error:  # whatever a model's own code does with weights it does not have
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            raise NotInParts(f"{made.__name__} is not made without weights: {reason}") from error
+        self.model: nn.Module = model.eval().requires_grad_(False)
+        if model._get_dtype_plan(dtype):
+            raise NotInParts("some of its parameters are kept in another dtype")
+        self._sources = self._find()  # of each parameter and persistent buffer, by all its names
+        for name, x in self.model.named_buffers():
+            if name in self._sources:
+                self._check(name, x)
+                x.copy_(checkpoint.read(self._sources[name]))
+        for name, parameter in self.model.named_parameters():
+            self._check(name, parameter)
+        self.load_vectors()
+
+    def _find(self) -> dict[str, str]:
+        """Name of each tensor of the model -> its name in the files, which may be a tied one's."""
+        names: dict[int, list[str]] = {}
+        persistent = self.model.state_dict(keep_vars=True)
+        for name, x in persistent.items():
+            names.setdefault(id(x), []).append(name)
+        sources: dict[str, str] = {}
+        for same in names.values():
+            stored = [name for name in same if name in self._checkpoint]
+            if not stored:
+                raise NotInParts(f"{same[0]} is not in the files under this name")
+            sources |= dict.fromkeys(same, stored[0])
+        return sources
+
+    def _check(self, name: str, x: Tensor) -> None:
+        entry = self._checkpoint.entry(self._sources[name])
+        if DTYPES.get(entry.dtype) != x.dtype or entry.shape != tuple(x.shape):
+            has = f"{x.dtype} {list(x.shape)}"
+            raise NotInParts(f"{name} is {entry.dtype} {list(entry.shape)}, the model has {has}")
+
+    def load_vectors(self) -> None:
+        self._place((name, x) for name, x in self._named() if x.ndim < 2)
+
+    @contextmanager
+    def loaded(self, prefix: str = "", without: str | None = None) -> Iterator[None]:
+        """The matrices below a module are in memory inside, and freed afterwards.
+
+        Args:
+            prefix: of the module; "" is the model.
+            without: a module whose matrices are left out.
+        """
+        names = [
+            name
+            for name, x in self._named()
+            if x.ndim > 1
+            and _below(name, prefix)
+            and (without is None or not _below(name, without))
+        ]
+        self._place((name, x) for name, x in self._named() if name in names)
+        try:
+            yield
+        finally:
+            for name in names:
+                owner, leaf = self._owner(name)
+                owner._parameters[leaf] = _empty(owner._parameters[leaf])
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.model.named_parameters(remove_duplicate=False))
+
+    def _owner(self, name: str) -> tuple[nn.Module, str]:
+        path, _, leaf = name.rpartition(".")
+        return self.model.get_submodule(path), leaf
+
+    def _place(self, named: Iterator[tuple[str, nn.Parameter]]) -> None:
+        made: dict[str, nn.Parameter] = {}  # by the name in the files: what is tied stays so
+        for name, _ in named:
+            source = self._sources[name]
+            if source not in made:
+                made[source] = nn.Parameter(self._checkpoint.read(source), requires_grad=False)
+            owner, leaf = self._owner(name)
+            owner._parameters[leaf] = made[source]
+
+
+def _below(name: str, prefix: str) -> bool:
+    return not prefix or name.startswith(f"{prefix}.")
+
+
+def _empty(x: Tensor | None) -> nn.Parameter:
+    assert x is not None
+    return nn.Parameter(torch.empty_like(x, device="meta"), requires_grad=False)
+
+
+def _first_float(checkpoint: Checkpoint) -> torch.dtype:
+    """As transformers finds the dtype of a model whose config does not say it."""
+    for name in checkpoint.where:
+        dtype = DTYPES.get(checkpoint.entry(name).dtype)
+        if dtype is not None and dtype.is_floating_point:
+            return dtype
+    return torch.get_default_dtype()
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Every parameter that a module gets inside has no values; buffers have theirs.
+
+    `torch.device("meta")` would take those of buffers too, and some of them are nowhere but in the
+    code that makes them: the frequencies of rotary embeddings.
+    """
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = _empty(parameter)
+        register(self, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
