@@ -24,6 +24,19 @@ LENGTH = 512
 DTYPES = ("bfloat16", "float16", "float32")
 EPILOGUES = ("scaled", "bias", "azp", "azp-per-token")
 DEVICES = ("cpu", "cuda")
-GPUS = ("H200", "H100", "H100-PCIe", "H20", "A100")
+GPUS = (
+    "H200",
+    "H200-NVL",
+    "H100",
+    "H100-PCIe",
+    "H100-NVL",
+    "GH200",
+    "H20",
+    "A100",
+    "B200",
+    "L40S",
+    "L4",
+    "T4",
+)
 MOST = 2**31 - 1
 """The largest size that CUDA's kernels index: `must_fit` in csrc/cuda/common/device.h."""

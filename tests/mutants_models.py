@@ -66,17 +66,47 @@ MUTANTS = [
         },
     ),
     *of(
-        "scaled_mm/quantization/model.py",
+        "scaled_mm/quantization/calibration.py",
         "test_model test_smoothquant",
         {
-            "percentile-forgotten": ("if config.percentile is not None:\n", "if False:\n"),
+            "percentile-forgotten": (
+                "if config.percentile is not None:\n        layers",
+                "if False:\n        layers",
+            ),
             "unreached-static-layer": (
-                "missed = [name for name in static if name not in ranges]",
+                "missed = [name for name in static if name not in self.ranges]",
                 "missed: list[str] = []",
             ),
             "smoothed-range-of-the-raw-input": (
                 "(ranges.times(1 / smooth.s) if smooth else ranges).whole()",
                 "ranges.whole()",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/checkpoint/blocks.py",
+        "test_quantize_blocks",
+        {
+            "blocks-in-any-order": ("if at != self._done:", "if False:"),
+            "an-output-read-twice": ("self._between.for_blocks |= out", "pass"),
+            "a-norm-of-another-block": ("if all(held):", "if any(held) or True:"),
+            "a-block-that-is-not-freed": (
+                "            self._loaded.close()\n            self._out",
+                "            self._out",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/checkpoint/streaming.py",
+        "test_quantize_blocks",
+        {
+            "matrices-that-stay": (
+                "owner._parameters[leaf] = _empty(owner._parameters[leaf])",
+                "pass",
+            ),
+            "another-dtype-in-the-files": (
+                "if DTYPES.get(entry.dtype) != x.dtype or",
+                "if",
             ),
         },
     ),
@@ -129,7 +159,7 @@ MUTANTS = [
                 "(min(noise, key=lambda a: noise[a])",
                 "(max(noise, key=lambda a: noise[a])",
             ),
-            "overfitting-not-said": ("if len(near_one) > len(planned) / 2:", "if False:"),
+            "overfitting-not-said": ("if len(near_one) > len(self.smooth) / 2:", "if False:"),
             "alphas-of-the-last-pattern": (
                 "return next(given, smoothing.alpha)",
                 "return [smoothing.alpha, *given][-1]",
