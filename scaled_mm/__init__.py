@@ -12,6 +12,7 @@ from . import awq, checkpoint, layouts, nn, reference
 from . import calibrate as calibrate
 from . import observe as observe
 from . import smoothquant as smoothquant
+from . import tuning as tuning
 from .checkpoint import load_quantized, save_quantized
 from .ops import (
     PackedWeight,
@@ -39,6 +40,8 @@ try:
     __version__ = version("scaled-mm")
 except PackageNotFoundError:  # a source tree that was built in place and never installed
     __version__ = "0+unknown"
+
+tuning.load()  # after the version, without which it cannot tell what is stale
 
 __all__ = [
     "PackedWeight",

@@ -29,6 +29,7 @@ COMMANDS = {  # name -> what its help says
     "bench": "Time the kernels against what torch offers instead, and check everyone's numbers.",
     "explain": "Show which kernel a shape gets on a GPU, why not the others, and the floor of its "
     "time.",
+    "tune": "Measure the kernels on this GPU, and have them chosen by what was measured.",
     "validate": "Compare a quantised model with the float one: noise, grid, bits against the "
     "reference.",
     "quantize": "Quantise a float checkpoint to W8A8, in the format of compressed-tensors.",

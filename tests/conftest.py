@@ -13,6 +13,9 @@ from collections.abc import Iterator
 # threads spin while they wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Kernels are chosen by the tables' own numbers, not by what `scaled-mm tune` measured here.
+os.environ["SCALED_MM_TUNING"] = "off"
+
 # torch.compile keeps what it compiled in a folder that all processes share. It does not ask whether
 # the ops still have the schemas, or the machine the instructions, that it was compiled for.
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:

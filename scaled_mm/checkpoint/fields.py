@@ -72,6 +72,12 @@ class Fields:
             self.refuse(f"{at} must be a list of integers, got {shown(value)}")
         return tuple(self.integer(f"{at}[{i}]", each, least) for i, each in enumerate(value))
 
+    def number(self, at: str, value: Any, least: float, most: float) -> float:
+        """A number within the limits, which nan is not; true and false are none."""
+        if type(value) not in (int, float) or not least <= value <= most:
+            self.refuse(f"{at} must be a number in {least:g}..{most:g}, got {shown(value)}")
+        return float(value)
+
     def flag(self, at: str, value: Any) -> bool | None:
         """True, false, or None where the key is not there."""
         if value is not None and not isinstance(value, bool):

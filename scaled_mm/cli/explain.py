@@ -18,7 +18,7 @@ from rich.table import Table
 from scaled_mm_cli.terminal import Console, cell, lines, print_json
 from scaled_mm_cli.words import MOST
 
-from .. import _library
+from .. import _library, tuning
 from ..bench.cases import DTYPES
 from ..ops import scaled_mm
 from .gpus import DEVICES, Device, chosen_device, local_device
@@ -66,6 +66,15 @@ class Explanation:
     """Of the weight; of an int4 one words, zero points and scales."""
     weight_floor_us: float | None = None
     """Those bytes at the device's bandwidth."""
+    gpu_class: str | None = None
+    """The line of csrc/dispatch/gpus.def that the device was found in; None: none."""
+    rates: str = "derived"
+    """Whence the predictions have the device's rates: measured on a GPU of its class, published by
+    its maker, or derived from what its driver tells."""
+    tuned: bool = False
+    """Whether numbers that `scaled-mm tune` measured on the device are in force."""
+    tuning: str = ""
+    """What there is to say of them."""
 
     @property
     def chosen(self) -> KernelChoice | None:
@@ -213,6 +222,9 @@ def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
         for row in answer["kernels"]
     ]
     absent = float("inf")
+    device, gpu = question["device"], answer.get("gpu", {})
+    if not device.bandwidth:  # the driver does not tell
+        question["device"] = replace(device, bandwidth=1e-6 * gpu["bytes_per_us"])
     kernels.sort(
         key=lambda each: (
             not each.chosen,
@@ -230,6 +242,10 @@ def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
         cpu_isa=_library.cpu_isa(),
         weight_bytes=answer.get("weight_bytes"),
         weight_floor_us=answer.get("weight_floor_us"),
+        gpu_class=gpu.get("class"),
+        rates=gpu.get("source", "derived"),
+        tuned=answer.get("tuned", False),
+        tuning=tuning.state().line(device.name, device.capability, device.sms),
     )
     if not found.empty:
         return found
@@ -262,6 +278,15 @@ def command(
         print_json({**asdict(found), **more})
     else:
         show(found, Console())
+
+
+def rates_text(found: Explanation) -> str:
+    """Whence the rates are by which times are predicted."""
+    if found.gpu_class is None:
+        return f"rates derived from what the driver of {found.device.name} tells: not measured"
+    if found.rates == "measured":
+        return f"rates measured on an {found.gpu_class}"
+    return f"published rates of the {found.gpu_class}: not measured"
 
 
 def show(found: Explanation, console: RichConsole) -> None:
@@ -299,6 +324,8 @@ def show(found: Explanation, console: RichConsole) -> None:
     if found.weight_floor_us is not None:
         weight_floor = f"{found.weight_floor_us:.1f} us, {found.weight_bytes:,} bytes"
         below.append(f"floor of the weight alone: {weight_floor}")
-    below += [work, *(f"note: {note}" for note in found.notes)]
+    below += [work, f"predicted by {rates_text(found)}"]
+    below += [found.tuning] * bool(found.tuning)
+    below += [*(f"note: {note}" for note in found.notes)]
     below.append(f"on the CPU here: {found.cpu_isa}")
     lines(console, *below)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scaled_mm_cli.terminal import Console, cell, print_json
 
-from .. import _library, reference
+from .. import _library, reference, tuning
 from ..ops import (
     awq_dequantize,
     awq_gemm,
@@ -161,6 +161,7 @@ def facts() -> dict[str, str]:
         "CPU library": _library.CPU_LIBRARY.name,
         "CUDA library": _cuda_library(),
         "GPU": _gpus(),
+        "tuning": "; ".join(tuning.state().lines()),
         "CPU": f"{_cpu_model()}, {torch.get_num_threads()} threads",
         "instruction set": isa + forced,
         "others it runs": ", ".join(each for each in _library.cpu_isas() if each != isa),

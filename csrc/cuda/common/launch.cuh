@@ -38,7 +38,7 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   int shared_bytes = 0;
-  int cluster = 1;  // blocks along x
+  dim3 cluster = 1;  // blocks
 };
 
 // Launches a kernel that calls wait_for_dependencies before it touches memory, settled memory that
@@ -52,9 +52,9 @@ void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const Sco
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (shape.cluster > 1) {
+  if (shape.cluster.x * shape.cluster.y > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+    attributes[count++].val.clusterDim = {shape.cluster.x, shape.cluster.y, 1};
   }
   cudaLaunchConfig_t launch = {};
   launch.gridDim = shape.grid;

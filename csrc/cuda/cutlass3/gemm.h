@@ -4,13 +4,28 @@
 #pragma once
 
 #include <cutlass/cutlass.h>
+#include <cutlass/cuda_host_adapter.hpp>
+
+#include "cuda/common/driver.h"
+
+// CUTLASS looks the driver's function up by its name for every tensor map that it makes, at every
+// call: 0.6 us each. Here it is found once.
+#undef CUTLASS_CUDA_DRIVER_WRAPPER_CALL
+#define CUTLASS_CUDA_DRIVER_WRAPPER_CALL(function) ::scaled_mm::cuda::call_##function
+namespace scaled_mm::cuda {
+template <class... Args>
+CUresult call_cuTensorMapEncodeTiled(Args... args) {
+  return tensor_map_encoder()(args...);
+}
+}  // namespace scaled_mm::cuda
+
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/device_kernel.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
 #include "cuda/cutlass3/lower.h"
-#include "cuda/common/device.h"
+#include "cuda/common/launch.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {
 
@@ -59,7 +74,6 @@ struct Gemm {
   using GemmKernel =
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                            CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
-  using Adapter = cutlass::gemm::device::GemmUniversalAdapter<GemmKernel>;
 
   // CUTLASS's stride of a matrix whose rows, or columns, lie `ld` elements apart.
   template <class Stride>
@@ -99,12 +113,15 @@ struct Gemm {
                                  GemmKernel::SharedStorageSize),
             "cudaFuncSetAttribute");
     });
-    auto params = GemmKernel::to_underlying_arguments(arguments(args, scope.device), nullptr);
-    constexpr bool kOverlap = true;  // the start may overlap the end of the kernel before
-    const cutlass::Status status = Adapter::run(params, scope.stream, nullptr, kOverlap);
-    if (status == cutlass::Status::kSuccess) return;
-    check(cudaGetLastError(), "CUTLASS, launch");
-    throw std::runtime_error(std::string("CUTLASS, launch: ") + cutlassGetStatusString(status));
+    // Not through GemmUniversalAdapter, which sets an attribute of the kernel at every launch.
+    const auto params = GemmKernel::to_underlying_arguments(arguments(args, scope.device), nullptr);
+    constexpr Cluster cluster{};
+    launch_early(cutlass::device_kernel<GemmKernel>,
+                 {.grid = GemmKernel::get_grid_shape(params),
+                  .block = GemmKernel::get_block_shape(),
+                  .shared_bytes = GemmKernel::SharedStorageSize,
+                  .cluster = dim3(cute::size<0>(cluster), cute::size<1>(cluster))},
+                 scope, params);
   }
 };
 

@@ -38,7 +38,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.blocks)),
                           .block = dim3(Block::kThreads),
                           .shared_bytes = Block::shared_bytes(params.stages),
-                          .cluster = plan.split};
+                          .cluster = static_cast<unsigned>(plan.split)};
   launch_early(kKernel, shape, scope, params);
 }
 

@@ -3,30 +3,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/common/device.h"
+#include "cuda/common/driver.h"
 
 namespace scaled_mm::cuda::sm90 {
-namespace {
-
-// The driver's function, found through the runtime: nothing links against libcuda.
-auto encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                         cudaEnableDefault, &found),
-        "cuTensorMapEncodeTiled");
-  if (found != cudaDriverEntryPointSuccess) {
-    throw std::runtime_error(
-        "the CUDA driver has no cuTensorMapEncodeTiled: it is older than 12.0");
-  }
-  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-}
-
-}  // namespace
 
 CUtensorMap tensor_map(const int8_t* data, int64_t rows, int64_t cols, int64_t row_stride,
                        int box_rows, int box_cols) {
-  static const auto encode = encoder();
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows)};
@@ -34,9 +16,9 @@ CUtensorMap tensor_map(const int8_t* data, int64_t rows, int64_t cols, int64_t r
   const auto swizzle = box_cols == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap map;
   const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<int8_t*>(data), sizes, strides, box,
-             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<int8_t*>(data), sizes,
+                           strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("cuTensorMapEncodeTiled: CUDA driver error " +
                              std::to_string(static_cast<int>(status)));

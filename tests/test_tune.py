@@ -1,0 +1,564 @@
+"""`scaled-mm tune`: the file of numbers, who is refused and what is stale; and the choice follows
+the numbers that are planted in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import run_python
+
+import scaled_mm
+from scaled_mm import _library, tuning
+from scaled_mm.cli import main
+from scaled_mm.explain import DEVICES, Device, explain, explain_awq
+from scaled_mm.tuning import cache
+from scaled_mm.tuning.cache import Entry, keep, read
+from scaled_mm.tuning.fit import Measured, fit
+from scaled_mm.tuning.measure import FAMILIES, SHAPES, ask
+
+GPU = Device("NVIDIA H200", 90, 132, 4.8, 1980)
+SLOW, FAST = (900.0, 0.5), (0.1, 2.5)
+NAMES = {family: _library.cuda_kernels("sm90", family) for family in _library.FAMILIES}
+
+
+def planted(fast: str, family: str = "int8") -> dict[str, tuple[float, float]]:
+    """One kernel of a family is far faster than the others."""
+    return {f"sm90/{family}/{name}": FAST if name == fast else SLOW for name in NAMES[family]}
+
+
+def entry(**changed: Any) -> Entry:
+    made = Entry(
+        device=GPU.name,
+        capability=GPU.capability,
+        sms=GPU.sms,
+        library=scaled_mm.__version__,
+        arch="sm90",
+        tables=_library.fingerprint("sm90"),
+        driver=cache.driver(),
+        memory_share=0.9,
+        rows=planted("stream_96x128"),
+    )
+    return replace(made, **changed)
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the numbers are kept; nothing is in force before or after."""
+    file = tmp_path / "cache" / "tuning.json"
+    monkeypatch.setenv(tuning.VARIABLE, str(file))
+    tuning.load()
+    yield file
+    monkeypatch.setenv(tuning.VARIABLE, "off")
+    tuning.load()
+
+
+def chosen(m: int = 64, device: Device = GPU, n: int = 4096, k: int = 4096) -> str:
+    kernel = explain(m, n, k, device=device).chosen
+    assert kernel is not None
+    return kernel.name
+
+
+OWN = chosen()
+
+
+# --- what is in force -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES["int8"])
+def test_the_choice_follows(name: str, path: Path) -> None:
+    keep(entry(rows=planted(name)), path)
+    assert chosen() == OWN, "not before it is loaded"
+    tuning.load()
+    assert chosen() == name
+    found = explain(64, 4096, 4096, device=GPU)
+    assert found.tuned and found.tuning == f"numbers of `scaled-mm tune` are in force: {path}"
+    path.unlink()
+    tuning.load()
+    assert chosen() == OWN
+    assert not explain(64, 4096, 4096, device=GPU).tuned
+
+
+@pytest.mark.parametrize("name", NAMES["lowbit"])
+def test_the_choice_follows_for_int4(name: str, path: Path) -> None:
+    keep(entry(rows=planted(name, "lowbit")), path)
+    tuning.load()
+    kernel = explain_awq(64, 4096, 4096, device=GPU).chosen
+    assert kernel is not None and kernel.name == name
+    assert chosen() == OWN, "the other family keeps its numbers"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(GPU, name="NVIDIA H100 80GB HBM3"),
+        replace(GPU, sms=114),
+        DEVICES["H200"],  # as the maker tells, not a GPU that was measured
+    ],
+    ids=str,
+)
+def test_other_gpus_are_not_touched(other: Device, path: Path) -> None:
+    before = chosen(device=other)
+    keep(entry(), path)
+    tuning.load()
+    assert chosen() == "stream_96x128" != before
+    assert chosen(device=other) == before
+    assert not explain(64, 4096, 4096, device=other).tuned
+
+
+def test_the_numbers_are_those_of_the_prediction(path: Path) -> None:
+    keep(entry(rows={"sm90/int8/stream_8x64": (7.5, 1.25)}, memory_share=0.5), path)
+    tuning.load()
+    rows = {row["name"]: row for row in ask("int8", 1, 4096, 4096, GPU)["kernels"]}
+    row = rows["stream_8x64"]
+    assert (row["fixed_us"], row["rate"], row["tuned"]) == (7.5, 1.25, True)
+    assert not rows["stream_16x64"]["tuned"]
+    memory = explain(1, 4096, 4096, device=GPU).bytes / (0.5 * 4.8e6)
+    assert row["memory_us"] == pytest.approx(memory)
+    busy = max(row["busy_us"] / 1.25, row["least_us"])
+    us = 7.5 + (memory**4 + busy**4) ** 0.25 + row["waves_us"]
+    assert row["predicted_us"] == pytest.approx(us)
+
+
+def test_it_is_read_at_import(path: Path) -> None:
+    keep(entry(), path)
+    question = (
+        "from scaled_mm.explain import Device, explain\n"
+        f"print(explain(64, 4096, 4096, device={GPU!r}).chosen.name)"
+    )
+    for setting, want in ((str(path), "stream_96x128"), ("off", OWN), (f"{path}.not", OWN)):
+        assert run_python(question, **{tuning.VARIABLE: setting}).split() == [want]
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.default_path() == tmp_path / "scaled_mm" / "tuning.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.default_path() == tmp_path / ".cache" / "scaled_mm" / "tuning.json"
+    monkeypatch.setenv(tuning.VARIABLE, "")
+    assert tuning.load().path == cache.default_path()
+    monkeypatch.setenv(tuning.VARIABLE, "off")
+    assert tuning.load().lines() == ["off (SCALED_MM_TUNING=off)"]
+
+
+# --- what is stale --------------------------------------------------------------------------------
+
+
+STALE = {
+    "library": ({"library": "0.0.9"}, f"scaled_mm 0.0.9, now {scaled_mm.__version__}"),
+    "tables": ({"tables": "abc"}, f"tables abc, now {_library.fingerprint('sm90')}"),
+    "driver": ({"driver": "1.2.3"}, f"driver 1.2.3, now {cache.driver()}"),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_stale(name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed, reason = STALE[name]
+    keep(entry(**changed), path)
+    other = entry(device="NVIDIA H20", sms=78)
+    keep(other, path)
+    tuning.load()
+    assert chosen() == OWN
+    assert chosen(device=Device("NVIDIA H20", 90, 78, 4.0)) == "stream_96x128", "this one holds"
+    found = explain(64, 4096, 4096, device=GPU)
+    assert found.tuning == f"{path} is ignored for this GPU, stale: {reason}"
+    assert tuning.state().lines() == [
+        f"NVIDIA H20 (78 SMs): {len(other.rows)} kernels, {path}",
+        f"NVIDIA H200 (132 SMs) is ignored, stale: {reason}, {path}",
+    ]
+
+
+def test_kernels_that_are_gone_are_no_fault_of_a_stale_file(path: Path) -> None:
+    keep(entry(tables="abc", rows={"sm90/int8/of_another_day": (1.0, 1.0)}), path)
+    assert not tuning.load().ignored and tuning.state().stale
+
+
+def test_the_fingerprint_is_of_the_tables() -> None:
+    prints = {arch: _library.fingerprint(arch) for arch in ("sm80", "sm90")}
+    assert len(set(prints.values())) == 2
+    _library.tune("x", 90, 1, 0.5, planted("stream_8x64"))
+    assert prints == {arch: _library.fingerprint(arch) for arch in prints}, "not of what is tuned"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1.04  Re",
+            "580.1.04",
+        ),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug", "535.104.05"),
+        ("nothing", "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_driver(
+    text: str | None, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "DRIVER", tmp_path / "version")
+    if text is not None:
+        cache.DRIVER.write_text(text)
+    assert cache.driver() == version
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """The file with a field of its GPU changed, or taken out."""
+    made = asdict(entry())
+    made[key] = value
+    return {"format": 1, "gpus": [made]}
+
+
+ROW = "sm90/int8/stream_8x64"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no JSON": ("{", "Expecting property name"),
+    "empty": ("", "Expecting value"),
+    "a list": ("[]", "must hold a JSON object, got list"),
+    "deep": ("[" * 10_000, "nested too deep"),
+    "nan": ('{"format": NaN}', "NaN is not JSON"),
+    "twice": ('{"format": 1, "format": 1}', "the name 'format' stands twice"),
+    "format": ({"format": 2, "gpus": []}, "format must be an integer in 1..1, got 2"),
+    "format true": ({"format": True, "gpus": []}, "format must be an integer in 1..1, got True"),
+    "no gpus": ({"format": 1}, "gpus must be a list of at most 64 objects"),
+    "gpus": ({"format": 1, "gpus": [{}] * 65}, "gpus must be a list of at most 64 objects"),
+    "gpu": ({"format": 1, "gpus": [1]}, "gpus[0] must be an object, got 1"),
+    "same": ({"format": 1, "gpus": [asdict(entry())] * 2}, "gpus must have each GPU once"),
+    "device": (changed("device", None), "gpus[0].device must be a string, got None"),
+    "device empty": (changed("device", ""), "gpus[0].device must be 1 to 256 printable"),
+    "device long": (changed("device", "x" * 257), "gpus[0].device must be 1 to 256 printable"),
+    "device escapes": (changed("device", "\x1b[2J"), "gpus[0].device must be 1 to 256 printable"),
+    "sms": (changed("sms", 0), "gpus[0].sms must be an integer in 1..1000000, got 0"),
+    "sms text": (changed("sms", "132"), "gpus[0].sms must be an integer in 1..1000000, got 132"),
+    "share": (
+        changed("memory_share", 0),
+        "memory_share must be a number in 0.05..2, got 0",
+    ),
+    "share text": (changed("memory_share", "1"), "memory_share must be a number in 0.05..2, got 1"),
+    "share true": (changed("memory_share", True), "must be a number in 0.05..2, got True"),
+    "share vast": (changed("memory_share", 10**400), "must be a number in 0.05..2, got 1000"),
+    "rows": (changed("rows", [1]), "gpus[0].rows must be an object, got [1]"),
+    "row": (changed("rows", {ROW: [1]}), "gpus[0].rows must be pairs of numbers"),
+    "row of text": (changed("rows", {ROW: "12"}), "gpus[0].rows must be pairs of numbers"),
+    "time": (changed("rows", {ROW: [-1, 1]}), "must be a number in 0..10000, got -1"),
+    "time vast": (changed("rows", {ROW: [1e300, 1]}), "must be a number in 0..10000, got 1e+300"),
+    "rate": (changed("rows", {ROW: [1, 0]}), "must be a number in 0.001..1000, got 0"),
+    "rate none": (changed("rows", {ROW: [1, None]}), "a number in 0.001..1000, got None"),
+    "name": (changed("rows", {"sm90/int8/x": [1, 1]}), "of kernels of sm90, got 'sm90/int8/x'"),
+    "arch": (
+        changed("rows", {"sm80/int8/multistage_128x128": [1, 1]}),
+        "gpus[0].rows must be of kernels of sm90, got 'sm80/int8/multistage_128x128'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a whole, in words; and nothing but the choice would have depended on it."""
+    made, reason = REFUSED[name]
+    path.parent.mkdir()
+    path.write_text(made if isinstance(made, str) else json.dumps(made))
+    with pytest.raises(ValueError, match=f"^{path}: "):
+        read(path)
+    state = tuning.load()
+    assert reason in state.ignored and chosen() == OWN
+    assert explain(64, 4096, 4096, device=GPU).tuning == f"{path} is ignored: {state.ignored}"
+    assert state.lines() == [f"{path} is ignored: {state.ignored}"]
+    assert state.ignored.isprintable()
+
+
+def test_no_file_of_ours(path: Path) -> None:
+    """A folder, a pipe, one that nobody may read, one that is too large: none blocks or raises."""
+    path.mkdir(parents=True)
+    assert "must be a regular file" in tuning.load().ignored
+    path.rmdir()
+    os.mkfifo(path)
+    assert "must be a regular file" in tuning.load().ignored
+    path.unlink()
+    path.write_bytes(b" " * (cache.MAX_BYTES + 1))
+    assert "must be at most 1,000,000 bytes" in tuning.load().ignored
+    path.write_bytes(b"\xff\xfe{}")
+    assert "codec can't decode" in tuning.load().ignored
+    path.unlink()
+    path.symlink_to(path)
+    assert tuning.load().gpus == () and chosen() == OWN
+
+
+def test_the_library_refuses_too() -> None:
+    """Whatever Python lets through: the numbers are checked again where they are used."""
+    rows = {ROW: (1.0, 1.0)}
+    cases: dict[str, tuple[Any, ...]] = {
+        "kernels must be names of this library's, got x": ("x", 90, 1, 0.5, {"x": (1, 1)}),
+        "fixed_us must be a number in 0..10000, got nan": ("x", 90, 1, 0.5, {ROW: (math.nan, 1)}),
+        "rate must be a number in 0.001..1000, got inf": ("x", 90, 1, 0.5, {ROW: (1, math.inf)}),
+        "memory_share must be a number in 0.05..2, got nan": ("x", 90, 1, math.nan, rows),
+        "sms must be a number in 1..1e+06, got 0": ("x", 90, 0, 0.5, rows),
+        "numbers must be two for each kernel, got 3": ("x", 90, 1, 0.5, {ROW: (1, 1, 1)}),
+        "kernels must be named once each, got sm90/int8/stream_8x64": (
+            *("x", 90, 1, 0.5),
+            {ROW: (1, 1), f" {ROW}": (1, 1)},
+        ),
+    }
+    for said, arguments in cases.items():
+        with pytest.raises(ValueError) as refusal:
+            _library.tune(*arguments)
+        assert str(refusal.value) == said
+
+
+def test_no_file_does_harm(path: Path) -> None:
+    """Random damage: nothing is raised, and there is always a kernel."""
+    keep(entry(), path)
+    whole, rng = path.read_bytes(), random.Random(0)
+    taken = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 2, 5))):
+            at = rng.randrange(len(damaged))
+            damaged[at : at + rng.randrange(3)] = rng.choice(
+                (b"", b"9", b"e", b"-", b'"', b"\0", b"}")
+            )
+        path.write_bytes(damaged)
+        taken += not tuning.load().ignored
+        assert chosen(1) and chosen(8192)
+    assert 0 < taken < 300
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def test_kept_as_it_was(path: Path) -> None:
+    first, other = entry(), entry(device="NVIDIA H20", sms=78, rows={})
+    keep(first, path)
+    keep(other, path)
+    assert read(path) == (first, other)
+    again = entry(rows={ROW: (1.5, 1.0)})
+    keep(again, path)
+    assert read(path) == (other, again)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert cache.drop(other.gpu, path) and not cache.drop(other.gpu, path)
+    assert read(path) == (again,)
+
+
+def test_a_broken_file_is_replaced(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("{")
+    keep(entry(), path)
+    assert read(path) == (entry(),)
+
+
+def test_whole_or_not_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(entry(), path)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        keep(entry(rows={}), path)
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_two_write_at_once(path: Path) -> None:
+    entries = [entry(sms=100 + i, rows={}) for i in range(16)]
+    threads = [threading.Thread(target=keep, args=(each, path)) for each in entries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(each.sms for each in read(path)) == [each.sms for each in entries]
+
+
+# --- the fit --------------------------------------------------------------------------------------
+
+TRUE = {  # what a GPU would be like on which other kernels are good
+    "int8": {"stream_64x64": (9.0, 0.7), "ping_64x128_2x1": (1.0, 1.5), "stream_32x64": (6.0, 1.0)},
+    "lowbit": {"stream_64": (9.0, 0.5), "stream_32": (1.0, 1.6)},
+}
+
+
+def made_up(family: str) -> list[dict[str, Any]]:
+    """Times as the model predicts them, but for the kernels in TRUE."""
+    _library.tune(
+        GPU.name,
+        *(GPU.capability, GPU.sms, 0.87),
+        {f"sm90/{family}/{name}": pair for name, pair in TRUE[family].items()},
+    )
+    shapes = []
+    for n, k in SHAPES[family].weights[:3]:
+        for m in SHAPES[family].tokens[::2]:
+            rows = ask(family, m, n, k, GPU)["kernels"]
+            shapes.append(
+                {"m": m, "n": n, "k": k, "us": {r["name"]: r["predicted_us"] for r in rows}}
+            )
+    _library.untune()
+    return shapes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fit_finds_the_fast_kernels(family: str) -> None:
+    found = fit(Measured.of(family, made_up(family), GPU, 0.87), steps=4000)
+    assert found.own.worst > 1.1 > found.now.worst
+    assert found.now.mean < 1.005 and found.now.mean < found.own.mean and found.better
+    fitted = dict(zip(found.names, found.columns.tolist(), strict=True))
+    assert set(fitted) == set(NAMES[family])
+
+
+def test_a_fit_that_gains_nothing_is_none() -> None:
+    shapes = [
+        {**each, "us": {r["name"]: r["predicted_us"] for r in rows}}
+        for each in made_up("int8")
+        for rows in [ask("int8", each["m"], each["n"], each["k"], GPU)["kernels"]]
+    ]
+    found = fit(Measured.of("int8", shapes, GPU, 0.87), steps=200)
+    assert (found.own.mean, found.own.worst, found.better) == (1, 1, False)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def times_file(tmp_path: Path, **changed: Any) -> Path:
+    times = {"int8": made_up("int8")[:6], "lowbit": made_up("lowbit")[:6]}
+    made = {"format": 1, "device": asdict(GPU), "memory_share": 0.87, "times": times, **changed}
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps(made))
+    return file
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scaled_mm.tuning.fit.fitted", lambda measured, steps: measured.columns)
+
+
+def test_read(tmp_path: Path, path: Path, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--read", str(times_file(tmp_path))]) == 0
+    out = capsys.readouterr().out
+    for said in ("int8, as the tables have it", "lowbit, fitted", "stream_8x64", "dense"):
+        assert said in out
+    assert not path.exists()
+    assert main(["tune", "--read", str(times_file(tmp_path)), "--family", "lowbit"]) == 0
+    assert "int8" not in capsys.readouterr().out
+
+
+REFUSED_TIMES: dict[str, tuple[dict[str, Any], str]] = {
+    "format": ({"format": 0}, "format must be an integer in 1..1, got 0"),
+    "device": ({"device": None}, "device must be an object, got None"),
+    "share": ({"memory_share": "x"}, "memory_share must be a number in 0.05..2, got x"),
+    "family": ({"times": {"x": []}}, "times must be lists of shapes for int8, lowbit, got times.x"),
+    "size": (
+        {"times": {"int8": [{"m": 0}]}},
+        "times.int8[0].m must be an integer in 1..2147483647, got 0",
+    ),
+    "us": (
+        {"times": {"int8": [{"m": 1, "n": 1, "k": 1, "us": {"x": 0}}]}},
+        "times.int8[0].us, 'x' must be a number in 0.001..1e+09, got 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_TIMES)
+def test_read_refuses(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed, said = REFUSED_TIMES[name]
+    file = times_file(tmp_path, **changed)
+    assert main(["tune", "--read", str(file)]) == 2
+    assert capsys.readouterr().err == f"scaled-mm: {file}: {said}\n"
+
+
+def test_read_of_other_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = {"int8": [{"m": 1, "n": 64, "k": 64, "us": {"x": 1.0}}]}
+    assert main(["tune", "--read", str(times_file(tmp_path, times=times))]) == 2
+    said = "times must have one of a kernel that there is for every shape, got M=1 N=64 K=64"
+    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "tune must be run where torch sees a GPU that has kernels, got none"),
+        (["--dry-run"], "tune must be run where torch sees a GPU that has kernels, got none"),
+        (["--remove"], "--remove must be given where torch sees a GPU, got none"),
+        (["--family", "x"], "--family must be one of int8, lowbit, got x"),
+    ],
+    ids=str,
+)
+def test_command_refuses(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *arguments]) == 2
+    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
+
+
+def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv(tuning.VARIABLE, "off")
+    tuning.load()
+    assert main(["tune"]) == 2
+    said = "SCALED_MM_TUNING must name a file, or be unset where there is a home folder"
+    assert said in capsys.readouterr().err
+
+
+def test_info_and_explain_say_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.parent.mkdir()
+    path.write_text("{")
+    tuning.load()
+    assert main(["explain", "64", "4096", "4096", "--device", "H100", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tuning"].startswith(f"{path} is ignored: Expecting") and not told["tuned"]
+    assert (told["gpu_class"], told["rates"]) == ("H100", "published")
+    assert main(["explain", "64", "4096", "4096", "--device", "H100"]) == 0
+    out = capsys.readouterr().out
+    assert "predicted by published rates of the H100: not measured" in out
+    assert "is ignored: Expecting" in out
+    from scaled_mm.cli.info import facts
+
+    assert facts()["tuning"].startswith(f"{path} is ignored: Expecting")
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu(
+    path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured, kept, in force; the bits stay."""
+    from scaled_mm.cli.gpus import local_device
+    from scaled_mm.tuning import measure
+
+    few = {family: measure.Shapes(((512, 512),), (1, 64)) for family in FAMILIES}
+    monkeypatch.setattr(measure, "SHAPES", few)
+    monkeypatch.setattr("scaled_mm.cli.tune.SHAPES", few)
+    assert main(["tune"]) == 0
+    device = local_device()
+    assert device is not None
+    (kept,) = read(path)
+    assert (
+        kept.gpu == (device.name, device.capability, device.sms) and 0.3 < kept.memory_share < 1.2
+    )
+    a = torch.randint(-128, 128, (64, 512), dtype=torch.int8, device="cuda")
+    b = torch.randint(-128, 128, (512, 512), dtype=torch.int8, device="cuda").t()
+    scales = torch.rand(64, 1, device="cuda"), torch.rand(1, 512, device="cuda")
+    want = scaled_mm.scaled_mm(a, b, *scales)
+    for name in _library.cuda_kernels(kept.arch):
+        rows = {each: SLOW for each in cache.kernels(kept.arch) if "/int8/" in each}
+        rows[f"{kept.arch}/int8/{name}"] = FAST
+        keep(replace(kept, rows=rows), path)
+        tuning.load()
+        assert chosen(64, device, 512, 512) == name
+        assert torch.equal(scaled_mm.scaled_mm(a, b, *scales), want)
+    assert main(["tune", "--remove"]) == 0
+    assert read(path) == ()
