@@ -24,6 +24,7 @@ LENGTH = 512
 DTYPES = ("bfloat16", "float16", "float32")
 EPILOGUES = ("scaled", "bias", "azp", "azp-per-token")
 DEVICES = ("cpu", "cuda")
+FAMILIES = ("int8", "lowbit")
 GPUS = (
     "H200",
     "H200-NVL",

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from scaled_mm import bench
 from scaled_mm.bench import host, measure, table
+from scaled_mm.bench.awq import make_awq_case
 from scaled_mm.bench.cases import EPILOGUES, make_case
-from scaled_mm.bench.clocks import CpuClock, Stopwatch
+from scaled_mm.bench.clocks import CpuClock, CudaGraphClock, Stopwatch
 from scaled_mm.bench.contenders import CONTENDERS, Contender
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
 from scaled_mm.cli import bench as command
@@ -112,6 +113,7 @@ class Sundial(CpuClock):
     """Says that every call takes 10, 20, 30 ... us, in the order of the contenders."""
 
     bandwidth = 1e9
+    tops = 1e-2
 
     def __init__(self):
         self.hours = itertools.count(1)
@@ -133,6 +135,7 @@ class Sundial(CpuClock):
             "gpu": "Sundial",
             "sms": 1,
             "copy_tb_per_s": 1e-3,
+            "int8_tops": 1e-2,
             "cuda": "13.0",
             "triton": None,
             "power_limit": "1 W",
@@ -165,9 +168,10 @@ def test_a_broken_contender_ends_nothing(gpu_result):
         assert entries["broken"]["verdict"] == "CUDA error: [unlucky]"
         assert entries["broken"]["microseconds"] is None
         assert entries["plain"]["verdict"] == "exact"
-        assert entries["plain"]["floor_share"] * entries["plain"]["microseconds"] == pytest.approx(
-            case["floor_us"]
-        )
+        floor = max(case["floor_us"], case["operations_us"])
+        plain = entries["plain"]
+        assert plain["floor_share"] * plain["microseconds"] == pytest.approx(floor)
+        assert case["operations_us"] == pytest.approx(2 * case["m"] * 16 * 32 / 1e4)
         assert case["best_right"]["name"] == "bf16 mm"  # sums are no result
         assert case["best_right"]["packed"] is None
         assert case["floor_us"] == pytest.approx(case["bytes"] / 1e3)
@@ -223,8 +227,11 @@ def test_gpu_tables(gpu_result):
         "| plain | 10.0 | 40.0 | equal to R1 |",
         "| bf16 mm | 20.0 | 50.0 | no int8 product |",
         "| broken | - | - | CUDA error: [unlucky] |",
-        "| HBM floor |",
-        "| % of floor (plain) |",
+        "copy bandwidth 0.00 TB/s, int8 at full clock 0 TOPS",
+        "| HBM floor | 0.8 | 5.8 | operands and output once |",
+        "| tensor floor | 0.2 | 6.6 | operations at the full rate |",
+        "| % of floor (plain) | 8 | 16 | the larger floor / time |",
+        "| best right of the others | bf16 mm 20.0 | bf16 mm 50.0 | whose us |",
         "| plain / best right | 2.00x | 1.25x | bf16 mm |",
         f"geomean {math.sqrt(2.5):.2f}x over 2 cells, worst 1.25x at M=64 K=16 N=32 (bf16 mm)",
     ):
@@ -232,6 +239,80 @@ def test_gpu_tables(gpu_result):
     console = Console(width=200, record=True, file=io.StringIO())
     bench.show(gpu_result, console)
     assert "CUDA error: [unlucky]" in console.export_text()
+
+
+@pytest.mark.parametrize(("op", "share"), [("awq_gemm", 2), ("awq_dequantize", 0)])
+def test_operations_of_int4_are_of_16_bit_floats(op, share):
+    """A GPU does half as many of them; a weight that is written out has none."""
+    case = make_awq_case(op, 4, 64, 16, 32, torch.bfloat16)
+    floors = measure.floors_of(case, Sundial())
+    want = share * case.operations / 1e4 or None
+    assert floors["operations_us"] == (want and pytest.approx(want))
+
+
+def test_runs_as_one(gpu_result, tmp_path, capsys):
+    first, second = copy.deepcopy(gpu_result), copy.deepcopy(gpu_result)
+    second["results"][0]["m"], second["results"][1]["m"] = 3, 1
+    second["machine"]["copy_tb_per_s"] = 7.0
+    files = [tmp_path / "first.json", tmp_path / "second.json"]
+
+    def written():
+        for file, result in zip(files, (first, second), strict=True):
+            file.write_text(json.dumps(result))
+        read = [part for file in files for part in ("--read", str(file))]
+        return main(["bench", *read, "--json", str(tmp_path / "all.json")])
+
+    assert written() == 0
+    both = json.loads((tmp_path / "all.json").read_text())
+    assert [case["m"] for case in both["results"]] == [1, 2, 3, 64]
+    assert both["machine"] == first["machine"]
+    assert "| us | M=1 | M=2 | M=3 | M=64 | output |" in bench.markdown(both)
+    second["results"][0]["m"] = 2
+    assert written() == 2
+    assert "--read must have each shape once, got (2, 16, 32) twice" in capsys.readouterr().err
+    second["machine"]["gpu"] = "Clock"
+    assert written() == 2
+    assert "must be of runs with one gpu, got Sundial and Clock" in capsys.readouterr().err
+    second["machine"] = None
+    assert written() == 2
+    assert "must be a result of `scaled-mm bench --json`" in capsys.readouterr().err
+
+
+class Replays:
+    """Stands for a CUDA graph: counts."""
+
+    def __init__(self):
+        self.count = 0
+
+    def replay(self):
+        self.count += 1
+
+
+@pytest.mark.parametrize(("call_us", "settles"), [(200, True), (60, True), (40, False), (5, False)])
+def test_heavy_calls_settle_before_they_are_timed(monkeypatch, call_us, settles):
+    """A GPU at its power limit needs tens of milliseconds to find its clock after another
+    contender; the graph of a light call is timed at once."""
+    graph, timed = Replays(), []
+    clock = object.__new__(CudaGraphClock)
+    clock.stream = None
+
+    def seconds(calls, *, wait=True):
+        timed.append((graph.count, wait))
+        for call in calls:
+            call()
+        return 1e-6 * call_us * (5 if graph.count == 0 else times)
+
+    times = max(3, math.ceil(clock.shortest / (1e-6 * call_us)))
+    times -= times % 3
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(clock, "_capture", lambda calls: graph)
+    monkeypatch.setattr(clock, "_seconds", seconds)
+    stopwatch = clock.stopwatch([lambda: None] * 3)
+    before = graph.count
+    stopwatch.seconds()
+    ran_us = (graph.count - before - 1) * call_us * times
+    assert (ran_us >= 60_000) == settles and (settles or ran_us == 0)
+    assert timed[-1] == (graph.count - 1, not settles)
 
 
 def test_reasons_stand_beside_the_verdict():

@@ -8,7 +8,7 @@ import torch
 from test_bench import Sundial
 
 from scaled_mm import bench
-from scaled_mm.bench import awq, measure
+from scaled_mm.bench import awq, measure, table
 from scaled_mm.bench.awq import AWQ_CONTENDERS, make_awq_case
 from scaled_mm.bench.measure import AwqSettings, Measurement, judge
 from scaled_mm.cli import main
@@ -148,14 +148,16 @@ def test_gpu_tables(on_a_sundial):
     text = bench.markdown(result)
     first, second = result["results"]
 
-    def percent(key):
-        return f"{first[key] / 100:.0f} | {second[key] / 500:.0f}"  # in 10 and 50 us
+    def percent(of):
+        return f"{10 * of(first):.0f} | {2 * of(second):.0f}"  # in 10 and 50 us
+
+    assert second["operations_us"] > second["floor_us"]
 
     for row in (
         "| us | M=1 | M=8 | output |",
         "| awq_gemm | 10.0 | 50.0 | ",
-        f"| % of floor (awq_gemm) | {percent('bytes')} | floor / time |",
-        f"| % of weight floor (awq_gemm) | {percent('weight_bytes')} | ",
+        f"| % of floor (awq_gemm) | {percent(table.larger_floor)} | the larger floor / time |",
+        f"| % of weight floor (awq_gemm) | {percent(lambda case: case['weight_bytes'] / 1e3)} | ",
         "| awq_gemm / best right | 2.00x | 1.20x | dense mm |",
         "worst 1.20x at M=8 K=128 N=64 (dense mm)",
     ):

@@ -19,6 +19,7 @@ from scaled_mm.bench import cases
 from scaled_mm.cli import COMMANDS, bench, gpus, info, main
 from scaled_mm.demo.run import STRIDE
 from scaled_mm.quantization import config
+from scaled_mm.tuning import measure
 from scaled_mm.validate import Thresholds, compare, targets
 from scaled_mm_cli import words
 
@@ -163,6 +164,7 @@ def test_the_words_of_help_texts_are_the_library_s():
     assert (tuple(config.SCHEMES), targets.HYBRID) == (words.SCHEMES, words.HYBRID)
     assert (tuple(cases.DTYPES), tuple(cases.EPILOGUES)) == (words.DTYPES, words.EPILOGUES)
     assert (tuple(bench.DEFAULT_SHAPES), tuple(gpus.DEVICES)) == (words.DEVICES, words.GPUS)
+    assert words.FAMILIES == _library.FAMILIES == tuple(measure.SHAPES)
     assert words.STRIDE == STRIDE == compare.STRIDE
     wanted = (limits.cosine_mean, limits.sqnr_db, limits.saturated)
     assert wanted == (words.COSINE, words.SQNR, words.SATURATED)

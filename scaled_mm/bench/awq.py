@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class AwqCase:
     weight: awq.Int4
     words: awq.Awq  # the same weight
     _expected: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    int8_operations: ClassVar[float] = 2.0  # a product of 16-bit floats takes the time of two
 
     @property
     def mkn(self) -> tuple[int, int, int]:
@@ -83,6 +84,8 @@ class AwqCase:
 
 class DequantizeCase(AwqCase):
     """The weight alone; x has no rows."""
+
+    int8_operations: ClassVar[float] = 0.0  # no tensor core takes part
 
     @property
     def operations(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class Case:
     operands: dict[str, Tensor]  # those of the epilogue, all of two dimensions
     azp: Tensor | None  # int32 [1, 1] or [M, 1]
     out_dtype: torch.dtype
+    int8_operations: ClassVar[float] = 1.0  # what one costs of a GPU's int8 rate
 
     @property
     def mkn(self) -> tuple[int, int, int]:

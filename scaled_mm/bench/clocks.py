@@ -43,6 +43,10 @@ class Clock(Protocol):
     def bandwidth(self) -> float | None:
         """Bytes a second of a copy; None where no floor is stated."""
 
+    @property
+    def tops(self) -> float | None:
+        """10^12 operations on int8 a second, at full clock; None where no floor is stated."""
+
     def weight_copies(self, size: int) -> int:
         """How many weights of `size` bytes to rotate so that each comes from memory."""
 
@@ -63,6 +67,7 @@ class CpuClock:
     budget_seconds = 2.0
     checked_weight = 2**24
     bandwidth = None
+    tops = None
     slice_seconds = 0.02  # a round is at least this long
     copies_bytes = 2**30  # at most this much memory goes into the copies of a weight
 
@@ -113,6 +118,7 @@ class CudaGraphClock:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.cold_bytes = max(self.cold_bytes, 3 * getattr(properties, "L2_cache_size", 0))
         self.bandwidth = self._copy_bandwidth()
+        self.tops = machine.gpu_tops()
 
     def weight_copies(self, size: int) -> int:
         return min(1000, max(3, math.ceil(self.cold_bytes / size)))
@@ -145,7 +151,7 @@ class CudaGraphClock:
         return Stopwatch(seconds, round_seconds, calls)
 
     def machine(self) -> dict[str, Any]:
-        return machine.gpu(self.bandwidth)
+        return machine.gpu(self.bandwidth, self.tops)
 
     def clear(self) -> None:
         torch.cuda.synchronize()

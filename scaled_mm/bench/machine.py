@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__, _library
+from ..cli.gpus import local_device
 
 _SMI = {"driver": "driver_version", "power_limit": "power.limit", "max_clock": "clocks.max.sm"}
 
@@ -48,8 +49,17 @@ def cpu() -> dict[str, Any]:
     }
 
 
-def gpu(bandwidth: float) -> dict[str, Any]:
-    """bandwidth: bytes a second of a copy, as measured."""
+def gpu_tops() -> float:
+    """10^12 operations on int8 a second at full clock: the datasheet's where the GPU is known
+    (csrc/dispatch/gpus.def), else derived from what its driver tells."""
+    device = local_device()
+    assert device is not None
+    gpu = _library.explain("lowbit", 1, 64, 64, 64, *device.facts)["gpu"]
+    return 2e-6 * float(gpu["most_products_per_us"]) * device.sms
+
+
+def gpu(bandwidth: float, tops: float) -> dict[str, Any]:
+    """bandwidth: bytes a second of a copy, as measured. tops: as `gpu_tops` has it."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "gpu": properties.name,
@@ -58,6 +68,7 @@ def gpu(bandwidth: float) -> dict[str, Any]:
         "l2_cache": getattr(properties, "L2_cache_size", None),
         "memory": properties.total_memory,
         "copy_tb_per_s": 1e-12 * bandwidth,
+        "int8_tops": tops,
         "cuda": torch.version.cuda,
         "triton": _version("triton"),
         **_nvidia_smi(),

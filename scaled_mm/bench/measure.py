@@ -17,7 +17,7 @@ from .cases import DTYPES, Case, make_case, shape_text
 from .clocks import Clock, Stopwatch, clock_of
 from .contenders import CONTENDERS, Contender, Route
 
-SCHEMA = 2  # 1 had no floors
+SCHEMA = 3  # 1 had no floors, 2 none of operations
 OURS = {
     contender.name
     for contenders in (CONTENDERS, *AWQ_CONTENDERS.values())
@@ -39,7 +39,7 @@ class Measurement:
     checked: int = 0
     microseconds: float | None = None  # a call, median over the rounds
     gops: float | None = None  # operations (2 M K N) / time
-    floor_share: float | None = None  # floor / time; 1 is as fast as memory can be
+    floor_share: float | None = None  # the larger floor / time; 1 is as fast as the GPU can be
     times: dict[str, float | None] = field(default_factory=dict)
     """Time over that of each of ours, median of the rounds' ratios."""
 
@@ -199,10 +199,22 @@ def measure(
             if entry.microseconds > 1e6 * PATIENCE_SECONDS and entry.name not in OURS:
                 slow.add(entry.name)
             entry.gops = 1e-3 * case.operations / entry.microseconds
-            if clock.bandwidth:
-                floor = case.bytes_moved() / clock.bandwidth
-                entry.floor_share = 1e6 * floor / entry.microseconds
+            if floors := [floor for floor in floors_of(case, clock).values() if floor]:
+                entry.floor_share = max(floors) / entry.microseconds
     return entries
+
+
+def floors_of(case: AnyCase, clock: Clock) -> dict[str, float | None]:
+    """What no kernel can be faster than, in microseconds; None: not stated.
+
+    floor_us: every operand read and the output written once, at the bandwidth of a copy.
+    operations_us: the operations at the full rate of the tensor cores.
+    """
+    operations = case.operations * case.int8_operations
+    return {
+        "floor_us": 1e6 * case.bytes_moved() / clock.bandwidth if clock.bandwidth else None,
+        "operations_us": 1e-6 * operations / clock.tops if clock.tops and operations else None,
+    }
 
 
 def median_ratio(times: Sequence[float] | None, others: Sequence[float] | None) -> float | None:
@@ -261,9 +273,8 @@ def growing(
         progress(f"{i + 1}/{len(shapes)}: {shape_text(m, k, n)}")
         case = settings.case(m, k, n)
         entries = measure(case, settings, slow, clock)
-        floor = 1e6 * case.bytes_moved() / clock.bandwidth if clock.bandwidth else None
         routes = [entry.json() for entry in entries]
-        facts = {**case.facts(), "floor_us": floor, "routes": routes}
+        facts = {**case.facts(), **floors_of(case, clock), "routes": routes}
         result["results"].append(facts | summary(entries))
         yield result
         del case

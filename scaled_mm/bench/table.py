@@ -32,7 +32,7 @@ SUMMARY = {
     "awq_gemm / best": ("best", "awq_gemm"),
     "awq_dequantize / best right": ("best_right", "awq_dequantize"),
 }
-FLOORS = ("HBM floor", "% of ")
+FLOORS = ("HBM floor", "tensor floor", "% of ")
 Cells = list[list[str]]
 
 
@@ -104,14 +104,36 @@ def gpu_rows(cases: list[dict[str, Any]], ours: str) -> Cells:
         times = [duration(entry["microseconds"]) for entry in entries]
         rows.append([name, *times, verdict_and_reasons(entries)])
         own = entries if name == ours else own
+    by = "floor / time"
     if cases[0]["floor_us"]:
         floors = [duration(case["floor_us"]) for case in cases]
         rows.append([FLOORS[0], *floors, "operands and output once"])
-        rows.append([f"% of floor ({ours})", *percent(own), "floor / time"])
+    if cases[0].get("operations_us"):  # not in older results
+        floors = [duration(case["operations_us"]) for case in cases]
+        rows.append([FLOORS[1], *floors, "operations at the full rate"])
+        by = "the larger floor / time"
+    if cases[0]["floor_us"]:
+        rows.append([f"% of floor ({ours})", *percent(own), by])
     if cases[0]["floor_us"] and ours == "awq_gemm":
-        alone = [case["weight_bytes"] / case["bytes"] for case in cases]
+        alone = [
+            case["weight_bytes"] / case["bytes"] * case["floor_us"] / larger_floor(case)
+            for case in cases
+        ]
         rows.append([f"% of weight floor ({ours})", *percent(own, alone), "of its words alone"])
+    if "operations_us" in cases[0]:
+        rows.append(["best right of the others", *map(best_other, cases), "whose us"])
     return [*rows, ratios(cases, f"{ours} / best right")]
+
+
+def larger_floor(case: dict[str, Any]) -> float:
+    return max(case["floor_us"], case.get("operations_us") or 0.0)
+
+
+def best_other(case: dict[str, Any]) -> str:
+    """Who is the fastest of the others that are right, and how long it takes."""
+    name = case.get("best_right", {}).get("name")
+    times = [route["microseconds"] for route in case["routes"] if route["name"] == name]
+    return f"{name} {duration(times[0])}" if times else "-"
 
 
 def percent(entries: list[dict[str, Any]], of: Sequence[float] = ()) -> list[str]:
@@ -200,6 +222,7 @@ def machine_line(result: dict[str, Any]) -> str:
             f"{versions}; torch {m['torch']}, CUDA {m['cuda']}, driver {m.get('driver', 'unknown')}"
             f", Triton {m['triton'] or 'none'}; {', '.join(about)}; "
             f"copy bandwidth {m['copy_tb_per_s']:.2f} TB/s"
+            + (f", int8 at full clock {m['int8_tops']:.0f} TOPS" if "int8_tops" in m else "")
         )
     flags = ", ".join(m["flags"]) or "none of note"
     return (

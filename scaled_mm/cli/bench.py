@@ -21,6 +21,7 @@ from ..bench.cases import DTYPES, EPILOGUES
 from ..bench.clocks import clock_of
 from ..bench.contenders import CONTENDERS
 from ..bench.measure import OURS, AnySettings, AwqSettings, Settings, growing, in_short
+from ..bench.merge import merged
 from ..bench.roofline import plot
 from ..bench.table import markdown, show
 
@@ -127,6 +128,23 @@ def read_result(path: Path) -> Any:
         raise ValueError(f"{path}: must be JSON: {error}") from error
 
 
+def read_results(paths: list[Path]) -> Any:
+    """The result in a JSON file, or those of several runs as one."""
+    results = [read_result(path) for path in paths]
+    if len(results) == 1:
+        return results[0]
+    try:
+        return merged(results)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise no_result(paths, error) from error
+
+
+def no_result(paths: list[Path], error: Exception) -> ValueError:
+    names = ", ".join(map(str, paths))
+    rule = "must be a result of `scaled-mm bench --json`"
+    return ValueError(f"{names}: {rule}: {type(error).__name__}: {error}")
+
+
 def tell(result: dict[str, Any], markdown_file: Path | None, png_file: Path | None) -> bool:
     """Show a result, write its tables and picture; whether all outputs of ours are right."""
     show(result, Console(width=None if sys.stdout.isatty() else 240))
@@ -184,12 +202,12 @@ def command(
     json_file: Path | None,
     markdown_file: Path | None,
     png_file: Path | None,
-    read: Path | None,
+    read: list[Path] | None,
 ) -> None:
     if png_file is not None:
         needed("--png", "matplotlib")  # better now than after the work
-    if read is not None:
-        result = read_result(read)
+    if read:
+        result = read_results(read)
     else:
         op = op_of(awq, awq_dequantize, png_file)
         contenders = AWQ_CONTENDERS.get(op, CONTENDERS)
@@ -217,9 +235,8 @@ def command(
     try:
         right = tell(result, markdown_file, png_file)
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        if read is None:
+        if not read:
             raise
-        rule = "must be a result of `scaled-mm bench --json`"
-        raise ValueError(f"{read}: {rule}: {type(error).__name__}: {error}") from error
+        raise no_result(read, error) from error
     if not right:
         raise typer.Exit(1)

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
@@ -215,22 +214,11 @@ def cache_path() -> Path:
 
 
 def command(
-    family: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(SHAPES)}; may be repeated. Default: all.")
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Keep the times.")] = None,
-    read: Annotated[
-        Path | None,
-        typer.Option(
-            help="Fit the times in this JSON and show the numbers; nothing is measured or kept."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Measure and fit, keep nothing.")
-    ] = False,
-    removing: Annotated[
-        bool, typer.Option("--remove", help="Forget what was measured on this GPU.")
-    ] = False,
+    family: list[str] | None,
+    json_file: Path | None,
+    read: Path | None,
+    dry_run: bool,
+    removing: bool,
 ) -> None:
     for each in family or ():
         if each not in SHAPES:

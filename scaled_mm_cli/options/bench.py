@@ -39,7 +39,8 @@ def options(
         Path | None, typer.Option("--png", help="Draw the roofline of a GPU's result.")
     ] = None,
     read: Annotated[
-        Path | None, typer.Option(help="Show the result in this JSON; measure nothing.")
+        list[Path] | None,
+        typer.Option(help="Show the result in this JSON; of several, as one. Measures nothing."),
     ] = None,
 ) -> None:
     """See `scaled_mm.cli.bench.command`."""
