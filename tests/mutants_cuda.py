@@ -147,17 +147,6 @@ MUTANTS = [
         gpu=True,
     ),
     *of(
-        "csrc/cuda/cutlass3/gemm.h",
-        "test_cuda_environment",
-        {
-            "cuda-status-of-cutlass-lost": (
-                "if (status == cutlass::Status::kSuccess) return;",
-                "return;",
-            ),
-        },
-        gpu=True,
-    ),
-    *of(
         "csrc/cuda/cutlass3/lower.h",
         "test_cuda_rows",
         {

@@ -46,7 +46,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/dispatch/choose.h",
-        "test_explain test_explain_awq",
+        "test_explain test_explain_awq test_tune",
         {
             "refusing-kernel-chosen": ("if (!kernel.refuse(size, machine).empty()) continue;", ""),
             "forced-kernel-that-refuses": (
@@ -60,10 +60,38 @@ MUTANTS = [
             "last-of-the-kernels-chosen": ("if (us < least) least = us,", "least = us,"),
             "answer-of-another-size": ("!(known.size == size) ||", ""),
             "answer-of-another-machine": (" || !(known.machine == machine)", ""),
+            "answer-of-other-numbers": ("known.tuned != tuned) {", "false) {"),
             "unknown-kernel-ignored": (
                 "check_forced_kernels();\n  std::string_view",
                 "std::string_view",
             ),
+        },
+    ),
+    *of(
+        "csrc/dispatch/gpus.cpp",
+        "test_gpus",
+        {
+            "part-of-a-name-is-a-gpu": (
+                "if ((at == 0 || apart(at - 1)) && apart(at + words.size())) return true;",
+                "return true;",
+            ),
+            "broader-name-of-a-gpu": (
+                "|| gpu.words.size() > found->words.size())",
+                "|| gpu.words.size() < found->words.size())",
+            ),
+            "gpu-of-another-capability": ("if (gpu.capability != capability) continue;", ""),
+        },
+    ),
+    *of(
+        "csrc/dispatch/tuning.cpp",
+        "test_tune",
+        {
+            "tuned-number-not-finite": (
+                "if (std::isfinite(value) && value >= least && value <= most) return;",
+                "return;",
+            ),
+            "tuning-of-every-gpu": ("if (tuning.key == machine.key) return", "return"),
+            "tuned-kernel-twice": ("if (tuning.find(kernel)) refuse(", "if (false) refuse("),
         },
     ),
     *of(
