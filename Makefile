@@ -26,7 +26,7 @@ INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
 
 .PHONY: help demo test docs test-slow test-all mutate mutate-sample gpu-mutate bench build lint format \
-        abi oldest asan cross cuda wheel vllm-test gpu-test gpu-bench gpu-sanitize clean distclean FORCE
+        abi oldest asan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize clean distclean FORCE
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -110,6 +110,10 @@ wheel: $(VENV)/.wheel ## a manylinux wheel in dist, tried in an empty environmen
 	auditwheel repair --plat manylinux_$(GLIBC)_$(shell uname -m) --exclude 'libtorch*' --exclude 'libc10*' \
 	  -w dist build/wheel/*.whl
 	tools/check_wheel dist/*.whl $(or $(PYTHON),$(VENV)/bin/python) $(or $(TORCH),$(DEFAULT_TORCH))
+
+hub: $(VENV)/.base ## the library as a project of Hugging Face's kernel-builder, in build/hub
+	rm -rf build/hub
+	python tools/hub_kernel.py build/hub
 
 gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	python tools/gpu_test.py

@@ -195,13 +195,22 @@ MUTANTS = [
         "test_nn test_one_weight",
         {
             "scales-follow-the-dtype": ("if moved.dtype != dtype:", "if moved is None:"),
-            "static-azp-dropped": ("azp_with_adj=self.azp_with_adj,\n            out", "out"),
+            "static-azp-dropped": (
+                '("bias", "azp_adj", "azp_with_adj")',
+                '("bias", "azp_adj")',
+            ),
             "loaded-weight-not-packed": (
                 "cast(Tensor, self._buffers[name]).to(dtype)\n        self._buffers.settle()",
                 "cast(Tensor, self._buffers[name]).to(dtype)",
             ),
-            "layer-bias-dropped": ("bias=self.bias,\n            azp", "azp"),
-            "output-dtype-fixed": ("out_dtype=x.dtype", "out_dtype=torch.bfloat16"),
+            "layer-bias-dropped": (
+                '("bias", "azp_adj", "azp_with_adj")',
+                '("azp_adj", "azp_with_adj")',
+            ),
+            "output-dtype-fixed": (
+                "azp if self.dynamic else None, x.dtype)",
+                "azp if self.dynamic else None, torch.bfloat16)",
+            ),
         },
     ),
     *of(
@@ -214,14 +223,17 @@ MUTANTS = [
                 "weight = weight.float()",
             ),
             "input-not-smoothed": (
-                "x if self.input_smooth is None else x.float() * self.input_smooth",
+                'x if (smooth := self._small("input_smooth")) is None else x.float() * smooth',
                 "x",
             ),
             "infinite-smooth-accepted": (
                 "bool(((smooth > 0) & smooth.isfinite()).all())",
                 "bool((smooth > 0).all())",
             ),
-            "dynamic-azp-dropped": ("azp=azp if self.dynamic else None", "azp=None"),
+            "dynamic-azp-dropped": (
+                "scale, azp if self.dynamic else None",
+                "scale, None",
+            ),
             "weight-scale-of-one-channel": (
                 "copy_(scale.view(-1, 1))",
                 "copy_(scale.view(-1, 1)[:1])",

@@ -18,7 +18,10 @@ MUTANTS = [
         {
             "gradients-refused-always": ("if torch.is_grad_enabled():", "if True:"),
             "gradients-never-refused": ("if torch.is_grad_enabled():", "if False:"),
-            "gradient-of-an-option": ("in options.items():", "in ():"),
+            "gradient-of-an-option": (
+                "(operands, options) if options else (operands,)",
+                "(operands,)",
+            ),
         },
     ),
     *of(

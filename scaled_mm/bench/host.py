@@ -3,7 +3,7 @@
 Operands are so small that next to nothing is computed. At M = 32, K = N = 512 a GPU is done long
 before the host has launched the next call, so an eager loop that waits for nothing takes the time
 of Python, of torch's dispatcher and of the launch. On the CPU a row of 16 values is multiplied, by
-one thread.
+one thread; its CPU time is taken, which other programs do not lengthen.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import ops
+from ..nn import ScaledLinear
 from .cases import DTYPES, EPILOGUES, Case, make_case
 from .contenders import CONTENDERS
 from .measure import SCHEMA, Settings, in_short
@@ -48,6 +49,12 @@ def floats(case: Case) -> Tensor:
     return case.a.to(case.out_dtype)
 
 
+def linear(case: Case) -> nn.Linear:
+    """As torch has it; with a bias."""
+    k, n = case.b.shape
+    return nn.Linear(k, n, device=case.a.device, dtype=case.out_dtype).requires_grad_(False)
+
+
 def static(case: Case) -> Call:
     return partial(ops.quantize_int8, floats(case), scale=torch.ones_like(case.scale_a))
 
@@ -56,9 +63,12 @@ OTHERS: dict[str, Callable[[Case], Call]] = {
     "int8_mm": lambda case: partial(ops.int8_mm, case.a, case.b),
     "quantize_int8": lambda case: partial(ops.quantize_int8, floats(case)),
     "quantize_int8, static": static,
+    "ScaledLinear": lambda case: partial(ScaledLinear.from_linear(linear(case)), floats(case)),
     "torch.mm": lambda case: partial(torch.mm, floats(case), case.b.to(case.out_dtype)),
+    "nn.Linear": lambda case: partial(linear(case), floats(case)),
 }
-"""What is timed besides the contenders; torch.mm is of the output's dtype."""
+"""What is timed besides the contenders; torch.mm and nn.Linear are of the output's dtype, and the
+`ScaledLinear` quantises each token."""
 
 
 def calls(settings: Settings) -> dict[str, Call | str]:
@@ -89,16 +99,17 @@ def calls(settings: Settings) -> dict[str, Call | str]:
 def run(settings: Settings, machine: dict[str, Any]) -> dict[str, Any]:
     """The result, JSON-ready; `machine`: what it is measured on."""
     made = calls(settings)
+    now = time.thread_time if settings.device == "cpu" else time.perf_counter
     times: dict[str, list[float]] = {label: [] for label in made}
     for _ in range(settings.rounds):
         for label, call in made.items():
             if callable(call):
                 if settings.device == "cuda":
                     torch.cuda.synchronize()
-                start = time.perf_counter()
+                start = now()
                 for _ in range(CALLS):
                     call()
-                times[label].append((time.perf_counter() - start) / CALLS)
+                times[label].append((now() - start) / CALLS)
     rows = [
         {
             "name": label,

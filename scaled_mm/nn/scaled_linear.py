@@ -16,8 +16,11 @@ from ..ops import (
     quantize_weight_int8,
     scaled_mm,
 )
+from ..ops.int8 import accepted
 from .one_weight import OneWeight
 
+_ENTRIES = 9
+"""Buffers of a layer, those that are None included."""
 MAX_K = 131071
 """Input features at most: of more an int32 sum of products could wrap."""
 
@@ -214,26 +217,49 @@ class ScaledLinear(nn.Module):
     def quantize_input(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the product is made of: q int8 [..., K], its scale, and its zero point or None."""
         return quantize_int8(
-            x if self.input_smooth is None else x.float() * self.input_smooth,
-            scale=self.input_scale,
-            azp=self.input_zero_point,
+            x if (smooth := self._small("input_smooth")) is None else x.float() * smooth,
+            scale=None if self.dynamic else self._small("input_scale"),
+            azp=None if self.dynamic else self._small("input_zero_point"),
             symmetric=self.symmetric,
             per_token=self.per_token,
         )
 
     def forward(self, x: Tensor) -> Tensor:
         q, scale, azp = self.quantize_input(x)
-        return scaled_mm(
-            q,
-            self._weight_for_kernels(),
-            scale,
-            self.weight_scale.view(1, -1),
-            bias=self.bias,
-            azp=azp if self.dynamic else None,
-            azp_adj=self.azp_adj,
-            azp_with_adj=self.azp_with_adj,
-            out_dtype=x.dtype,
-        )
+        return self._product(q, scale, azp if self.dynamic else None, x.dtype)
+
+    def _product(
+        self, q: Tensor, scale: Tensor, azp: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        buffers = self._buffers
+        if len(buffers) != _ENTRIES or torch.compiler.is_compiling():  # as in `_small`
+            return scaled_mm(
+                q,
+                self._weight_for_kernels(),
+                scale,
+                self.weight_scale.view(1, -1),
+                bias=self.bias,
+                azp=azp,
+                azp_adj=self.azp_adj,
+                azp_with_adj=self.azp_with_adj,
+                out_dtype=out_dtype,
+            )
+        read = dict.__getitem__
+        given: dict[str, Any] = {} if azp is None else {"azp": azp}
+        for name in ("bias", "azp_adj", "azp_with_adj"):
+            if (buffer := read(buffers, name)) is not None:
+                given[name] = buffer
+        scale_b = cast(Tensor, read(buffers, "weight_scale")).view(1, -1)
+        return accepted(q, self._weight_for_kernels(), scale, scale_b, out_dtype, given)
+
+    def _small(self, name: str) -> Any:
+        """A buffer other than the weight. As an attribute it takes 0.8 us, by the Python code of
+        nn.Module and of OneWeight; a small product takes five. A trace wants attributes, and where
+        entries are missing somebody has put something else in their place."""
+        buffers = self._buffers
+        if len(buffers) != _ENTRIES or torch.compiler.is_compiling():
+            return getattr(self, name)
+        return dict.__getitem__(buffers, name)
 
     def _weight_for_kernels(self) -> Tensor | PackedWeight:
         packed = self._buffers.packed

@@ -15,12 +15,11 @@ NONE_GIVEN: dict[str, Tensor] = {}
 def accept(operands: dict[str, Tensor], options: dict[str, Tensor] = NONE_GIVEN) -> None:
     """Refuses what only Python can see: an operand that is no tensor, or that wants a gradient
     (these are inference ops). Everything else is asked in csrc/problems/."""
-    for name, operand in operands.items():
-        if not isinstance(operand, Tensor) or operand.requires_grad:
-            _refuse(name, operand)
-    for name, operand in options.items():
-        if not isinstance(operand, Tensor) or operand.requires_grad:
-            _refuse(name, operand)
+    for given in (operands, options) if options else (operands,):
+        for name in given:  # not items(): without a second name the common path is shorter
+            operand = given[name]
+            if not isinstance(operand, Tensor) or operand.requires_grad:
+                _refuse(name, operand)
 
 
 def _refuse(name: str, operand: object) -> None:

@@ -115,6 +115,31 @@ def scaled_mm(
         raise explained(error, {**operands, **options}) from None
 
 
+def accepted(
+    a: Tensor,
+    b: Tensor | PackedWeight,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    given: dict[str, Any],
+) -> Tensor:
+    """`scaled_mm` of operands that a layer made itself: tensors all, that want no gradient. The
+    library asks everything else of them, as of any others.
+
+    Args:
+        given: bias, azp, azp_adj, azp_with_adj where there are any; it is the callee's.
+    """
+    weight, packed = (b, None) if isinstance(b, Tensor) else (b.data, [b.k, b.n])
+    if packed is not None:
+        given["b_shape"] = packed
+    if out_dtype is not torch.bfloat16:
+        given["out_dtype"] = out_dtype
+    try:
+        return _scaled_mm(a, weight, scale_a, scale_b, **given)
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, {"a": a, "b": weight}) from None
+
+
 def int8_mm(a: Tensor, b: Tensor | PackedWeight, *, out: Tensor | None = None) -> Tensor:
     """Exact int8 matrix product, `D = A B` in int32, without an epilogue.
 

@@ -1,0 +1,261 @@
+"""Lays the library out as a project of Hugging Face's kernel-builder, for the `kernels` package.
+
+    python tools/hub_kernel.py FOLDER        a new or empty folder; `make hub` takes build/hub
+
+    build.toml       what is compiled, for which backend, with which flags: those of setup.py
+    flake.nix        names kernel-builder
+    csrc/, stubs/    the sources, and the files that setup.py writes for every row of a table
+    torch-ext/       the Python package: ops and layers, and all that they import of ours
+
+Such a build differs from the wheel's in three ways. It is one module of Python for each backend,
+where the wheel has a library without Python for each. The ops are in a namespace that no other
+build has, `TORCH_EXTENSION_NAME`, so that several versions can be loaded together. And only torch
+and the standard library may be imported, so there are no checkpoints, references or commands.
+
+The format is that of the project's pages "Write kernels" and "Kernel requirements", edition 5 of
+build.toml. CUTLASS is the builder's `cutlass_4_0`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "scaled_mm"
+ENTRANCES = ("ops", "nn")
+"""Of the package: what the hub's package offers, and what its parts are followed from."""
+SCHEMAS = "csrc/ops.cpp"
+"""In the wheel part of the CPU library, which is always there; here every backend has it."""
+BINDING = "torch-ext/torch_binding.cpp"
+STABLE_ABI = "2.11"
+NOT_A_FLAG = ("-isystem", "-DTORCH_TARGET_VERSION", "-W", "-g0", "-O")
+"""The builder has its own of these."""
+
+
+def load_setup() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("scaled_mm_setup", ROOT / "setup.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- build.toml ----------------------------------------------------------------------------------
+
+
+def build_toml(setup: ModuleType) -> dict[str, Any]:
+    """The tables of build.toml."""
+    archs = setup.present_archs()
+    cpu = setup.cpu_library()
+    cuda = setup.cuda_library(
+        Path("/cuda"), Path("/cutlass"), setup.cuda_build.targets(None, archs)
+    )
+    kernels: dict[str, Any] = {
+        "cpu": {
+            "backend": "cpu",
+            "depends": ["torch"],
+            "include": ["csrc", "stubs/cpu"],
+            "cxx-flags": _flags(setup.HOST_FLAGS),
+            "src": sorted({_place(x) for x in cpu.sources} - {SCHEMAS}),
+        },
+    }
+    device = {
+        "backend": "cuda",
+        "depends": ["torch", "cutlass_4_0"],
+        "include": ["csrc", "stubs/cuda"],
+        "cxx-flags": [*_flags(setup.HOST_FLAGS), "-DUSE_CUDA"],
+        "cuda-flags": _flags(setup.DEVICE_FLAGS),
+    }
+    for group, sources, _ in cuda.device_code:
+        capabilities = [_capability(arch) for arch in (archs if group == "common" else [group])]
+        kernels[group] = {**device, "cuda-capabilities": capabilities, "src": _places(sources)}
+    kernels["common"]["src"] += _places(cuda.sources)
+    return {
+        "general": {
+            "name": "scaled-mm",
+            "version": 0,  # by convention: not yet settled
+            "edition": 5,
+            "license": "Apache-2.0",
+            "backends": ["cpu", "cuda"],
+        },
+        "torch": {
+            "src": [BINDING, SCHEMAS],
+            "include": ["csrc"],
+            "minver": STABLE_ABI,
+            "stable-abi": dict.fromkeys(("cpu", "cuda"), STABLE_ABI),
+        },
+        "kernel": kernels,
+    }
+
+
+def _places(sources: list[str]) -> list[str]:
+    return sorted(map(_place, sources))
+
+
+def _place(source: str) -> str:
+    """Where a source of setup.py's lies in the project."""
+    return source.replace("build/stubs/", "stubs/")
+
+
+def _flags(flags: list[str]) -> list[str]:
+    return [flag for flag in flags if not flag.startswith(NOT_A_FLAG)]
+
+
+def _capability(arch: str) -> str:
+    """sm80 -> 8.0, sm90 -> 9.0a, sm100 -> 10.0f; what compute_XX is in nvcc's options."""
+    (option,) = load_setup().cuda_build.gencode(arch)
+    number = re.search(r"code=sm_(\d+)(\d)([af]?)$", option)
+    assert number
+    return f"{number[1]}.{number[2]}{number[3]}"
+
+
+def as_toml(tables: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Tables of strings, integers and lists of strings; JSON's spelling of them is TOML's."""
+    for name, value in tables.items():
+        if not isinstance(value, dict):
+            yield f"{name} = {json.dumps(value, indent=2 if isinstance(value, list) else None)}"
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            yield f"\n[{prefix}{name}]"
+            yield from as_toml(value, f"{prefix}{name}.")
+
+
+# ---- torch-ext -----------------------------------------------------------------------------------
+
+
+def python_files() -> list[Path]:
+    """The entrances and every file of ours that they import, relative to the package.
+
+    Raises:
+        SystemExit: one of them imports what is neither torch nor of the standard library.
+    """
+    found: set[Path] = set()
+    waiting = [file for part in ENTRANCES for file in (PACKAGE / part).glob("*.py")]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.add(file)
+        for module, level in _imports(file):
+            if level:
+                waiting += _relative(file, module, level)
+            elif module.partition(".")[0] not in {*sys.stdlib_module_names, "torch"}:
+                raise SystemExit(f"{file.relative_to(ROOT)}: the hub's package has no {module}")
+    return sorted(file.relative_to(PACKAGE) for file in found)
+
+
+def _imports(file: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield node.module or "", node.level
+            base = f"{node.module}." if node.module else ""
+            yield from ((f"{base}{alias.name}", node.level) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", 0
+
+
+def _relative(file: Path, module: str, level: int) -> list[Path]:
+    """The files behind `from ..module import`, those of the packages on the way too."""
+    folder = file.parents[level - 1]
+    found = []
+    for part in filter(None, module.split(".")):
+        folder = folder / part
+        found += [folder.with_suffix(".py"), folder / "__init__.py"]
+    if file.parents[level - 1] != PACKAGE:
+        found.append(file.parents[level - 1] / "__init__.py")
+    return [path for path in found if path.is_file()]
+
+
+def in_own_namespace(text: str) -> str:
+    """A file of ours with the ops of `_ops`, the module that kernel-builder makes."""
+    named = re.sub(
+        r'f?"scaled_mm::([^"]+)"',
+        lambda m: f'add_op_namespace_prefix({"f" if "{" in m[1] else ""}"{m[1]}")',
+        re.sub(r"torch\.ops\.scaled_mm\.(?=\w)", "ops.", text),
+    )
+    used = [
+        name for name in ("add_op_namespace_prefix", "ops") if re.search(rf"\b{name}[.(]", named)
+    ]
+    if named == text:
+        return text
+    line = f"from .._ops import {', '.join(used)}\n"
+    return re.sub(r"(?m)^(from \.|_\w+ = )", rf"{line}\1", named, count=1)
+
+
+INIT = '''"""Quantised linear layers: int8 and int4 products in one kernel, bit-exact."""
+
+from . import nn
+from .ops import *  # noqa: F403
+from .ops import __all__ as _ops
+
+__all__ = ["nn", *_ops]
+'''
+REGISTRATION = """// The module of Python that holds the ops; kernel-builder makes registration.h.
+#include "registration.h"
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+"""
+NAMESPACE = """// The namespace of the ops: that of this build alone, so that several can be loaded.
+#pragma once
+
+#define SCALED_MM_NAMESPACE TORCH_EXTENSION_NAME
+"""
+FLAKE = """{
+  description = "scaled-mm, for the Kernel Hub";
+  inputs.kernel-builder.url = "github:huggingface/kernels";
+  outputs = { self, kernel-builder }:
+    kernel-builder.lib.genKernelFlakeOutputs { inherit self; path = ./.; };
+}
+"""
+
+
+# ---- The project ---------------------------------------------------------------------------------
+
+
+def write(out: Path) -> None:
+    """Fills the folder.
+
+    Raises:
+        SystemExit: it holds something, or `python_files` refuses.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise SystemExit(f"{out}: must be new or empty")
+    setup = load_setup()
+    tables = build_toml(setup)
+    package = out / "torch-ext/scaled_mm"
+    for file in python_files():
+        text = (PACKAGE / file).read_text(encoding="utf-8")
+        _write(package / file, in_own_namespace(text))
+    _write(package / "__init__.py", INIT)
+    _write(out / BINDING, REGISTRATION)
+    _write(out / "flake.nix", FLAKE)
+    _write(out / "build.toml", "\n".join(as_toml(tables)).strip() + "\n")
+    shutil.copytree(ROOT / "csrc", out / "csrc")
+    listed = (source for kernel in tables["kernel"].values() for source in kernel["src"])
+    lists = [f"stubs/{library}/archs.h" for library in ("cpu", "cuda")]
+    for stub in (*lists, *(x for x in listed if x.startswith("stubs/"))):
+        _write(out / stub, (ROOT / "build" / stub).read_text())  # build_toml had them written
+    _write(out / "csrc/namespace.h", NAMESPACE)
+    shutil.copy(ROOT / "LICENSE", out)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python tools/hub_kernel.py FOLDER")
+    write(Path(sys.argv[1]))
