@@ -26,7 +26,8 @@ INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
 
 .PHONY: help demo test docs test-slow test-all mutate mutate-sample gpu-mutate bench build lint format \
-        abi oldest asan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize clean distclean FORCE
+        abi oldest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
+        FORCE
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -132,6 +133,10 @@ gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kern
 gpu-mutate: $(VENV)/.test ## `make mutate` for the CUDA sources, on a GPU; builds the CUDA library for each
 	python tests/mutate.py --gpu --jobs $(or $(JOBS),1)
 
+gpu-soak: $(VENV)/.test ## 100,000 random calls, 64 streams, graphs, two GPUs, failing memory; after `make cuda`
+	mkdir -p build
+	python tests/soak_cuda.py --json build/soak.json
+
 gpu-bench: $(VENV)/.bench ## the CUDA kernels against what torch and Triton offer; after `make cuda`
 	scaled-mm bench --device cuda
 
@@ -147,6 +152,10 @@ asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	$(PYTEST) --capture=sys -m "not slow and not gpu" $(SANITIZED:%=$(CURDIR)/tests/test_%.py)
+
+# Nothing is suppressed. That races would be found is shown: four are planted, one after the other.
+tsan: $(VENV)/.test $(LIBRARY) ## every op from several threads under ThreadSanitizer
+	python tests/races.py
 
 # vLLM's own Python package from its source distribution, without its compiled parts, in an
 # environment of its own: it pins other versions of what the tests need.

@@ -10,7 +10,8 @@ the stable ABI of torch 2.11: one binary serves every Python and every torch fro
 Environment:
     SCALED_MM_CUDA        1 or 0: build the CUDA library or fail, or do not; whatever torch is
     SCALED_MM_CUTLASS     a CUTLASS tree (holding include/); default: the nvidia-cutlass package
-    SCALED_MM_SANITIZE    1: AddressSanitizer and UBSan (see `make asan`)
+    SCALED_MM_SANITIZE    1: AddressSanitizer and UBSan (see `make asan`); thread: ThreadSanitizer
+                          (see `make tsan`)
     TORCH_CUDA_ARCH_LIST  "8.0+PTX;9.0": default the local GPUs, without one every arch folder
     CUDA_HOME, MAX_JOBS   as for any torch extension
 """
@@ -30,7 +31,11 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))  # an isolated build leaves the project's folder out
 import cuda_build  # noqa: E402
 
-SANITIZE = os.environ.get("SCALED_MM_SANITIZE") == "1"
+SANITIZERS = {
+    "1": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
+SANITIZE = SANITIZERS.get(os.environ.get("SCALED_MM_SANITIZE", ""), [])
 COMMON_FLAGS = [
     "-DTORCH_TARGET_VERSION=0x020b000000000000ULL",  # 2.11, as torch/headeronly/version.h packs it
     "-std=c++20",  # torch 2.11 would pass c++17
@@ -47,9 +52,8 @@ HOST_FLAGS = [
 ]
 LINK_FLAGS = ["-Wl,-Bsymbolic"]
 if SANITIZE:
-    SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    HOST_FLAGS += [*SANITIZERS, "-O1", "-g1", "-fno-omit-frame-pointer"]
-    LINK_FLAGS += SANITIZERS
+    HOST_FLAGS += [*SANITIZE, "-O1", "-g1", "-fno-omit-frame-pointer"]
+    LINK_FLAGS += SANITIZE
 DEVICE_FLAGS = [
     *COMMON_FLAGS,
     "-DNDEBUG",  # asserts left in make ptxas serialise wgmma (C7510) and spill

@@ -1,0 +1,128 @@
+"""Each allocation of each op on a GPU fails once; a part of soak_cuda.py, in a process of its own.
+
+A failure must come out as torch.OutOfMemoryError, leave no memory behind, and change no later
+result. torch's allocator is replaced for the whole process, before CUDA starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from awq_cases import AwqCase
+from cuda_support import DEVICE, NAMES, forced, how_many_differ, kernels, named, on_device
+from test_cuda_streams import Work
+from torch import Tensor
+from torch.utils import cpp_extension
+
+import scaled_mm
+
+SOURCE = Path(__file__).with_name("failing_allocator.cpp")
+
+
+def loaded(name: str) -> str:
+    """The file of a library that this process has loaded."""
+    found = re.search(rf"/\S*/{name}\S*$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    assert found, f"{name} is not loaded"
+    return found[0]
+
+
+def compile_allocator(folder: Path) -> Path:
+    library = folder / "failing_allocator.so"
+    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
+    libraries = [loaded("libcudart.so"), loaded("libc10.so")]
+    command = ["c++", "-std=c++20", "-shared", "-fPIC", *includes, str(SOURCE), *libraries]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    return library
+
+
+def calls(work: Work) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """(row of the tuning table, what, call): every op, and every row where it lays out anew."""
+    products, quantised = work.operands
+    for i, operands in enumerate(products):
+        a, b = operands["a"], operands["b"]
+        weight = scaled_mm.pack_weight_int8(b)
+        for row in ("", *NAMES) if i in (3, 4, 7) else ("",):
+            yield row, f"scaled_mm {i}", lambda x=operands: scaled_mm.scaled_mm(**x)
+        yield "", f"packed {i}", lambda x=operands, w=weight: scaled_mm.scaled_mm(**{**x, "b": w})
+        yield "", f"int8_mm {i}", lambda a=a, b=b: scaled_mm.int8_mm(a, b)
+        yield "", f"pack {i}", lambda b=b: scaled_mm.pack_weight_int8(b).data
+        yield "", f"azp_adj {i}", lambda b=b: scaled_mm.azp_adj(b)
+    for i, operands in enumerate(quantised):
+        yield "", f"quantize_int8 {i}", lambda x=operands: scaled_mm.quantize_int8(**x)
+        yield "", f"weight {i}", lambda x=operands["x"]: scaled_mm.quantize_weight_int8(x)
+    for rows in (1, 40, 300):
+        case = AwqCase(f"memory {rows}", 512, 512, 128, rows=(rows,), bias=torch.float16)
+        operands = on_device(case.product())
+        weight = [operands[name] for name in ("qweight", "scales", "qzeros")]
+        yield "", f"awq_dequantize {rows}", lambda w=weight: scaled_mm.awq_dequantize(*w)
+        for row in ("", *kernels("lowbit")):
+            yield row, f"awq_gemm {rows}", lambda x=operands: scaled_mm.awq_gemm(**x)
+
+
+def outputs(got: Any) -> list[Tensor]:
+    return list(named(got).values()) if isinstance(got, tuple) else [got]
+
+
+class Planted:
+    """Failures so far, and what did not come out as it must."""
+
+    def __init__(self, hooks: ctypes.CDLL) -> None:
+        self.hooks = hooks
+        self.calls, self.failures, self.wrong = 0, 0, 0
+
+    def refuse(self, *what: object) -> None:
+        self.wrong += 1
+        print("wrong:", *what, flush=True)
+
+    def try_each(self, what: str, call: Callable[[], Any]) -> None:
+        expected = outputs(call())
+        torch.cuda.synchronize()
+        before = self.hooks.count_live()
+        self.hooks.arm(0)
+        call()
+        self.calls += 1
+        for number in range(1, self.hooks.count_made() + 1):
+            self.fail_once(number, what, call)
+            torch.cuda.synchronize()
+            if self.hooks.count_live() != before:
+                self.refuse(what, number, "memory is left behind")
+            if any(how_many_differ(outputs(call()), expected)):
+                self.refuse(what, number, "the next result differs")
+
+    def fail_once(self, number: int, what: str, call: Callable[[], Any]) -> None:
+        self.hooks.arm(number)
+        self.failures += 1
+        try:
+            call()
+            self.refuse(what, number, "no error")
+        except torch.OutOfMemoryError:
+            pass
+        except Exception as error:
+            self.refuse(what, number, f"{type(error).__name__}: {error}")
+        finally:
+            self.hooks.arm(0)
+
+
+def main() -> None:
+    """Prints the figures as JSON, in the last line."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = compile_allocator(Path(folder))
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(str(library), "allocate", "release")
+        torch.cuda.memory.change_current_allocator(allocator)
+        hooks = ctypes.CDLL(str(library))
+        hooks.arm.argtypes = [ctypes.c_long]
+        hooks.count_made.restype = hooks.count_live.restype = ctypes.c_long
+        planted = Planted(hooks)
+        for row, what, call in calls(Work(device=DEVICE)):
+            with forced(row):
+                planted.try_each(f"{what} {row}", call)
+        figures = {"calls": planted.calls, "failures": planted.failures, "wrong": planted.wrong}
+        print(json.dumps(figures), flush=True)

@@ -1,0 +1,207 @@
+"""ThreadSanitizer over the CPU kernels and over callers in several threads: `make tsan`.
+
+    python tests/races.py              no report of the library; then planted races, each reported
+    python tests/races.py --no-planted
+    python tests/races.py --work       the calls alone, in this process
+
+The library is built with -fsanitize=thread in a copy of the tree. torch is not: its parallel_for is
+replaced by one on plain threads (counted_threads.cpp), and OpenMP has one thread. So the tool knows
+every order that there is between two accesses of the library. The interpreter and torch are not
+compiled for it: their own accesses are not looked at. Nothing is suppressed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import mutate_build
+from mutant import Mutant, of
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+COPIES = ROOT / "build" / "tsan"
+THREADS = 4
+TURNS = 3
+
+RACES: list[Mutant] = [
+    *of(
+        "csrc/cpu/quantize.cpp",
+        "races",
+        {"one-range-for-all-pieces": ("ranges[i] = isa.range", "ranges[0] = isa.range")},
+    ),
+    *of(
+        "csrc/cpu/weight.cpp",
+        "races",
+        {
+            "sums-of-all-panels-in-one-place": (
+                "uint32_t sums[kPanel];\n      sum_columns",
+                "static uint32_t sums[kPanel];\n      sum_columns",
+            )
+        },
+    ),
+    *of(
+        "csrc/cpu/tiling.h",
+        "races",
+        {
+            "tasks-overlap": (
+                "tiling.tasks(), grain, run);",
+                "tiling.tasks(), grain, [&](int64_t i, int64_t end) { run(i - (i > 0), end); });",
+            )
+        },
+    ),
+    *of(
+        "csrc/cpu/widen.cpp",
+        "races",
+        {
+            "words-of-two-threads": (
+                "{ run(p, begin, end); }",
+                "{ run(p, begin - (begin > 0), end); }",
+            )
+        },
+    ),
+]
+
+
+# ---- the calls -----------------------------------------------------------------------------------
+
+
+def work() -> None:
+    """Every op on every instruction set; alone, and from several threads with the same operands
+    while another thread forces one instruction set after the other."""
+    os.environ["SCALED_MM_TEST_DEVICE"] = "cpu"
+    import torch
+    from awq_cases import AwqCase
+    from cuda_support import how_many_differ
+    from test_cuda_streams import Work
+
+    import scaled_mm
+    from scaled_mm import _library
+
+    assert torch.get_num_threads() == 1  # of OpenMP, which the tool does not see through
+    every = Work(device="cpu")
+    weight = AwqCase("races", 128, 64, 32, rows=(70,)).product()
+    exact, bound = scaled_mm.reference.awq_gemm_bound(**weight)
+    words = torch.arange(1000, dtype=torch.int32)
+    wide = torch.ops.scaled_mm._widen(words, bits=4, signed=True, dtype=torch.float16)
+    packed = [scaled_mm.pack_weight_int8(x["b"]) for x in every.operands[0]]
+    expected = [scaled_mm.int8_mm(x["a"], x["b"]) for x in every.operands[0]]
+
+    def call(_: int = 0) -> int:
+        wrong = sum(every.differences(every.run()))
+        shared = [
+            scaled_mm.int8_mm(x["a"], w) for x, w in zip(every.operands[0], packed, strict=True)
+        ]
+        wrong += sum(how_many_differ(shared, expected))
+        again = torch.ops.scaled_mm._widen(words, bits=4, signed=True, dtype=torch.float16)
+        wrong += sum(how_many_differ([again], [wide]))
+        scaled_mm.awq_dequantize(*(weight[x] for x in ("qweight", "scales", "qzeros")))
+        error = (scaled_mm.awq_gemm(**weight).double() - exact).abs()
+        return wrong + int((error > bound).sum())
+
+    def switch(_: int) -> int:
+        for isa in _library.cpu_isas() * 50:
+            with _library.forced_cpu_isa(isa):
+                _library.cpu_isa()
+        return 0
+
+    for isa in _library.cpu_isas():
+        with _library.forced_cpu_isa(isa):
+            assert call() == 0, isa
+    # A packed weight is the same bytes for every instruction set, or the switch would be refused.
+    with ThreadPoolExecutor(THREADS + 1) as pool:
+        switching = pool.submit(switch, 0)
+        assert sum(pool.map(call, range(TURNS * THREADS))) == 0
+        assert switching.result() == 0
+    print(f"right on {', '.join(_library.cpu_isas())}")
+
+
+# ---- the tool ------------------------------------------------------------------------------------
+
+
+def tool_library() -> str:
+    return subprocess.check_output(
+        [os.environ.get("CXX", "c++"), "-print-file-name=libtsan.so"], text=True
+    ).strip()
+
+
+def compile_threads() -> Path:
+    library = COPIES / "counted_threads.so"
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-g", "-shared", "-fPIC"]
+    source = str(TESTS / "counted_threads.cpp")
+    subprocess.run([*command, "-fsanitize=thread", source, "-o", str(library)], check=True)
+    return library
+
+
+def watched(copy: Path, threads: Path) -> tuple[int, str]:
+    """The reports of the tool about the calls on the library of the copy, and all that was said."""
+    ours = {
+        "LD_PRELOAD": f"{tool_library()} {threads}",
+        "TSAN_OPTIONS": "exitcode=66 history_size=4",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(copy), str(TESTS)]),
+    }
+    # The tool lays its shadow at fixed addresses: no random ones for this process.
+    command = ["setarch", platform.machine(), "-R", sys.executable, str(TESTS / "races.py")]
+    done = subprocess.run(
+        [*command, "--work"],
+        cwd=copy,
+        env={**os.environ, **ours},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    reports = len(re.findall("WARNING: ThreadSanitizer", done.stdout))
+    if not reports and done.returncode:
+        raise SystemExit(f"the calls fail:\n{done.stdout[-3000:]}")
+    return reports, done.stdout
+
+
+def planted(race: Mutant, recipe: mutate_build.Recipe, threads: Path) -> int:
+    """The reports about the library with this race."""
+    copy = COPIES / "planted"
+    mutate_build.copy_for_a_job(recipe.base, copy)
+    text = (copy / race.path).read_text()
+    assert text.count(race.old) == 1, f"{race.path} must hold once: {race.old}"
+    (copy / race.path).write_text(text.replace(race.old, race.new))
+    if errors := recipe.compile(race.path, copy, os.cpu_count() or 2):
+        raise SystemExit(errors)
+    return watched(copy, threads)[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--work", action="store_true", help="the calls alone")
+    parser.add_argument("--no-planted", dest="planted", action="store_false")
+    options = parser.parse_args()
+    if options.work:
+        work()
+        return 0
+    base = COPIES / "tree"
+    question = "from scaled_mm import _library as l; print(*l.cpu_isas())"
+    isas = subprocess.check_output([sys.executable, "-c", question], cwd=ROOT, text=True).split()
+    mutate_build.copy_tree(ROOT, base, isas)
+    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 2))
+    asked = {"SCALED_MM_SANITIZE": "thread", "SCALED_MM_CUDA": "0", "MAX_JOBS": jobs}
+    recipe = mutate_build.build(base, {**os.environ, **asked})
+    threads = compile_threads()
+    reports, said = watched(base, threads)
+    print(said if reports else said.strip(), f"{reports} reports", sep="\n", flush=True)
+    missed = 0
+    for race in RACES if options.planted else []:
+        found = planted(race, recipe, threads)
+        print(f"planted {race.name}: {found} reports", flush=True)
+        missed += not found
+    return 1 if reports or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
