@@ -353,7 +353,8 @@ def try_tests(tests: set[str], plan: Plan, pool: ProcessPoolExecutor) -> None:
         plan.seconds[test] = seconds
         if done.code != 0:
             plan.failing[test] = done.said
-            print(f"{test} fails without a mutant:\n{done.said[-SAID_AT_MOST:]}", flush=True)
+            said = f"{done.said[:SAID_AT_MOST]}\n...\n{done.said[-SAID_AT_MOST:]}"
+            print(f"{test} fails without a mutant:\n{said}", flush=True)
 
 
 if __name__ == "__main__":
