@@ -264,7 +264,7 @@ def _is(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 SETTINGS: dict[str, Setting] = {
     "other-method": Setting(_is(quant_method="fp8"), "compressed-tensors, awq or gptq, got 'fp8'"),
     "no-method": Setting(_is(load_in_8bit=True), "compressed-tensors, awq or gptq, got None"),
-    "packed": Setting(_set("format", "pack-quantized"), "format must be one of int-quantized, "),
+    "other-format": Setting(_set("format", "float"), "format must be one of int-quantized, "),
     "group-format": Setting(_set("G.format", "float-quantized"), "group_0.format must be one of"),
     "no-groups": Setting(_set("config_groups", {}), "config_groups must be an object"),
     "preset": Setting(_set("config_groups", {"W8A8": ["Linear"]}), "names of presets are not"),

@@ -87,15 +87,24 @@ MUTANTS = [
                 "int configured_rows_ = 0;  // a",
                 "static thread_local inline int configured_rows_ = 0;  // a",
             ),
+            "amx-lower-tile-of-the-upper-s-height": (
+                "{upper, upper, lower, lower, upper, lower, 16, 16}",
+                "{upper, upper, upper, upper, upper, upper, 16, 16}",
+                "the rows too many are read behind the last one, from scratch memory, and their "
+                "sums stored in lines of acc that nothing reads",
+            ),
+            "amx-sums-of-the-tile-before": ("_tile_loadd(0, acc, kStride);", "_tile_zero(0);"),
+        },
+        isa="amx_int8",
+    ),
+    *of(
+        "csrc/cpu/isa_amx_int8.cpp",
+        "test_guards_int8::test_a_taller_tile_after_a_shorter",
+        {
             "amx-tiles-configured-once": (
                 "if (rows != configured_rows_) configure(rows);",
                 "if (!configured_rows_) configure(rows);",
             ),
-            "amx-lower-tile-of-the-upper-s-height": (
-                "{upper, upper, lower, lower, upper, lower, 16, 16}",
-                "{upper, upper, upper, upper, upper, upper, 16, 16}",
-            ),
-            "amx-sums-of-the-tile-before": ("_tile_loadd(0, acc, kStride);", "_tile_zero(0);"),
         },
         isa="amx_int8",
     ),
@@ -256,6 +265,13 @@ MUTANTS = [
                     "Apply<ToFloat, Acc>>;"
                 ),
             ),
+        },
+        breaks_build=True,
+    ),
+    *of(
+        "csrc/epilogue/epilogues.h",
+        "test_scaled_mm",
+        {
             "azp-per-token-dropped": (
                 "Apply<Sub, Acc, Apply<Mul, Azp, AzpAdj>>;",
                 "Apply<Sub, Acc, AzpAdj>;",

@@ -303,7 +303,9 @@ def test_the_config_is_read_leniently(key: str, tmp_path: Path) -> None:
     config |= {"new": None, "also_new": [], "quantization_status": "frozen"}
     group = config["config_groups"]["group_0"]
     group["weights"] |= {"observer": "minmax", "block_structure": None, "group_size": -1}
-    del group["weights"]["strategy"], group["weights"]["num_bits"], group["format"]
+    for said_by_default in ("strategy", "num_bits", "symmetric"):
+        del group["weights"][said_by_default]
+    del group["format"]
     (tmp_path / "config.json").write_text(json.dumps({key: config}))
     read = Checkpoint(tmp_path).quantization
     assert read == W8A8(

@@ -153,6 +153,17 @@ def test_calls_in_between_leave_nothing(isa: str) -> None:
         assert_bits(scaled_mm.int8_mm(a, packed), reference.int8_mm(a, b), rows, "again")
 
 
+def test_a_taller_tile_after_a_shorter(isa: str, threads: None) -> None:
+    """For one thread 65 rows are blocks of 33 and 32. Where tiles have 32 rows, the first block is
+    tiles of 17 and 16, and the second one of 32: no height may be that of a tile before."""
+    torch.set_num_threads(1)
+    b = int8(100, 100)
+    packed = scaled_mm.pack_weight_int8(b)
+    for rows in (65, 33, 65, 50):
+        a = int8(rows, 100, seed=rows)
+        assert_bits(scaled_mm.int8_mm(a, packed), reference.int8_mm(a, b), rows)
+
+
 # --- ties of the fused multiply-add ---------------------------------------------------------------
 
 # scale_b is an even float of 24 bits, bias 1: scale_b + 1 is half way between two floats, exactly.

@@ -276,6 +276,38 @@ def test_search_judges_ranges_by_inputs_that_did_not_make_them() -> None:
     assert seen == [3, 3, 2, 3]  # without each in turn; then, to compare, with all
 
 
+def test_search_adds_the_noise_of_all_layers() -> None:
+    """The first layer would rather have the other alpha, by less than the second loses there."""
+    ones = torch.ones(2)
+    linears = {name: nn.Linear(2, 3) for name in ("first", "second")}
+    part = {name: Ranges(-ones, ones, torch.rand(4, 2)) for name in linears}
+    share_of_noise = {("first", 0): 0.1, ("first", 1): 0.2, ("second", 0): 0.5, ("second", 1): 0.1}
+
+    def build(name: str, ranges: Ranges, s: Tensor | None) -> nn.Module:
+        assert s is not None
+        made = nn.Linear(2, 3)
+        grown = 1 + share_of_noise[name, int(s[0] == 1)]  # s = 1 / 4^(1 - alpha)
+        state = linears[name].state_dict()
+        made.load_state_dict({key: grown * x for key, x in state.items()})
+        return made
+
+    assert search([part], linears, 4 * ones, (0.0, 1.0), build) == (1.0, 1.0)
+
+
+def test_a_norm_is_divided_by_the_largest_weights_of_all_that_read_it() -> None:
+    """Each channel's from another of the three weights."""
+    model = seeded(PreNorm)
+    with torch.no_grad():
+        for i, name in enumerate(QKV):
+            model.get_submodule(name).weight[:, i::3] *= 10
+    ranges = collect(model, linears_of(model), as_calls(inputs()))
+    weights = torch.stack([model.get_submodule(x).weight.detach().abs().amax(0) for x in QKV])
+    assert len(weights.argmax(0).unique()) == 3
+    s = factors(ranges["q"].absmax, weights.amax(0), 0.5)
+    made = quantize_model(model, QuantConfig(smoothing=Smoothing(0.5)), inputs())
+    assert_bits(made.norm1.weight.detach(), model.norm1.weight.detach() / s)
+
+
 WARNINGS: dict[str, tuple[Smoothing, int, str | None]] = {  # and how many sentences
     "few-sentences": (Smoothing(0.75, ("*",)), 15, r"alpha >= 0\.75 .*needs 16 .*, got 15$"),
     "enough-sentences": (Smoothing(0.75, ("*",)), 18, None),
