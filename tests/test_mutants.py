@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mutate
 import mutate_build
+import mutate_record
 import pytest
 from mutant import Mutant
 from mutants import MUTANTS, has_test, stale
@@ -174,6 +175,28 @@ def test_what_is_left_out_of_a_copy() -> None:
     path = Path("csrc/cuda/sm90/int8.table")
     assert mutate_build.trimmed(path, table, [], None) == table
     assert mutate_build.trimmed(path, table, [], ["b"]) == b"// rows\nKERNEL(b, Kind, 2)\n// end\n"
+
+
+def test_the_figures_in_a_document() -> None:
+    python, compiled, cuda = (
+        next(m for m in MUTANTS if mutate_record.language(m) == kind)
+        for kind in ("Python", "C++", "CUDA")
+    )
+    words = {python.name: "killed", compiled.name: "SURVIVED", cuda.name: "UNTRIED"}
+    figures = mutate_record.table([python, compiled, cuda], words)
+    rows = [line.split(" | ") for line in figures.splitlines() if line.startswith("| ")][1:]
+    assert [[int(x.strip("| ")) for x in row[1:]] for row in rows] == [
+        [1, 1, 0, 0, 0],
+        [1, 0, 0, 1, 0],
+        [1, 0, 0, 0, 1],
+        [3, 1, 0, 1, 1],
+    ]
+    text = f"before\n{mutate_record.BEGIN}\nold\n{mutate_record.END}\nafter\n"
+    written = mutate_record.record(text, figures)
+    assert written == text.replace("old", figures)
+    assert mutate_record.record(written, "old") == text
+    with pytest.raises(SystemExit, match="must hold"):
+        mutate_record.record("no marks", figures)
 
 
 # --- catalogue.md ---------------------------------------------------------------------------------
