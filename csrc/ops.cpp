@@ -3,6 +3,9 @@
 // seen.
 //
 // b_shape is absent for a plain int8 weight b [K, N] and (K, N) for a buffer from pack_weight_int8.
+// b_settled: nothing that is still to run on the device writes such a buffer before the product
+// reads it, so a CUDA kernel may read it at once; _settle makes that so (docs/tuning.md, "Early
+// weights"). The CPU has no use for either.
 // out_dtype is bfloat16 when it is absent: AOTInductor takes a dtype that stands as the default in
 // a schema for an integer, and then refuses to load what it compiled.
 //
@@ -16,20 +19,24 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
       "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-      "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None) -> Tensor");
+      "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None, "
+      "bool b_settled=False) -> Tensor");
   ops.def(
       "scaled_mm.out(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
       "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-      "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None, Tensor(a!) out) "
-      "-> ()");
-  ops.def("int8_mm(Tensor a, Tensor b, *, int[]? b_shape=None) -> Tensor");
-  ops.def("int8_mm.out(Tensor a, Tensor b, *, int[]? b_shape=None, Tensor(a!) out) -> ()");
+      "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None, "
+      "bool b_settled=False, Tensor(a!) out) -> ()");
+  ops.def("int8_mm(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor");
+  ops.def(
+      "int8_mm.out(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "
+      "Tensor(a!) out) -> ()");
   ops.def(
       "_scaled_epilogue(Tensor acc, Tensor scale_a, Tensor scale_b, *, Tensor? bias, Tensor? azp, "
       "Tensor? azp_adj, Tensor? azp_with_adj, ScalarType out_dtype) -> Tensor");
   ops.def("azp_adj(Tensor b, *, int[]? b_shape=None) -> Tensor");
   ops.def("azp_with_adj(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor");
   ops.def("pack_weight_int8(Tensor b) -> Tensor");
+  ops.def("_settle(Tensor memory) -> ()");
   ops.def(
       "quantize_int8(Tensor x, *, bool symmetric=True, bool per_token=True) "
       "-> (Tensor, Tensor, Tensor?)");

@@ -82,6 +82,12 @@ MUTANTS = [
         gpu=True,
     ),
     *of(
+        "csrc/cuda/int8.cpp",
+        "test_cuda_early",
+        {"cuda-every-weight-read-early": (".settled = p.b.settled && in_place", ".settled = true")},
+        gpu=True,
+    ),
+    *of(
         "csrc/cuda/common/lower.cuh",
         "test_cuda_rows",
         {

@@ -181,8 +181,8 @@ MUTANTS = [
                 "pass\n",
             ),
             "written-weight-leaves-the-packed": (
-                'if key == "weight":\n                self.packed = None\n\n    def __del',
-                "if False:\n                self.packed = None\n\n    def __del",
+                'if key == "weight":\n                self.packed = self._early = None\n\n    def',
+                "if False:\n                self.packed = self._early = None\n\n    def",
             ),
             "plain-kept-beside": ('dict.__setitem__(self, "weight", None)', "pass"),
             "file-without-the-weight": ('entries["weight"] = _plain', "_plain"),

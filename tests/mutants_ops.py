@@ -126,6 +126,16 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/ops/packed_weight.py",
+        "test_weight",
+        {
+            "copies-stay-settled": (
+                'return {"data": self.data, "k": self.k, "n": self.n}',
+                "return vars(self)",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/packed_weight.py",
         "test_torch test_refusals test_weight",
         {
             "packed-weight-transposed": ("return (self.k, self.n)", "return (self.n, self.k)"),

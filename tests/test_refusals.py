@@ -89,6 +89,17 @@ def test_buffer_refused(op: str, name: str) -> None:
     assert_clean(str(caught.value))
 
 
+@pytest.mark.parametrize("op", ["int8_mm", "scaled_mm"])
+def test_only_a_buffer_can_be_settled(op: str) -> None:
+    """A plain weight may be written by what is still running."""
+    operands = GOOD[op]()
+    with pytest.raises(ValueError, match=r"^b_settled must be False .* not packed, got True$"):
+        getattr(torch.ops.scaled_mm, op)(**operands, b_settled=True)
+    packed = {**operands, "b": PACKED, "b_shape": (K, N)}
+    settled = getattr(torch.ops.scaled_mm, op)(**packed, b_settled=True)
+    assert torch.equal(settled, getattr(torch.ops.scaled_mm, op)(**packed))
+
+
 def test_a_buffer_needs_its_shape() -> None:
     with pytest.raises(ValueError, match=r"^b must be int8, got uint8$"):
         scaled_mm.int8_mm(torch.ones(M, K, dtype=torch.int8), PACKED)

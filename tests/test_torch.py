@@ -28,18 +28,21 @@ ops = torch.ops.scaled_mm
 SCHEMAS = {
     "scaled_mm": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
     "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-    "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None) -> Tensor",
+    "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None, "
+    "bool b_settled=False) -> Tensor",
     "scaled_mm.out": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, "
     "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, "
     "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
-    "int[]? b_shape=None, Tensor(a!) out) -> ()",
-    "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None) -> Tensor",
-    "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, Tensor(a!) out) -> ()",
+    "int[]? b_shape=None, bool b_settled=False, Tensor(a!) out) -> ()",
+    "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor",
+    "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "
+    "Tensor(a!) out) -> ()",
     "_scaled_epilogue": "(Tensor acc, Tensor scale_a, Tensor scale_b, *, Tensor? bias, "
     "Tensor? azp, Tensor? azp_adj, Tensor? azp_with_adj, ScalarType out_dtype) -> Tensor",
     "azp_adj": "(Tensor b, *, int[]? b_shape=None) -> Tensor",
     "azp_with_adj": "(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor",
     "pack_weight_int8": "(Tensor b) -> Tensor",
+    "_settle": "(Tensor memory) -> ()",
     "quantize_int8": "(Tensor x, *, bool symmetric=True, bool per_token=True) "
     "-> (Tensor, Tensor, Tensor?)",
     "quantize_int8_static": "(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import reference
+from scaled_mm.ops.packed_weight import settle
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -118,7 +119,9 @@ def copies(packed: scaled_mm.PackedWeight) -> dict[str, scaled_mm.PackedWeight]:
 @pytest.mark.parametrize("name", ["copy", "deepcopy", "torch.save"])
 def test_packed_weight_copied(name: str) -> None:
     packed = scaled_mm.pack_weight_int8(weight(37, 21))
+    settle(packed)
     again = copies(packed)[name]
+    assert packed.settled and not again.settled
     assert (again.k, again.n, again.shape) == (37, 21, (37, 21))
     assert torch.equal(again.data, packed.data)
     a = weight(4, 37)

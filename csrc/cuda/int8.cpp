@@ -25,7 +25,11 @@ void run(Checked<Int8Problem>& checked) {
   if (!kernel) refuse_size<Int8Problem>(p.size, scope.device);
   p.a = aligned_rows(p.a, m, k, scope);
   const Matrix<const int8_t> columns = aligned_rows(transposed(p.b), n, k, scope);
-  p.b = {.k = k, .n = n, .plain = {columns.data, 1, columns.row_stride}};
+  const bool in_place = columns.data == reinterpret_cast<const int8_t*>(p.b.packed);
+  p.b = {.k = k,
+         .n = n,
+         .plain = {columns.data, 1, columns.row_stride},
+         .settled = p.b.settled && in_place};  // a copy was written a moment ago
   epilogue::bind_operands(epilogue, p.operands);
   kernel->run(p, scope);
 }

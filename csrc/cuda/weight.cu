@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/common/device.h"
+#include "cuda/common/launch.cuh"
 #include "cuda/common/relayout.h"
 #include "cuda/common/unaligned.cuh"
 #include "integers.h"
@@ -195,8 +196,11 @@ Tensor pack_weight_int8(const Tensor& b) {
                                         weight.plain.row_stride};
   relayout(columns, weight.n, weight.k, static_cast<int8_t*>(packed.mutable_data_ptr()),
            packed_stride(weight.k), scope.stream);
+  if (weight.n > 0) settle(scope);
   return packed;
 }
+
+void settle_memory(const Tensor& of) { settle(Scope(of)); }
 
 }  // namespace
 }  // namespace cuda
@@ -206,4 +210,5 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("azp_adj", TORCH_BOX(&scaled_mm::cuda::azp_adj));
   ops.impl("azp_with_adj", TORCH_BOX(&scaled_mm::cuda::azp_with_adj));
   ops.impl("pack_weight_int8", TORCH_BOX(&scaled_mm::cuda::pack_weight_int8));
+  ops.impl("_settle", TORCH_BOX(&scaled_mm::cuda::settle_memory));
 }

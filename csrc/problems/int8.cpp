@@ -53,13 +53,17 @@ Weight check_weight(const Tensor& b, const Shape& b_shape) {
 
 // --- A times B ---------------------------------------------------------------------------------
 
-Checked<Int8Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_shape) {
+Checked<Int8Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                                   bool b_settled) {
   Checked<Int8Problem> checked;
   Int8Problem& p = checked.problem;
   must_be("a", a, ScalarType::Char);
   if (a.dim() < 1) refuse("a", "have at least one dimension [..., K]", shape(a));
   must_share_device("b", b, "a", a);
   p.b = check_weight(b, b_shape);
+  if (b_settled && !b_shape)
+    refuse("b_settled", "be False for a weight that is not packed", "True");
+  p.b.settled = b_settled;
   p.size.m = count_rows(a);
   p.size.n = p.b.n;
   p.size.k = p.b.k;
@@ -167,18 +171,16 @@ OperandSet check_operands(const Rows& rows, const Tensor& scale_a, const Tensor&
 
 }  // namespace
 
-Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
-                                     const Tensor& scale_b, const std::optional<Tensor>& bias,
-                                     const std::optional<Tensor>& azp,
-                                     const std::optional<Tensor>& azp_adj,
-                                     const std::optional<Tensor>& azp_with_adj,
-                                     const std::optional<Tensor>& residual,
-                                     const std::optional<std::string>& activation,
-                                     const std::optional<ScalarType>& out_dtype,
-                                     const Shape& b_shape, const std::optional<Tensor>& out) {
+Checked<Int8Problem> check_scaled_mm(
+    const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
+    const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
+    const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
+    const std::optional<ScalarType>& out_dtype, const Shape& b_shape, bool b_settled,
+    const std::optional<Tensor>& out) {
   const DType dtype = check_out_dtype(out_dtype.value_or(ScalarType::BFloat16));
   const Activation wanted = check_activation(activation);
-  Checked<Int8Problem> checked = check_product(a, b, b_shape);
+  Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
   Int8Problem::Size& size = checked.problem.size;
   size.out_dtype = dtype;
   const Rows rows{"a", a};
@@ -198,8 +200,8 @@ Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Ten
 }
 
 Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
-                                   const std::optional<Tensor>& out) {
-  Checked<Int8Problem> checked = check_product(a, b, b_shape);
+                                   bool b_settled, const std::optional<Tensor>& out) {
+  Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
   checked.problem.size.epilogue = epilogue::Id::RawAccumulator;
   add_output(checked, a, b, ScalarType::Int, out);
   return checked;

@@ -16,6 +16,9 @@ struct Weight {
   int64_t n = 0;
   Matrix<const int8_t> plain;       // row index k, column index n
   const uint8_t* packed = nullptr;  // when set, plain is empty
+  // Of a packed one: a kernel may read it while those queued before it still run, for none of them
+  // writes it (docs/tuning.md, "Early weights").
+  bool settled = false;
 };
 
 // D [M, N / columns] = epilogue(A [M, K] B [K, N]), where the epilogue makes one column of D of so
@@ -52,19 +55,18 @@ struct Int8Problem {
 using Shape = std::optional<std::vector<int64_t>>;
 
 // Each refuses with an error or returns a problem that a kernel can run as it stands. `b_shape` is
-// the shape (K, N) of the weight when b is a packed buffer, and absent when b is the weight itself.
+// the shape (K, N) of the weight when b is a packed buffer, and absent when b is the weight itself;
+// `b_settled` is for packed buffers (Weight::settled).
 // outputs[0] is D: `out`, where it is given.
-Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
-                                     const Tensor& scale_b, const std::optional<Tensor>& bias,
-                                     const std::optional<Tensor>& azp,
-                                     const std::optional<Tensor>& azp_adj,
-                                     const std::optional<Tensor>& azp_with_adj,
-                                     const std::optional<Tensor>& residual,
-                                     const std::optional<std::string>& activation,
-                                     const std::optional<ScalarType>& out_dtype,
-                                     const Shape& b_shape, const std::optional<Tensor>& out);
+Checked<Int8Problem> check_scaled_mm(
+    const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
+    const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
+    const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
+    const std::optional<ScalarType>& out_dtype, const Shape& b_shape, bool b_settled,
+    const std::optional<Tensor>& out);
 Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
-                                   const std::optional<Tensor>& out);
+                                   bool b_settled, const std::optional<Tensor>& out);
 Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scale_a,
                                            const Tensor& scale_b, const std::optional<Tensor>& bias,
                                            const std::optional<Tensor>& azp,
@@ -82,9 +84,11 @@ struct Int8Ops {
                           const std::optional<Tensor>& azp_with_adj,
                           const std::optional<Tensor>& residual,
                           const std::optional<std::string>& activation,
-                          const std::optional<ScalarType>& out_dtype, const Shape& b_shape) {
+                          const std::optional<ScalarType>& out_dtype, const Shape& b_shape,
+                          bool b_settled) {
     return computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj,
-                                    residual, activation, out_dtype, b_shape, std::nullopt));
+                                    residual, activation, out_dtype, b_shape, b_settled,
+                                    std::nullopt));
   }
   static void scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                             const Tensor& scale_b, const std::optional<Tensor>& bias,
@@ -93,16 +97,16 @@ struct Int8Ops {
                             const std::optional<Tensor>& residual,
                             const std::optional<std::string>& activation,
                             const std::optional<ScalarType>& out_dtype, const Shape& b_shape,
-                            const Tensor& out) {
+                            bool b_settled, const Tensor& out) {
     computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual,
-                             activation, out_dtype, b_shape, out));
+                             activation, out_dtype, b_shape, b_settled, out));
   }
-  static Tensor int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape) {
-    return computed(check_int8_mm(a, b, b_shape, std::nullopt));
+  static Tensor int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape, bool b_settled) {
+    return computed(check_int8_mm(a, b, b_shape, b_settled, std::nullopt));
   }
-  static void int8_mm_out(const Tensor& a, const Tensor& b, const Shape& b_shape,
+  static void int8_mm_out(const Tensor& a, const Tensor& b, const Shape& b_shape, bool b_settled,
                           const Tensor& out) {
-    computed(check_int8_mm(a, b, b_shape, out));
+    computed(check_int8_mm(a, b, b_shape, b_settled, out));
   }
 
  private:

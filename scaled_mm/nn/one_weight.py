@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._guards import TracingContext
 
 from ..ops import PackedWeight, pack_weight_int8
-from ..ops.packed_weight import rows
+from ..ops.packed_weight import in_place, rows, settle
 
 _LOCK = RLock()  # threads may run a layer while others read its weight
 _DEVICES = ("cpu", "cuda")  # that have kernels, and so a layout
@@ -24,6 +24,10 @@ class OneWeight(dict[str, "Tensor | None"]):
 
         packed   `packed` is the weight and the entry is None: the kernels' layout, the only copy
         plain    the entry is the weight and `packed` is None: everybody may read and write it
+
+    On CUDA a plain weight with rows of whole 16 bytes lies as the kernels want it. It stays plain,
+    and as long as the layer alone holds it, products read it early, as they do a packed one
+    ("Early weights" in docs/tuning.md).
 
     Whoever reads the entry, by whatever of torch's means (an attribute, a state dict,
     `named_buffers`, `functional_call`, `torch.export`), gets the plain form, which is rebuilt for
@@ -38,21 +42,22 @@ class OneWeight(dict[str, "Tensor | None"]):
         super().__init__(entries or {})
         self.packed: PackedWeight | None = None
         self._traced = False
+        self._early: _Early | None = None
 
     def settle(self, cut: bool = False) -> PackedWeight | None:
         """Packs a plain weight if the layer alone holds it, or, with cut, leaves it to the others.
 
         Returns:
-            The packed weight; None where the plain one stays: others hold it, the device's kernels
-            read it as well in place (CUDA, rows of whole 16 bytes), or there are no kernels.
+            The packed weight, or a plain one of CUDA as a packed one of the same memory; None where
+            others hold the plain one or there are no kernels.
         """
         with _LOCK:
             entry = dict.get(self, "weight")
             if entry is None or type(entry) is not Tensor or entry.device.type not in _DEVICES:
                 return self.packed
-            # Rows of whole 16 bytes at such an address: on CUDA the kernels read them in place.
             if entry.is_cuda and entry.shape[-1] % 16 == 0 == entry.storage_offset() % 16:
-                return self.packed
+                del entry
+                return self._settle_in_place()
             del entry
             if not cut and _holders(self) != _ALONE:
                 return self.packed
@@ -61,9 +66,40 @@ class OneWeight(dict[str, "Tensor | None"]):
             dict.__setitem__(self, "weight", None)
             return self.packed
 
+    def _settle_in_place(self) -> PackedWeight | None:
+        if TracingContext.try_get() is not None:
+            return None  # compiled programs read the plain one, whose address they know
+        weight = cast(Tensor, dict.__getitem__(self, "weight"))
+        if weight.device.index != torch.cuda.current_device():
+            return None  # is a graph being captured there? Torch does not say
+        version = 0 if weight.is_inference() else weight._version
+        if self._early is not None and self._early.version != version:
+            self._early = None  # a compiled program wrote it
+        capturing = torch.cuda.is_current_stream_capturing()
+        if self._early is None:
+            if capturing or not weight.is_contiguous():
+                return None
+            del weight
+            if _holders(self) != _ALONE:
+                return None
+            weight = cast(Tensor, dict.__getitem__(self, "weight"))
+            with torch.no_grad():
+                self._early = _Early(in_place(weight), version)
+        # Of each stream, for the writer's may be any. A graph begins with all before it complete.
+        if not capturing:
+            stream = torch._C._cuda_getCurrentRawStream(weight.device.index)
+            if stream not in self._early.streams:
+                try:
+                    torch.ops.scaled_mm._settle(weight)
+                except (NotImplementedError, RuntimeError):
+                    return None  # no kernels for this GPU: the product will say so
+                self._early.streams.add(stream)
+        return self._early.weight
+
     def lend(self) -> None:
         """Makes the weight plain."""
         with _LOCK:
+            self._early = None
             if self.packed is not None:
                 dict.__setitem__(self, "weight", _plain(self.packed))
                 self.packed = None
@@ -73,19 +109,21 @@ class OneWeight(dict[str, "Tensor | None"]):
             if torch.compiler.is_compiling():  # a program that reads the weight gets a copy
                 return rows(self.packed)
             self.lend()
+        if key == "weight" and not torch.compiler.is_compiling():
+            self._early = None
         return super().__getitem__(key)
 
     def __setitem__(self, key: str, value: Tensor | None) -> None:
         with _LOCK:
             super().__setitem__(key, value)
             if key == "weight":
-                self.packed = None
+                self.packed = self._early = None
 
     def __delitem__(self, key: str) -> None:
         with _LOCK:
             super().__delitem__(key)
             if key == "weight":
-                self.packed = None
+                self.packed = self._early = None
 
     get = Mapping.get  # type: ignore[assignment]
     pop = MutableMapping.pop
@@ -119,6 +157,7 @@ class OneWeight(dict[str, "Tensor | None"]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Files hold the plain form: the layout is this machine's and this version's."""
+        self._early = None
         entries = dict(super().items())
         if self.packed is not None:
             entries["weight"] = _plain(self.packed)
@@ -126,6 +165,16 @@ class OneWeight(dict[str, "Tensor | None"]):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()
+
+
+class _Early:
+    """A plain weight of CUDA as a packed one, until somebody else may write it."""
+
+    def __init__(self, weight: PackedWeight, version: int) -> None:
+        settle(weight)
+        self.weight = weight
+        self.version = version  # of the plain tensor
+        self.streams: set[int] = set()  # that had an ordinary launch since it was written
 
 
 def _plain(packed: PackedWeight) -> Tensor:

@@ -78,3 +78,11 @@ def written(out: Tensor) -> Tensor:
 def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:
     """What the ops take for a weight: its tensor, and its shape when that is a packed buffer."""
     return (b.data, {"b_shape": [b.k, b.n]}) if isinstance(b, PackedWeight) else (b, {})
+
+
+def factor_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:
+    """The same for products, which may be told more of a packed buffer."""
+    weight, packed = weight_arguments(b)
+    if isinstance(b, PackedWeight) and b.settled and not torch.compiler.is_exporting():
+        packed["b_settled"] = True  # an exported program gets its buffers from elsewhere
+    return weight, packed

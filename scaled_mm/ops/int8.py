@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import accept, accept_out, explained, weight_arguments, written
-from .packed_weight import PackedWeight
+from .arguments import accept, accept_out, explained, factor_arguments, written
+from .packed_weight import PackedWeight, settle
 from .shapes import must, must_share_device, output, product_sizes, weight_sizes
 
 _scaled_mm = torch.ops.scaled_mm.scaled_mm.default
@@ -81,7 +81,7 @@ def scaled_mm(
     Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
     algebra, Shazeer (2020) for ReGLU.
     """
-    weight, packed = weight_arguments(b)
+    weight, packed = factor_arguments(b)
     operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b}
     options: dict[str, Any] = {}  # only what is not a default: each costs the dispatcher 0.6 us
     if bias is not None:
@@ -155,7 +155,7 @@ def int8_mm(a: Tensor, b: Tensor | PackedWeight, *, out: Tensor | None = None) -
         ValueError: a, b or out breaks a rule, or K > 131071.
         TypeError: a, b or out is no tensor.
     """
-    weight, packed = weight_arguments(b)
+    weight, packed = factor_arguments(b)
     operands = {"a": a, "b": weight}
     options = {} if out is None else {"out": out}
     accept(operands, options)
@@ -185,9 +185,12 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
     """
     accept({"b": b})
     try:
-        return PackedWeight(_pack_weight_int8(b), b.shape[0], b.shape[1])
+        packed = PackedWeight(_pack_weight_int8(b), b.shape[0], b.shape[1])
     except (MemoryError, NotImplementedError) as error:
         raise explained(error, {"b": b}) from None
+    if packed.data.is_cuda and not torch.compiler.is_compiling():
+        settle(packed)
+    return packed
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -208,6 +211,7 @@ def _scaled_mm_shape(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     b_shape: Sequence[int] | None = None,
+    b_settled: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
     *rows, n = product_sizes(a, b, b_shape)
@@ -221,7 +225,12 @@ def _scaled_mm_shape(
 
 
 def _int8_mm_shape(
-    a: Tensor, b: Tensor, *, b_shape: Sequence[int] | None = None, out: Tensor | None = None
+    a: Tensor,
+    b: Tensor,
+    *,
+    b_shape: Sequence[int] | None = None,
+    b_settled: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor | None:
     return output(out, "a", a, product_sizes(a, b, b_shape), torch.int32)
 

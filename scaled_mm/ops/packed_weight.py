@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,12 @@ class PackedWeight:
     Opaque, and particular to this version of the library and to the device: keep the plain int8
     weight in checkpoints (`unpack` gives it back) and pack it again after loading.
 
+    Nobody writes the buffer after `pack_weight_int8` has. On CUDA products rely on it: they read
+    the buffer before the kernels queued ahead of them have ended ("Early weights" in
+    docs/tuning.md). As with any tensor, a product belongs on the stream that packed, or on one that
+    was made to wait for it. A copy, whether by `copy`, by pickle or by this constructor, is read
+    after those kernels have ended; packing again makes one that is read early.
+
     Attributes:
         data: uint8 [bytes], the buffer.
         k: rows of B.
@@ -28,11 +35,15 @@ class PackedWeight:
     data: Tensor
     k: int
     n: int
+    settled: ClassVar[bool] = False  # by `settle`: of this object alone, no copy has it
 
     @property
     def shape(self) -> tuple[int, int]:
         """(K, N), the shape of the weight that was packed."""
         return (self.k, self.n)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"data": self.data, "k": self.k, "n": self.n}
 
     def unpack(self) -> Tensor:
         """The weight that was packed: int8 [K, N], the transpose of a contiguous [N, K] tensor.
@@ -43,6 +54,18 @@ class PackedWeight:
             ValueError: data has not the size of a packed [K, N] weight on its device.
         """
         return rows(self).t()
+
+
+def settle(packed: PackedWeight) -> None:
+    """From now on products may read it early. Its buffer was written before an ordinary launch on
+    the current stream of its GPU (the op `_settle` is one), and is not written any more."""
+    object.__setattr__(packed, "settled", True)
+
+
+def in_place(weight: Tensor) -> PackedWeight:
+    """A contiguous int8 [N, K] on a GPU, at a multiple of 16 bytes and with K another one, is a
+    packed weight as it lies; the same memory."""
+    return PackedWeight(weight.view(-1).view(torch.uint8), weight.shape[1], weight.shape[0])
 
 
 def rows(packed: PackedWeight) -> Tensor:

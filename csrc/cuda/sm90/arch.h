@@ -61,6 +61,8 @@ void run(const Int8Problem& p, const Scope& scope);
 
 inline constexpr int kChunk = 128;  // bytes of K in a stage of a streaming kernel
 inline constexpr int kMaxSplit = 3;
+inline constexpr int kMaxStages = 32;    // of a ring
+inline constexpr int kBriefChunks = 16;  // of a slice, at most: launch and end take most of a call
 
 // How a streaming kernel cuts a product.
 struct StreamPlan {
@@ -68,8 +70,14 @@ struct StreamPlan {
   int split;        // slices of K, one block each: a cluster; at most kMaxSplit
   int64_t blocks;
   bool paired;  // two blocks live on a multiprocessor at a time
+  int early;    // chunks of a slice's weight that are sent for before the kernel before has ended
 };
-StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const Machine& machine);
+StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const Machine& machine,
+                       bool settled = false);  // Weight::settled
+
+// A small tile's sums are sent to the cluster's first block as they come out of the registers. That
+// saves two synchronisations of the cluster; but one block alone runs the epilogue.
+constexpr bool sends_sums(int tile_m) { return tile_m <= 16; }
 
 }  // namespace int8
 

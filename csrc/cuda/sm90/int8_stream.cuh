@@ -7,7 +7,8 @@
 //               +---------+  A^T             slice of K. The blocks of a cluster own the slices of
 //               |    |    |                  one tile: each leaves its int32 sums in its shared
 //            K  |  slice  | of block 1       memory, then every block reads its share of the tile
-//               |    |    |                  from all of them and runs the epilogue on it, once.
+//               |    |    |                  from all of them and runs the epilogue on it, once
+//               |    |    |                  (a small tile's go to the first block, which runs it).
 //               +---------+                  Integer sums are associative: no bit depends on the
 //      +------+-+---------+                  cut. Nothing but D is written to memory.
 //      |slice |           |
@@ -33,16 +34,19 @@
 namespace scaled_mm::cuda::sm90::int8 {
 
 static_assert(kChunk == 128, "the width of the swizzle");
-inline constexpr int kPrefetch = 4;  // stages that are sent for before the kernel may read
+inline constexpr int kPrefetch = 4;  // chunks that are sent for to L2 before the kernel may read
 
 struct StreamParams {
   CUtensorMap weight;  // B^T [N, K] in boxes of kChannels x kChunk
-  CUtensorMap tokens;  // A [M, K] in boxes of kTokens x kChunk
+  CUtensorMap tokens;  // A [M, K] in boxes of `rows` x kChunk
   int m;
   int n;
   int chunks;       // of K
   int token_tiles;  // tiles of D along M
+  int rows;         // tokens of a tile, at most kTokens
   int stages;       // of the ring
+  int early;        // chunks of the weight, at most `stages`, sent for before the kernel may read
+                    // what others write: those that nobody writes any more
   EpilogueOperand operands[kNumOperands];
   void* d;       // D row-major, N columns or one for each pair
   int64_t ldd;   // in elements: its columns
@@ -71,6 +75,8 @@ struct Mma<128> : cute::SM90::GMMA::MMA_64x128x32_S32S8S8_SS_TN {};
 template <>
 struct Mma<144> : cute::SM90::GMMA::MMA_64x144x32_S32S8S8_SS_TN {};
 template <>
+struct Mma<176> : cute::SM90::GMMA::MMA_64x176x32_S32S8S8_SS_TN {};
+template <>
 struct Mma<192> : cute::SM90::GMMA::MMA_64x192x32_S32S8S8_SS_TN {};
 
 // How a block's shared memory is laid out.
@@ -87,12 +93,15 @@ struct StreamBlock {
   static constexpr int kSumsPitch = kChannels + 4;
   static constexpr int kSumsBytes = kTokens * kSumsPitch * 4;
 
+  static constexpr bool kSends = sends_sums(kTokens);
+
   using Operands = StagedOperands<typename Lower<E>::List, kTokens, kChannels>;
-  static constexpr int kMaxStages = 32;
   struct Fixed {
     Operands operands;
     alignas(8) uint64_t full[kMaxStages];
     uint64_t empty[kMaxStages];
+    uint64_t arrived;  // the other blocks' sums
+    alignas(16) int32_t inbox[kMaxSplit - 1][kSends ? kSumsBytes / 4 : 4];
   };
 
   // The depth of the ring that fits with `bytes` of shared memory.
@@ -100,8 +109,7 @@ struct StreamBlock {
     return std::min<int>((bytes - static_cast<int>(sizeof(Fixed))) / kStageBytes, kMaxStages);
   }
   static constexpr int ring_bytes(int stages) {
-    const int bytes = stages * kStageBytes;
-    return bytes > kSumsBytes ? bytes : (kSumsBytes + 1023) / 1024 * 1024;
+    return std::max(stages * kStageBytes, (kSumsBytes + 1023) / 1024 * 1024);
   }
   static constexpr int shared_bytes(int stages) {
     return ring_bytes(stages) + static_cast<int>(sizeof(Fixed));
@@ -148,10 +156,10 @@ __device__ inline void finish_channels(const StreamParams& p, const int32_t (&ac
   }
 }
 
-template <int kTokens, int kGroups, class E>
-__global__ __launch_bounds__(StreamBlock<kTokens, kGroups, E>::kThreads) void stream_gemm(
+template <class Block, class E>
+__global__ __launch_bounds__(Block::kThreads) void stream_gemm(
     const __grid_constant__ StreamParams p) {
-  using Block = StreamBlock<kTokens, kGroups, E>;
+  constexpr int kTokens = Block::kTokens, kGroups = Block::kGroups;
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
   extern __shared__ __align__(1024) uint8_t ring[];
@@ -161,7 +169,7 @@ __global__ __launch_bounds__(StreamBlock<kTokens, kGroups, E>::kThreads) void st
   const int split = static_cast<int>(cute::cluster_shape().x);
   const int slice = static_cast<int>(cute::block_rank_in_cluster());
   const int tile = static_cast<int>(blockIdx.x) / split;
-  const int row = tile % p.token_tiles * kTokens;           // first token
+  const int row = tile % p.token_tiles * p.rows;            // first token
   const int col = tile / p.token_tiles * Block::kChannels;  // first channel
   const int first = static_cast<int>(int64_t{p.chunks} * slice / split);
   const int last = static_cast<int>(int64_t{p.chunks} * (slice + 1) / split);
@@ -170,46 +178,61 @@ __global__ __launch_bounds__(StreamBlock<kTokens, kGroups, E>::kThreads) void st
   if (thread == 0) {
     for (int s = 0; s < p.stages; ++s) {
       Full::init(&fixed.full[s], 1);
-      Empty::init(&fixed.empty[s], Block::kConsumers / 32);
+      Empty::init(&fixed.empty[s], 4 * kGroups);  // warps
+    }
+    if (Block::kSends) {
+      Full::init(&fixed.arrived, 1);
+      Full::arrive_and_expect_tx(&fixed.arrived, (split - 1) * kTokens * Block::kChannels * 4);
     }
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
+  const bool sends = Block::kSends && split > 1, finishes = !sends || slice == 0;
+  if (sends) cute::cluster_arrive_relaxed();
   // Programmatic dependent launch: the next kernel may start now, and wait where this one waits for
-  // the kernel before it. Nothing in memory is read or written before that; but the weight may be
-  // on its way into L2, which is right even if the kernel before writes to it: L2 is what it
-  // writes to.
+  // the kernel before it. Before that, nothing in memory is written, and nothing read but a weight
+  // that no kernel still running writes (Weight::settled): the ring is filled with it. Any other
+  // weight may be on its way into L2, which is right even if the kernel before writes to it: L2 is
+  // what it writes to.
   launch_dependents();
+  const int ahead = min(last, first + p.early);
+  const auto once = cute::TMA::CacheHintSm90::EVICT_FIRST;
+  const auto often = cute::TMA::CacheHintSm90::EVICT_LAST;
+  const auto send_weight = [&](int chunk, int stage) {
+    const auto hint = static_cast<uint64_t>(p.token_tiles == 1 ? once : often);
+    Full::arrive_and_expect_tx(&fixed.full[stage], Block::kWeightBytes + p.rows * kChunk);
+    cute::SM90_TMA_LOAD_2D::copy(&p.weight, &fixed.full[stage], hint,
+                                 ring + stage * Block::kStageBytes, chunk * kChunk, col);
+  };
   if (warp == Block::kConsumers / 32 && thread % 32 == 0) {
-    for (int chunk = first; chunk < min(last, first + kPrefetch); ++chunk) {
+    for (int chunk = first; chunk < ahead; ++chunk) send_weight(chunk, chunk - first);
+    for (int chunk = ahead; chunk < min(last, ahead + kPrefetch); ++chunk) {
       cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&p.weight, chunk * kChunk, col);
     }
   }
   wait_for_dependencies();
+  if (sends) cute::cluster_wait();  // `arrived` is ready in every block
 
   const uint32_t sums_address = cute::cast_smem_ptr_to_uint(ring);
   if (warp == Block::kConsumers / 32) {
     // --- the loader ---
     if (thread % 32 == 0) {
-      const auto once = cute::TMA::CacheHintSm90::EVICT_FIRST;
-      const auto often = cute::TMA::CacheHintSm90::EVICT_LAST;
-      const auto hint = static_cast<uint64_t>(p.token_tiles == 1 ? once : often);
       int stage = 0, phase = 1;
       for (int chunk = first; chunk < last; ++chunk) {
-        Empty::wait(&fixed.empty[stage], phase);
-        uint8_t* weight = ring + stage * Block::kStageBytes;
-        uint64_t* full = &fixed.full[stage];
-        Full::arrive_and_expect_tx(full, Block::kStageBytes);
-        cute::SM90_TMA_LOAD_2D::copy(&p.weight, full, hint, weight, chunk * kChunk, col);
-        cute::SM90_TMA_LOAD_2D::copy(&p.tokens, full, static_cast<uint64_t>(often),
-                                     weight + Block::kWeightBytes, chunk * kChunk, row);
+        if (chunk >= ahead) {
+          Empty::wait(&fixed.empty[stage], phase);
+          send_weight(chunk, stage);
+        }
+        cute::SM90_TMA_LOAD_2D::copy(&p.tokens, &fixed.full[stage], static_cast<uint64_t>(often),
+                                     ring + stage * Block::kStageBytes + Block::kWeightBytes,
+                                     chunk * kChunk, row);
         if (++stage == p.stages) stage = 0, phase ^= 1;
       }
     }
     __syncwarp();
   } else {
     // --- a multiplier ---
-    fixed.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kConsumers);
+    if (finishes) fixed.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kConsumers);
     int32_t sums[kTokens / 2] = {};
     int stage = 0, phase = 0, before = -1;  // before: the stage whose wgmma may still be reading
     for (int chunk = first; chunk < last; ++chunk) {
@@ -232,31 +255,49 @@ __global__ __launch_bounds__(StreamBlock<kTokens, kGroups, E>::kThreads) void st
     cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);  // all have done with the ring
 
     // A thread holds channels 16 * warp + lane / 4 (+ 8) of tokens 8 * i + 2 * (lane % 4) (+ 1).
-    int32_t* to = reinterpret_cast<int32_t*>(ring) + 16 * warp + thread % 32 / 4 +
-                  thread % 4 * 2 * Block::kSumsPitch;
+    const int first_word = 16 * warp + thread % 32 / 4 + thread % 4 * 2 * Block::kSumsPitch;
+    const auto for_each_sum = [&](const auto& put) {
 #pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i) {
-      int32_t* token = to + 8 * i * Block::kSumsPitch;
-      token[0] = sums[4 * i];
-      token[Block::kSumsPitch] = sums[4 * i + 1];
-      token[8] = sums[4 * i + 2];
-      token[Block::kSumsPitch + 8] = sums[4 * i + 3];
+      for (int i = 0; i < kTokens / 8; ++i) {
+        const int word = first_word + 8 * i * Block::kSumsPitch;
+        put(word, sums[4 * i]);
+        put(word + Block::kSumsPitch, sums[4 * i + 1]);
+        put(word + 8, sums[4 * i + 2]);
+        put(word + Block::kSumsPitch + 8, sums[4 * i + 3]);
+      }
+    };
+    if (!finishes) {
+      const uint32_t inbox = cute::cast_smem_ptr_to_uint(fixed.inbox[slice - 1]);
+      const uint32_t arrived = cute::cast_smem_ptr_to_uint(&fixed.arrived);
+      for_each_sum([&](int word, int32_t sum) {
+        cute::store_shared_remote(static_cast<uint32_t>(sum), inbox + 4 * word, arrived, 0);
+      });
+      return;
     }
-    if (split == 1) cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
+    for_each_sum([&](int word, int32_t sum) { reinterpret_cast<int32_t*>(ring)[word] = sum; });
+    if (split == 1 || sends) cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
+    if (sends) Full::wait(&fixed.arrived, 0);
   }
-  if (split > 1) cluster_sync();
+  if (split > 1 && !sends) cluster_sync();
 
   // --- this block's share of the tile: four channels of a token at a time ---
   if (warp < Block::kConsumers / 32) {
     constexpr int kQuads = Block::kChannels / 4;
-    const int items = min(kTokens, p.m - row) * kQuads;
-    for (int i = slice * Block::kConsumers + thread; i < items; i += split * Block::kConsumers) {
+    const int items = min(p.rows, p.m - row) * kQuads;
+    const int sharers = sends ? 1 : split;
+    for (int i = slice * Block::kConsumers + thread; i < items; i += sharers * Block::kConsumers) {
       const int token = i / kQuads, channel = i % kQuads * 4;
-      const uint32_t at = sums_address + 4 * (token * Block::kSumsPitch + channel);
+      const int word = token * Block::kSumsPitch + channel;
       int4 part[kMaxSplit];
 #pragma unroll
       for (int s = 0; s < kMaxSplit; ++s) {
-        part[s] = s < split ? load_from_block(at, s) : int4{0, 0, 0, 0};
+        if (s >= split) {
+          part[s] = int4{0, 0, 0, 0};
+        } else if (sends && s > 0) {
+          part[s] = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
+        } else {
+          part[s] = load_from_block(sums_address + 4 * word, s);
+        }
       }
       int32_t acc[4] = {};
 #pragma unroll
@@ -275,7 +316,7 @@ __global__ __launch_bounds__(StreamBlock<kTokens, kGroups, E>::kThreads) void st
       finish_channels<E>(p, acc, row + token, col + channel, p.n - col - channel, get);
     }
   }
-  if (split > 1) cluster_sync();  // a block's sums stay until all have read them
+  if (split > 1 && !sends) cluster_sync();  // a block's sums stay until all have read them
 }
 
 }  // namespace scaled_mm::cuda::sm90::int8

@@ -11,15 +11,16 @@ namespace {
 template <const Stream& kTile, class E>
 void launch(const Int8Problem& p, const Scope& scope) {
   using Block = StreamBlock<kTile.tile_m, kTile.tile_n / 64, E>;
-  constexpr auto kKernel = stream_gemm<Block::kTokens, Block::kGroups, E>;
+  constexpr auto kKernel = stream_gemm<Block, E>;
   const auto [m, n, k, epilogue, out_dtype] = p.size;
   const Device& device = scope.device;
-  const StreamPlan plan = plan_stream(kTile, p.size, device);
+  const StreamPlan plan = plan_stream(kTile, p.size, device, p.b.settled);
 
   StreamParams params;
+  params.rows = static_cast<int>(ceil_div(m, plan.token_tiles));
   if (k > 0) {  // else nothing is loaded
     params.weight = tensor_map(p.b.plain.data, n, k, p.b.plain.col_stride, Block::kChannels);
-    params.tokens = tensor_map(p.a.data, m, k, p.a.row_stride, Block::kTokens);
+    params.tokens = tensor_map(p.a.data, m, k, p.a.row_stride, params.rows);
   }
   params.m = static_cast<int>(m);
   params.n = static_cast<int>(n);
@@ -28,6 +29,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
   // A multiprocessor has 1 KiB more than a block may ask for, and takes 1 KiB for every block.
   const int alone = device.shared_memory, paired = (alone + 1024) / 2 - 1024;
   params.stages = Block::stages(plan.paired ? paired : alone);
+  params.early = std::min(plan.early, params.stages);
   std::copy(std::begin(p.operands), std::end(p.operands), params.operands);
   params.d = p.d;
   params.ldd = p.size.out_columns();

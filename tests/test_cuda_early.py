@@ -1,0 +1,333 @@
+"""Products that read their weight early ("Early weights" in docs/tuning.md) behind late writers:
+they read what was written, whatever memory, stream, graph or layer it comes through."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import test_one_weight
+import torch
+from cuda_support import DEVICE, GPU, ON_CPU, ROWS, count, forced, how_many_differ, streams_only
+from test_cuda_streams import sleep
+from test_one_weight import WRITERS
+from torch import Tensor, nn
+
+import scaled_mm
+from scaled_mm import PackedWeight, pack_weight_int8
+from scaled_mm.nn import ScaledLinear
+
+pytestmark = [*GPU, streams_only]
+
+M, N, K = 8, 1024, 2048
+TURNS = 12
+
+
+def int8(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    return torch.randint(-127, 128, shape, device=DEVICE, generator=generator, dtype=torch.int8)
+
+
+class Written:
+    """Weights [K, N] that are written one after the other, and the product of a with each."""
+
+    def __init__(self) -> None:
+        self.a = int8(M, K, seed=99)
+        self.weights = [int8(N, K, seed=i).t() for i in range(TURNS)]
+        self.products = [(self.a.double() @ b.double()).int() for b in self.weights]
+        torch.cuda.synchronize()
+
+    def assert_right(self, got: list[Tensor], row: str) -> None:
+        torch.cuda.synchronize()
+        different = how_many_differ(got, self.products)
+        count(row or "chosen", sum(x.numel() for x in got), sum(different))
+        assert not any(different), (row, different)
+
+
+@pytest.fixture(scope="module")
+def written() -> Written:
+    return Written()
+
+
+every_row = pytest.mark.parametrize("row", ROWS)
+
+
+def warm_up(written: Written) -> None:
+    """Loads the kernels, so that calls come back while the device is behind."""
+    scaled_mm.int8_mm(written.a, pack_weight_int8(written.weights[0]))
+    torch.cuda.synchronize()
+
+
+@every_row
+def test_right_after_the_pack(written: Written, row: str) -> None:
+    """In memory that held the weight before, which the product ahead may still be reading."""
+    with forced(row):
+        warm_up(written)
+        got, places = [], set()
+        sleep(5)
+        for b in written.weights:
+            packed = pack_weight_int8(b)
+            assert packed.settled
+            places.add(packed.data.data_ptr())
+            got.append(scaled_mm.int8_mm(written.a, packed))
+            del packed
+        written.assert_right(got, row)
+    assert len(places) < TURNS
+
+
+@every_row
+def test_in_a_graph(written: Written, row: str) -> None:
+    """Packed there and multiplied at once, from a weight that is written as the graph begins."""
+    b, got = torch.empty_like(written.weights[0]), []
+    with forced(row):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = scaled_mm.int8_mm(written.a, pack_weight_int8(b))
+        for weight in written.weights:
+            b.copy_(weight)
+            graph.replay()
+            got.append(out.clone())
+        written.assert_right(got, row)
+
+
+@every_row
+def test_packed_before_a_graph(written: Written, row: str) -> None:
+    """The graph begins with the product; the pack is queued right ahead of it."""
+    with forced(row):
+        warm_up(written)
+        graphs, packed, got = [], [pack_weight_int8(b) for b in written.weights], []
+        for weight in packed:
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1]):
+                got.append(scaled_mm.int8_mm(written.a, weight))
+        right = [x.data.clone() for x in packed]
+        for weight in packed:
+            weight.data.zero_()
+        sleep(5)
+        for weight, data, graph in zip(packed, right, graphs, strict=True):
+            weight.data.copy_(data)
+            graph.replay()
+        written.assert_right(got, row)
+
+
+@every_row
+def test_packed_on_another_stream(written: Written, row: str) -> None:
+    """Joined by an event each way."""
+    one, other, got = torch.cuda.Stream(), torch.cuda.Stream(), []
+    with forced(row):
+        warm_up(written)
+        for b in written.weights:
+            with torch.cuda.stream(one):
+                sleep(1)
+                packed = pack_weight_int8(b)
+                done = one.record_event()
+            with torch.cuda.stream(other):
+                other.wait_event(done)
+                got.append(scaled_mm.int8_mm(written.a, packed))
+            one.wait_stream(other)
+        written.assert_right(got, row)
+
+
+@every_row
+def test_a_plain_weight_overwritten(written: Written, row: str) -> None:
+    b, got = torch.empty_like(written.weights[0]), []
+    with forced(row):
+        warm_up(written)
+        sleep(5)
+        for weight in written.weights:
+            b.copy_(weight)
+            got.append(scaled_mm.int8_mm(written.a, b))
+        written.assert_right(got, row)
+
+
+@every_row
+def test_a_plain_weight_by_a_kernel_that_lets_others_start(written: Written, row: str) -> None:
+    """The quantiser, which does so at its beginning; into memory that held another weight."""
+    wide = [b.t().float() * 2**-7 for b in written.weights]
+    scale, got = torch.tensor([2.0**-7], device=DEVICE), []
+    with forced(row):
+        warm_up(written)
+        sleep(5)
+        for w in wide:
+            q = scaled_mm.quantize_int8(w, scale=scale)[0]
+            got.append(scaled_mm.int8_mm(written.a, q.t()))
+            del q
+        written.assert_right(got, row)
+
+
+COPIES: dict[str, Callable[[PackedWeight], PackedWeight]] = {
+    "constructor": lambda packed: PackedWeight(packed.data.clone(), packed.k, packed.n),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+@every_row
+def test_copies_are_not_read_early(written: Written, row: str, name: str) -> None:
+    with forced(row):
+        warm_up(written)
+        packed, got = [pack_weight_int8(b) for b in written.weights], []
+        sleep(5)
+        for weight in packed:
+            other = COPIES[name](weight)
+            assert weight.settled and not other.settled
+            got.append(scaled_mm.int8_mm(written.a, other))
+            del other
+        written.assert_right(got, row)
+
+
+@every_row
+def test_everything_else_is_read_late(written: Written, row: str) -> None:
+    """Activations and what the epilogue reads, written right ahead of the product."""
+    packed, generator = pack_weight_int8(written.weights[0]), torch.Generator(DEVICE).manual_seed(5)
+
+    def operands() -> dict[str, Tensor]:
+        normal = {"device": DEVICE, "generator": generator}
+        return {
+            "a": int8(M, K, seed=int(torch.randint(2**30, (), **normal))),
+            "scale_a": torch.randn(M, 1, **normal),
+            "scale_b": torch.randn(1, N, **normal),
+            "bias": torch.randn(1, N, **normal),
+            "azp": torch.randint(-128, 128, (M, 1), **normal, dtype=torch.int32),
+            "azp_adj": torch.randint(-(2**20), 2**20, (1, N), **normal, dtype=torch.int32),
+            "residual": torch.randn(M, N, **normal),
+        }
+
+    turns = [operands() for _ in range(TURNS)]
+    here = {name: torch.zeros_like(x) for name, x in turns[0].items()}
+    with forced(row):
+        want = [scaled_mm.scaled_mm(b=written.weights[0], **turn) for turn in turns]
+        torch.cuda.synchronize()
+        got = []
+        sleep(5)
+        for turn in turns:
+            for name, x in turn.items():
+                here[name].copy_(x)
+            got.append(scaled_mm.scaled_mm(b=packed, **here))
+        torch.cuda.synchronize()
+    different = how_many_differ(got, want)
+    assert not any(different), (row, different)
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+
+def layer(k: int = 64, n: int = 32) -> ScaledLinear:
+    torch.manual_seed(0)
+    return ScaledLinear.from_linear(nn.Linear(k, n, bias=False)).to(DEVICE)
+
+
+def fresh(module: ScaledLinear, weight: Tensor, x: Tensor) -> Tensor:
+    """What a layer with this weight makes of x; the weight was never another."""
+    other = ScaledLinear(module.in_features, module.out_features, bias=False).to(DEVICE)
+    other.load_state_dict({"weight": weight, "weight_scale": module.weight_scale})
+    torch.cuda.synchronize()
+    return other(x)
+
+
+def is_early(module: ScaledLinear) -> bool:
+    packed = module._buffers.settle()
+    return packed is not None and packed.settled
+
+
+@pytest.fixture
+def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tensor]:
+    """The writers of test_one_weight call the layer with its X."""
+    x = torch.randn(3, 64, device=DEVICE)
+    monkeypatch.setattr(test_one_weight, "X", x)
+    yield x
+
+
+@pytest.mark.parametrize("writer", sorted(WRITERS.keys() - {"numpy-later"}))
+def test_no_stale_weight_in_a_layer(writer: str, on_the_gpu: Tensor) -> None:
+    x, module = on_the_gpu, layer()
+    old = copy.deepcopy(module).weight.clone()
+    module(x)
+    assert is_early(module)
+    want = fresh(module, -old, x)
+    WRITERS[writer](module)
+    for _ in range(2):
+        assert torch.equal(module(x), want), writer
+    assert torch.equal(module.weight, -old)
+    assert torch.equal(module(x), want), writer
+
+
+def test_the_memory_of_a_layer_stays() -> None:
+    """A graph of the layer goes on reading its weight, whoever looks at it and writes."""
+    module, x = layer(), torch.randn(3, 64, device=DEVICE)
+    module(x)
+    assert is_early(module)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = module(x)
+    place = module.weight.data_ptr()
+    for turn in range(4):
+        module.weight.neg_()
+        graph.replay()
+        want = fresh(module, copy.deepcopy(module).weight, x)
+        assert torch.equal(out, want), turn
+        assert torch.equal(module(x), want), turn
+        assert is_early(module)
+    assert module.weight.data_ptr() == place
+
+
+def test_a_layer_that_others_hold_is_read_late() -> None:
+    module, x = layer(), torch.randn(3, 64, device=DEVICE)
+    held = module.weight
+    module(x)
+    assert not is_early(module)
+    del held
+    assert is_early(module)
+
+
+def test_a_layer_is_not_settled_while_a_graph_is_captured() -> None:
+    """What settles it would run with the graph, and not before."""
+    module, x = layer(), torch.randn(3, 64, device=DEVICE)
+    module.weight.neg_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = module(x)
+        assert not is_early(module)
+    graph.replay()
+    assert torch.equal(out, fresh(module, copy.deepcopy(module).weight, x))
+
+
+@every_row
+def test_a_layer_written_on_one_stream_and_run_on_two(row: str) -> None:
+    """On each of them right behind what was queued there, a late writer on the first."""
+    module, x = layer(K, N), torch.randn(M, K, device=DEVICE)
+    turns = [int8(N, K, seed=i) for i in range(TURNS)]
+    side, got = torch.cuda.Stream(), []
+    with forced(row):
+        want = [fresh(module, weight, x) for weight in turns]
+        torch.cuda.synchronize()
+        for weight in turns:
+            main = torch.cuda.current_stream()
+            sleep(1)
+            module.weight.copy_(weight)
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                got.append(module(x))
+            got.append(module(x))
+            main.wait_stream(side)
+        torch.cuda.synchronize()
+    assert is_early(module)
+    different = how_many_differ(got, [x for x in want for _ in range(2)])
+    assert not any(different), (row, different)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(ON_CPU, reason="graphs of a GPU")
+def test_a_compiled_layer_follows_its_weight() -> None:
+    torch._dynamo.reset()
+    module, x = layer(), torch.randn(3, 64, device=DEVICE)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    module(x)
+    for _ in range(3):
+        want = fresh(module, copy.deepcopy(module).weight, x)
+        assert torch.equal(compiled(x), want)
+        assert torch.equal(module(x), want)
+        module.weight.neg_()
+    torch._dynamo.reset()
