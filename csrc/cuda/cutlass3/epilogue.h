@@ -308,16 +308,14 @@ class Epilogue {
       CUTLASS_PRAGMA_UNROLL
       for (int block = 0; block < kBlocks; ++block) {
         Acc acc[kOctets][2][2];  // octet, row, column
-        float full[kOctets][2][2];
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 4 * kOctets; ++i) {
           acc[i / 4][i / 2 % 2][i % 2] = accumulators(chunk * 4 * kOctets + i, block, 0);
         }
-        if constexpr (List::has_full) load_full(tile, block, chunk, full);
         uint32_t words[kOctets][2][sizeof(Out) / 2];
         CUTLASS_PRAGMA_UNROLL
         for (int octet = 0; octet < kOctets; octet += 2) {
-          compute<kDType>(tile, of_row, block, chunk, octet, acc, full, words);
+          compute<kDType>(tile, of_row, block, chunk, octet, acc, words);
         }
         store_chunk(tile, block, chunk, words);
       }
@@ -329,8 +327,11 @@ class Epilogue {
   CUTLASS_DEVICE void compute(const Tile& tile,
                               const uint32_t (&of_row)[Operands::count + 1][kBlocks][2], int block,
                               int chunk, int first, const Acc (&acc)[kOctets][2][2],
-                              const float (&full)[kOctets][2][2],
                               uint32_t (&words)[kOctets][2][sizeof(Out) / 2]) {
+    float full[2][2][2];  // octet, row, column
+    if constexpr (List::has_full) {
+      load_full(tile, first_row(tile, block), chunk * kChunkCols + 8 * first, full);
+    }
     alignas(16) uint32_t of_col[Operands::count + 1][2][2];
     Operands::each([&](auto leaf) {
       using L = decltype(leaf);
@@ -348,7 +349,7 @@ class Epilogue {
           using L = decltype(leaf);
           uint32_t word;
           if constexpr (L::axis == epilogue::Axis::Full) {
-            word = __float_as_uint(full[octet][r][c]);
+            word = __float_as_uint(full[i / 2][r][c]);
           } else if constexpr (L::axis == epilogue::Axis::Col) {
             word = of_row[kAt<L>][block][r];
           } else {
@@ -367,18 +368,18 @@ class Epilogue {
     }
   }
 
-  // A matrix operand's elements for one chunk, 0 outside of D.
-  CUTLASS_DEVICE void load_full(const Tile& tile, int block, int chunk,
-                                float (&full)[kOctets][2][2]) {
+  // A matrix operand's elements for two octets, which begin at (row, col) of the tile; 0 outside of
+  // D. Few at a time: accumulators leave few registers.
+  CUTLASS_DEVICE void load_full(const Tile& tile, int row, int col, float (&full)[2][2][2]) {
     using L = epilogue::Residual;
     const EpilogueOperand& operand = params_.operands[static_cast<int>(L::id)];
-    const int row = first_row(tile, block), col = chunk * kChunkCols + tile.lane % 4 * 2;
+    col += tile.lane % 4 * 2;
     with_dtype(operand.dtype, [&](auto dtype) {
       using Of = Format<decltype(dtype)::value>;
       const auto* const from = static_cast<const typename Of::storage*>(operand.data) +
                                (tile.row + row) * operand.row_stride + tile.col + col;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4 * kOctets; ++i) {
+      for (int i = 0; i < 8; ++i) {
         const int octet = i / 4, r = i / 2 % 2, c = i % 2;
         const bool inside =
             operand.data != nullptr && row + 8 * r < tile.rows && col + 8 * octet + c < tile.cols;
