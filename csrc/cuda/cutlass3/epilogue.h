@@ -374,6 +374,7 @@ class Epilogue {
     using L = epilogue::Residual;
     const EpilogueOperand& operand = params_.operands[static_cast<int>(L::id)];
     col += tile.lane % 4 * 2;
+    asm volatile("" : "+r"(row), "+r"(col));  // addresses are computed here, not kept for all calls
     with_dtype(operand.dtype, [&](auto dtype) {
       using Of = Format<decltype(dtype)::value>;
       const auto* const from = static_cast<const typename Of::storage*>(operand.data) +
