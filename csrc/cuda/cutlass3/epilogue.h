@@ -122,11 +122,6 @@ class Epilogue {
   using StorePipelineState = cutlass::PipelineState<kBuffers>;
   using PipelineStorage = typename LoadPipeline::SharedStorage;
   static constexpr bool RequiresTransactionBytes = false;
-  using GmemTiledCopyC = cute::SM90_TMA_LOAD;
-  using GmemTiledCopyD = cute::SM90_TMA_STORE;
-  struct ThreadEpilogueOp {
-    static constexpr int kCount = 1;
-  };
 
   struct TensorStorage {
     alignas(512) uint8_t chunks[kWarps][kBuffers][kChunkBytes];
