@@ -153,29 +153,14 @@ MUTANTS = [
         gpu=True,
     ),
     *of(
-        "csrc/cuda/cutlass3/epilogue.h",
+        "csrc/cuda/cutlass3/lower.h",
         "test_cuda_rows",
         {
             "cuda-persistent-residual-of-the-first-tile": (
-                "(tile.row + row) * operand.row_stride",
-                "(0 * tile.row + row) * operand.row_stride",
+                "static_cast<int>(tile_m) * size<0>(Tile{});",
+                "0 * static_cast<int>(tile_m) * size<0>(Tile{});",
             ),
-            "cuda-persistent-residual-past-its-end": (
-                "col + 8 * octet + c < tile.cols;",
-                "true;",
-            ),
-            "cuda-persistent-operands-of-the-first-tile": (
-                "Length::pick(row, col) + at,",
-                "0 * Length::pick(row, col) + at,",
-            ),
-            "cuda-persistent-chunk-in-the-wrong-rows": (
-                "tile.row + block * kBlockRows + tile.warp * 16",
-                "tile.row + tile.warp * 16",
-            ),
-            "cuda-persistent-swizzle-forgotten": (
-                "(octet + tile.lane / 16) ^ (row / 2 % 4)",
-                "(octet + tile.lane / 16) ^ (row / 4 % 4)",
-            ),
+            "cuda-persistent-residual-past-its-end": ("r < rows && c < cols ?", "true ?"),
         },
         gpu=True,
     ),

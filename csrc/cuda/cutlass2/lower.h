@@ -1,5 +1,6 @@
-// An epilogue's type lowered to an epilogue visitor tree (EVT) of CUTLASS 2.x. The accumulators
-// come from CUTLASS's own node. Operations, leaves and the store are ours.
+// An epilogue's type lowered to an epilogue visitor tree (EVT) of CUTLASS 2.x, as cutlass3/lower.h
+// does it for 3.x. The accumulators come from CUTLASS's own node. Operations, leaves and the store
+// are ours.
 //
 // VisitorCompute wants results of the type that it computes in, and here int32 becomes float32.
 //

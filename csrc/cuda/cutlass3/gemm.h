@@ -20,11 +20,12 @@ CUresult call_cuTensorMapEncodeTiled(Args... args) {
 }  // namespace scaled_mm::cuda
 
 #include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/device_kernel.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
+#include "cuda/cutlass3/lower.h"
 #include "cuda/common/launch.cuh"
-#include "cuda/cutlass3/epilogue.h"
 
 namespace scaled_mm::cuda::cutlass3 {
 
@@ -51,8 +52,19 @@ struct Gemm {
   using MainloopSchedule =
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  using CollectiveEpilogue = Epilogue<E, Accumulator, Out, cute::size<0>(Tile{}),
-                                      cute::size<1>(Tile{}), kPingpong ? 128 : 256>;
+  using EpilogueSchedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
+                                              cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  // Accumulators leave few registers: with a matrix to be read besides, a smaller subtile at a
+  // time.
+  using EpilogueTile = std::conditional_t<Lower<E>::List::has_full,
+                                          cute::Shape<cute::Int<kPingpong ? 64 : 128>, cute::_16>,
+                                          cutlass::epilogue::collective::EpilogueTileAuto>;
+  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, EpilogueTile, Accumulator,
+      float,                                              // float: computes
+      void, cutlass::layout::RowMajor, 16 / sizeof(Out),  // no C
+      Out, cutlass::layout::RowMajor, 16 / sizeof(Out), EpilogueSchedule,
+      Visitor<E, Tile, Out>>::CollectiveOp;
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, A, LayoutA, 16 / sizeof(A), B, LayoutB,
       16 / sizeof(B), Accumulator, Tile, Cluster,
@@ -81,11 +93,9 @@ struct Gemm {
         {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k), 1},
         {static_cast<const A*>(args.a), stride<typename GemmKernel::StrideA>(args.lda),
          static_cast<const B*>(args.b), stride<typename GemmKernel::StrideB>(args.ldb)},
-        {}};
-    std::copy(std::begin(args.operands), std::end(args.operands), all.epilogue.operands);
-    all.epilogue.out_dtype = args.out_dtype;
-    all.epilogue.d = static_cast<Out*>(args.d);
-    all.epilogue.ldd = args.ldd;
+        {Visitor<E, Tile, Out>::arguments(args.operands, args.out_dtype), nullptr,
+         stride<typename GemmKernel::StrideC>(args.ldd), static_cast<Out*>(args.d),
+         stride<typename GemmKernel::StrideD>(args.ldd)}};
     all.hw_info.device_id = device.index;
     all.hw_info.sm_count = device.sms;
     all.scheduler.max_swizzle_size = args.swizzle;

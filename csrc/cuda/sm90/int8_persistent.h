@@ -10,21 +10,11 @@
 namespace scaled_mm::cuda::sm90::int8 {
 namespace {
 
-// Columns of a tile of D. Where a matrix operand is read besides, more than 128 accumulators a
-// thread leave too few registers.
-template <const Persistent& kTile, class E>
-constexpr int tile_columns() {
-  constexpr int threads = kTile.schedule == pingpong ? 128 : 256;
-  constexpr bool is_full = kTile.tile_m * kTile.tile_n > 128 * threads;
-  return Lower<E>::List::has_full && is_full ? 128 * threads / kTile.tile_m : kTile.tile_n;
-}
-
 template <const Persistent& kTile, class E, class Out>
 void launch(const Int8Problem& p, const Scope& scope) {
-  constexpr int tile_n = tile_columns<kTile, E>();
   using Gemm = cutlass3::Gemm<
       int8_t, cutlass::layout::RowMajor, int8_t, cutlass::layout::ColumnMajor, int32_t, Out, E,
-      cute::Shape<cute::Int<kTile.tile_m>, cute::Int<tile_n>, cute::Int<kTile.tile_k>>,
+      cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::Int<kTile.tile_k>>,
       cute::Shape<cute::Int<kTile.cluster_m>, cute::Int<kTile.cluster_n>, cute::_1>,
       kTile.schedule == pingpong>;
   const auto [m, n, k, epilogue, out_dtype] = p.size;
@@ -38,7 +28,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
                                .operands = p.operands,
                                .out_dtype = out_dtype};
   args.swizzle = choose_swizzle(kTile.swizzle, ceil_div(m, kTile.tile_m * kTile.cluster_m),
-                                ceil_div(n, tile_n * kTile.cluster_n));
+                                ceil_div(n, kTile.tile_n * kTile.cluster_n));
   with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
     args.d = d;
     args.ldd = ldd;

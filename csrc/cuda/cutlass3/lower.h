@@ -1,0 +1,360 @@
+// An epilogue's type lowered to an epilogue visitor tree (EVT) of CUTLASS 3.x. Acc is Sm90AccFetch,
+// and
+//
+//     Apply<Fma, ScaleA, X, Bias>
+//
+// is the tree
+//
+//     Sm90EVT<Sm90Compute<fma>, ColVector<ScaleA>, tree of X, RowVector<Bias>>
+//
+// so that it composes with CUTLASS's own nodes. The operations are ours: functors that round as the
+// bit contract says. The leaves are ours too, in the place of Sm90RowBroadcast, Sm90ColBroadcast
+// and Sm90AuxLoad: those know an operand's dtype and stride when they are compiled, and these read
+// both from the operand, so that a bias of any dtype and a vector of any stride need no copy and no
+// kernel of their own. They load when CUTLASS's do, at the same cost (docs/tuning.md).
+//
+// Include after CUTLASS's collective builders.
+#pragma once
+
+#include <cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp>
+
+#include <algorithm>
+
+#include "cuda/common/elementwise.cuh"
+
+namespace scaled_mm::cuda::cutlass3 {
+
+using cutlass::epilogue::fusion::Sm90AccFetch;
+using cutlass::epilogue::fusion::Sm90Compute;
+using cutlass::epilogue::fusion::Sm90EVT;
+using cutlass::epilogue::fusion::detail::ConsumerStoreArgs;
+using cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks;
+using cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks;
+using cutlass::epilogue::fusion::detail::ProducerLoadArgs;
+
+// --- leaves --------------------------------------------------------------------------------------
+
+// A leaf's callbacks load its operand when they are made, and begin() stores what goes to shared
+// memory. All callbacks of a tree are made before the first begins, so the loads of all operands
+// are under way together.
+
+// What the leaves have in common as nodes of a tree: an operand is their argument, and nothing is
+// loaded by the producer warps.
+template <class L, class Shared>
+struct OperandNode {
+  using T = typename L::value;
+  using SharedStorage = Shared;
+  using Arguments = EpilogueOperand;
+  using Params = EpilogueOperand;
+
+  template <class Shape>
+  static constexpr Params to_underlying_arguments(const Shape&, const Arguments& args, void*) {
+    return args;
+  }
+  template <class Shape>
+  static bool can_implement(const Shape&, const Arguments&) {
+    return true;
+  }
+  template <class Shape>
+  static size_t get_workspace_size(const Shape&, const Arguments&) {
+    return 0;
+  }
+  template <class Shape>
+  static cutlass::Status initialize_workspace(const Shape&, const Arguments&, void*, cudaStream_t,
+                                              cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+
+  CUTLASS_HOST_DEVICE OperandNode() {}
+  CUTLASS_HOST_DEVICE OperandNode(const Params& params, const SharedStorage& shared)
+      : operand(&params), shared(const_cast<SharedStorage*>(&shared)) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
+  template <class... Args>
+  CUTLASS_DEVICE auto get_producer_load_callbacks(const ProducerLoadArgs<Args...>&) {
+    return EmptyProducerLoadCallbacks{};
+  }
+
+  const EpilogueOperand* operand = nullptr;
+  SharedStorage* shared = nullptr;
+};
+
+struct NothingShared {};
+
+// Elements of a register tensor as the fragment that a visit returns.
+template <int kSize, class Registers>
+CUTLASS_DEVICE auto fragment_of(const Registers& registers, int epi_v) {
+  cutlass::Array<typename Registers::value_type, kSize> fragment;
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kSize; ++i) fragment[i] = registers(epi_v * kSize + i);
+  return fragment;
+}
+
+// One element for each column: staged in shared memory, for the columns of a subtile in registers.
+template <class L, int kCols>
+struct RowStorage {
+  alignas(16) typename L::value values[kCols];
+};
+template <class L, class Tile>
+struct RowVector : OperandNode<L, RowStorage<L, static_cast<int>(cute::size<1>(Tile{}))>> {
+  static constexpr int kRows = cute::size<0>(Tile{}), kCols = cute::size<1>(Tile{});
+  using Base = OperandNode<L, RowStorage<L, kCols>>;
+  using T = typename L::value;
+  using Base::Base;
+
+  template <int kThreads, class Shared, class Registers>
+  struct Callbacks : EmptyConsumerStoreCallbacks {
+    static constexpr int kLoads = (kCols + kThreads - 1) / kThreads;
+    T loaded[kLoads];
+    T* values;
+    int thread;
+    Shared shared;        // (CPY, CPY_M, CPY_N, EPI_M, EPI_N)
+    Registers registers;  // (CPY, CPY_M, CPY_N)
+
+    CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, T* values, int first, int n,
+                             int thread, Shared shared, Registers registers)
+        : values(values), thread(thread), shared(shared), registers(registers) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kLoads; ++i) {
+        const int at = first + thread + i * kThreads;
+        loaded[i] = at < n ? load_operand<L>(operand, 0, at) : T(0);
+      }
+    }
+
+    CUTLASS_DEVICE void begin() {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kLoads; ++i) {
+        if (thread + i * kThreads < kCols) values[thread + i * kThreads] = loaded[i];
+      }
+    }
+    CUTLASS_DEVICE bool begin_sync_needed() const { return true; }
+
+    CUTLASS_DEVICE void begin_loop(int epi_m, int epi_n) {
+      if (epi_m != 0) return;  // subtiles come column by column
+      const auto from = cute::filter_zeros(shared(cute::_, cute::_, cute::_, epi_m, epi_n));
+      auto to = cute::filter_zeros(registers);
+      cute::copy_aligned(from, to);
+    }
+    template <class Acc, int kSize>
+    CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int, int) {
+      return fragment_of<kSize>(registers, epi_v);
+    }
+  };
+
+  template <bool kReferenceSrc, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(const ConsumerStoreArgs<Args...>& args) {
+    using namespace cute;
+    auto tile =
+        make_tensor(make_smem_ptr(this->shared->values),
+                    make_layout(make_shape(Int<kRows>{}, Int<kCols>{}), make_stride(_0{}, _1{})));
+    auto shared = cutlass::epilogue::fusion::sm90_partition_for_epilogue<kReferenceSrc>(
+        tile, args.epi_tile, args.tiled_copy, args.thread_idx);
+    auto registers = make_tensor_like<T>(take<0, 3>(shared));
+    const int first = static_cast<int>(get<1>(args.tile_coord_mnkl)) * kCols;
+    const int n = static_cast<int>(get<1>(args.problem_shape_mnkl));
+    constexpr int kThreads = decltype(size(args.tiled_copy))::value;
+    return Callbacks<kThreads, decltype(shared), decltype(registers)>(
+        *this->operand, this->shared->values, first, n, args.thread_idx, shared, registers);
+  }
+};
+
+// One element for each row: a thread has few rows, all of whose elements it holds in registers.
+template <class L, class Tile>
+struct ColVector : OperandNode<L, NothingShared> {
+  using Base = OperandNode<L, NothingShared>;
+  using T = typename L::value;
+  using Base::Base;
+
+  template <class Places, class Registers>
+  struct Callbacks : EmptyConsumerStoreCallbacks {
+    Registers registers;  // (CPY, CPY_M, CPY_N, EPI_M, EPI_N)
+
+    // places: rows of the tile, likewise
+    CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, int first, int m, const Places& places,
+                             Registers all)
+        : registers(all) {
+      auto to = cute::filter_zeros(registers);
+      const auto rows = cute::filter_zeros(places, registers.stride());
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < cute::size(to); ++i) {
+        const int row = first + cute::get<0>(rows(i));
+        to(i) = row < m ? load_operand<L>(operand, row, 0) : T(0);
+      }
+    }
+
+    template <class Acc, int kSize>
+    CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int epi_m, int epi_n) {
+      return fragment_of<kSize>(registers(cute::_, cute::_, cute::_, epi_m, epi_n), epi_v);
+    }
+  };
+
+  template <bool kReferenceSrc, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(const ConsumerStoreArgs<Args...>& args) {
+    using namespace cute;
+    const auto partition = [&](auto&& tile) {
+      return cutlass::epilogue::fusion::sm90_partition_for_epilogue<kReferenceSrc>(
+          tile, args.epi_tile, args.tiled_copy, args.thread_idx);
+    };
+    const auto shape = make_shape(size<0>(Tile{}), size<1>(Tile{}));
+    auto places = partition(make_identity_tensor(shape));
+    const T* const none = nullptr;  // for the layout: no element is read through it
+    auto registers = make_tensor_like<T>(
+        partition(make_tensor(make_gmem_ptr(none), make_layout(shape, make_stride(_1{}, _0{})))));
+    const int first = static_cast<int>(get<0>(args.tile_coord_mnkl)) * size<0>(Tile{});
+    const int m = static_cast<int>(get<0>(args.problem_shape_mnkl));
+    return Callbacks<decltype(places), decltype(registers)>(*this->operand, first, m, places,
+                                                            registers);
+  }
+};
+
+// One element for each element of D, read where it lies when its turn comes: held any earlier, it
+// would cost registers that the accumulators need.
+template <class L, class Tile>
+struct FullMatrix : OperandNode<L, NothingShared> {
+  using Base = OperandNode<L, NothingShared>;
+  using T = typename L::value;
+  using Base::Base;
+
+  template <class Places>
+  struct Callbacks : EmptyConsumerStoreCallbacks {
+    const EpilogueOperand& operand;
+    int row, col;    // where the tile begins
+    int rows, cols;  // of D from there on
+    Places places;   // (CPY, CPY_M, CPY_N, EPI_M, EPI_N): rows and columns of the tile
+
+    CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, int row, int col, int rows, int cols,
+                             Places places)
+        : operand(operand), row(row), col(col), rows(rows), cols(cols), places(places) {}
+
+    template <class Acc, int kSize>
+    CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int epi_m, int epi_n) {
+      cutlass::Array<T, kSize> fragment;
+      if (operand.data == nullptr) {
+        fragment.fill(T(epilogue::Neutral<L::id>::value));
+        return fragment;
+      }
+      const auto subtile = places(cute::_, cute::_, cute::_, epi_m, epi_n);
+      with_dtype(operand.dtype, [&](auto dtype) {
+        using Of = Format<decltype(dtype)::value>;
+        const auto* const from =
+            static_cast<const typename Of::storage*>(operand.data) + row * operand.row_stride + col;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kSize; ++i) {
+          const auto at = subtile(epi_v * kSize + i);
+          const int r = cute::get<0>(at), c = cute::get<1>(at);
+          fragment[i] =
+              r < rows && c < cols ? Of::widen(from[r * operand.row_stride + c], 0) : 0.0f;
+        }
+      });
+      return fragment;
+    }
+  };
+
+  template <bool kReferenceSrc, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(const ConsumerStoreArgs<Args...>& args) {
+    using namespace cute;
+    auto places = cutlass::epilogue::fusion::sm90_partition_for_epilogue<kReferenceSrc>(
+        make_identity_tensor(make_shape(size<0>(Tile{}), size<1>(Tile{}))), args.epi_tile,
+        args.tiled_copy, args.thread_idx);
+    const auto [m, n, k, l] = args.problem_shape_mnkl;
+    const auto [tile_m, tile_n, tile_k, tile_l] = args.tile_coord_mnkl;
+    const int row = static_cast<int>(tile_m) * size<0>(Tile{});
+    const int col = static_cast<int>(tile_n) * size<1>(Tile{});
+    return Callbacks<decltype(places)>(*this->operand, row, col, static_cast<int>(m) - row,
+                                       static_cast<int>(n) - col, places);
+  }
+};
+
+// --- the tree ------------------------------------------------------------------------------------
+
+// Tree<E, Tile>::type is the tree, value the type of its elements, and arguments() its arguments.
+template <class E, class Tile>
+struct Tree;
+
+template <class T, class Tile>
+struct Tree<epilogue::Accumulator<T>, Tile> {
+  using value = T;
+  using type = Sm90AccFetch;
+  static typename type::Arguments arguments(const EpilogueOperand (&)[kNumOperands]) { return {}; }
+};
+
+template <epilogue::Axis, class L, class Tile>
+struct LeafNode;
+template <class L, class Tile>
+struct LeafNode<epilogue::Axis::Row, L, Tile> : RowVector<L, Tile> {
+  using RowVector<L, Tile>::RowVector;
+};
+template <class L, class Tile>
+struct LeafNode<epilogue::Axis::Col, L, Tile> : ColVector<L, Tile> {
+  using ColVector<L, Tile>::ColVector;
+};
+template <class L, class Tile>
+struct LeafNode<epilogue::Axis::Full, L, Tile> : FullMatrix<L, Tile> {
+  using FullMatrix<L, Tile>::FullMatrix;
+};
+
+template <Operand Id, class T, epilogue::Axis A, bool ScalarOk, class Tile>
+struct Tree<epilogue::Leaf<Id, T, A, ScalarOk>, Tile> {
+  using value = T;
+  using type = LeafNode<A, epilogue::Leaf<Id, T, A, ScalarOk>, Tile>;
+  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands]) {
+    return operands[static_cast<int>(Id)];
+  }
+};
+
+template <class L, class Tile>
+struct Tree<epilogue::Optional<L>, Tile> : Tree<L, Tile> {};
+
+template <class Op, class First, class... Rest, class Tile>
+struct Tree<epilogue::Apply<Op, First, Rest...>, Tile> {
+  using computes_in = typename Tree<First, Tile>::value;
+  using value = decltype(apply(Op{}, computes_in{}, typename Tree<Rest, Tile>::value{}...));
+  using type = Sm90EVT<Sm90Compute<Elementwise<Op>::template Function, value, computes_in,
+                                   cutlass::FloatRoundStyle::round_to_nearest>,
+                       typename Tree<First, Tile>::type, typename Tree<Rest, Tile>::type...>;
+  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands]) {
+    return {Tree<First, Tile>::arguments(operands), Tree<Rest, Tile>::arguments(operands)..., {}};
+  }
+};
+
+// The whole epilogue, with the rounding to D's storage type Out as its root.
+template <class E, class Tile, class Out>
+struct RoundedTree : Tree<E, Tile> {
+  static typename Tree<E, Tile>::type::Arguments arguments(
+      const EpilogueOperand (&operands)[kNumOperands], DType) {
+    return Tree<E, Tile>::arguments(operands);
+  }
+};
+template <class E, class Tile>
+struct RoundedTree<E, Tile, uint16_t> {
+  using type = Sm90EVT<
+      Sm90Compute<RoundTo16Bits, uint16_t, float, cutlass::FloatRoundStyle::round_to_nearest>,
+      typename Tree<E, Tile>::type>;
+  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
+                                            DType dtype) {
+    return {Tree<E, Tile>::arguments(operands), {dtype}};
+  }
+};
+
+// E: the epilogue. Tile: the block's tile of D. Out: the storage type of D; uint16_t serves both
+// 16-bit dtypes. The tree, but that it waits for the kernel before, which may have written
+// operands.
+template <class E, class Tile, class Out>
+struct Visitor : RoundedTree<E, Tile, Out>::type {
+  using Root = typename RoundedTree<E, Tile, Out>::type;
+  using Root::Root;
+
+  static typename Root::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
+                                            DType dtype) {
+    return RoundedTree<E, Tile, Out>::arguments(operands, dtype);
+  }
+
+  template <bool kReferenceSrc, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(const ConsumerStoreArgs<Args...>& args) {
+    cutlass::arch::wait_on_dependent_grids();
+    return Root::template get_consumer_store_callbacks<kReferenceSrc>(args);
+  }
+};
+
+}  // namespace scaled_mm::cuda::cutlass3
