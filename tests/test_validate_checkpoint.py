@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from blocks import PreNorm, inputs, seeded
+from blocks import WIDTH, Gemma, PreNorm, inputs, seeded
 from checkpoint_cases import write
 from helpers import extra
 from int4_cases import FORMS, quantised, state_of_int4, stored, toy, write_toy
@@ -20,7 +20,7 @@ from scaled_mm.checkpoint import Checkpoint
 from scaled_mm.cli import main
 from scaled_mm.quantization.inspect import Inspector
 from scaled_mm.smoothquant import Smoothing
-from scaled_mm.validate import Thresholds, ValidationReport, validate
+from scaled_mm.validate import Thresholds, ValidationReport, folds, validate
 
 LOOSE = Thresholds(cosine_mean=0.9)
 IDS = [torch.arange(20), torch.arange(0, 20, 3)]
@@ -189,6 +189,18 @@ def test_awqs_factors_are_undone(form: str, tmp_path: Path) -> None:
         assert layer.scheme == f"{same.scheme} folded" and "folded" not in same.scheme
     assert report.ok
     assert sqnr(report) == pytest.approx(sqnr(own), abs=0.5)
+
+
+def test_what_a_norm_was_divided_by() -> None:
+    """Gemma's norms multiply by 1 + weight: the ratio is of that, and is among those tried."""
+    s = factor(WIDTH)
+    for norm, one in ((nn.RMSNorm, 0), (Gemma, 1)):
+        before, after = (nn.Sequential(norm(WIDTH)) for _ in range(2))
+        weight = torch.linspace(0.5, 1.5, WIDTH)
+        before[0].weight = nn.Parameter(weight)
+        after[0].weight = nn.Parameter((weight + one) / s - one)
+        found = list(folds._norm_ratios(before, after))
+        assert any(torch.allclose(x, s, rtol=1e-4) for x in found), norm
 
 
 class Fused(nn.Module):
