@@ -96,7 +96,7 @@ def numpy_outlives_a_call(module: ScaledLinear) -> None:
 def a_storage_outlives_a_call(module: ScaledLinear) -> None:
     storage = module.weight.untyped_storage()
     module(X)
-    torch.empty(0, dtype=torch.int8).set_(storage).neg_()
+    torch.empty(0, dtype=torch.int8, device=storage.device).set_(storage).neg_()
 
 
 def in_a_state_dict_later(module: ScaledLinear) -> None:
