@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import test_one_weight
@@ -13,6 +14,7 @@ from cuda_support import DEVICE, GPU, ON_CPU, ROWS, count, forced, how_many_diff
 from test_cuda_streams import sleep
 from test_one_weight import WRITERS
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
 from scaled_mm import PackedWeight, pack_weight_int8
@@ -271,6 +273,33 @@ def test_the_memory_of_a_layer_stays() -> None:
         assert torch.equal(module(x), want), turn
         assert is_early(module)
     assert module.weight.data_ptr() == place
+
+
+class Calls(TorchDispatchMode):
+    """What the ops are called with by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: list[dict[str, Any]] = []
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if op is torch.ops.scaled_mm.scaled_mm.default:
+            self.named.append(dict(kwargs or {}))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("k", [64, 60], ids=["in-place", "packed"])
+def test_a_layer_tells_the_product(k: int) -> None:
+    module, x = layer(k), torch.randn(3, k, device=DEVICE)
+    with Calls() as calls:
+        module(x)
+        held = module.weight
+        module(x)
+        del held
+        module(x)
+    assert [named.get("b_settled", False) for named in calls.named] == [True, False, True]
 
 
 def test_a_layer_that_others_hold_is_read_late() -> None:

@@ -129,9 +129,8 @@ def accepted(
     Args:
         given: bias, azp, azp_adj, azp_with_adj where there are any; it is the callee's.
     """
-    weight, packed = (b, None) if isinstance(b, Tensor) else (b.data, [b.k, b.n])
-    if packed is not None:
-        given["b_shape"] = packed
+    weight, packed = factor_arguments(b)
+    given.update(packed)
     if out_dtype is not torch.bfloat16:
         given["out_dtype"] = out_dtype
     try:
