@@ -159,11 +159,16 @@ def tune(
     Raises:
         ValueError: a name that no kernel has, or a number out of its range. Nothing is changed.
     """
-    numbers = [float(number) for pair in rows.values() for number in pair]
-    question = (device, capability, sms, float(memory_share), " ".join(rows), numbers)
-    _ask(_CPU, "_tune", *question)
-    if HAS_CUDA:
-        _ask(_CUDA, "_tune", *question)
+
+    def ask(library: Any, rows: dict[str, tuple[float, float]]) -> None:
+        numbers = [float(number) for pair in rows.values() for number in pair]
+        gpu = (device, capability, sms, float(memory_share))
+        _ask(library, "_tune", *gpu, " ".join(rows), numbers)
+
+    ask(_CPU, rows)
+    if HAS_CUDA:  # which may have been built for fewer archs
+        built = tuple(f"{arch}/" for arch in cuda_archs())
+        ask(_CUDA, {name: pair for name, pair in rows.items() if name.startswith(built)})
 
 
 def untune() -> None:
