@@ -15,12 +15,14 @@ from . import smoothquant as smoothquant
 from . import tuning as tuning
 from .checkpoint import load_quantized, save_quantized
 from .ops import (
+    PackedAWQ,
     PackedWeight,
     awq_dequantize,
     awq_gemm,
     azp_adj,
     azp_with_adj,
     int8_mm,
+    pack_awq,
     pack_weight_int8,
     quantize_int8,
     quantize_weight_int8,
@@ -44,6 +46,7 @@ except PackageNotFoundError:  # a source tree that was built in place and never 
 tuning.load()  # after the version, without which it cannot tell what is stale
 
 __all__ = [
+    "PackedAWQ",
     "PackedWeight",
     "QuantConfig",
     "QuantizationReport",
@@ -59,6 +62,7 @@ __all__ = [
     "layouts",
     "load_quantized",
     "nn",
+    "pack_awq",
     "pack_weight_int8",
     "prepare_model",
     "quantization_report",

@@ -10,7 +10,7 @@ lose nothing: there and back gives the same words. docs/lowbit.md draws the layo
 
 from .lowbit.int4 import Awq, Gptq, Int4, from_awq, from_gptq, to_awq, to_gptq
 from .lowbit.words import INTERLEAVED, SEQUENTIAL, pack, unpack
-from .ops import awq_dequantize, awq_gemm
+from .ops import PackedAWQ, awq_dequantize, awq_gemm, pack_awq
 
 __all__ = [
     "INTERLEAVED",
@@ -18,11 +18,13 @@ __all__ = [
     "Awq",
     "Gptq",
     "Int4",
+    "PackedAWQ",
     "awq_dequantize",
     "awq_gemm",
     "from_awq",
     "from_gptq",
     "pack",
+    "pack_awq",
     "to_awq",
     "to_gptq",
     "unpack",

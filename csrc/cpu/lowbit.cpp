@@ -7,6 +7,7 @@
 
 #include "cpu/isa.h"
 #include "namespace.h"
+#include "refuse.h"
 
 namespace scaled_mm::cpu {
 namespace {
@@ -28,6 +29,7 @@ Tensor awq_dequantize(const Tensor& qweight, const Tensor& scales, const Tensor&
 void run(Checked<LowbitProblem>& checked, const Tensor&) {
   const LowbitProblem& p = checked.problem;
   const InstructionSet& isa = instruction_set();
+  if (p.w.packing != Packing::awq) refuse("packed", "be of layout 0 on the CPU", "layout 1");
   if (p.m == 0 || p.w.n == 0) return;
   const Tiling tiling = cut_rows(p.m, ceil_div(p.w.n, kLowbitCols), kLeastRows, kMostRows);
   run_tasks(tiling, tiling.block_rows * kLowbitCols * p.w.k,
@@ -43,4 +45,6 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("awq_dequantize", TORCH_BOX(&scaled_mm::cpu::awq_dequantize));
   ops.impl("awq_gemm", TORCH_BOX(&scaled_mm::cpu::Ops::awq_gemm));
   ops.impl("awq_gemm.out", TORCH_BOX(&scaled_mm::cpu::Ops::awq_gemm_out));
+  ops.impl("awq_gemm_packed", TORCH_BOX(&scaled_mm::cpu::Ops::awq_gemm_packed));
+  ops.impl("awq_gemm_packed.out", TORCH_BOX(&scaled_mm::cpu::Ops::awq_gemm_packed_out));
 }

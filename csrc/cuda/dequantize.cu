@@ -3,6 +3,7 @@
 #include "cuda/common/convert.cuh"
 #include "cuda/common/formats.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/common/units.cuh"
 #include "cuda/lowbit.h"
 #include "integers.h"
 
@@ -61,6 +62,44 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The same of units: a warp has 16 channels of half a unit's rows. Its stores are whole sectors.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_units(const LowbitWeight w, uint16_t* const out, const int panels, const int sets,
+                     const int64_t warps) {
+  const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(index % 4), half = static_cast<int>(index / 4 % 2);
+  const int64_t unit_index = index / 8;
+  launch_dependents();
+  wait_for_dependencies();
+  if (index >= warps) return;
+  const uint8_t* unit = w.units + unit_index * unit_bytes(sets);
+  const uint4 words = __ldg(unit_words(unit, half, warp, lane));
+  const uint32_t of_step[4] = {words.x, words.y, words.z, words.w};
+  const int64_t column = unit_index % panels * kUnitChannels + 16 * warp + lane / 4 * 2;
+  const int64_t first = unit_index / panels * kUnitRows + half * (kUnitRows / 2) + lane % 4 * 2;
+  if (column >= w.n) return;
+  UnitGroup<T> group;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    if (step % (8 / sets) == 0) {
+      group.read(unit, (4 * half + step) * sets / 8, warp, lane);
+      group.lift();
+    }
+    Pair pairs[4];
+    group.weights(pairs, of_step[step]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // rows 8 (i / 2) + i % 2 of the lane's
+      const int64_t row = first + 16 * step + i / 2 * 8 + i % 2;
+      if (row >= w.k) continue;
+      const uint32_t halves = i % 2 ? 0x7632 : 0x5410;
+      *reinterpret_cast<uint32_t*>(out + row * w.n + column) =
+          __byte_perm(pairs[i / 2 * 2], pairs[i / 2 * 2 + 1], halves);
+    }
+  }
+}
+
 template <class T>
 auto kernel_for(bool keep) {
   return keep ? dequantize_rows<T, true> : dequantize_rows<T, false>;
@@ -77,6 +116,16 @@ __global__ void __launch_bounds__(kThreads) fill(const LowbitProblem p) {
 
 unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
 
+void unpack(const LowbitWeight& w, uint16_t* out, const Scope& scope) {
+  const auto panels = static_cast<int>(ceil_div(w.n, kUnitChannels));
+  const int64_t warps = ceil_div(w.k, kUnitRows) * panels * 8;
+  const auto kernel = with_dtype16(w.dtype, [&](auto dtype) {
+    return dequantize_units<typename Half16<decltype(dtype)::value>::type>;
+  });
+  launch_early(kernel, {blocks_for(32 * warps), kThreads}, scope, w, out, panels,
+               unit_sets(w.group), warps);
+}
+
 }  // namespace
 
 void fill_with_bias(const LowbitProblem& p, const Scope& scope) {
@@ -85,6 +134,7 @@ void fill_with_bias(const LowbitProblem& p, const Scope& scope) {
 }
 
 void dequantize(const LowbitWeight& w, uint16_t* out, bool keep, const Scope& scope) {
+  if (w.packing == Packing::units) return unpack(w, out, scope);
   const int64_t words = w.n / 8, threads = words * ceil_div(w.k, kRows);
   if (threads == 0) return;
   const auto kernel = with_dtype16(w.dtype, [&](auto dtype) {

@@ -36,7 +36,9 @@ void run(Checked<LowbitProblem>& checked, const Tensor& x) {
     p.x = {static_cast<const uint16_t*>(copy.const_data_ptr()), p.w.k, 1};
   }
   p.x = aligned_rows(p.x, p.m, p.w.k, scope);
-  p.w.scales = aligned_rows(p.w.scales, p.w.k / p.w.group, p.w.n, scope);
+  if (p.w.packing == Packing::awq) {
+    p.w.scales = aligned_rows(p.w.scales, p.w.k / p.w.group, p.w.n, scope);
+  }
   kernel->run(p, scope);
 }
 
@@ -49,4 +51,6 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("awq_dequantize", TORCH_BOX(&scaled_mm::cuda::awq_dequantize));
   ops.impl("awq_gemm", TORCH_BOX(&scaled_mm::cuda::Ops::awq_gemm));
   ops.impl("awq_gemm.out", TORCH_BOX(&scaled_mm::cuda::Ops::awq_gemm_out));
+  ops.impl("awq_gemm_packed", TORCH_BOX(&scaled_mm::cuda::Ops::awq_gemm_packed));
+  ops.impl("awq_gemm_packed.out", TORCH_BOX(&scaled_mm::cuda::Ops::awq_gemm_packed_out));
 }

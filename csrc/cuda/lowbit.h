@@ -6,7 +6,8 @@
 
 namespace scaled_mm::cuda {
 
-// W [K, N] row-major, 16-byte aligned; rows of w.scales are 16-byte aligned too. keep: it is read
+// W [K, N] row-major, 16-byte aligned; rows of w.scales, where it has them, are 16-byte aligned
+// too. keep: it is read
 // soon, and should stay in L2.
 void dequantize(const LowbitWeight& w, uint16_t* out, bool keep, const Scope& scope);
 

@@ -12,12 +12,23 @@ namespace scaled_mm {
 // Where the values of a weight lie in its words.
 //   awq: eight columns to a word of q [K, N / 8]; nibble i of word c belongs to column
 //        8 c + {0, 2, 4, 6, 1, 3, 5, 7}[i] (docs/lowbit.md). Zero points are packed alike.
-enum class Packing : uint8_t { awq };
+//   units: blocks of kUnitChannels x kUnitRows with their scales and zero points, in the order of
+//        the tensor cores' registers (docs/lowbit.md, "The packed form").
+enum class Packing : uint8_t { awq, units };
+
+inline constexpr int kUnitChannels = 64, kUnitRows = 128;
+// Of a unit's words; of one of its sets of scales (16 bits) and zero points (4 bits).
+inline constexpr int kUnitWordBytes = kUnitChannels * kUnitRows / 2;
+inline constexpr int kUnitSetBytes = kUnitChannels * 2 + kUnitChannels / 2;
+// Sets of a unit, each of which serves as many of its rows; groups are multiples of 32.
+constexpr int unit_sets(int64_t group) { return group % 128 == 0 ? 1 : group % 64 == 0 ? 2 : 4; }
+constexpr int unit_bytes(int sets) { return kUnitWordBytes + sets * kUnitSetBytes; }
 
 // What is taken from a value before it is scaled. integer: z has the bits and packing of q.
 enum class ZeroPoint : uint8_t { integer };
 
-// A weight W [K, N]. Rows may lie apart; the elements of a row lie side by side.
+// A weight W [K, N]. Rows may lie apart; the elements of a row lie side by side. Packed in units it
+// has those instead of q, zeros and scales.
 struct LowbitWeight {
   int64_t k = 0;
   int64_t n = 0;
@@ -28,6 +39,7 @@ struct LowbitWeight {
   Matrix<const uint32_t> q;       // [K, N * bits / 32]
   Matrix<const uint32_t> zeros;   // [K / group, N * bits / 32]
   Matrix<const uint16_t> scales;  // [K / group, N]
+  const uint8_t* units = nullptr;  // [ceil(K / kUnitRows), ceil(N / kUnitChannels)]
   DType dtype = DType::float16;   // of the scales and of W; a 16-bit one
 };
 
@@ -69,6 +81,13 @@ Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, co
                                       const Tensor& qzeros, const std::optional<Tensor>& bias,
                                       const std::optional<Tensor>& out);
 
+// A weight of `sizes` (K, N, G, layout) as pack_awq lays it out (scaled_mm/ops/packed_awq.py):
+// layout 0, AWQ's tensors one behind the other, or 1, units, which is CUDA's.
+Checked<LowbitProblem> check_awq_gemm_packed(const Tensor& x, const Tensor& packed,
+                                             const std::vector<int64_t>& sizes,
+                                             const std::optional<Tensor>& bias,
+                                             const std::optional<Tensor>& out);
+
 // awq_gemm as the dispatcher calls it, into a new tensor or into `out`, over what runs a checked
 // problem on a backend; x is for a backend that has to copy it first.
 template <void (*run)(Checked<LowbitProblem>&, const Tensor& x)>
@@ -83,6 +102,19 @@ struct LowbitOps {
                            const Tensor& qzeros, const std::optional<Tensor>& bias,
                            const Tensor& out) {
     Checked<LowbitProblem> checked = check_awq_gemm(x, qweight, scales, qzeros, bias, out);
+    run(checked, x);
+  }
+  static Tensor awq_gemm_packed(const Tensor& x, const Tensor& packed,
+                                const std::vector<int64_t>& sizes,
+                                const std::optional<Tensor>& bias) {
+    Checked<LowbitProblem> checked = check_awq_gemm_packed(x, packed, sizes, bias, std::nullopt);
+    run(checked, x);
+    return checked.outputs[0];
+  }
+  static void awq_gemm_packed_out(const Tensor& x, const Tensor& packed,
+                                  const std::vector<int64_t>& sizes,
+                                  const std::optional<Tensor>& bias, const Tensor& out) {
+    Checked<LowbitProblem> checked = check_awq_gemm_packed(x, packed, sizes, bias, out);
     run(checked, x);
   }
 };

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..lowbit.int4 import Int4, from_gptq, to_awq
-from ..ops import awq_gemm
+from ..ops import PackedAWQ, awq_gemm, pack_awq
+
+_WEIGHT = ("qweight", "scales", "qzeros")  # in the order of PackedAWQ.unpack
 
 
 class AWQLinear(nn.Module):
@@ -24,6 +26,9 @@ class AWQLinear(nn.Module):
         bias     of the scales' dtype or float32 [N], or None
         order    int64 [K], or None: the input channel behind each row (act-order GPTQ only)
 
+    `pack()` lays the weight out for the kernels, which then is its only copy: qweight, qzeros and
+    scales are None until `unpack()`. A state dict has them under their names all the same.
+
     x is brought to the scales' dtype, y back to x's. `.half()` and `.bfloat16()` convert scales and
     bias; `.float()` and `.double()` leave them as they are, for the kernels take 16 bits. A bias
     that is loaded or given in another dtype is brought to one of the two above; scales that are
@@ -31,11 +36,12 @@ class AWQLinear(nn.Module):
     checkpoints hold as it is; `from_int4` and `from_gptq` make one of other packings.
     """
 
-    qweight: Tensor
+    qweight: Tensor  # this and the next two: None while the layer is packed
     qzeros: Tensor
     scales: Tensor
     bias: Tensor | None
     order: Tensor | None
+    packed: PackedAWQ | None
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class AWQLinear(nn.Module):
             buffer = torch.zeros(shape, dtype=kind, device=device) if present else None
             self.register_buffer(name, buffer)
         self.register_buffer("order", None)
+        self.packed = None
 
     @classmethod
     def from_int4(cls, weight: Int4, bias: Tensor | None = None) -> AWQLinear:
@@ -107,14 +114,43 @@ class AWQLinear(nn.Module):
         """A layer of a GPTQ checkpoint's tensors (`scaled_mm.awq.from_gptq`)."""
         return cls.from_int4(from_gptq(qweight, scales, qzeros, g_idx, version=version), bias)
 
+    def pack(self) -> AWQLinear:
+        """Lays the weight out for the kernels (`scaled_mm.pack_awq`); the same bits, faster on a GPU.
+
+        Weights on meta tensors stay as they are. Moving, converting or loading the layer packs it
+        again.
+
+        Returns:
+            The layer.
+        """
+        if self.packed is None and not self.qweight.is_meta:
+            self.packed = pack_awq(self.qweight, self.scales, self.qzeros)
+            for name in _WEIGHT:  # last: torch.export miscounts buffers behind one that is None
+                del self._buffers[name]
+                self._buffers[name] = None
+        return self
+
+    def unpack(self) -> AWQLinear:
+        """Undoes `pack`: qweight, qzeros and scales are there again. Returns the layer."""
+        if self.packed is not None:
+            self._buffers.update(zip(_WEIGHT, self.packed.unpack(), strict=True))
+            self.packed = None
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         if self.order is not None:
             x = x[..., self.order]
-        converted = x.to(self.scales.dtype)
-        y = awq_gemm(converted, self.qweight, self.scales, self.qzeros, bias=self.bias)
+        if self.packed is not None:
+            y = awq_gemm(x.to(self.packed.data.dtype), self.packed, bias=self.bias)
+        else:
+            converted = x.to(self.scales.dtype)
+            y = awq_gemm(converted, self.qweight, self.scales, self.qzeros, bias=self.bias)
         return y.to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AWQLinear:
+        if self.packed is not None:
+            self.unpack()._apply(fn, recurse)
+            return self.pack()
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         scales = cast(Tensor, self._buffers["scales"])
@@ -127,9 +163,21 @@ class AWQLinear(nn.Module):
                 self._buffers[name] = buffer.to(moved.device)
         return self
 
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.packed is not None:
+            names = (prefix + name for name in _WEIGHT)
+            destination.update(zip(names, self.packed.unpack(), strict=True))
+
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
+        if self.packed is not None:
+            self.unpack()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+            self.pack()
+            return
         order = state_dict.get(prefix + "order")
         if order is not None and self.order is None:
             self.order = torch.empty_like(order, dtype=torch.int64, device=self.qweight.device)
@@ -150,8 +198,9 @@ class AWQLinear(nn.Module):
         return {"scales": halves, "bias": (*halves, torch.float32)}.get(name, (dtype,))
 
     def extra_repr(self) -> str:
+        dtype = self.scales.dtype if self.packed is None else self.packed.data.dtype
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, group_size={self.group_size}, "
-            f"dtype={str(self.scales.dtype)[6:]}"
+            f"dtype={str(dtype)[6:]}{', packed' if self.packed is not None else ''}"
         )

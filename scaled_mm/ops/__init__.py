@@ -5,7 +5,7 @@
     int8.py        scaled_mm, int8_mm, pack_weight_int8, and PackedWeight in packed_weight.py
     azp.py         azp_adj, azp_with_adj
     quantize.py    quantize_int8, quantize_weight_int8
-    lowbit.py      awq_dequantize, awq_gemm
+    lowbit.py      awq_dequantize, awq_gemm; pack_awq and PackedAWQ in packed_awq.py
 
 All other checks, and the kernels, are in csrc. Beside each signature stands the shape-only kernel
 that `torch.compile` and `torch.export` run.
@@ -14,16 +14,19 @@ that `torch.compile` and `torch.export` run.
 from .azp import azp_adj, azp_with_adj
 from .int8 import int8_mm, pack_weight_int8, scaled_mm
 from .lowbit import awq_dequantize, awq_gemm
+from .packed_awq import PackedAWQ, pack_awq
 from .packed_weight import PackedWeight
 from .quantize import quantize_int8, quantize_weight_int8
 
 __all__ = [
+    "PackedAWQ",
     "PackedWeight",
     "awq_dequantize",
     "awq_gemm",
     "azp_adj",
     "azp_with_adj",
     "int8_mm",
+    "pack_awq",
     "pack_weight_int8",
     "quantize_int8",
     "quantize_weight_int8",

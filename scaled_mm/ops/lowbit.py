@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .arguments import accept, accept_out, explained, written
-from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text
+from .packed_awq import PackedAWQ, packed_elements
+from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text, sizes_text
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
 _awq_gemm = torch.ops.scaled_mm.awq_gemm.default
 _awq_gemm_out = torch.ops.scaled_mm.awq_gemm.out
+_awq_gemm_packed = torch.ops.scaled_mm.awq_gemm_packed.default
+_awq_gemm_packed_out = torch.ops.scaled_mm.awq_gemm_packed.out
 
 
 def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
@@ -42,9 +48,9 @@ def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
 
 def awq_gemm(
     x: Tensor,
-    qweight: Tensor,
-    scales: Tensor,
-    qzeros: Tensor,
+    qweight: Tensor | PackedAWQ,
+    scales: Tensor | None = None,
+    qzeros: Tensor | None = None,
     *,
     bias: Tensor | None = None,
     out: Tensor | None = None,
@@ -53,11 +59,13 @@ def awq_gemm(
     to memory: on the CPU never, on a GPU not while the tokens are few.
 
     Products and sums are float32; the same call gives the same bits on every run (docs/lowbit.md
-    has the bound on their error). On the CPU they depend on neither threads nor the rows around.
+    has the bound on their error). On the CPU they depend on neither threads nor the rows around,
+    nor on whether the weight is packed.
 
     Args:
         x: float16 or bfloat16 [..., K], any strides.
-        qweight, scales, qzeros: as for `awq_dequantize`; the scales of x's dtype.
+        qweight, scales, qzeros: as for `awq_dequantize`; the scales of x's dtype. Or, in place of
+            all three, a `PackedAWQ` of such a weight: on a GPU faster.
         bias: x's dtype or float32, [N] or [1, N]; added in float32.
         out: a tensor of D's dtype and shape to write D into, as for `scaled_mm`.
 
@@ -66,18 +74,27 @@ def awq_gemm(
 
     Raises:
         ValueError: an operand breaks a rule above, or requires grad in grad mode.
-        TypeError: an operand is no tensor.
+        TypeError: an operand is no tensor, or scales or qzeros stand beside a `PackedAWQ`.
     """
-    operands = {"x": x, "qweight": qweight, "scales": scales, "qzeros": qzeros}
     options = {} if bias is None else {"bias": bias}
     if out is not None:
         options["out"] = out
+    operands: dict[str, Any] = {"x": x}
+    if isinstance(qweight, PackedAWQ):
+        if scales is not None or qzeros is not None:
+            raise TypeError("scales and qzeros must be absent beside a PackedAWQ, got a Tensor")
+        operands["qweight"] = qweight.data
+        sizes = [qweight.k, qweight.n, qweight.group, qweight.layout]
+        ops, weight = (_awq_gemm_packed, _awq_gemm_packed_out), (qweight.data, sizes)
+    else:
+        operands |= {"qweight": qweight, "scales": scales, "qzeros": qzeros}
+        ops, weight = (_awq_gemm, _awq_gemm_out), (qweight, scales, qzeros)
     accept(operands, options)
     try:
         if out is None:
-            return _awq_gemm(x, qweight, scales, qzeros, **options)
+            return ops[0](x, *weight, **options)
         accept_out(out)
-        _awq_gemm_out(x, qweight, scales, qzeros, **options)
+        ops[1](x, *weight, **options)
         return written(out)
     except (MemoryError, NotImplementedError) as error:
         raise explained(error, {**operands, **options}) from None
@@ -106,6 +123,32 @@ def _awq_gemm_shape(
 
 for _name in ("awq_gemm", "awq_gemm.out"):
     torch.library.register_fake(f"scaled_mm::{_name}", _awq_gemm_shape)
+
+
+def _awq_gemm_packed_shape(
+    x: Tensor,
+    packed: Tensor,
+    sizes: Sequence[int],
+    *,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_share_device("x", x, packed=packed, bias=bias)
+    if len(sizes) != 4:
+        raise ValueError(f"sizes must be (K, N, G, layout), got {sizes_text(sizes)}")
+    k, n, group, layout = sizes
+    size = packed_elements(k, n, group, layout)
+    must_have_dim("packed", packed, packed.dim() == 1, "be a packed buffer")
+    rule = f"be a contiguous buffer of shape ({size},) for K={k}, N={n}, G={group}"
+    must("packed", packed.shape[0] == size, lambda: rule, lambda: shape_text(packed))
+    columns = x.shape[-1] == k
+    must("x", columns, lambda: f"have K={k} columns, the rows of qweight", lambda: shape_text(x))
+    return output(out, "x", x, [*x.shape[:-1], n], x.dtype)
+
+
+for _name in ("awq_gemm_packed", "awq_gemm_packed.out"):
+    torch.library.register_fake(f"scaled_mm::{_name}", _awq_gemm_packed_shape)
 
 
 @torch.library.register_fake("scaled_mm::awq_dequantize")
