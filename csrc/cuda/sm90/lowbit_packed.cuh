@@ -34,6 +34,7 @@ struct Plan {
   int whole;   // tiles that are not cut, a multiple of blocks
   int chunks;  // of a tile
   constexpr int cut() const { return tiles - whole; }
+  int slices;  // of every tile, a cluster: then nothing below counts; or 1
   int share;   // units of every block,
   int longer;  // and one more of the first so many
   constexpr int units() const { return cut() * chunks; }
@@ -61,10 +62,11 @@ struct Params {
 };
 
 // kTokens x (64 kTiles kGroups) channels.
-template <int kTokens_, int kTiles_, int kGroups_, int kLive_, int kSets_, int kPending_ = 1>
+template <int kTokens_, int kTiles_, int kGroups_, int kLive_, int kSets_, int kPending_ = 1,
+          int kBatchSteps_ = 2 / kTiles_>
 struct Tile {
   static constexpr int kTokens = kTokens_, kTiles = kTiles_, kGroups = kGroups_, kLive = kLive_;
-  static constexpr int kSets = kSets_, kPending = kPending_;
+  static constexpr int kSets = kSets_, kPending = kPending_, kBatchSteps = kBatchSteps_;
   static constexpr int kPanels = kTiles * kGroups, kChannels = kPanel * kPanels;
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 128;
   static constexpr int kLaunchRegisters = std::min(65536 / kLive / kThreads / 8 * 8, 168);
@@ -74,6 +76,7 @@ struct Tile {
   static constexpr int kUnitBytes = unit_bytes(kSets);
   static constexpr int kTokenBytes = kTokens * 2 * kDepth;
   static constexpr int kMaxStages = 16;
+  static constexpr int kExchangeRow = kChannels + 4;  // floats of a token's sums in shared memory
   struct Barriers {
     uint64_t full[kMaxStages];
     uint64_t empty[kMaxStages];
@@ -116,11 +119,22 @@ struct Work {
   bool is_part;
 
   __device__ explicit Work(const Plan& p)
-      : plan(p),
-        unit(p.begin(blockIdx.x)),
-        end(p.begin(blockIdx.x + 1)),
-        tile(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {}
+      : plan(p), tile(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
+    if (plan.slices > 1) {
+      unit = static_cast<int>(blockIdx.x) % plan.slices, end = unit + 1;
+    } else {
+      unit = p.begin(blockIdx.x), end = p.begin(blockIdx.x + 1);
+    }
+  }
   __device__ bool next() {
+    if (plan.slices > 1) {
+      if (unit == end) return false;
+      tile = static_cast<int>(blockIdx.x) / plan.slices;
+      first = plan.chunks * unit / plan.slices, last = plan.chunks * (unit + 1) / plan.slices;
+      is_part = true;
+      unit = end;
+      return true;
+    }
     if (tile + static_cast<int>(gridDim.x) < plan.whole) {
       tile += gridDim.x, first = 0, last = plan.chunks, is_part = false;
       return true;
@@ -244,12 +258,13 @@ __device__ void multiply(float (&sums)[Tile::kTiles][Tile::kTokens / 8][4], cons
                          const uint8_t* words, typename Tile::Barriers& barriers, int stages,
                          int chunk, int last, Cursor& at) {
   constexpr int kTiles = Tile::kTiles, kTokens = Tile::kTokens, kSets = Tile::kSets;
-  constexpr int kBatchSteps = kTiles == 1 ? 2 : 1;
+  constexpr int kBatchSteps = Tile::kBatchSteps;
   constexpr int kBatches = kSteps / kBatchSteps, kHalf = kBatches / 2;
   constexpr int kPending = Tile::kPending, kWeightSets = kPending == 1 ? 2 : 4;
   constexpr int kSetSteps = kSteps / kSets, kHalfSets = kSets > 1 ? kSets / 2 : 1;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, group_of_warps = static_cast<int>(threadIdx.x) / 128;
+  const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  const int warp = all_warps % 4, group_of_warps = all_warps / 4;
   const int mine = group_of_warps * kTiles * Tile::kUnitBytes;  // the warpgroup's first panel
   Pair w[kWeightSets][kBatchSteps][kTiles][4];
   uint4 now[kTiles], next[kTiles];
@@ -260,12 +275,7 @@ __device__ void multiply(float (&sums)[Tile::kTiles][Tile::kTokens / 8][4], cons
     asm volatile("" ::: "memory");
   };
   const auto release = [&](int stage) {
-#ifdef EVERY_LANE
     Empty::arrive(&barriers.empty[stage]);
-#else
-    __syncwarp();
-    if (lane == 0) Empty::arrive(&barriers.empty[stage]);
-#endif
   };
   const auto read_half = [&](int half) {
     const uint8_t* stage = words + at.stage * Tile::kPanels * Tile::kUnitBytes + mine;
@@ -320,10 +330,14 @@ __device__ void multiply(float (&sums)[Tile::kTiles][Tile::kTokens / 8][4], cons
       }
     }
   };
+  const auto of_step = [](uint32_t low) {
+    constexpr uint64_t high = uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32;
+    return high | low;
+  };
   int before = -1;
   const auto multiply_stage = [&](auto is_last) {
     const int stage = at.stage;
-    const uint64_t x = descriptor(tokens + stage * Tile::kTokenBytes);
+    const uint32_t x = __shfl_sync(~0u, static_cast<uint32_t>(descriptor(tokens + stage * Tile::kTokenBytes)), 0);
     fence();
 #pragma unroll
     for (int batch = 0; batch < kBatches; ++batch) {
@@ -334,7 +348,7 @@ __device__ void multiply(float (&sums)[Tile::kTiles][Tile::kTokens / 8][4], cons
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           multiply_add_async<T, kTokens>(sums[j], w[batch % kWeightSets][i][j],
-                                         x + step / 4 * (kTokens * 8) + step % 4 * 2);
+                                         of_step(x + step / 4 * (kTokens * 8) + step % 4 * 2));
         }
       }
       cute::warpgroup_commit_batch();
@@ -410,6 +424,64 @@ __device__ void store_sums(const Params& p, const Work& work,
   }
 }
 
+// Adds up the slices' sums of a tile through the cluster's shared memory; each block for its share
+// of the tokens, in the order of the slices.
+template <class T, class Tile>
+__device__ void join_cluster(const Params& p, const Work& work,
+                             const float (&sums)[Tile::kTiles][Tile::kTokens / 8][4],
+                             float* exchange) {
+  const Place place = Place::of<Tile>(p, work.tile);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = lane % 4;
+  const int of_tile = thread / 128 * Tile::kTiles * kPanel + thread / 32 % 4 * 16 + lane / 4 * 2;
+  const int tokens = min(Tile::kTokens, p.m - place.row), slices = p.plan.slices;
+  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kConsumers) : "memory");  // the ring is free
+#pragma unroll
+  for (int j = 0; j < Tile::kTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < Tile::kTokens / 8; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int token = 8 * i + 2 * t + e;
+        if (token >= tokens) continue;
+        *reinterpret_cast<float2*>(exchange + token * Tile::kExchangeRow + of_tile + j * kPanel) = {
+            sums[j][i][e], sums[j][i][e + 2]};
+      }
+    }
+  }
+  cluster_sync();
+  constexpr int kQuads = Tile::kChannels / 4;
+  const int rank = static_cast<int>(blockIdx.x) % slices;
+  const int first = tokens * rank / slices, last = tokens * (rank + 1) / slices;
+  const uint32_t base = cute::cast_smem_ptr_to_uint(exchange);
+#pragma unroll 2
+  for (int i = thread; i < (last - first) * kQuads; i += Tile::kConsumers) {
+    const int token = first + i / kQuads, in_tile = i % kQuads * 4;
+    const int channel = place.panel * kPanel + in_tile;
+    const uint32_t at = base + 4 * (token * Tile::kExchangeRow + in_tile);
+    float4 sum = {};
+#pragma unroll 4
+    for (int s = 0; s < slices; ++s) {
+      uint32_t remote;
+      float4 x;
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(at), "r"(s));
+      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                   : "r"(remote));
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    if (channel >= p.n) continue;
+    float x[4] = {sum.x, sum.y, sum.z, sum.w};
+    if (p.bias.data) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) x[c] += load_float(p.bias, 0, channel + c);
+    }
+    const uint2 bits = {Format<DTypeOf<T>::value>::narrow(x[0], x[1]),
+                        Format<DTypeOf<T>::value>::narrow(x[2], x[3])};
+    *reinterpret_cast<uint2*>(p.d + int64_t{place.row + token} * p.n + channel) = bits;
+  }
+  cluster_sync();  // nobody leaves while others read what it has
+}
+
 template <class T, class Tile>
 __global__ __launch_bounds__(Tile::kThreads, Tile::kLive) void stream_packed(
     const __grid_constant__ Params p) {
@@ -423,17 +495,13 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kLive) void stream_packed(
   if (thread == 0) {
     for (int s = 0; s < p.stages; ++s) {
       Full::init(&barriers.full[s], 1);
-#ifdef EVERY_LANE
       Empty::init(&barriers.empty[s], Tile::kConsumers);
-#else
-      Empty::init(&barriers.empty[s], Tile::kConsumers / 32);
-#endif
     }
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
   launch_dependents();
-  if (thread >= Tile::kConsumers) {
+  if (warp >= Tile::kConsumers / 32) {
     cutlass::arch::warpgroup_reg_dealloc<Tile::kLoaderRegisters>();
     if (warp > Tile::kConsumers / 32 || !cute::elect_one_sync()) return;
     load<Tile>(p, tokens, words, barriers);
@@ -446,7 +514,11 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kLive) void stream_packed(
     while (work.next()) {
       float sums[Tile::kTiles][Tile::kTokens / 8][4] = {};
       multiply<T, Tile>(sums, tokens, words, barriers, p.stages, work.first, work.last, at);
-      store_sums<T, Tile>(p, work, sums);
+      if (p.plan.slices > 1) {
+        join_cluster<T, Tile>(p, work, sums, reinterpret_cast<float*>(shared));
+      } else {
+        store_sums<T, Tile>(p, work, sums);
+      }
     }
   }
 }
