@@ -120,12 +120,10 @@ gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	python tools/gpu_test.py
 
 # initcheck does not see what TMA stores write, which is how the persistent kernels write D and the
-# dense kernel of int4 too: these and int4 are left out there. Why int4 is left out of racecheck:
-# docs/validation/hopper.md.
+# dense kernel of int4 too: these and int4 are left out there.
 gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kernel; after `make cuda`
-	for tool in memcheck synccheck "racecheck --no-awq"; do \
-	  set -- $$tool; \
-	  compute-sanitizer --tool $$1 --error-exitcode 1 python tests/sanitize_cuda.py --count 40 $${2-}; \
+	for tool in memcheck synccheck racecheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 python tests/sanitize_cuda.py --count 40; \
 	done
 	compute-sanitizer --tool initcheck --error-exitcode 1 python tests/sanitize_cuda.py --count 40 --no-awq \
 	  --rows $$(python tests/sanitize_cuda.py --list | grep /stream | paste -sd,)

@@ -105,7 +105,7 @@ __global__ __launch_bounds__(
   if (thread == 0) {
     for (int s = 0; s < p.stages; ++s) {
       Full::init(&barriers.full[s], 1);
-      Empty::init(&barriers.empty[s], kWarps);
+      Empty::init(&barriers.empty[s], Block::kConsumers);
     }
     cutlass::arch::fence_barrier_init();
   }
