@@ -62,7 +62,7 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "_explain_int8(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
       "int capability, int sms, float bytes_per_us, float mhz) -> str");
   ops.def(
-      "_explain_lowbit(int m, int n, int k, int group, str device, int capability, int sms, "
+      "_explain_lowbit(int m, int n, int k, int group, bool packed, str device, int capability, int sms, "
       "float bytes_per_us, float mhz) -> str");
   ops.def("_gpus() -> str");
   ops.def("_fingerprint(str arch) -> str");

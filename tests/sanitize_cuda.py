@@ -27,7 +27,7 @@ from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Vect
 from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
 from helpers import assert_bits
 from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
-from test_cuda_awq import ARMS, streamed
+from test_cuda_awq import ALL_ARMS, for_arm, name_of, streamed
 from torch import Tensor
 
 import scaled_mm
@@ -162,9 +162,10 @@ def run_awq(verdict: Wrong) -> None:
         if case.scales not in FINITE:
             continue
         exact, bound = reference.awq_gemm_bound(**operands)
-        for arm in ARMS:
-            with forced(arm):
-                within = (scaled_mm.awq_gemm(**there).cpu().double() - exact).abs() <= bound
+        for arm in ALL_ARMS:
+            with forced(name_of(arm)):
+                got = scaled_mm.awq_gemm(**for_arm(arm, there))
+            within = (got.cpu().double() - exact).abs() <= bound
             verdict.compare({"awq_gemm": within}, {"awq_gemm": torch.ones_like(within)}, arm, case)
         assert_unchanged(there, operands, case)
 

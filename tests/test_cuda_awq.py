@@ -27,11 +27,29 @@ from test_awq import all_pairs, assert_bounded
 
 import scaled_mm
 from scaled_mm import reference
+from scaled_mm.ops import packed_awq
 
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 
+WEIGHT = ("qweight", "scales", "qzeros")
 ARMS = ["", *kernels("lowbit")]
+PACKED = "packed"
+"""Of the names of arms that take a packed weight; alone: the one that is chosen for it."""
+ALL_ARMS = [*ARMS, *([] if ON_CPU else [PACKED, f"{PACKED} sm90/dense"])]
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def for_arm(arm: str, operands: dict[str, Any]) -> dict[str, Any]:
+    """The operands as the arm takes them."""
+    if PACKED not in arm:
+        return operands
+    rest = {name: x for name, x in operands.items() if name not in WEIGHT}
+    return {**rest, "qweight": scaled_mm.pack_awq(*(operands[name] for name in WEIGHT))}
+
+
+def name_of(arm: str) -> str:
+    """What SCALED_MM_KERNEL takes for it."""
+    return arm.removeprefix(PACKED).strip()
 
 
 def assert_products(
@@ -40,9 +58,10 @@ def assert_products(
     """Every arm is within the bound, gives the same bits twice, and leaves its operands alone."""
     there = on_device(operands)
     exact, bound = reference.awq_gemm_bound(**operands)
-    for arm in ARMS:
-        with forced(arm):
-            got, again = scaled_mm.awq_gemm(**there), scaled_mm.awq_gemm(**there)
+    for arm in ALL_ARMS:
+        given = for_arm(arm, there)
+        with forced(name_of(arm)):
+            got, again = scaled_mm.awq_gemm(**given), scaled_mm.awq_gemm(**given)
         what = f"awq_gemm {arm or 'chosen'}"
         assert_outputs(what, {"again": again}, {"again": got}, *context)
         assert_bounded(got.cpu(), exact, bound, arm, *context)
@@ -124,7 +143,7 @@ def test_streamed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ALL_ARMS)
 @pytest.mark.parametrize("rows", [1, 8, 40, 256])
 def test_identity_gives_the_weight(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, arm: str, rows: int
@@ -143,8 +162,9 @@ def test_identity_gives_the_weight(
         if rows == 1:
             eye = eye[::37]
             expected = expected[::37]
-        with forced(arm):
-            got = torch.cat([scaled_mm.awq_gemm(x, *operands) for x in eye.split(rows)])
+        given = for_arm(arm, dict(zip(WEIGHT, operands, strict=True)))
+        with forced(name_of(arm)):
+            got = torch.cat([scaled_mm.awq_gemm(x, **given) for x in eye.split(rows)])
         different = int((got[:, columns] != expected[:, columns]).sum())  # +0 equals -0
         count(f"awq_gemm identity {arm}", got[:, columns].numel(), different)
         assert different == 0
@@ -155,9 +175,9 @@ def test_special_values_reach_the_output(monkeypatch: pytest.MonkeyPatch) -> Non
     operands = on_device(case.product())
     operands["scales"][3, 17] = torch.nan
     operands["scales"][1, 200] = torch.inf
-    for arm, rows in itertools.product(ARMS, (1, 70)):
-        with forced(arm):
-            got = scaled_mm.awq_gemm(**{**operands, "x": operands["x"][:rows]})
+    for arm, rows in itertools.product(ALL_ARMS, (1, 70)):
+        with forced(name_of(arm)):
+            got = scaled_mm.awq_gemm(**for_arm(arm, {**operands, "x": operands["x"][:rows]}))
         assert got[:, 17].isnan().all()
         assert not got[:, 200].isfinite().any()
         rest = [n for n in range(416) if n not in (17, 200)]
@@ -172,18 +192,21 @@ def test_layouts_of_a_streamed_shape(monkeypatch: pytest.MonkeyPatch, name: str)
 
 
 @streams_only
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ALL_ARMS)
 def test_captured_in_a_graph(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
-    """Without a warm-up; a replay follows what the operands hold then."""
+    """Without a warm-up; a replay follows what the operands hold then (a packed weight may not
+    change)."""
     case = AwqCase("graph", 512, 1024, 128, torch.float16, "signed", (20,), torch.float16)
     operands = on_device(case.product())
     other = AwqCase("other", 512, 1024, 128, torch.float16, "signed", (20,), torch.float16)
+    operands = for_arm(arm, operands)
     graph = torch.cuda.CUDAGraph()
-    with forced(arm):
+    with forced(name_of(arm)):
         with torch.cuda.graph(graph):
             got = scaled_mm.awq_gemm(**operands)
         for name, x in other.product().items():
-            operands[name].copy_(x)
+            if isinstance(operands.get(name), torch.Tensor):
+                operands[name].copy_(x)
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(got, scaled_mm.awq_gemm(**operands))
@@ -207,6 +230,59 @@ def test_late_operands_on_another_stream() -> None:
     assert torch.equal(got, expected)
 
 
+@streams_only
+@pytest.mark.parametrize("group", [32, 64, 128, 48])
+def test_packed_and_back(group: int) -> None:
+    """To the same tensors, and the same units as on the CPU."""
+    for n in (8, 200, 1024):
+        operands = AwqCase(f"pack-{n}", 1152, n, group, scales="special").weight()
+        there = scaled_mm.pack_awq(*(operands[name].to(DEVICE) for name in WEIGHT))
+        assert there.layout == (0 if there.group % 32 else 1)
+        back = dict(zip(WEIGHT, (x.cpu() for x in there.unpack()), strict=True))
+        assert_outputs("unpack", back, operands, n, group)
+        if there.layout == 1:
+            here = packed_awq.to_units(*(operands[name] for name in WEIGHT))
+            assert_outputs("pack_awq", {"data": there.data.cpu()}, {"data": here}, n, group)
+
+
+@streams_only
+@pytest.mark.parametrize("m", [1, 100])
+def test_a_product_right_behind_the_packing(m: int) -> None:
+    """Products read packed weights early: never before they are written, here over what was in the
+    same memory before."""
+    case = AwqCase("behind", 4096, 2048, 128, torch.float16, rows=(m,))
+    here = on_device(case.product())
+    weights = [{**here, "qweight": here["qweight"] ^ i * 0x01010101} for i in range(40)]
+    expected = [scaled_mm.awq_gemm(**for_arm(PACKED, w)).clone() for w in weights]
+    torch.cuda.synchronize()
+    got = []
+    for w in weights:
+        given = for_arm(PACKED, w)
+        got.append(scaled_mm.awq_gemm(**given))
+        del given  # the allocator gives its memory to the next one
+    different = sum(int((x != y).sum()) for x, y in zip(got, expected, strict=True))
+    count("awq_gemm behind pack_awq", len(got) * got[0].numel(), different)
+    assert different == 0
+
+
+@streams_only
+@pytest.mark.parametrize("m", [1, 100])
+def test_late_tokens(m: int) -> None:
+    """Tokens and bias are waited for, though words are not."""
+    case = AwqCase("late-x", 4096, 2048, 128, torch.float16, rows=(m,), bias=torch.float32)
+    given = for_arm(PACKED, on_device(case.product()))
+    expected = scaled_mm.awq_gemm(**given)
+    late = {name: torch.empty_like(given[name]) for name in ("x", "bias")}
+    for _ in range(20):
+        for x in late.values():
+            x.zero_()
+        torch.cuda._sleep(2_000_000)
+        for name, x in late.items():
+            torch.add(given[name], 0, out=x)  # a kernel, behind which ours may begin early
+        got = scaled_mm.awq_gemm(**{**given, **late})
+        assert torch.equal(got, expected)
+
+
 @pytest.mark.skipif(ON_CPU, reason="kernels are chosen on the GPU")
 def test_an_unknown_kernel_is_refused() -> None:
     run_python(
@@ -227,26 +303,26 @@ def test_layers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, m: int) -> 
     for k, n in ((4096, 4096), (11008, 4096), (4096, 11008)):
         case = AwqCase(f"layer-{k}-{n}-{m}", k, n, 128, dtype, "usual", (m,), torch.float32)
         there = on_device(case.product())
-        w = scaled_mm.awq_dequantize(*(there[x] for x in ("qweight", "scales", "qzeros")))
+        w = scaled_mm.awq_dequantize(*(there[x] for x in WEIGHT))
         x, wide, bias = there["x"].double(), w.double(), there["bias"].double()
         exact = x @ wide + bias
         size = x.abs() @ wide.abs() + bias.abs()
         bound = exact.abs() * torch.finfo(dtype).eps / 2 + k * 2.0**-23 * size
-        for arm in ARMS:
-            with forced(arm):
-                got = scaled_mm.awq_gemm(**there)
+        for arm in ALL_ARMS:
+            with forced(name_of(arm)):
+                got = scaled_mm.awq_gemm(**for_arm(arm, there))
             bad = int(((got.double() - exact).abs() > bound).sum())
             count(f"awq_gemm layers {arm or 'chosen'}", got.numel(), bad)
             assert bad == 0, (arm, k, n)
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ALL_ARMS)
 @pytest.mark.skipif(ON_CPU, reason="many calls")
 def test_runs_agree(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """Two runs give the same bits, where blocks go through many pieces with a full ring."""
     case = AwqCase("runs", 4096, 4096, 128, torch.float16, "usual", (1000,), torch.float32)
-    there = on_device(case.product())
-    with forced(arm):
+    there = for_arm(arm, on_device(case.product()))
+    with forced(name_of(arm)):
         first = scaled_mm.awq_gemm(**there)
         different = sum(int((scaled_mm.awq_gemm(**there) != first).sum()) for _ in range(40))
     count(f"awq_gemm runs {arm or 'chosen'}", 40 * first.numel(), different)

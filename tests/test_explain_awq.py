@@ -22,7 +22,23 @@ def test_the_library_answers_for_int4():
     assert all(
         kernel.chosen or kernel.reason.endswith("the kernel chosen") for kernel in found.kernels
     )
-    assert all("slices of K" in kernel.what or kernel.name == "dense" for kernel in found.kernels)
+    for kernel in found.kernels:
+        assert "slices of K" in kernel.what or not kernel.name.startswith("stream")
+        assert kernel.name.startswith("packed") == (kernel.reason == TAKES_PACKED)
+
+
+TAKES_PACKED = "takes packed words (pack_awq)"
+
+
+def test_the_library_answers_for_a_packed_weight():
+    """One of its own kernels is chosen, for every size and every group that can be packed."""
+    for m, n, k, group in ((1, 4096, 4096, 128), (300, 8, 96, 32), (64, 1000, 192, 192)):
+        found = explain_awq(m, n, k, group=group, packed=True, device=DEVICES["H200"])
+        assert found.chosen is not None
+        assert found.chosen.what.startswith("from packed words") or found.chosen.name == "dense"
+        for kernel in found.kernels:
+            plain = kernel.name.startswith("stream")
+            assert plain == (kernel.reason == "takes AWQ's words, not packed ones")
 
 
 def test_the_int4_choice_follows_the_shape():
@@ -47,7 +63,8 @@ def test_the_int4_choice_follows_the_shape():
 )
 def test_shapes_that_do_not_stream(n, k, group, said):
     found = explain_awq(1, n, k, group=group, device=DEVICES["H200"])
-    dense, *streams = found.kernels
+    dense, *others = found.kernels
+    streams = [kernel for kernel in others if kernel.name.startswith("stream")]
     assert (dense.name, dense.chosen) == ("dense", True)
     assert {kernel.reason for kernel in streams} == {f"does not take the shape: {said}"}
     assert {kernel.predicted_us for kernel in streams} == {None}
@@ -73,6 +90,7 @@ def test_an_empty_int4_product():
         ({"n": 12}, "n must be a multiple of 8, got 12"),
         ({"group": 48}, "group must be a divisor of k=64, got 48"),
         ({"group": 0}, "group must be a divisor of k=64, got 0"),
+        ({"group": 16, "packed": True}, "group must be a multiple of 32 where the weight is packed, got 16"),
         ({"out_dtype": "float32"}, "out_dtype must be one of bfloat16, float16, got float32"),
     ],
     ids=str,

@@ -52,11 +52,14 @@ SCHEMAS = {
     "Tensor? bias=None) -> Tensor",
     "awq_gemm.out": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
     "Tensor? bias=None, Tensor(a!) out) -> ()",
+    "awq_gemm_packed": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? bias=None) -> Tensor",
+    "awq_gemm_packed.out": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? bias=None, "
+    "Tensor(a!) out) -> ()",
     "_widen": "(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor",
     "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
     "int capability, int sms, float bytes_per_us, float mhz) -> str",
-    "_explain_lowbit": "(int m, int n, int k, int group, str device, int capability, int sms, "
-    "float bytes_per_us, float mhz) -> str",
+    "_explain_lowbit": "(int m, int n, int k, int group, bool packed, str device, "
+    "int capability, int sms, float bytes_per_us, float mhz) -> str",
     "_gpus": "() -> str",
     "_fingerprint": "(str arch) -> str",
     "_tune": "(str device, int capability, int sms, float memory_share, str kernels, "

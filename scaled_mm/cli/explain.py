@@ -110,13 +110,15 @@ def ask_library(
     return _library.explain("int8", m, n, k, out_dtype, activation or "none", *device.facts)
 
 
-def ask_library_awq(m: int, n: int, k: int, device: Device, group: int) -> dict[str, Any]:
+def ask_library_awq(
+    m: int, n: int, k: int, device: Device, group: int, packed: bool = False
+) -> dict[str, Any]:
     """The library's answer for int4.
 
     Raises:
         ValueError: SCALED_MM_KERNEL names no kernel.
     """
-    return _library.explain("lowbit", m, n, k, group, *device.facts)
+    return _library.explain("lowbit", m, n, k, group, packed, *device.facts)
 
 
 def explain(
@@ -159,6 +161,7 @@ def explain_awq(
     k: int,
     *,
     group: int = 128,
+    packed: bool = False,
     out_dtype: str = "bfloat16",
     device: Device | None = None,
     ask: Callable[..., dict[str, Any]] | None = None,
@@ -168,6 +171,8 @@ def explain_awq(
     Args:
         m, n, k: the sizes; N a multiple of 8.
         group: rows of W that share scales and zero points; a divisor of K.
+        packed: whether the weight is packed in units (`pack_awq`, docs/lowbit.md); its groups then
+            are multiples of 32.
         out_dtype: bfloat16 or float16; the choice is the same.
         device: the GPU; None: the local one, or an H200 where there is none.
         ask: what answers, with the arguments of `ask_library_awq`; None: that.
@@ -180,10 +185,12 @@ def explain_awq(
         raise ValueError(f"n must be a multiple of 8, got {n}")
     if group < 1 or k % group:
         raise ValueError(f"group must be a divisor of k={k}, got {group}")
+    if packed and group % 32:
+        raise ValueError(f"group must be a multiple of 32 where the weight is packed, got {group}")
     if out_dtype not in ("bfloat16", "float16"):
         raise ValueError(f"out_dtype must be one of bfloat16, float16, got {out_dtype}")
     gpu = device or local_device() or DEVICES["H200"]
-    answer = (ask or ask_library_awq)(m, n, k, gpu, group)
+    answer = (ask or ask_library_awq)(m, n, k, gpu, group, packed)
     return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu, group=group)
 
 
@@ -264,13 +271,16 @@ def command(
     bandwidth: float | None,
     awq: bool,
     group: int,
+    packed: bool,
     as_json: bool,
 ) -> None:
     gpu = chosen_device(device, sms, bandwidth)
     if awq and activation is not None:
         raise ValueError(f"--activation must be left out with --awq, got {activation}")
+    if packed and not awq:
+        raise ValueError("--packed must stand beside --awq, got it alone")
     if awq:
-        found = explain_awq(m, n, k, group=group, out_dtype=dtype, device=gpu)
+        found = explain_awq(m, n, k, group=group, packed=packed, out_dtype=dtype, device=gpu)
     else:
         found = explain(m, n, k, out_dtype=dtype, activation=activation, device=gpu)
     if as_json:

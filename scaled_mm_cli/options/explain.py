@@ -24,6 +24,7 @@ def options(
     bandwidth: Annotated[float | None, typer.Option(help="TB/s of memory, if another.")] = None,
     awq: Annotated[bool, typer.Option("--awq", help="Of an int4 product, awq_gemm.")] = False,
     group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
+    packed: Annotated[bool, typer.Option("--packed", help="The int4 weight is packed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """See `scaled_mm.cli.explain.command`."""

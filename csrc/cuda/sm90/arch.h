@@ -100,6 +100,24 @@ struct Stream {
   Prediction predict(const LowbitProblem::Size& size, const Machine& machine) const;
 };
 
+// From a weight packed in units (lowbit_packed.cuh).
+struct Packed {
+  int tokens;      // of a tile
+  int panels;      // of kUnitChannels channels, of each warpgroup
+  int warpgroups;  // that multiply
+  int live;        // blocks that a multiprocessor holds
+  // measured, as above; a chunk has kUnitRows rows:
+  double fixed_us;
+  double chunk_us;
+  double pair_factor = 1;
+  double rate = 1;
+
+  constexpr int channels() const { return kUnitChannels * panels * warpgroups; }
+  std::string describe(const LowbitProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const LowbitProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const LowbitProblem::Size& size, const Machine& machine) const;
+};
+
 // W dequantised to memory, then a CUTLASS product with it.
 struct Dense {
   int tile_m;
@@ -118,6 +136,8 @@ struct Dense {
 #undef KERNEL
 
 template <const Stream& kTile>
+void run(const LowbitProblem& p, const Scope& scope);
+template <const Packed& kTile>
 void run(const LowbitProblem& p, const Scope& scope);
 template <const Dense& kTile>
 void run(const LowbitProblem& p, const Scope& scope);
@@ -150,6 +170,37 @@ struct Plan {
   constexpr int64_t partials() const { return int64_t{cut()} * slices; }  // tiles of sums in memory
 };
 Plan plan_stream(const Stream& tile, const LowbitProblem::Size& size, int sms);
+
+// How a kernel for packed weights shares a product out: rounds of whole tiles; and of the tiles
+// left either
+//   each in `slices` blocks, a cluster, which have a slice of K each and add up their sums in shared
+//   memory (then there are no whole tiles), or
+//   all of their units in one row, tile after tile, cut into equal shares for all blocks: sums of
+//   parts of tiles go to memory and are added up afterwards.
+struct PackedPlan {
+  int blocks;
+  int tiles;       // of D
+  int whole;       // tiles that are not cut
+  int chunks;      // of a tile: kUnitRows rows of K
+  int slices = 1;  // blocks of a cluster
+  constexpr int cut() const { return tiles - whole; }
+  constexpr bool has_shares() const { return cut() > 0 && slices == 1; }
+  constexpr int units() const { return cut() * chunks; }
+  // A share's first unit. The first shares are one longer than the others, where they must.
+  constexpr int begin(int block) const {
+    const int longer = units() % blocks;
+    return block * (units() / blocks) + (block < longer ? block : longer);
+  }
+  constexpr int owner(int unit) const {
+    const int least = units() / blocks, longer = units() % blocks, split = longer * (least + 1);
+    return unit < split ? unit / (least + 1) : longer + (unit - split) / least;
+  }
+  // Parts of tiles in memory. A block's parts and a tile's parts lie side by side, for one of the
+  // two is another from part to part.
+  constexpr int slots() const { return has_shares() ? blocks + cut() : 0; }
+  constexpr int slot(int block, int tile) const { return block + tile - whole; }
+};
+PackedPlan plan_packed(const Packed& tile, const LowbitProblem::Size& size, int sms);
 
 }  // namespace lowbit
 

@@ -88,14 +88,16 @@ struct Place {
   static constexpr int kBand = 16;
   int row, col;  // the first token and channel
 
-  __device__ Place(const StreamParams& p, int tile, int tokens) {
-    const int channel_tiles = p.plan.tiles / p.token_tiles;
+  __device__ Place(int tile, int tiles, int token_tiles, int tokens, int channels) {
+    const int channel_tiles = tiles / token_tiles;
     const int band = tile / (kBand * channel_tiles) * kBand;
-    const int width = min(kBand, p.token_tiles - band);
+    const int width = min(kBand, token_tiles - band);
     tile -= band * channel_tiles;
     row = (band + tile % width) * tokens;
-    col = tile / width * tile_channels(tokens);
+    col = tile / width * channels;
   }
+  __device__ Place(const StreamParams& p, int tile, int tokens)
+      : Place(tile, p.plan.tiles, p.token_tiles, tokens, tile_channels(tokens)) {}
 };
 
 // A part of the product: a tile, or a slice of one. A block has every gridDim.x-th.

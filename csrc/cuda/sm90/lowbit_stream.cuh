@@ -28,21 +28,9 @@
 #include "cuda/sm90/lowbit_block.cuh"
 #include "cuda/sm90/lowbit_load.cuh"
 #include "cuda/sm90/lowbit_multiply.cuh"
+#include "cuda/sm90/lowbit_store.cuh"
 
 namespace scaled_mm::cuda::sm90::lowbit {
-
-// The bits of floats in T, side by side.
-template <class T, int kCount>
-__device__ void store_narrow(uint16_t* to, const float (&x)[kCount]) {
-  using Bits =
-      std::conditional_t<kCount == 8, uint4, std::conditional_t<kCount == 4, uint2, uint32_t>>;
-  uint32_t bits[kCount / 2];
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    bits[i] = Format<DTypeOf<T>::value>::narrow(x[2 * i], x[2 * i + 1]);
-  }
-  *reinterpret_cast<Bits*>(to) = *reinterpret_cast<const Bits*>(bits);
-}
 
 // Stores a lane's sums. Sums 0 and 2 are channels 2 j and 2 j + 1 of token 8 i + 2 t, 1 and 3 of
 // the next one.
@@ -165,12 +153,7 @@ __global__ __launch_bounds__(128) void join_slices(const __grid_constant__ Strea
     sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     from += int64_t{cut} * tokens * channels;
   }
-  float x[4] = {sum.x, sum.y, sum.z, sum.w};
-  if (p.bias.data) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) x[c] += load_float(p.bias, 0, place.col + channel + c);
-  }
-  store_narrow<T>(p.d + int64_t{place.row + token} * p.n + place.col + channel, x);
+  store_quad<T>(p, place.row + token, place.col + channel, sum);
 }
 
 }  // namespace scaled_mm::cuda::sm90::lowbit

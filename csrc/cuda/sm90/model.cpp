@@ -1,6 +1,7 @@
 // What Hopper's kernels serve and how long they are expected to take (docs/tuning.md). The rates
 // are the machine's (dispatch/gpus.def).
 #include <algorithm>
+#include <climits>
 #include <cmath>
 
 #include "cuda/common/padding.h"
@@ -175,10 +176,30 @@ double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& 
              chunk_us;
 }
 
+constexpr double kExchangeUs = 1.0;          // of a cluster's blocks adding up their sums
+constexpr double kExchangeBytesPerUs = 6e4;  // of a block's sums
+constexpr int kMostSlices = 8;               // of a cluster that every device can hold
+
+// The same of a packed weight.
+double busy_us(const Packed& tile, const LowbitProblem::Size& size, const PackedPlan& plan,
+               int sms) {
+  const double chunk_us = tile.chunk_us * (plan.blocks > sms ? tile.pair_factor : 1);
+  const double tokens = double(std::min<int64_t>(size.m, tile.tokens));
+  const double sums = tokens * tile.channels() * sizeof(float);  // bytes of a tile
+  if (plan.slices > 1) {
+    return double(ceil_div(plan.chunks, plan.slices)) * chunk_us + kExchangeUs +
+           sums / kExchangeBytesPerUs;
+  }
+  const double whole = double(ceil_div(plan.whole, plan.blocks)) * plan.chunks * chunk_us;
+  if (plan.cut() == 0) return whole;
+  return whole + kJoinUs + 2 * plan.slots() * sums / kJoinBytesPerUs +
+         double(ceil_div(plan.units(), plan.blocks)) * chunk_us;
+}
+
 // What no kernel here takes.
 std::string refuse_weight(const LowbitProblem::Size& size, const Machine& machine) {
-  if (size.bits != 4 || size.packing != Packing::awq || size.zero_point != ZeroPoint::integer) {
-    return cat("takes 4 bits in AWQ's packing with integer zero points, got ", size.bits, " bits");
+  if (size.bits != 4 || size.zero_point != ZeroPoint::integer) {
+    return cat("takes 4 bits with integer zero points, got ", size.bits, " bits");
   }
   return refuse_machine(machine);
 }
@@ -192,6 +213,7 @@ std::string Stream::describe(const LowbitProblem::Size& size, const Machine& mac
 }
 
 std::string Stream::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
+  if (size.packing != Packing::awq) return "takes AWQ's words, not packed ones";
   if (size.k == 0) return "has nothing to load when K is 0";
   if (size.k % kDepth) {
     return cat("does not take the shape: K=", size.k, " is no multiple of ", kDepth);
@@ -208,6 +230,26 @@ Prediction Stream::predict(const LowbitProblem::Size& size, const Machine& machi
   return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
                 machine.latency * busy_us(*this, size, plan, machine.sms),
                 plan.blocks > machine.sms ? pair_us : 0);
+}
+
+std::string Packed::describe(const LowbitProblem::Size& size, const Machine& machine) const {
+  const PackedPlan plan = plan_packed(*this, size, machine.sms);
+  const auto how = plan.slices > 1      ? cat(", each in a cluster of ", plan.slices, " slices of K")
+                   : plan.has_shares() ? cat(", ", plan.cut(), " of ", plan.tiles,
+                                             " shared out over ", plan.blocks, " blocks")
+                                       : std::string();
+  return cat("from packed words, tiles of ", tokens, " tokens x ", channels(), " channels", how);
+}
+
+std::string Packed::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
+  if (size.packing != Packing::units) return "takes packed words (pack_awq)";
+  return refuse_weight(size, machine);
+}
+
+Prediction Packed::predict(const LowbitProblem::Size& size, const Machine& machine) const {
+  const PackedPlan plan = plan_packed(*this, size, machine.sms);
+  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
+                machine.latency * busy_us(*this, size, plan, machine.sms), 0);
 }
 
 std::string Dense::describe(const LowbitProblem::Size&, const Machine&) const {
@@ -261,6 +303,36 @@ Plan plan_stream(const Stream& tile, const LowbitProblem::Size& size, int sms) {
     if (left == 0) continue;
     for (int rounds = 1; rounds <= kMostRounds; ++rounds) {  // as many slices as they have room for
       consider(slots, std::max<int64_t>(1, std::min(rounds * slots / left, chunks)));
+    }
+  }
+  return best;
+}
+
+PackedPlan plan_packed(const Packed& tile, const LowbitProblem::Size& size, int sms) {
+  const int64_t tiles = ceil_div(size.m, tile.tokens) * ceil_div(size.n, tile.channels());
+  const auto chunks = static_cast<int>(ceil_div(size.k, kUnitRows));
+  PackedPlan best = {};
+  double least = INFINITY;
+  const auto consider = [&](PackedPlan plan) {
+    const double us = busy_us(tile, size, plan, sms);
+    if (us < least) least = us, best = plan;
+  };
+  for (int live = 1; live <= tile.live; ++live) {
+    const int64_t slots = int64_t{live} * sms;
+    PackedPlan plan = {};
+    plan.tiles = static_cast<int>(tiles), plan.chunks = chunks;
+    plan.whole = plan.tiles, plan.blocks = static_cast<int>(std::clamp<int64_t>(tiles, 1, slots));
+    consider(plan);
+    if (tiles % slots == 0 || chunks == 0) continue;
+    plan.whole = static_cast<int>(tiles / slots * slots);
+    const int64_t units = (tiles - plan.whole) * chunks;
+    plan.blocks = static_cast<int>(plan.whole > 0 ? slots : std::min(slots, units));
+    if (units >= plan.blocks && units <= INT_MAX) consider(plan);
+    for (int slices = 2; slices <= std::min(kMostSlices, chunks); slices *= 2) {
+      // All at once; a few multiprocessors are left over in the groups that clusters live in.
+      if (tiles * slices > slots - slots / 32) break;
+      plan.whole = 0, plan.slices = slices, plan.blocks = static_cast<int>(tiles) * slices;
+      consider(plan);
     }
   }
   return best;

@@ -1,0 +1,164 @@
+// The products of the kernel for packed int4 weights: words to weights in registers, weights times
+// tokens.
+#pragma once
+
+#include "cuda/sm90/lowbit_multiply.cuh"
+#include "cuda/sm90/lowbit_packed_block.cuh"
+
+namespace scaled_mm::cuda::sm90::lowbit {
+
+// A warpgroup's part of every stage: kPanels panels of channels, 16 channels of each for a warp.
+//
+// In batches of products (wgmma) of kBatchSteps steps of 16 rows: one or two batches run while the
+// weights of the next are made, from stage to stage. Words come to registers half a stage ahead,
+// four steps in a load. What keeps ptxas from serialising the products: lowbit_multiply.cuh.
+template <class T, class Block>
+class PackedMultiplier {
+ public:
+  static constexpr int kTokens = Block::kTokens, kPanels = Block::kPanels;
+  using Sums = float[kPanels][kTokens / 8][4];
+
+  __device__ PackedMultiplier(const PackedParams& p, const uint8_t* tokens, const uint8_t* words,
+                              typename Block::Barriers& barriers)
+      : stages_(p.stages), tokens_(tokens), barriers_(barriers) {
+    // From one lane, so that ptxas knows it to be the warp's: descriptors stay in uniform registers.
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+    warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
+    words_ = words + warp / 4 * kPanels * Block::kUnitBytes;
+  }
+
+  // Chunks [chunk, last) of a tile.
+  __device__ void run(Sums& sums, int chunk, int last) {
+    if (chunk >= last) return;
+    before_ = -1;
+    wait();
+    read(0);
+    take(0);
+    make(0);
+    read(1);
+#pragma unroll 1
+    for (; chunk + 1 < last; ++chunk) multiply_stage(sums, std::false_type{});
+    multiply_stage(sums, std::true_type{});
+    cute::warpgroup_wait<0>();
+    fence(sums);
+    release(before_);
+    at_.advance(stages_);
+  }
+
+ private:
+  static constexpr int kSets = Block::kSets, kUnitSteps = kUnitRows / 16;
+  static constexpr int kBatchSteps = 2 / kPanels;  // two products to a batch
+  static constexpr int kBatches = kUnitSteps / kBatchSteps, kHalf = kBatches / 2;
+  // Batches that may run while weights are made: with few warps two.
+  static constexpr int kPending = Block::kLive == 1 && kPanels == 1 && Block::kThreads == 384 ? 2 : 1;
+  static constexpr int kBuffers = kPending == 1 ? 2 : 4;  // of weights
+  static constexpr int kSetSteps = kUnitSteps / kSets, kHalfSets = kSets > 1 ? kSets / 2 : 1;
+  static_assert(kPanels == 1 || kPanels == 2);
+
+  int stages_, warp_, lane_;
+  const uint8_t *tokens_, *words_;
+  typename Block::Barriers& barriers_;
+  Cursor at_;
+  int before_;  // the stage before, whose last products may still run
+  Pair w_[kBuffers][kBatchSteps][kPanels][4];
+  uint4 next_[kPanels], now_[kPanels];  // words of half a unit
+  UnitGroup<T> next_groups_[kHalfSets][kPanels], now_groups_[kHalfSets][kPanels], group_[kPanels];
+
+  __device__ void wait() const {
+    Full::wait(&barriers_.full[at_.stage], at_.phase);
+    asm volatile("" ::: "memory");  // no read of the stage before
+  }
+  // Every lane for itself, as Worker::release.
+  __device__ void release(int stage) const { Empty::arrive(&barriers_.empty[stage]); }
+
+  __device__ void read(int half) {
+#pragma unroll
+    for (int j = 0; j < kPanels; ++j) {
+      const uint8_t* unit = words_ + at_.stage * Block::kWordBytes + j * Block::kUnitBytes;
+      next_[j] = *unit_words(unit, half, warp_, lane_);
+      if (kSets == 1 && half == 1) continue;
+#pragma unroll
+      for (int s = 0; s < kHalfSets; ++s) {
+        next_groups_[s][j].read(unit, half * kHalfSets + s, warp_, lane_);
+      }
+    }
+  }
+  __device__ void take(int half) {
+#pragma unroll
+    for (int j = 0; j < kPanels; ++j) {
+      now_[j] = next_[j];
+      if (kSets == 1 && half == 1) continue;
+#pragma unroll
+      for (int s = 0; s < kHalfSets; ++s) now_groups_[s][j] = next_groups_[s][j];
+    }
+  }
+  // A batch's weights.
+  __device__ void make(int batch) {
+#pragma unroll
+    for (int i = 0; i < kBatchSteps; ++i) {
+      const int step = batch * kBatchSteps + i;
+#pragma unroll
+      for (int j = 0; j < kPanels; ++j) {
+        if (step % kSetSteps == 0) {
+          group_[j] = now_groups_[step / kSetSteps % kHalfSets][j];
+          group_[j].lift();
+        }
+        const uint32_t of_step[4] = {now_[j].x, now_[j].y, now_[j].z, now_[j].w};
+        group_[j].weights(w_[batch % kBuffers][i][j], of_step[step % 4]);
+      }
+    }
+  }
+  static __device__ void fence(Sums& sums) {
+#pragma unroll
+    for (auto& of_panel : sums) {
+#pragma unroll
+      for (auto& of_tokens : of_panel) {
+#pragma unroll
+        for (float& sum : of_tokens) cute::warpgroup_fence_operand(sum);
+      }
+    }
+  }
+  // The lower half of a descriptor is the address; the upper one is the same for all.
+  static __device__ uint64_t with_address(uint32_t address) {
+    constexpr uint64_t kUpper = uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32;
+    return kUpper | address;
+  }
+
+  template <class IsLast>
+  __device__ void multiply_stage(Sums& sums, IsLast is_last) {
+    const int stage = at_.stage;
+    const uint64_t whole = descriptor(tokens_ + stage * Block::kTokenBytes);
+    const uint32_t tokens = __shfl_sync(~0u, static_cast<uint32_t>(whole), 0);
+    fence(sums);
+#pragma unroll
+    for (int batch = 0; batch < kBatches; ++batch) {
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int i = 0; i < kBatchSteps; ++i) {
+        const int step = batch * kBatchSteps + i;  // 16 rows of K are 32 bytes of a token
+        const uint64_t of_step = with_address(tokens + step / 4 * (kTokens * 8) + step % 4 * 2);
+#pragma unroll
+        for (int j = 0; j < kPanels; ++j) {
+          multiply_add_async<T, kTokens>(sums[j], w_[batch % kBuffers][i][j], of_step);
+        }
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<kPending>();
+      if (batch == kPending - 1 && before_ >= 0) release(before_);
+      if (is_last && batch == kBatches - 1) break;
+      const int following = (batch + 1) % kBatches;
+      if (following % kHalf == 0) take(following / kHalf);
+      make(following);
+      if (following % kHalf != 0 || (is_last && following == kHalf)) continue;
+      if (following == kHalf) {
+        at_.advance(stages_);
+        wait();
+      }
+      read(following == kHalf ? 0 : 1);
+    }
+    before_ = stage;
+    fence(sums);
+  }
+};
+
+}  // namespace scaled_mm::cuda::sm90::lowbit
