@@ -49,8 +49,7 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "awq_gemm.out(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None, "
       "Tensor(a!) out) -> ()");
-  ops.def(
-      "awq_gemm_packed(Tensor x, Tensor packed, int[] sizes, *, Tensor? bias=None) -> Tensor");
+  ops.def("awq_gemm_packed(Tensor x, Tensor packed, int[] sizes, *, Tensor? bias=None) -> Tensor");
   ops.def(
       "awq_gemm_packed.out(Tensor x, Tensor packed, int[] sizes, *, Tensor? bias=None, "
       "Tensor(a!) out) -> ()");
@@ -62,7 +61,8 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "_explain_int8(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
       "int capability, int sms, float bytes_per_us, float mhz) -> str");
   ops.def(
-      "_explain_lowbit(int m, int n, int k, int group, bool packed, str device, int capability, int sms, "
+      "_explain_lowbit(int m, int n, int k, int group, bool packed, str device, int capability, "
+      "int sms, "
       "float bytes_per_us, float mhz) -> str");
   ops.def("_gpus() -> str");
   ops.def("_fingerprint(str arch) -> str");

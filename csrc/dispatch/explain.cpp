@@ -116,8 +116,8 @@ std::string explain_int8(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
 }
 
 std::string explain_lowbit(int64_t m, int64_t n, int64_t k, int64_t group, bool packed,
-                           std::string device, int64_t capability, int64_t sms,
-                           double bytes_per_us, double mhz) {
+                           std::string device, int64_t capability, int64_t sms, double bytes_per_us,
+                           double mhz) {
   const Packing packing = packed ? Packing::units : Packing::awq;
   return explain<LowbitProblem>(
       {.m = m, .n = n, .k = k, .group = group, .packing = packing},

@@ -77,15 +77,17 @@ LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t
   const auto [k, n, group, layout] = std::tie(sizes[0], sizes[1], sizes[2], sizes[3]);
   const std::optional<int64_t> elements = packed_elements(k, n, group, layout);
   if (!elements) {
-    refuse("sizes",
-           "be (K, N, G, layout) with N a multiple of 8, G a divisor of K (0 for K = 0) and layout 0"
-           " or, for groups of a multiple of 32, 1",
-           shape_text(sizes));
+    refuse(
+        "sizes",
+        "be (K, N, G, layout) with N a multiple of 8, G a divisor of K (0 for K = 0) and layout 0"
+        " or, for groups of a multiple of 32, 1",
+        shape_text(sizes));
   }
   LowbitWeight w;
   w.k = k, w.n = n, w.group = group;
   w.dtype = must_be_16_bit_float("packed", packed);
-  if (packed.dim() != 1 || packed.size(0) != *elements || (*elements > 1 && packed.stride(0) != 1)) {
+  if (packed.dim() != 1 || packed.size(0) != *elements ||
+      (*elements > 1 && packed.stride(0) != 1)) {
     refuse("packed",
            cat("be a contiguous buffer of shape ", shape_text({*elements}), " for K=", k, ", N=", n,
                ", G=", group),

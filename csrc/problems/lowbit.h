@@ -36,11 +36,11 @@ struct LowbitWeight {
   int bits = 4;       // of a value
   Packing packing = Packing::awq;
   ZeroPoint zero_point = ZeroPoint::integer;
-  Matrix<const uint32_t> q;       // [K, N * bits / 32]
-  Matrix<const uint32_t> zeros;   // [K / group, N * bits / 32]
-  Matrix<const uint16_t> scales;  // [K / group, N]
+  Matrix<const uint32_t> q;        // [K, N * bits / 32]
+  Matrix<const uint32_t> zeros;    // [K / group, N * bits / 32]
+  Matrix<const uint16_t> scales;   // [K / group, N]
   const uint8_t* units = nullptr;  // [ceil(K / kUnitRows), ceil(N / kUnitChannels)]
-  DType dtype = DType::float16;   // of the scales and of W; a 16-bit one
+  DType dtype = DType::float16;    // of the scales and of W; a 16-bit one
 };
 
 // D [M, N] = X [M, K] W [K, N] + bias [N]; without X, D is W itself. D is row-major without gaps, X

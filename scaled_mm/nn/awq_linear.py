@@ -115,7 +115,7 @@ class AWQLinear(nn.Module):
         return cls.from_int4(from_gptq(qweight, scales, qzeros, g_idx, version=version), bias)
 
     def pack(self) -> AWQLinear:
-        """Lays the weight out for the kernels (`scaled_mm.pack_awq`); the same bits, faster on a GPU.
+        """Lays the weight out for the kernels (`scaled_mm.pack_awq`): faster on a GPU.
 
         Weights on meta tensors stay as they are. Moving, converting or loading the layer packs it
         again.

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from .arguments import accept, accept_out, explained, written
 from .packed_awq import PackedAWQ, packed_elements
-from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text, sizes_text
+from .shapes import (
+    awq_sizes,
+    must,
+    must_have_dim,
+    must_share_device,
+    output,
+    shape_text,
+    sizes_text,
+)
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
 _awq_gemm = torch.ops.scaled_mm.awq_gemm.default
@@ -80,6 +88,7 @@ def awq_gemm(
     if out is not None:
         options["out"] = out
     operands: dict[str, Any] = {"x": x}
+    weight: tuple[Any, ...]
     if isinstance(qweight, PackedAWQ):
         if scales is not None or qzeros is not None:
             raise TypeError("scales and qzeros must be absent beside a PackedAWQ, got a Tensor")

@@ -145,13 +145,13 @@ def _split(packed: PackedAWQ, groups: int) -> tuple[Tensor, Tensor, Tensor]:
 # Word (w, e, g, t) of a step holds nibble 2 i + h + 4 r; it is lane 16 e + 4 g + t of warp w.
 
 
-def _nibbles() -> Iterator[tuple[int, int, int, int, int, int]]:
-    """(g, h, i, r) with the shift of that nibble in AWQ's word and in a unit's."""
+def _nibbles() -> Iterator[tuple[int, int, int, int, int]]:
+    """(g, i, r), for both h, with the shift of that nibble in AWQ's word and in a unit's."""
     for g in range(4):
         for h in range(2):
             for i in range(2):
                 for r in range(2):
-                    yield g, h, i, r, 4 * (g + 4 * h), 4 * (2 * i + h + 4 * r)
+                    yield g, i, r, 4 * (g + 4 * h), 4 * (2 * i + h + 4 * r)
 
 
 def _views(words: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def to_units(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
 
     padded = torch.nn.functional.pad(qweight, (0, 8 * panels - n // 8, 0, _DEPTH * chunks - k))
     from_rows, to_order = _views(padded, units)
-    for g, h, i, r, awq, mine in _nibbles():
+    for g, i, r, awq, mine in _nibbles():
         to_order[g] |= ((from_rows[i, r] >> awq) & 15) << mine
 
     # Zero points as bytes: channels 2 j and 2 j + 1 of a word.
@@ -208,14 +208,16 @@ def _from_units(packed: PackedAWQ, groups: int) -> tuple[Tensor, Tensor, Tensor]
     units = packed.data.view(torch.uint8).view(chunks, panels, -1)
     words = units.new_zeros((chunks * _DEPTH, 8 * panels), dtype=torch.int32)
     rows, order = _views(words, units)
-    for g, h, i, r, awq, mine in _nibbles():
+    for g, i, r, awq, mine in _nibbles():
         rows[i, r] |= ((order[g] >> mine) & 15) << awq
 
     first = torch.arange(groups, device=units.device) * (packed.group * sets // _DEPTH)
     of_sets = units[..., 4 * _WORDS :].unflatten(-1, (sets, _SET)).transpose(1, 2).flatten(0, 1)
     scales, zeros = of_sets[first].split((2 * _PANEL, _PANEL // 2), -1)  # [groups, panels, ...]
     pairs = zeros.to(torch.int32).flatten(1).unflatten(-1, (-1, 4))
-    qzeros = sum((pairs[..., j] & 15) << 4 * j | pairs[..., j] >> 4 << (16 + 4 * j) for j in range(4))
+    qzeros = sum(
+        (pairs[..., j] & 15) << 4 * j | pairs[..., j] >> 4 << (16 + 4 * j) for j in range(4)
+    )
     own = torch.contiguous_format
     return (
         words[:k, : n // 8].clone(memory_format=own),

@@ -173,10 +173,10 @@ Plan plan_stream(const Stream& tile, const LowbitProblem::Size& size, int sms);
 
 // How a kernel for packed weights shares a product out: rounds of whole tiles; and of the tiles
 // left either
-//   each in `slices` blocks, a cluster, which have a slice of K each and add up their sums in shared
-//   memory (then there are no whole tiles), or
-//   all of their units in one row, tile after tile, cut into equal shares for all blocks: sums of
-//   parts of tiles go to memory and are added up afterwards.
+//   each in `slices` blocks, a cluster, which have a slice of K each and add up their sums in
+//   shared memory (then there are no whole tiles), or all of their units in one row, tile after
+//   tile, cut into equal shares for all blocks: sums of parts of tiles go to memory and are added
+//   up afterwards.
 struct PackedPlan {
   int blocks;
   int tiles;       // of D

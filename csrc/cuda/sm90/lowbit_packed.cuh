@@ -1,10 +1,10 @@
 // D = X W + bias, W packed in units (docs/lowbit.md, "The packed form").
 //
 // As in lowbit_stream.cuh channels lie on the M side of the tensor cores' products, tokens on their
-// N side, and one thread feeds a ring of stages; a stage is kUnitRows rows of K. Units hold words in
-// the order of the registers that multiply: a lane loads four steps of 16 rows at once. Blocks have
-// equal shares of all units, or clusters have a tile each (PackedPlan). No bit depends on when a
-// block ran.
+// N side, and one thread feeds a ring of stages; a stage is kUnitRows rows of K. Units hold words
+// in the order of the registers that multiply: a lane loads four steps of 16 rows at once. Blocks
+// have equal shares of all units, or clusters have a tile each (PackedPlan). No bit depends on when
+// a block ran.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -16,8 +16,8 @@
 
 namespace scaled_mm::cuda::sm90::lowbit {
 
-// The first channel and token that a lane has sums of: of panel j the 64 j-th channel from there and
-// the next, of sums[.][i] the tokens 8 i and 8 i + 1 from there.
+// The first channel and token that a lane has sums of: of panel j the 64 j-th channel from there
+// and the next, of sums[.][i] the tokens 8 i and 8 i + 1 from there.
 template <class Block>
 struct LaneSums {
   int channel, token;

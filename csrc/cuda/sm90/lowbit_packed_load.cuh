@@ -1,5 +1,5 @@
-// The loads of the kernel for packed int4 weights: one thread feeds the ring, a stage's units by one
-// copy.
+// The loads of the kernel for packed int4 weights: one thread feeds the ring, a stage's units by
+// one copy.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

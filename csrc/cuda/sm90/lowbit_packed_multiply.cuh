@@ -21,7 +21,8 @@ class PackedMultiplier {
   __device__ PackedMultiplier(const PackedParams& p, const uint8_t* tokens, const uint8_t* words,
                               typename Block::Barriers& barriers)
       : stages_(p.stages), tokens_(tokens), barriers_(barriers) {
-    // From one lane, so that ptxas knows it to be the warp's: descriptors stay in uniform registers.
+    // From one lane, so that ptxas knows it to be the warp's: descriptors stay in uniform
+    // registers.
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
     words_ = words + warp / 4 * kPanels * Block::kUnitBytes;
@@ -50,7 +51,8 @@ class PackedMultiplier {
   static constexpr int kBatchSteps = 2 / kPanels;  // two products to a batch
   static constexpr int kBatches = kUnitSteps / kBatchSteps, kHalf = kBatches / 2;
   // Batches that may run while weights are made: with few warps two.
-  static constexpr int kPending = Block::kLive == 1 && kPanels == 1 && Block::kThreads == 384 ? 2 : 1;
+  static constexpr int kPending =
+      Block::kLive == 1 && kPanels == 1 && Block::kThreads == 384 ? 2 : 1;
   static constexpr int kBuffers = kPending == 1 ? 2 : 4;  // of weights
   static constexpr int kSetSteps = kUnitSteps / kSets, kHalfSets = kSets > 1 ? kSets / 2 : 1;
   static_assert(kPanels == 1 || kPanels == 2);

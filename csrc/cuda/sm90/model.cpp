@@ -234,7 +234,7 @@ Prediction Stream::predict(const LowbitProblem::Size& size, const Machine& machi
 
 std::string Packed::describe(const LowbitProblem::Size& size, const Machine& machine) const {
   const PackedPlan plan = plan_packed(*this, size, machine.sms);
-  const auto how = plan.slices > 1      ? cat(", each in a cluster of ", plan.slices, " slices of K")
+  const auto how = plan.slices > 1     ? cat(", each in a cluster of ", plan.slices, " slices of K")
                    : plan.has_shares() ? cat(", ", plan.cut(), " of ", plan.tiles,
                                              " shared out over ", plan.blocks, " blocks")
                                        : std::string();
