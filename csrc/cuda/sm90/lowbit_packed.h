@@ -28,6 +28,8 @@ void launch(const LowbitProblem& p, const Scope& scope) {
                      : plan.slices > 1 ? ceil_div(plan.chunks, plan.slices)
                                        : ceil_div(plan.units(), plan.blocks);
   params.stages = Block::stages(chunks, bytes, plan.slices > 1);
+  // Where there is a multiprocessor for every block, each has one for itself.
+  const int alone = plan.blocks <= device.sms ? device.shared_memory / 2 + 1024 : 0;
   params.bias = p.bias;
   params.d = p.d;
   params.partials =
@@ -37,7 +39,7 @@ void launch(const LowbitProblem& p, const Scope& scope) {
   launch_early(kKernel,
                {.grid = dim3(plan.blocks),
                 .block = dim3(Block::kThreads),
-                .shared_bytes = Block::shared_bytes(params.stages),
+                .shared_bytes = std::max(alone, Block::shared_bytes(params.stages)),
                 .cluster = plan.slices},
                scope, params);
   if (plan.has_shares()) {

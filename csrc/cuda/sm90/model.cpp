@@ -176,9 +176,10 @@ double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& 
              chunk_us;
 }
 
-constexpr double kExchangeUs = 1.0;          // of a cluster's blocks adding up their sums
-constexpr double kExchangeBytesPerUs = 6e4;  // of a block's sums
-constexpr int kMostSlices = 8;               // of a cluster that every device can hold
+constexpr double kShareJoinUs = 2.8;         // of adding up the parts of packed kernels' tiles
+constexpr double kExchangeUs = 2.5;          // of a cluster's blocks adding up their sums
+constexpr double kExchangeBytesPerUs = 3e4;  // of a block's sums
+constexpr int kMostSlices = 2;  // of a cluster: 128 blocks in clusters of 4 do not all fit at once
 
 // The same of a packed weight.
 double busy_us(const Packed& tile, const LowbitProblem::Size& size, const PackedPlan& plan,
@@ -192,7 +193,7 @@ double busy_us(const Packed& tile, const LowbitProblem::Size& size, const Packed
   }
   const double whole = double(ceil_div(plan.whole, plan.blocks)) * plan.chunks * chunk_us;
   if (plan.cut() == 0) return whole;
-  return whole + kJoinUs + 2 * plan.slots() * sums / kJoinBytesPerUs +
+  return whole + kShareJoinUs + 2 * plan.slots() * sums / kJoinBytesPerUs +
          double(ceil_div(plan.units(), plan.blocks)) * chunk_us;
 }
 
@@ -328,9 +329,10 @@ PackedPlan plan_packed(const Packed& tile, const LowbitProblem::Size& size, int 
     const int64_t units = (tiles - plan.whole) * chunks;
     plan.blocks = static_cast<int>(plan.whole > 0 ? slots : std::min(slots, units));
     if (units >= plan.blocks && units <= INT_MAX) consider(plan);
-    for (int slices = 2; slices <= std::min(kMostSlices, chunks); slices *= 2) {
-      // All at once; a few multiprocessors are left over in the groups that clusters live in.
-      if (tiles * slices > slots - slots / 32) break;
+    // Where a multiprocessor holds two blocks, clusters would crowd onto half of them.
+    const int most_slices = tile.live == 1 ? std::min(kMostSlices, chunks) : 1;
+    for (int slices = 2; slices <= most_slices; slices *= 2) {
+      if (tiles * slices > slots) break;  // all at once
       plan.whole = 0, plan.slices = slices, plan.blocks = static_cast<int>(tiles) * slices;
       consider(plan);
     }
