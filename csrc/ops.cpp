@@ -9,6 +9,8 @@
 // out_dtype is bfloat16 when it is absent: AOTInductor takes a dtype that stands as the default in
 // a schema for an integer, and then refuses to load what it compiled.
 //
+// produce_int8 returns q; scale and azp of a dynamic quantiser; and the sum with the residual.
+//
 // An overload `out` computes the same as its op, but into a tensor of the caller's. It returns
 // nothing, since torch.compile takes no op whose result is an argument.
 #include <torch/csrc/stable/library.h>
@@ -42,6 +44,11 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "-> (Tensor, Tensor, Tensor?)");
   ops.def("quantize_weight_int8(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)");
   ops.def("quantize_int8_static(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor");
+  ops.def(
+      "produce_int8(str producer, Tensor x, *, Tensor? weight=None, Tensor? bias=None, "
+      "Tensor? residual=None, Tensor? times=None, bool halves=False, float eps=0.0, "
+      "Tensor? smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True) "
+      "-> (Tensor, Tensor?, Tensor?, Tensor?)");
   ops.def("awq_dequantize(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor");
   ops.def(
       "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None) "

@@ -184,6 +184,7 @@ constexpr InstructionSet table(const char* name, bool (*available)()) {
           quantize_rows,
           range_rows,
           quantizer,
+          produce_rows,
           lowbit_dequantize,
           lowbit_gemm};
 }

@@ -9,6 +9,7 @@
 #include "dispatch/setting.h"
 #include "problems/int8.h"
 #include "problems/lowbit.h"
+#include "problems/produce.h"
 #include "problems/quantize.h"
 
 namespace scaled_mm::cpu {
@@ -47,6 +48,8 @@ struct InstructionSet {
   // For one scale per tensor: the range of rows [begin, end), and what the whole range makes.
   Range (*range)(const QuantizeProblem& p, int64_t begin, int64_t end);
   Quantizer (*quantizer)(const Range& range, bool symmetric);
+  // Produces and quantises rows [begin, end).
+  void (*produce)(const ProduceProblem& p, int64_t begin, int64_t end);
 
   // Writes rows [begin, end) of the dequantised weight.
   void (*lowbit_dequantize)(const LowbitProblem& p, int64_t begin, int64_t end);

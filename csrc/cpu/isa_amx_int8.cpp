@@ -126,6 +126,7 @@ class Micro : public VnniMicro {
 #include "cpu/float16.h"
 #include "cpu/lower.h"
 #include "cpu/quantize_rows.h"
+#include "cpu/produce_rows.h"
 #include "cpu/gemm_loop.h"
 
 // Linux hands out the tile state to processes that ask for it (arch_prctl, ARCH_REQ_XCOMP_PERM).

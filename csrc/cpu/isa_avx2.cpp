@@ -124,6 +124,7 @@ struct Micro {
 #include "cpu/float16.h"
 #include "cpu/lower.h"
 #include "cpu/quantize_rows.h"
+#include "cpu/produce_rows.h"
 #include "cpu/gemm_loop.h"
 
 inline bool available() {

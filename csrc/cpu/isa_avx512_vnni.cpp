@@ -17,6 +17,7 @@ using Micro = VnniMicro;
 #include "cpu/float16.h"
 #include "cpu/lower.h"
 #include "cpu/quantize_rows.h"
+#include "cpu/produce_rows.h"
 #include "cpu/gemm_loop.h"
 
 }  // namespace scaled_mm::cpu::avx512_vnni

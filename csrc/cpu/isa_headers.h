@@ -18,6 +18,7 @@
 #include "cpu/packed.h"
 #include "cpu/weight.h"
 #include "epilogue/registry.h"
+#include "functions.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

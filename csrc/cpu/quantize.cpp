@@ -1,4 +1,5 @@
-// quantize_int8 on the CPU: the arithmetic is in quantize_rows.h, here are threads.
+// quantize_int8 and produce_int8 on the CPU: the arithmetic is in quantize_rows.h and
+// produce_rows.h, here are threads.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -68,6 +69,12 @@ Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<
   return checked.outputs[0];
 }
 
+void produce(const ProduceProblem& p, const Tensor&) {
+  const InstructionSet& isa = instruction_set();
+  torch::stable::parallel_for(0, p.rows, grain(p),
+                              [&](int64_t begin, int64_t end) { isa.produce(p, begin, end); });
+}
+
 }  // namespace
 }  // namespace scaled_mm::cpu
 
@@ -75,4 +82,5 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cpu::quantize_int8));
   ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cpu::quantize_weight_int8));
   ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cpu::quantize_int8_static));
+  ops.impl("produce_int8", TORCH_BOX(&scaled_mm::produce_int8<scaled_mm::cpu::produce>));
 }

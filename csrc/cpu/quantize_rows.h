@@ -95,22 +95,25 @@ inline Range range_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
   return range;
 }
 
+// Row `row`, which is x as float32: by the scale given, or by its own, which it writes.
+inline void quantize_one(const QuantizeProblem& p, int64_t row, const float* x) {
+  float& scale = p.scale[row * p.scale_stride];
+  int32_t no_azp = 0;
+  int32_t& azp = p.azp ? p.azp[row * p.azp_stride] : no_azp;
+  if (!p.given) {
+    Range range;
+    extend(range, x, p.cols, p.symmetric);
+    const Quantizer own = quantizer(range, p.symmetric);
+    scale = own.scale;
+    azp = own.azp;
+  }
+  quantize_row(x, p.cols, {scale, azp}, p.symmetric ? -127.0f : -128.0f, p.q + row * p.cols);
+}
+
 inline void quantize_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
   Buffer<float> scratch(static_cast<size_t>(p.cols));
-  const float lowest = p.symmetric ? -127.0f : -128.0f;
   for (int64_t row = begin; row < end; ++row) {
-    const float* x = widen_row(p, row, scratch.data());
-    float& scale = p.scale[row * p.scale_stride];
-    int32_t no_azp = 0;
-    int32_t& azp = p.azp ? p.azp[row * p.azp_stride] : no_azp;
-    if (!p.given) {
-      Range range;
-      extend(range, x, p.cols, p.symmetric);
-      const Quantizer own = quantizer(range, p.symmetric);
-      scale = own.scale;
-      azp = own.azp;
-    }
-    quantize_row(x, p.cols, {scale, azp}, lowest, p.q + row * p.cols);
+    quantize_one(p, row, widen_row(p, row, scratch.data()));
   }
 }

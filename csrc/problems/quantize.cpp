@@ -5,6 +5,21 @@
 namespace scaled_mm {
 namespace {
 
+// A given scale or azp of the static quantiser: one element, or one for each row of x.
+template <class T>
+int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, ScalarType dtype,
+                    T*& data, std::vector<Tensor>& copies) {
+  must_be(argument, t, dtype);
+  must_share_device(argument, t, "x", x);
+  if (t.numel() != 1 && !is_per_row(t, x)) {
+    refuse(argument, cat("have 1 or ", count_rows(x), " elements, in shape ", per_row_text(x)),
+           shape(t));
+  }
+  const EpilogueOperand by_row = operand_along(epilogue::Axis::Col, t, copies);
+  data = static_cast<T*>(const_cast<void*>(by_row.data));  // it is given, so it is only read
+  return by_row.row_stride;
+}
+
 Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x) {
   Checked<QuantizeProblem> checked;
   QuantizeProblem& p = checked.problem;
@@ -18,60 +33,47 @@ Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x
   return checked;
 }
 
-// The outputs of a dynamic quantiser besides q.
-void add_scales(Checked<QuantizeProblem>& checked, const Tensor& x, Sizes sizes, bool symmetric,
-                bool per_token) {
-  QuantizeProblem& p = checked.problem;
+}  // namespace
+
+void add_scales(QuantizeProblem& p, const Tensor& x, Sizes sizes, bool symmetric, bool per_token,
+                std::vector<Tensor>& outputs) {
   p.symmetric = symmetric;
   p.per_token = per_token;
   p.scale_stride = p.azp_stride = per_token ? 1 : 0;
-  const Tensor& scale = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Float));
+  const Tensor& scale = outputs.emplace_back(new_empty(x, sizes, ScalarType::Float));
   p.scale = static_cast<float*>(scale.mutable_data_ptr());
   if (symmetric) return;
-  const Tensor& azp = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Int));
+  const Tensor& azp = outputs.emplace_back(new_empty(x, sizes, ScalarType::Int));
   p.azp = static_cast<int32_t*>(azp.mutable_data_ptr());
 }
 
-// A given scale or azp of the static quantiser: one element, or one for each row of x.
-template <class T>
-int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, ScalarType dtype,
-                    T*& data, Checked<QuantizeProblem>& checked) {
-  must_be(argument, t, dtype);
-  must_share_device(argument, t, "x", x);
-  if (t.numel() != 1 && !is_per_row(t, x)) {
-    refuse(argument,
-           cat("have 1 or ", checked.problem.rows, " elements, in shape ", per_row_text(x)),
-           shape(t));
-  }
-  const EpilogueOperand by_row = operand_along(epilogue::Axis::Col, t, checked.inputs);
-  data = static_cast<T*>(const_cast<void*>(by_row.data));  // it is given, so it is only read
-  return by_row.row_stride;
+void take_scales(QuantizeProblem& p, const Tensor& x, const Tensor& scale,
+                 const std::optional<Tensor>& azp, std::vector<Tensor>& copies) {
+  p.given = true;
+  p.symmetric = !azp;
+  p.scale_stride = check_given("scale", scale, x, ScalarType::Float, p.scale, copies);
+  if (azp) p.azp_stride = check_given("azp", *azp, x, ScalarType::Int, p.azp, copies);
 }
-
-}  // namespace
 
 Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token) {
   Checked<QuantizeProblem> checked = check_quantizable("x", x);
   const std::vector<int64_t> sizes = per_token ? sizes_with_last(x, 1) : std::vector<int64_t>{1};
-  add_scales(checked, x, sizes, symmetric, per_token);
+  add_scales(checked.problem, x, sizes, symmetric, per_token, checked.outputs);
   return checked;
 }
 
 Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel) {
   if (w.dim() != 2) refuse("w", "be a matrix [N, K]", shape(w));
   Checked<QuantizeProblem> checked = check_quantizable("w", w);
-  add_scales(checked, w, {1, per_channel ? w.size(0) : 1}, true, per_channel);
+  add_scales(checked.problem, w, {1, per_channel ? w.size(0) : 1}, true, per_channel,
+             checked.outputs);
   return checked;
 }
 
 Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
                                                const std::optional<Tensor>& azp) {
   Checked<QuantizeProblem> checked = check_quantizable("x", x);
-  QuantizeProblem& p = checked.problem;
-  p.given = true;
-  p.symmetric = !azp;
-  p.scale_stride = check_given("scale", scale, x, ScalarType::Float, p.scale, checked);
-  if (azp) p.azp_stride = check_given("azp", *azp, x, ScalarType::Int, p.azp, checked);
+  take_scales(checked.problem, x, scale, azp, checked.inputs);
   return checked;
 }
 

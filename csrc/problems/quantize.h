@@ -21,6 +21,13 @@ struct QuantizeProblem {
   int64_t azp_stride = 0;
 };
 
+// The scales of a dynamic quantiser, new and added to `outputs`: scale and (unless symmetric) azp.
+void add_scales(QuantizeProblem& p, const Tensor& x, Sizes sizes, bool symmetric, bool per_token,
+                std::vector<Tensor>& outputs);
+// Those of a static one: one element each, or one for each row of x.
+void take_scales(QuantizeProblem& p, const Tensor& x, const Tensor& scale,
+                 const std::optional<Tensor>& azp, std::vector<Tensor>& copies);
+
 // outputs: q, scale and (unless symmetric) azp.
 Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token);
 // outputs: q [N, K], scale [1, N] or [1, 1].

@@ -5,6 +5,7 @@
     int8.py        scaled_mm, int8_mm, pack_weight_int8, and PackedWeight in packed_weight.py
     azp.py         azp_adj, azp_with_adj
     quantize.py    quantize_int8, quantize_weight_int8
+    produce.py     rms_norm_quantize_int8 and its like: producers that write int8
     lowbit.py      awq_dequantize, awq_gemm; pack_awq and PackedAWQ in packed_awq.py
 
 All other checks, and the kernels, are in csrc. Beside each signature stands the shape-only kernel
@@ -16,6 +17,13 @@ from .int8 import int8_mm, pack_weight_int8, scaled_mm
 from .lowbit import awq_dequantize, awq_gemm
 from .packed_awq import PackedAWQ, pack_awq
 from .packed_weight import PackedWeight
+from .produce import (
+    gelu_quantize_int8,
+    layer_norm_quantize_int8,
+    relu_quantize_int8,
+    rms_norm_quantize_int8,
+    silu_mul_quantize_int8,
+)
 from .quantize import quantize_int8, quantize_weight_int8
 
 __all__ = [
@@ -25,10 +33,15 @@ __all__ = [
     "awq_gemm",
     "azp_adj",
     "azp_with_adj",
+    "gelu_quantize_int8",
     "int8_mm",
+    "layer_norm_quantize_int8",
     "pack_awq",
     "pack_weight_int8",
     "quantize_int8",
     "quantize_weight_int8",
+    "relu_quantize_int8",
+    "rms_norm_quantize_int8",
     "scaled_mm",
+    "silu_mul_quantize_int8",
 ]

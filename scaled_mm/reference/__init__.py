@@ -12,6 +12,7 @@ changes no bit (`float_mode.py`).
     arithmetic.py    what they are evaluated in: float32, exactly, in magnitude
     int8.py          the products; accuracy.py how good an output of theirs is
     quantize.py      the quantisers
+    producers.py     norms and activations that write int8; functions.py their exp and erf
     lowbit.py        int4
     arrays.py        tensors to numpy and back
     float_mode.py    the mode that all of it is computed in
@@ -22,6 +23,7 @@ from .epilogues import EPILOGUES as EPILOGUES
 from .epilogues import choose_epilogue as choose_epilogue
 from .int8 import azp_adj, azp_with_adj, check, int8_mm, scaled_mm, scaled_mm_exact
 from .lowbit import awq_dequantize, awq_gemm, awq_gemm_bound
+from .producers import produce_int8
 from .quantize import quantize_int8, quantize_int8_exact, quantize_weight_int8
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "azp_with_adj",
     "check",
     "int8_mm",
+    "produce_int8",
     "quantize_int8",
     "quantize_int8_exact",
     "quantize_weight_int8",

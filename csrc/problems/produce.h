@@ -1,0 +1,87 @@
+// The producers: a quantiser with a function of the row's inputs in front of it.
+#pragma once
+
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "problems/quantize.h"
+
+namespace scaled_mm {
+
+// What is quantised. Norms read a weight (and bias); functions may have a second factor (`times`).
+enum class Producer : uint8_t { rms_norm, layer_norm, relu, silu, gelu, gelu_tanh };
+inline constexpr const char* kProducerNames[] = {"rms_norm", "layer_norm", "relu",
+                                                 "silu",     "gelu",       "gelu_tanh"};
+constexpr bool is_norm(Producer producer) { return producer <= Producer::layer_norm; }
+
+// use(constant) with an integral_constant of the producer.
+template <class Use>
+constexpr decltype(auto) with_producer(Producer producer, Use&& use) {
+  switch (producer) {
+#define PRODUCER(name) \
+  case Producer::name: \
+    return use(std::integral_constant<Producer, Producer::name>{})
+    PRODUCER(rms_norm);
+    PRODUCER(layer_norm);
+    PRODUCER(relu);
+    PRODUCER(silu);
+    PRODUCER(gelu);
+    PRODUCER(gelu_tanh);
+#undef PRODUCER
+  }
+  __builtin_unreachable();
+}
+
+// The order of a row's sum (docs/numerics.md, section 6): columns in groups of kGroup, groups in
+// kLanes lanes; within a lane one after the other, groups and lanes by halves.
+inline constexpr int kSumGroup = 8;
+inline constexpr int kSumLanes = 4096;
+
+// Everything in x's dtype lies in rows whose columns stand side by side.
+struct ProduceProblem : QuantizeProblem {
+  Producer producer = Producer::relu;
+  // Norms: added to x first. Functions: the second factor. Of x's dtype; or absent.
+  Matrix<const void> other;
+  void* sum = nullptr;  // x + other, rounded to x's dtype, row-major; or absent
+  EpilogueOperand weight, bias;   // of norms: columns side by side; bias may be absent
+  const float* smooth = nullptr;  // [cols], what the result is multiplied by; or absent
+  float eps = 0.0f;
+};
+
+struct ProduceArguments {
+  std::string producer;
+  Tensor x;
+  std::optional<Tensor> weight, bias, residual, times;
+  bool halves;  // x holds the factors in its halves, first the function's argument
+  double eps;
+  std::optional<Tensor> smooth, scale, azp;
+  bool symmetric;
+};
+
+// outputs: q; then, where there are such, scale, azp (of a dynamic quantiser) and sum.
+Checked<ProduceProblem> check_produce(const ProduceArguments& given);
+
+// The op, for a backend whose kernels `run(problem, q)` runs.
+using Produced = std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>,
+                            std::optional<Tensor>>;
+template <auto run>
+Produced produce_int8(std::string producer, const Tensor& x, const std::optional<Tensor>& weight,
+                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                      const std::optional<Tensor>& times, bool halves, double eps,
+                      const std::optional<Tensor>& smooth, const std::optional<Tensor>& scale,
+                      const std::optional<Tensor>& azp, bool symmetric) {
+  const Checked<ProduceProblem> checked = check_produce({std::move(producer), x, weight, bias,
+                                                         residual, times, halves, eps, smooth,
+                                                         scale, azp, symmetric});
+  const ProduceProblem& p = checked.problem;
+  run(p, checked.outputs[0]);
+  auto next = checked.outputs.begin();
+  Produced made{*next++, std::nullopt, std::nullopt, std::nullopt};
+  if (!p.given) std::get<1>(made) = *next++;
+  if (!p.given && !p.symmetric) std::get<2>(made) = *next++;
+  if (next != checked.outputs.end()) std::get<3>(made) = *next++;
+  return made;
+}
+
+}  // namespace scaled_mm

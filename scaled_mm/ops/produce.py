@@ -1,0 +1,229 @@
+"""Producers: a norm or an activation that writes int8, `quantize_int8` of its result in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arguments import accept, explained
+from .shapes import must, must_have_dim, must_share_device, shape_text
+
+_produce_int8 = torch.ops.scaled_mm.produce_int8.default
+Quantized = tuple[Tensor, Tensor, Tensor | None]
+
+
+def rms_norm_quantize_int8(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+    smooth: Tensor | None = None,
+) -> Quantized | tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """RMS norm, then `quantize_int8` of each token.
+
+        h = x, or RN(x + residual) in x's dtype
+        y = h / sqrt(mean(h^2) + eps) * weight [* smooth]
+        q, scale, azp = quantize_int8(y)
+
+    y is float32 and is not rounded to x's dtype before it is quantised. docs/numerics.md, section
+    6, has the sequence of operations and the order of the sum.
+
+    Args:
+        x: float32, bfloat16 or float16 [..., K]; any strides.
+        weight: float32 or x's dtype [K]; None for all ones. (Gemma's weight counts from 1: give
+            `1 + weight.float()`.)
+        eps: added to the mean of squares; finite, not negative.
+        residual: x's dtype and shape; added to x first.
+        scale, azp, symmetric: as for `quantize_int8`, always per token where they are dynamic.
+        smooth: float32 [K], multiplied in last: 1 / s of SmoothQuant, the `input_smooth` of a
+            `nn.ScaledLinear`.
+
+    Returns:
+        (q, scale, azp) as `quantize_int8` returns them; with a residual also h, in x's dtype.
+
+    Raises:
+        ValueError: an argument breaks a rule above, or one of `quantize_int8`.
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
+    """
+    given = {"weight": weight, "residual": residual, "smooth": smooth}
+    made = _produce("rms_norm", x, given, scale, azp, symmetric, eps=eps)
+    return made if residual is not None else made[:3]
+
+
+def layer_norm_quantize_int8(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+    smooth: Tensor | None = None,
+) -> Quantized | tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Layer norm, then `quantize_int8` of each token.
+
+        h = x, or RN(x + residual) in x's dtype
+        d = h - mean(h)
+        y = (d / sqrt(mean(d^2) + eps) * weight + bias) [* smooth]
+
+    Args:
+        weight, bias: float32 or x's dtype [K]; None for all ones, and all zeros.
+
+    All else as for `rms_norm_quantize_int8`.
+
+    Source: Ba, Kiros and Hinton, Layer Normalization (2016).
+    """
+    given = {"weight": weight, "bias": bias, "residual": residual, "smooth": smooth}
+    made = _produce("layer_norm", x, given, scale, azp, symmetric, eps=eps)
+    return made if residual is not None else made[:3]
+
+
+def silu_mul_quantize_int8(
+    gate_up: Tensor,
+    up: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+    smooth: Tensor | None = None,
+) -> Quantized:
+    """SwiGLU's product, then `quantize_int8` of each token.
+
+        y = gate / (1 + e^-gate) * up [* smooth]
+
+    Args:
+        gate_up: float32, bfloat16 or float16; the gate [..., K] if `up` is given, else both,
+            [..., 2 K]: the gate in the first half of the columns.
+        up: gate_up's dtype and shape.
+        scale, azp, symmetric, smooth: as for `rms_norm_quantize_int8`.
+
+    Returns:
+        (q, scale, azp) as `quantize_int8` returns them, of K columns.
+
+    Raises:
+        ValueError: an argument breaks a rule above, or one of `quantize_int8`.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020).
+    """
+    given = {"times": up, "smooth": smooth}
+    return _produce("silu", gate_up, given, scale, azp, symmetric, halves=up is None)[:3]
+
+
+def gelu_quantize_int8(
+    x: Tensor,
+    *,
+    approximate: str = "none",
+    times: Tensor | None = None,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+    smooth: Tensor | None = None,
+) -> Quantized:
+    """GELU, then `quantize_int8` of each token.
+
+        y = x (1 + erf(x / sqrt 2)) / 2                                    approximate="none"
+        y = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2              approximate="tanh"
+        y = y [* times] [* smooth]
+
+    Args:
+        x: float32, bfloat16 or float16 [..., K]; any strides.
+        approximate: as for `torch.nn.functional.gelu`.
+        times: x's dtype and shape: the second factor, of a GeGLU.
+        scale, azp, symmetric, smooth: as for `rms_norm_quantize_int8`.
+
+    Returns, Raises: as for `silu_mul_quantize_int8`.
+
+    Source: Hendrycks and Gimpel, Gaussian Error Linear Units (2016).
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    producer = "gelu" if approximate == "none" else "gelu_tanh"
+    return _produce(producer, x, {"times": times, "smooth": smooth}, scale, azp, symmetric)[:3]
+
+
+def relu_quantize_int8(
+    x: Tensor,
+    *,
+    times: Tensor | None = None,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+    smooth: Tensor | None = None,
+) -> Quantized:
+    """ReLU, then `quantize_int8` of each token: y = max(x, 0) [* times] [* smooth].
+
+    Arguments, Returns, Raises: as for `gelu_quantize_int8`.
+    """
+    return _produce("relu", x, {"times": times, "smooth": smooth}, scale, azp, symmetric)[:3]
+
+
+def _produce(
+    producer: str,
+    x: Tensor,
+    given: dict[str, Tensor | None],
+    scale: Tensor | None,
+    azp: Tensor | None,
+    symmetric: bool,
+    **options: Any,
+) -> tuple[Any, Any, Any, Any]:
+    operands = {name: t for name, t in given.items() if t is not None}
+    scales = {name: t for name, t in {"scale": scale, "azp": azp}.items() if t is not None}
+    accept({"x": x, **operands}, scales)
+    if azp is not None and scale is None:
+        raise ValueError("scale must be given with azp, got azp alone")
+    if scale is not None and symmetric != (azp is None):
+        rule = "not be given" if symmetric else "be given"
+        raise ValueError(f"azp must {rule} with scale when symmetric={symmetric}, got {azp}")
+    try:
+        q, made, zero, total = _produce_int8(
+            producer, x, symmetric=symmetric, **operands, **scales, **options
+        )
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, {"x": x, **operands, **scales}) from None
+    return (q, made, zero, total) if scale is None else (q, scale, azp, total)
+
+
+# --- shapes only ----------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("scaled_mm::produce_int8")
+def _(
+    producer: str,
+    x: Tensor,
+    *,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    times: Tensor | None = None,
+    halves: bool = False,
+    eps: float = 0.0,
+    smooth: Tensor | None = None,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    others = {"weight": weight, "bias": bias, "residual": residual, "times": times}
+    must_share_device("x", x, **others, smooth=smooth, scale=scale, azp=azp)
+    cols = x.shape[-1]
+    if halves:
+        even = "have an even number of columns, both factors'"
+        must("x", cols % 2 == 0, lambda: even, lambda: shape_text(x))
+        cols = cols // 2
+    per_token = [*x.shape[:-1], 1]
+    dynamic = scale is None
+    return (
+        x.new_empty([*x.shape[:-1], cols], dtype=torch.int8),
+        x.new_empty(per_token, dtype=torch.float32) if dynamic else None,
+        x.new_empty(per_token, dtype=torch.int32) if dynamic and not symmetric else None,
+        None if residual is None else x.new_empty(x.shape),
+    )

@@ -1,0 +1,100 @@
+"""The transcendental functions of the producers, each a written sequence of float32 operations
+(docs/numerics.md, section 6); csrc/functions.h has the same for the kernels."""
+
+# mypy: no-warn-return-any
+# (numpy types its operators as Any)
+from __future__ import annotations
+
+import numpy as np
+
+from .arithmetic import Array, fma32
+
+F32 = np.float32
+
+
+def _hex(*digits: str) -> tuple[np.float32, ...]:
+    return tuple(F32(float.fromhex(text)) for text in digits)
+
+
+# Polynomials, the coefficient of the highest power first.
+EXP2 = _hex(  # (2^f - 1) / f for |f| <= 1/2
+    *("0x1.417284p-13", "0x1.5f0976p-10", "0x1.3b2ddap-7"),
+    *("0x1.c6af7ap-5", "0x1.ebfbdcp-3", "0x1.62e430p-1"),
+)
+ERF_NEAR = _hex(  # erf(z) / z - 1 in z^2, for |z| < 15/16
+    *("0x1.4f8e58p-14", "-0x1.a6126ep-11", "0x1.544aa8p-8", "-0x1.b80120p-6"),
+    *("0x1.ce2d64p-4", "-0x1.812740p-2", "0x1.06eba8p-3"),
+)
+LOG2_ERFC = _hex(  # log2(1 - erf(z)) in z - 1, for 15/16 <= z <= 4
+    *("0x1.5fc054p-12", "-0x1.79271ap-9", "0x1.dd68dap-7", "-0x1.ebb94ap-5"),
+    *("-0x1.3761a8p+0", "-0x1.e7532ap+1", "-0x1.558eaep+1"),
+)
+LOG2_E, LOG2_E_REST = _hex("0x1.715476p+0", "0x1.4ae0c0p-26")  # their sum is log2(e)
+SHIFT = F32(12582912 + 64)  # 1.5 2^23 + 64: the last bit of a sum with it is worth 1
+LEAST_EXPONENT = F32(-104)  # e to that is below half the least float
+ERF_IS_ONE = F32(4)  # 1 - erf(4) is below 2^-25
+NEAR_ZERO = F32(0.9375)
+SQRT_HALF = _hex("0x1.6a09e6p-1")[0]
+TANH_LINEAR, TANH_CUBIC = _hex("0x1.988454p+0", "0x1.2444f2p-4")
+"""2 sqrt(2 / pi), and that times 0.044715."""
+
+
+def polynomial(coefficients: tuple[np.float32, ...], x: Array) -> Array:
+    """Horner's scheme, a fused multiply-add for each coefficient but the first."""
+    value: Array = np.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        value = fma32(value, x, c)
+    return value
+
+
+def power_of_two(n: Array, f: Array) -> Array:
+    """2^(n + f) for integers -150 <= n <= 0 and |f| <= 1/2, subnormals rounded once."""
+    power = fma32(polynomial(EXP2, f), f, F32(1))
+    return np.ldexp(power, n.astype(np.int32) + 64) * F32(2.0**-64)
+
+
+def exp_down(x: Array) -> Array:
+    """e^x for x <= 0; within 1 ulp. A NaN counts as -104: it comes back in what the result is
+    multiplied by."""
+    x = np.fmax(x, LEAST_EXPONENT)
+    n = fma32(x, LOG2_E, SHIFT) - SHIFT
+    return power_of_two(n, fma32(x, LOG2_E_REST, fma32(x, LOG2_E, -n)))
+
+
+def erf(z: Array) -> Array:
+    """erf(z); within 1 ulp. A NaN gives 1."""
+    size = np.abs(z)
+    near = fma32(polynomial(ERF_NEAR, z * z), z, z)
+    log = polynomial(LOG2_ERFC, np.fmin(size, ERF_IS_ONE) - F32(1))
+    n = (log + SHIFT) - SHIFT
+    far = F32(1) - power_of_two(n, log - n)
+    return np.where(size < NEAR_ZERO, near, np.copysign(far, z))
+
+
+def logistic_times(x: Array, t: Array) -> Array:
+    """x / (1 + e^-t): e = e^-|t| is at most 1, and where t is negative multiplies x."""
+    e = exp_down(-np.abs(t))
+    return np.where(t < 0, x * e, x) * (F32(1) / (F32(1) + e))
+
+
+def relu(x: Array) -> Array:
+    """max(x, +0); a NaN stays."""
+    return np.where(x > 0, x, np.where(np.isnan(x), x, F32(0)))
+
+
+def silu(x: Array) -> Array:
+    return logistic_times(x, x)
+
+
+def gelu(x: Array) -> Array:
+    """x (1 + erf(x / sqrt 2)) / 2."""
+    half = F32(0.5) * x
+    return fma32(half, erf(x * SQRT_HALF), half)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2u)."""
+    return logistic_times(x, x * fma32(x * x, TANH_CUBIC, TANH_LINEAR))
+
+
+ACTIVATIONS = {"relu": relu, "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
