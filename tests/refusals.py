@@ -37,6 +37,14 @@ GOOD: dict[str, Callable[[], Operands]] = {
     "pack_weight_int8": lambda: {"b": _int8(N, K).t()},
     "quantize_int8": lambda: {"x": torch.ones(M, K)},
     "quantize_weight_int8": lambda: {"w": torch.ones(N, K)},
+    "rms_norm_quantize_int8": lambda: {"x": torch.ones(M, K), "weight": torch.ones(K), "eps": 1e-5},
+    "layer_norm_quantize_int8": lambda: {
+        **{"x": torch.ones(M, K), "weight": torch.ones(K)},
+        **{"bias": torch.ones(K), "eps": 1e-5},
+    },
+    "silu_mul_quantize_int8": lambda: {"x": torch.ones(M, K)},
+    "gelu_quantize_int8": lambda: {"x": torch.ones(M, K)},
+    "relu_quantize_int8": lambda: {"x": torch.ones(M, K)},
 }
 
 
@@ -77,6 +85,9 @@ def _table() -> list[Refusal]:
         "pack_weight_int8": "b",
         "quantize_int8": "x scale azp",
         "quantize_weight_int8": "w",
+        "rms_norm_quantize_int8": "x weight residual scale azp smooth",
+        "layer_norm_quantize_int8": "bias",
+        "silu_mul_quantize_int8": "times",
     }
     for op, names in operands.items():
         for name, (kind, value) in itertools.product(names.split(), not_tensors.items()):
@@ -226,6 +237,27 @@ def _table() -> list[Refusal]:
     refuse("azp-long", "azp", "(1, 128)", x, scale=one, azp=_int32(1, M), symmetric=False)
     refuse("scale-empty", "scale", "(0,)", x, scale=torch.ones(0))
     refuse("scale-grad", "scale", "requires_grad", x, scale=torch.ones(1, **grad))
+    rms, layer = "rms_norm_quantize_int8", "layer_norm_quantize_int8"
+    refuse("x-int8", "x", "int8", rms, x=_int8(M, K))
+    refuse("x-0d", "x", "()", rms, x=torch.ones(()))
+    refuse("x-grad", "x", "requires_grad", rms, x=torch.ones(M, K, **grad))
+    refuse("weight-float16", "weight", "float16", rms, weight=torch.ones(K, dtype=half))
+    refuse("weight-short", "weight", "(63,)", rms, weight=torch.ones(K - 1))
+    refuse("weight-matrix", "weight", "(64, 1)", rms, weight=torch.ones(K, 1))
+    refuse("bias-short", "bias", "(1,)", layer, bias=torch.ones(1))
+    refuse("residual-half", "residual", "float16", rms, residual=torch.ones(M, K, dtype=half))
+    refuse("residual-rows", "residual", "(1, 64)", rms, residual=torch.ones(1, K))
+    refuse("eps", "eps", "-1", rms, eps=-1.0)
+    refuse("eps-inf", "eps", "inf", rms, eps=float("inf"))
+    refuse("smooth-half", "smooth", "float16", rms, smooth=torch.ones(K, dtype=half))
+    refuse("smooth-long", "smooth", "(65,)", rms, smooth=torch.ones(K + 1))
+    refuse("scale-short", "scale", "(64, 1)", rms, scale=torch.ones(64, 1))
+    refuse("azp-symmetric", "azp", "tensor", rms, scale=one, azp=_int32(1))
+    refuse("azp-without-scale", "scale", "azp", rms, azp=_int32(1), symmetric=False)
+    refuse("scale-without-azp", "azp", "None", rms, scale=one, symmetric=False)
+    refuse("odd", "x", "(128, 63)", "silu_mul_quantize_int8", x=torch.ones(M, K - 1))
+    refuse("times", "times", "(128, 32)", "silu_mul_quantize_int8", times=torch.ones(M, K // 2))
+    refuse("approximate", "approximate", "'erf'", "gelu_quantize_int8", approximate="erf")
     refuse("w-1d", "w", "(64,)", "quantize_weight_int8", w=torch.ones(K))
     refuse("w-3d", "w", "(2, 96, 64)", "quantize_weight_int8", w=torch.ones(2, N, K))
     refuse("w-int8", "w", "int8", "quantize_weight_int8", w=_int8(N, K))

@@ -49,6 +49,20 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         "quantize_int8_static",
         {"x": torch.ones(3, 4), "scale": ONE, "azp": ZERO},
     ),
+    "produce_int8 norm": (
+        "produce_int8",
+        {
+            **{"producer": "layer_norm", "x": torch.ones(3, 4), "residual": torch.ones(3, 4)},
+            **{"weight": torch.ones(4), "bias": torch.ones(4), "smooth": torch.ones(4)},
+        },
+    ),
+    "produce_int8 function": (
+        "produce_int8",
+        {
+            **{"producer": "gelu", "x": torch.ones(3, 4), "times": torch.ones(3, 4)},
+            **{"scale": ONE, "azp": ZERO, "symmetric": False},
+        },
+    ),
     "awq_dequantize": ("awq_dequantize", WEIGHT),
     "awq_gemm": ("awq_gemm", GEMM),
     "awq_gemm out": ("awq_gemm.out", {**GEMM, "out": torch.empty(3, 24, dtype=torch.float16)}),
@@ -143,6 +157,12 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "symmetric": False,
     },
     "quantize_weight_int8": GOOD["quantize_weight_int8"](),
+    "rms_norm_quantize_int8": {
+        **GOOD["rms_norm_quantize_int8"](),
+        "weight": torch.ones(1, INT8_K),
+        "residual": torch.ones(INT8_M, INT8_K),
+    },
+    "silu_mul_quantize_int8": {"x": torch.ones(3, 4), "times": torch.ones(3, 4)},
     "awq_dequantize": WEIGHT,
     "awq_gemm": {**GEMM, "bias": GEMM["bias"][None]},
 }
@@ -198,6 +218,8 @@ MISFITS: dict[str, tuple[str, dict[str, Any]]] = {
     "pack b 1d": ("pack_weight_int8", {"b": int8(3)}),
     "quantize 0d": ("quantize_int8", {"x": torch.ones(())}),
     "quantize static 0d": ("quantize_int8_static", {"x": torch.ones(()), "scale": ONE}),
+    "produce 0d": ("produce_int8", {"producer": "relu", "x": torch.ones(())}),
+    "halves of odd": ("produce_int8", {"producer": "silu", "x": torch.ones(2, 3), "halves": True}),
     "weight 1d": ("quantize_weight_int8", {"w": torch.ones(3)}),
     "weight 3d, per tensor": (
         "quantize_weight_int8",

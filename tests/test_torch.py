@@ -46,6 +46,10 @@ SCHEMAS = {
     "quantize_int8": "(Tensor x, *, bool symmetric=True, bool per_token=True) "
     "-> (Tensor, Tensor, Tensor?)",
     "quantize_int8_static": "(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor",
+    "produce_int8": "(str producer, Tensor x, *, Tensor? weight=None, Tensor? bias=None, "
+    "Tensor? residual=None, Tensor? times=None, bool halves=False, float eps=0., "
+    "Tensor? smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True) "
+    "-> (Tensor, Tensor?, Tensor?, Tensor?)",
     "quantize_weight_int8": "(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)",
     "awq_dequantize": "(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor",
     "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
@@ -158,6 +162,17 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "quantize_int8 strided": ("quantize_int8", (X.transpose(0, 2),), {}),
     "quantize_int8_static": ("quantize_int8_static", (X, ONE), {}),
     "quantize_int8_static azp": ("quantize_int8_static", (X, torch.ones(2, 3, 1), ZERO), {}),
+    "produce_int8 norm": (
+        "produce_int8",
+        ("layer_norm", X),
+        {"weight": X[0, 0], "bias": X[0, 1].half().float(), "residual": X, "eps": 1e-5},
+    ),
+    "produce_int8 halves": ("produce_int8", ("silu", X), {"halves": True, "symmetric": False}),
+    "produce_int8 static": (
+        "produce_int8",
+        ("gelu", X[0, 0]),
+        {"times": X[0, 1], "smooth": X[1, 1], "scale": ONE, "azp": ZERO, "symmetric": False},
+    ),
     "quantize_weight_int8": ("quantize_weight_int8", (X[0],), {}),
     "quantize_weight_int8 tensor": ("quantize_weight_int8", (X[0].t(),), {"per_channel": False}),
 }
@@ -260,12 +275,42 @@ def gated(x: Tensor) -> Tensor:
     return scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, **options)
 
 
+def norm(x: Tensor) -> Tensor:
+    given = {"residual": x.flip(0), "symmetric": False}
+    q, scale, azp, h = scaled_mm.rms_norm_quantize_int8(x, torch.linspace(1, 2, 24), 1e-5, **given)
+    adj = scaled_mm.azp_adj(PLAIN)
+    y = scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, azp=azp, azp_adj=adj)
+    return y * h[:, :1]
+
+
+def activations(x: Tensor) -> Tensor:
+    """Every function, one by a static scale, one smoothed."""
+    one, smooth = torch.full((1,), 0.05), torch.linspace(1, 2, 24)
+    made = [
+        scaled_mm.silu_mul_quantize_int8(torch.cat([x, x], 1)),
+        scaled_mm.gelu_quantize_int8(x, approximate="tanh", times=x),
+        scaled_mm.gelu_quantize_int8(x, scale=one),
+        scaled_mm.relu_quantize_int8(x, smooth=smooth),
+    ]
+    return torch.stack([q * scale for q, scale, _ in made])
+
+
 def quantizes_weight(x: Tensor) -> Tensor:
     q, scale = scaled_mm.quantize_weight_int8(x)
     return scaled_mm.int8_mm(q, q.t()) * scale
 
 
-FUNCTIONS = [dynamic, asymmetric, static, packs, quantizes_weight, residual, gated]
+FUNCTIONS = [
+    dynamic,
+    asymmetric,
+    static,
+    packs,
+    quantizes_weight,
+    residual,
+    gated,
+    norm,
+    activations,
+]
 
 
 def x_of(m: int) -> Tensor:

@@ -28,7 +28,8 @@ class Groups {
 
  public:
   __device__ explicit Groups(const P& producer) : producer_(producer) {
-    constexpr int kAtOnce = kHeld == 8 ? 2 : kHeld == 4 ? 4 : 1;  // more would spill
+    // Loads in flight together: of more the registers would spill.
+    constexpr int kAtOnce = kHeld == 8 ? P::kWordsOfGroup == 4 ? 2 : 1 : kHeld == 4 ? 4 : 1;
 #pragma unroll
     for (int i = 0; i < kHeld; i += kAtOnce) producer_.template load<kAtOnce>(held_ + i, i);
   }
@@ -74,13 +75,12 @@ class Groups {
   }
 
  private:
-  // Columns that the row has not count as 0.
   template <class F>
   __device__ float sum_of_group(int group, const float (&v)[kSumGroup], const F& f) const {
-    const int left = producer_.cols() - group * kSumGroup;
     float term[kSumGroup];
 #pragma unroll
-    for (int e = 0; e < kSumGroup; ++e) term[e] = e < left ? f(v[e]) : 0.0f;
+    for (int e = 0; e < kSumGroup; ++e) term[e] = f(v[e]);
+    producer_.clear_beyond(group, term);
     return ((term[0] + term[4]) + (term[2] + term[6])) +
            ((term[1] + term[5]) + (term[3] + term[7]));
   }
@@ -89,31 +89,32 @@ class Groups {
   float held_[kHeld > 0 ? kHeld : 1][kSumGroup];
 };
 
-template <Producer producer, int kHeld>
+template <Producer producer, DType dtype, int kHeld>
 __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p) {
   __shared__ float sums[2][kMaxTeam];
   __shared__ Range ranges[kMaxTeam / 32];
-  launch_dependents();
   wait_for_dependencies();
+  launch_dependents();  // not before: the next kernel's blocks would crowd the one before this one
   const int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (index >= p.rows) return;
-  using P = typename RowOf<(kHeld > 0), producer>::type;
+  using P = typename RowOf<(kHeld > 0), dtype, producer>::type;
   const P from(p, index);
   Groups<P, kHeld> row(from);
   const auto finish = from.finisher(row, sums);
 
   Range range;
   if (!p.given) {
+    Extremes extremes;
     row.each([&](int group, float(&v)[kSumGroup]) {
       finish(group, v);
-      const int left = from.cols() - group * kSumGroup;
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) range.extend(e < left ? v[e] : 0.0f);
+      from.clear_beyond(group, v);
+      extremes.extend(v, p.symmetric);
     });
+    range = range_of_team(extremes.range(), ranges);
   } else if (kHeld > 0) {
     row.each([&](int group, float(&v)[kSumGroup]) { finish(group, v); });
   }
-  const Quantizer by = from.quantizer(p.given ? range : range_of_team(range, ranges));
+  const Quantizer by = from.quantizer(range);
   row.each([&](int group, float(&v)[kSumGroup]) {
     if (kHeld == 0) finish(group, v);
     from.store(group, v, by);
@@ -149,17 +150,17 @@ Teams teams_for(const ProduceProblem& p, int sms) {
   return {threads, each <= 1 ? 1 : each <= 4 ? 4 : 8};
 }
 
-template <Producer producer>
+template <Producer producer, DType dtype>
 void launch(const ProduceProblem& p, const Scope& scope) {
   const Teams teams = teams_for(p, scope.device.sms);
   LaunchShape shape;
   shape.block = dim3(teams.threads, teams.threads == 32 ? kWarpTeams : 1);
   shape.grid = dim3(static_cast<unsigned>(ceil_div(p.rows, shape.block.y)));
   switch (teams.held) {
-    case 1: return launch_early(produce_rows<producer, 1>, shape, scope, p);
-    case 4: return launch_early(produce_rows<producer, 4>, shape, scope, p);
-    case 8: return launch_early(produce_rows<producer, 8>, shape, scope, p);
-    default: return launch_early(produce_rows<producer, 0>, shape, scope, p);
+    case 1: return launch_early(produce_rows<producer, dtype, 1>, shape, scope, p);
+    case 4: return launch_early(produce_rows<producer, dtype, 4>, shape, scope, p);
+    case 8: return launch_early(produce_rows<producer, dtype, 8>, shape, scope, p);
+    default: return launch_early(produce_rows<producer, dtype, 0>, shape, scope, p);
   }
 }
 
@@ -168,7 +169,9 @@ void run(const ProduceProblem& p, const Tensor& q) {
   must_fit("x", "rows", p.rows);
   must_fit("x", "columns", p.cols);
   const Scope scope(q);
-  with_producer(p.producer, [&](auto producer) { launch<producer>(p, scope); });
+  with_producer(p.producer, [&](auto producer) {
+    with_dtype(p.x_dtype, [&](auto dtype) { launch<producer, dtype>(p, scope); });
+  });
 }
 
 }  // namespace

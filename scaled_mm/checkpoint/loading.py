@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..quantization.model import unfuse
+from ..quantization.swap import unfuse
 from .config import PackedW4A16
 from .config_int4 import W4A16
 from .files import DTYPES

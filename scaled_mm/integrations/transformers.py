@@ -40,7 +40,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..checkpoint import Checkpoint, QuantisedLayer, quantised_layers
 from ..checkpoint.config import read_settings
 from ..checkpoint.loading import layer_for, linears_of, places_of
-from ..quantization.model import unfuse
+from ..quantization.swap import unfuse
 from .stored import stored_tensors
 
 __all__ = ["METHODS", "ScaledMMConfig", "ScaledMMQuantizer", "register", "unregister"]

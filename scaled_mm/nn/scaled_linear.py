@@ -18,6 +18,7 @@ from ..ops import (
 )
 from ..ops.int8 import accepted
 from .one_weight import OneWeight
+from .produced import Produced
 
 _ENTRIES = 9
 """Buffers of a layer, those that are None included."""
@@ -214,8 +215,11 @@ class ScaledLinear(nn.Module):
         """
         self._buffers.settle(cut=True)
 
-    def quantize_input(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the product is made of: q int8 [..., K], its scale, and its zero point or None."""
+    def quantize_input(self, x: Tensor | Produced) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the product is made of: q int8 [..., K], its scale, and its zero point or None. What
+        a fused norm or activation produced is that already."""
+        if isinstance(x, Produced):
+            return x.q, x.scale, x.azp
         return quantize_int8(
             x if (smooth := self._small("input_smooth")) is None else x.float() * smooth,
             scale=None if self.dynamic else self._small("input_scale"),
@@ -224,7 +228,7 @@ class ScaledLinear(nn.Module):
             per_token=self.per_token,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Produced) -> Tensor:
         q, scale, azp = self.quantize_input(x)
         return self._product(q, scale, azp if self.dynamic else None, x.dtype)
 

@@ -20,6 +20,7 @@ from .packed_weight import PackedWeight
 from .produce import (
     gelu_quantize_int8,
     layer_norm_quantize_int8,
+    produce_int8,
     relu_quantize_int8,
     rms_norm_quantize_int8,
     silu_mul_quantize_int8,
@@ -38,6 +39,7 @@ __all__ = [
     "layer_norm_quantize_int8",
     "pack_awq",
     "pack_weight_int8",
+    "produce_int8",
     "quantize_int8",
     "quantize_weight_int8",
     "relu_quantize_int8",

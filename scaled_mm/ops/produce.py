@@ -88,8 +88,8 @@ def layer_norm_quantize_int8(
 
 
 def silu_mul_quantize_int8(
-    gate_up: Tensor,
-    up: Tensor | None = None,
+    x: Tensor,
+    times: Tensor | None = None,
     *,
     scale: Tensor | None = None,
     azp: Tensor | None = None,
@@ -98,12 +98,13 @@ def silu_mul_quantize_int8(
 ) -> Quantized:
     """SwiGLU's product, then `quantize_int8` of each token.
 
+        gate, up = x, times, or the halves of x's columns
         y = gate / (1 + e^-gate) * up [* smooth]
 
     Args:
-        gate_up: float32, bfloat16 or float16; the gate [..., K] if `up` is given, else both,
-            [..., 2 K]: the gate in the first half of the columns.
-        up: gate_up's dtype and shape.
+        x: float32, bfloat16 or float16; the gate [..., K] if `times` is given, else gate and up
+            side by side, [..., 2 K], as the product of a joint weight leaves them.
+        times: x's dtype and shape: up.
         scale, azp, symmetric, smooth: as for `rms_norm_quantize_int8`.
 
     Returns:
@@ -114,8 +115,8 @@ def silu_mul_quantize_int8(
 
     Source: Shazeer, GLU Variants Improve Transformer (2020).
     """
-    given = {"times": up, "smooth": smooth}
-    return _produce("silu", gate_up, given, scale, azp, symmetric, halves=up is None)[:3]
+    given = {"times": times, "smooth": smooth}
+    return _produce("silu", x, given, scale, azp, symmetric, halves=times is None)[:3]
 
 
 def gelu_quantize_int8(
@@ -164,6 +165,20 @@ def relu_quantize_int8(
     Arguments, Returns, Raises: as for `gelu_quantize_int8`.
     """
     return _produce("relu", x, {"times": times, "smooth": smooth}, scale, azp, symmetric)[:3]
+
+
+def produce_int8(
+    x: Tensor,
+    *,
+    producer: str,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A producer by its name, with the names of `reference.produce_int8`: q, scale, azp."""
+    eps = {"eps": options.pop("eps")} if "eps" in options else {}
+    return _produce(producer, x, options, scale, azp, symmetric, **eps)[:3]
 
 
 def _produce(

@@ -1,6 +1,7 @@
 """Models in int8: calibrated, smoothed, replaced, and looked at.
 
-model.py         quantize_model, prepare_model
+model.py         quantize_model, prepare_model; swap.py puts modules into places
+fuse.py          fuse_model: norms and activations that write int8
 config.py        QuantConfig, Scheme
 layers.py        which modules can be quantised, and what else holds matrices
 report.py        what was quantised, and what was not
@@ -11,6 +12,7 @@ inspect.py       a layer's own noise, and its bits against the reference
 """
 
 from .config import SCHEMES, QuantConfig, Scheme
+from .fuse import fuse_model
 from .model import prepare_model, quantize_model
 from .report import QuantizationReport, QuantizationWarning, quantization_report
 
@@ -20,6 +22,7 @@ __all__ = [
     "QuantizationReport",
     "QuantizationWarning",
     "Scheme",
+    "fuse_model",
     "prepare_model",
     "quantization_report",
     "quantize_model",

@@ -39,7 +39,7 @@ def is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and weight is not None and weight.ndim == 1
 
 
-class _Trace(TorchFunctionMode):
+class Trace(TorchFunctionMode):
     """Follows the outputs of norms through one forward pass: Python sees every torch function that
     is called, so this needs no symbolic tracing. Reads inside a followed Linear are its own."""
 
@@ -94,6 +94,24 @@ class _Trace(TorchFunctionMode):
                 self.samples[name] = inputs[0].reshape(-1, inputs[0].shape[-1])[:SAMPLE].clone()
 
 
+    def fed_by_one(self) -> dict[str, str]:
+        """Linear -> the norm whose output is its input, and nothing else ever."""
+        return {
+            name: next(iter(seen))
+            for name, seen in self.fed.items()
+            if len(seen) == 1 and None not in seen
+        }  # type: ignore[return-value]
+
+    def groups(self) -> dict[str, list[str]]:
+        """Norm -> the Linears that it feeds, where nothing else reads its output."""
+        shared = {norm for seen in self.fed.values() if len(seen) > 1 for norm in seen}
+        found: dict[str, list[str]] = defaultdict(list)
+        for name, norm in self.fed_by_one().items():
+            if norm not in self.spoiled | shared:
+                found[norm].append(name)
+        return dict(found)
+
+
 @torch.no_grad()
 def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -> Feeds:
     """Runs the model once, in eval mode, and follows the output of every norm.
@@ -107,7 +125,7 @@ def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -
         linears: name -> module, the Linears that will be quantised.
         call: one batch.
     """
-    trace = _Trace()
+    trace = Trace()
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
     hooks = [m.register_forward_hook(partial(trace.born, name)) for name, m in norms.items()]
     for name, linear in linears.items():
@@ -120,22 +138,13 @@ def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -
         for hook in hooks:
             hook.remove()
     trace.spoiled |= trace.origins(out)
-    fed: dict[str, str] = {}
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, seen in trace.fed.items():
-        for norm in seen - {None}:
-            assert norm is not None
-            if len(seen) > 1:
-                trace.spoiled.add(norm)
-            else:
-                fed[name] = norm
-                groups[norm].append(name)
+    groups = trace.groups()
     return Feeds(
-        fed,
+        trace.fed_by_one(),
         {
             norm: tuple(names)
             for norm, names in groups.items()
-            if norm not in trace.spoiled and scales(norms[norm], trace.samples[norm])
+            if scales(norms[norm], trace.samples[norm])
         },
     )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -15,10 +14,12 @@ from .config import SCHEMES as SCHEMES
 from .config import QuantConfig as QuantConfig
 from .config import Scheme as Scheme
 from .feeds import divided
+from .fuse import fuse_model
 from .layers import as_linear, check, is_conv1d, matching, matrices, named
-from .observe import as_calls
+from .observe import Call, as_calls
 from .report import attach, report_of
 from .saving import prepare_saving
+from .swap import Swap
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -63,6 +64,7 @@ def quantize_model(
     config: QuantConfig | None = None,
     calibration: Iterable[Any] | None = None,
     *,
+    fuse: bool = False,
     inplace: bool = False,
 ) -> Model:
     """Replaces Linears by `ScaledLinear`s.
@@ -90,6 +92,7 @@ def quantize_model(
         calibration: batches, for static schemes and for smoothing: each a tensor or a tuple
             (positional arguments), a mapping (keyword arguments; its attention_mask excludes
             padding) or an `observe.Call`.
+        fuse: `fuse_model` the result, by the first batch of the calibration.
         inplace: change `model` itself, which frees each float weight; else `model` stays as it is
             and shares nothing with the result.
 
@@ -98,8 +101,8 @@ def quantize_model(
 
     Raises:
         ValueError: config means no Linear, or has a pattern that matches none; a weight is not
-            float, or has more than 131071 columns; calibration is missing where the config needs
-            it, is empty, gives NaN, or does not reach a static layer.
+            float, or has more than 131071 columns; calibration is missing where the config or fuse
+            needs it, is empty, gives NaN, or does not reach a static layer.
         TypeError: a batch has none of the forms above.
 
     Warns:
@@ -115,10 +118,13 @@ def quantize_model(
         check(name, module)
     known = Calibration()
     static = [name for name in found if not config.scheme_for(name).dynamic]
-    if static or config.smoothing:
+    calls: Sequence[Call] = ()
+    if static or config.smoothing or fuse:
         if calibration is None:
-            raise ValueError("calibration must be given for a static scheme or smoothing, got None")
+            what = "a static scheme or smoothing" if static or config.smoothing else "fuse=True"
+            raise ValueError(f"calibration must be given for {what}, got None")
         calls = as_calls(calibration)
+    if static or config.smoothing:
         known = calibrated(model, found, calls, config)
         known.check(static)
         known.warn(config, calls, stacklevel=3)
@@ -144,7 +150,7 @@ def quantize_model(
     prepare_saving(changed, conv1d)
     attach(changed, report)
     report.warn(stacklevel=2)
-    return changed
+    return fuse_model(changed, calls[0], inplace=True) if fuse else changed
 
 
 def prepare_model(
@@ -168,40 +174,3 @@ def prepare_model(
         )
         swap.replace(module, made)
     return swap.finished()
-
-
-class Swap(Generic[Model]):
-    """Puts modules into the places of others: in the model itself at once, or in a copy at last."""
-
-    def __init__(self, model: Model, inplace: bool) -> None:
-        self.model = model
-        self.inplace = inplace
-        self.copied: dict[int, nn.Module] = {}
-        self.places: dict[int, list[tuple[nn.Module, str]]] = {}
-        for parent in model.modules():
-            for name, child in parent._modules.items():
-                self.places.setdefault(id(child), []).append((parent, name))
-
-    def replace(self, old: nn.Module, new: nn.Module) -> None:
-        """Puts `new` wherever `old` is; in place, the model then holds `old` no more."""
-        if not self.inplace:
-            self.copied[id(old)] = new
-            return
-        for parent, name in self.places.pop(id(old), ()):
-            setattr(parent, name, new)
-        if old is self.model:
-            self.model = cast(Model, new)
-
-    def finished(self) -> Model:
-        """The model with all that was replaced, in eval mode."""
-        if not self.inplace:  # deepcopy takes what it finds in its memo for done
-            self.model = copy.deepcopy(self.model, dict(self.copied))
-        unfuse(self.model)
-        return self.model.eval()
-
-
-def unfuse(model: nn.Module) -> None:
-    """Keeps torch's encoder layers from their fused path, which reads Linears' weights itself."""
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0

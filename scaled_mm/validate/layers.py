@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import reference
 from ..lowbit.words import unpack
 from ..nn import AWQLinear, ScaledLinear
-from ..quantization.inspect import Inspector, decibels
+from ..quantization.inspect import Inspector, decibels, floats
 from ..reference import AccuracyReport
 from ..reference.arithmetic import FORMATS, ulp
 from .folds import Fold
@@ -53,12 +53,13 @@ class LayerInspector(Inspector):
         if not len(x):
             return
         seen, fold = self.inputs[name], self.folds[name]
+        given, x = x, floats(x)
         raw = x if fold.into is None else (x.float() * fold.into).to(x.dtype)
         exact = self.originals[name](raw)
         if fold.out is not None:
             exact = exact.float() * fold.out
         self.compare(name, y, exact)
-        self.keep(name, layer, x, y)
+        self.keep(name, layer, given, y)
         seen.max_error = max(seen.max_error, float((exact.float() - y.float()).abs().max()))
         seen.max_output = max(seen.max_output, float(exact.float().abs().max()))
         smooth = getattr(layer, "input_smooth", None)
@@ -70,7 +71,7 @@ class LayerInspector(Inspector):
         seen.energy = energy if seen.energy is None else seen.energy + energy
         seen.tokens += len(x)
         if isinstance(layer, ScaledLinear):
-            _quantisation(seen, layer, x, scaled)
+            _quantisation(seen, layer, given, scaled)
 
     def layer(self, name: str) -> LayerReport:
         """The report of one layer; the reference runs now."""

@@ -52,6 +52,39 @@ __device__ inline float sum_of_team(float value, float* shared) {
   return value;
 }
 
+// max, or a NaN that stays.
+__device__ inline float max_or_nan(float x, float y) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+#else
+  return x != x || y != y ? x + y : fmaxf(x, y);
+#endif
+}
+
+// The largest of a thread's elements, and of their negatives, and 0; or NaN. Symmetric quantisers
+// need but the largest magnitude, in `hi`.
+struct Extremes {
+  float hi = 0.0f, minus_lo = 0.0f;
+
+  __device__ void extend(const float (&v)[kSumGroup], bool symmetric) {
+    if (symmetric) {
+#pragma unroll
+      for (int e = 0; e < kSumGroup; ++e) hi = max_or_nan(hi, fabsf(v[e]));
+    } else {
+#pragma unroll
+      for (int e = 0; e < kSumGroup; ++e) {
+        hi = max_or_nan(hi, v[e]);
+        minus_lo = max_or_nan(minus_lo, -v[e]);
+      }
+    }
+  }
+  __device__ Range range() const {
+    return {-minus_lo, hi, __fmaf_rn(hi, 0.0f, minus_lo * 0.0f)};
+  }
+};
+
 // The range of the team's, in every thread. `shared`: [team / 32], used once.
 __device__ inline Range range_of_team(Range range, Range* shared) {
   range = range_of_warp(range);
@@ -64,97 +97,102 @@ __device__ inline Range range_of_team(Range range, Range* shared) {
 
 // --- reading and writing ------------------------------------------------------------------------
 
-// Eight elements of a 16-bit or 32-bit float dtype, as they come.
-union Words {
-  uint4 vector[2];
-  uint32_t word[8];
+// A group of elements of a dtype, as they come.
+template <DType dtype>
+struct Words {
+  static constexpr int kWords = kSumGroup / Format<dtype>::kPerWord;
+  union {
+    uint4 vector[kWords / 4];
+    uint32_t word[kWords];
+  };
+
+  __device__ Words() {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = 0;
+  }
+  __device__ float operator[](int e) const {
+    using Of = Format<dtype>;
+    return Of::widen(word[e / Of::kPerWord], e % Of::kPerWord);
+  }
 };
 
-// A row of elements of a dtype. kVectors: groups begin at multiples of 16 bytes, and all are whole.
-template <bool kVectors>
-class InputRow {
- public:
-  __device__ InputRow(const void* data, DType dtype, int64_t first, int cols)
-      : data_(static_cast<const char*>(data) + first * size_of(dtype)),
-        dtype_(dtype),
-        cols_(cols) {}
-
-  // Group `group` as it comes, or nothing where the row has none.
-  __device__ void fetch(int group, Words& to) const {
-    if (group * kSumGroup >= cols_) return;
-    if constexpr (kVectors) {
-      const auto* from = reinterpret_cast<const uint4*>(data_);
-      if (dtype_ == DType::float32) {
-        to.vector[0] = __ldg(from + 2 * group);
-        to.vector[1] = __ldg(from + 2 * group + 1);
-      } else {
-        to.vector[0] = __ldg(from + group);
-      }
-    } else {
-      with_dtype(dtype_, [&](auto dtype) {
-        using Of = Format<decltype(dtype)::value>;
-        const auto* from = reinterpret_cast<const typename Of::storage*>(data_);
+// Group `group` of a row of `cols` elements, zeros where it has none. kVectors: it begins at a
+// multiple of 16 bytes and is whole.
+template <bool kVectors, DType dtype>
+__device__ inline Words<dtype> read_group(const void* row, int group, int cols) {
+  using Of = Format<dtype>;
+  Words<dtype> words;
+  if (group * kSumGroup >= cols) return words;
+  if constexpr (kVectors) {
+    constexpr int kCount = Words<dtype>::kWords / 4;
 #pragma unroll
-        for (int e = 0; e < kSumGroup; ++e) {
-          const int k = group * kSumGroup + e;
-          const uint32_t x = k < cols_ ? from[k] : 0;
-          to.word[e / Of::kPerWord] |= x << (e % Of::kPerWord * 16);
-        }
-      });
+    for (int i = 0; i < kCount; ++i) {
+      words.vector[i] = __ldg(static_cast<const uint4*>(row) + group * kCount + i);
+    }
+  } else {
+    const auto* from = static_cast<const typename Of::storage*>(row) + group * kSumGroup;
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) {
+      const uint32_t x = group * kSumGroup + e < cols ? from[e] : 0;
+      words.word[e / Of::kPerWord] |= x << (e % Of::kPerWord * 16);
     }
   }
-  __device__ void widen(const Words& from, float (&v)[kSumGroup]) const {
-    with_dtype(dtype_, [&](auto dtype) {
-      using Of = Format<decltype(dtype)::value>;
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) {
-        v[e] = Of::widen(from.word[e / Of::kPerWord], e % Of::kPerWord);
-      }
-    });
-  }
-  __device__ void read(int group, float (&v)[kSumGroup]) const {
-    Words words = {};
-    fetch(group, words);
-    widen(words, v);
-  }
+  return words;
+}
 
- private:
-  const char* data_;
-  DType dtype_;
-  int cols_;
-};
+// The same of an operand of whatever dtype, as float32.
+template <bool kVectors>
+__device__ inline void read_floats(const EpilogueOperand& operand, int group, int cols,
+                                   float (&to)[kSumGroup]) {
+  with_dtype(operand.dtype, [&](auto dtype) {
+    const auto words = read_group<kVectors, decltype(dtype)::value>(operand.data, group, cols);
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) to[e] = words[e];
+  });
+}
 
 // What all producers share: x, the other input, and q. Groups that the row has not are zeros, as
 // are the columns that its last group has not.
-template <bool kVectors>
+template <bool kVectors, DType dtype>
 class RowBase {
+  using Storage = typename Format<dtype>::storage;
+
  public:
+  static constexpr int kWordsOfGroup = Words<dtype>::kWords;
+
   __device__ RowBase(const ProduceProblem& p, int64_t index)
-      : p_(p), index_(index), cols_(static_cast<int>(p.cols)) {}
+      : p_(p),
+        index_(index),
+        cols_(static_cast<int>(p.cols)),
+        x_(static_cast<const Storage*>(p.x.data) + index * p.x.row_stride),
+        other_(p.other.data ? static_cast<const Storage*>(p.other.data) + index * p.other.row_stride
+                            : nullptr) {}
 
   __device__ int cols() const { return cols_; }
   __device__ int groups() const { return (cols_ + kSumGroup - 1) / kSumGroup; }
   __device__ int group(int i) const { return threadIdx.x + i * blockDim.x; }
 
-  // kCount of the thread's groups, from its `first` on, by combine(group, x, other) in place of x:
-  // all loads in flight together.
+  // kCount of the thread's groups, from its `first` on: x where there is no other input, else what
+  // combine(group, v, other) makes of it. All loads are in flight together.
   template <int kCount, class Combine>
   __device__ void load_with(float (*v)[kSumGroup], int first, const Combine& combine) const {
-    const InputRow<kVectors> x(p_.x.data, p_.x_dtype, index_ * p_.x.row_stride, cols_);
-    const InputRow<kVectors> other(p_.other.data, p_.x_dtype, index_ * p_.other.row_stride, cols_);
-    Words words[kCount] = {}, more[kCount] = {};
+    Words<dtype> x[kCount], other[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x.fetch(group(first + i), words[i]);
-    if (p_.other.data) {
+    for (int i = 0; i < kCount; ++i) {
+      x[i] = read_group<kVectors, dtype>(x_, group(first + i), cols_);
+    }
+    if (other_) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) other.fetch(group(first + i), more[i]);
+      for (int i = 0; i < kCount; ++i) {
+        other[i] = read_group<kVectors, dtype>(other_, group(first + i), cols_);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      float values[kSumGroup], others[kSumGroup];
-      x.widen(words[i], values);
-      other.widen(more[i], others);
-      combine(group(first + i), values, others);
+      float values[kSumGroup];
+#pragma unroll
+      for (int e = 0; e < kSumGroup; ++e) values[e] = x[i][e];
+      combine(group(first + i), values, other[i]);
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) v[i][e] = values[e];
     }
@@ -163,7 +201,7 @@ class RowBase {
   __device__ void times_smooth(int group, float (&v)[kSumGroup]) const {
     if (!p_.smooth) return;
     float by[kSumGroup];
-    InputRow<kVectors>(p_.smooth, DType::float32, 0, cols_).read(group, by);
+    read_floats<kVectors>({p_.smooth, DType::float32}, group, cols_, by);
 #pragma unroll
     for (int e = 0; e < kSumGroup; ++e) v[e] *= by[e];
   }
@@ -179,6 +217,14 @@ class RowBase {
       if (azp) *azp = by.azp;
     }
     return by;
+  }
+
+  // What counts in sums and ranges: 0 for columns that the row has not.
+  __device__ void clear_beyond(int group, float (&v)[kSumGroup]) const {
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) {
+      if (group * kSumGroup + (kVectors ? 0 : e) >= cols_) v[e] = 0.0f;
+    }
   }
 
   __device__ void store(int group, const float (&v)[kSumGroup], const Quantizer& by) const {
@@ -211,6 +257,7 @@ class RowBase {
   const ProduceProblem& p_;
   int64_t index_;
   int cols_;
+  const Storage *x_, *other_;
 };
 
 // --- the producers ------------------------------------------------------------------------------
@@ -219,17 +266,19 @@ class RowBase {
 // finisher(row, sums)   finish(group, v), which does the rest
 
 // function(x) or function(x) other.
-template <bool kVectors, Producer producer>
-class FunctionRow : public RowBase<kVectors> {
+template <bool kVectors, DType dtype, Producer producer>
+class FunctionRow : public RowBase<kVectors, dtype> {
  public:
-  using RowBase<kVectors>::RowBase;
+  using RowBase<kVectors, dtype>::RowBase;
 
   template <int kCount>
   __device__ void load(float (*v)[kSumGroup], int first) const {
-    const bool times = this->p_.other.data;
     this->template load_with<kCount>(v, first, [&](int, auto& x, const auto& other) {
 #pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) x[e] = times ? function(x[e]) * other[e] : function(x[e]);
+      for (int e = 0; e < kSumGroup; ++e) x[e] = function(x[e]);
+      if (!this->other_) return;
+#pragma unroll
+      for (int e = 0; e < kSumGroup; ++e) x[e] *= other[e];
     });
   }
   template <class Row>
@@ -247,25 +296,23 @@ class FunctionRow : public RowBase<kVectors> {
   }
 };
 
-// x + other, rounded to x's dtype and written down; what norms are made of.
-template <bool kVectors>
-class SummedRow : public RowBase<kVectors> {
+// x, or x + other rounded to x's dtype and written down; what norms are made of.
+template <bool kVectors, DType dtype>
+class SummedRow : public RowBase<kVectors, dtype> {
  public:
-  using RowBase<kVectors>::RowBase;
+  using RowBase<kVectors, dtype>::RowBase;
 
   template <int kCount>
   __device__ void load(float (*v)[kSumGroup], int first) const {
     this->template load_with<kCount>(v, first, [&](int group, auto& x, const auto& other) {
-      if (this->p_.other.data) add(group, x, other);
+      if (this->other_) add(group, x, other);
     });
   }
 
  protected:
   __device__ void read_weights(const EpilogueOperand& operand, float neutral, int group,
                                float (&to)[kSumGroup]) const {
-    if (operand.data) {
-      return InputRow<kVectors>(operand.data, operand.dtype, 0, this->cols_).read(group, to);
-    }
+    if (operand.data) return read_floats<kVectors>(operand, group, this->cols_, to);
 #pragma unroll
     for (int e = 0; e < kSumGroup; ++e) to[e] = neutral;
   }
@@ -275,36 +322,37 @@ class SummedRow : public RowBase<kVectors> {
   }
 
  private:
-  __device__ void add(int group, float (&x)[kSumGroup], const float (&other)[kSumGroup]) const {
+  using Of = Format<dtype>;
+  using Storage = typename Of::storage;
+
+  __device__ void add(int group, float (&x)[kSumGroup], const Words<dtype>& other) const {
+    Words<dtype> words;
 #pragma unroll
     for (int e = 0; e < kSumGroup; ++e) x[e] += other[e];
-    with_dtype(this->p_.x_dtype, [&](auto dtype) {
-      using Of = Format<decltype(dtype)::value>;
-      Words words = {};
-      if constexpr (Of::kPerWord == 1) {
+    if constexpr (Of::kPerWord == 1) {
 #pragma unroll
-        for (int e = 0; e < kSumGroup; ++e) words.word[e] = __float_as_uint(x[e]);
-      } else {
+      for (int e = 0; e < kSumGroup; ++e) words.word[e] = __float_as_uint(x[e]);
+    } else {
 #pragma unroll
-        for (int e = 0; e < kSumGroup; e += 2) words.word[e / 2] = Of::narrow(x[e], x[e + 1]);
+      for (int e = 0; e < kSumGroup; e += 2) words.word[e / 2] = Of::narrow(x[e], x[e + 1]);
 #pragma unroll
-        for (int e = 0; e < kSumGroup; ++e) x[e] = Of::widen(words.word[e / 2], e % 2);
-      }
-      write(group, words, static_cast<typename Of::storage*>(this->p_.sum));
-    });
+      for (int e = 0; e < kSumGroup; ++e) x[e] = words[e];
+    }
+    write(group, words);
   }
-  template <class Storage>
-  __device__ void write(int group, const Words& words, Storage* sum) const {
-    constexpr int kPerWord = 4 / sizeof(Storage);
+  __device__ void write(int group, const Words<dtype>& words) const {
     if (group * kSumGroup >= this->cols_) return;
-    Storage* const to = sum + this->index_ * this->p_.cols + group * kSumGroup;
+    Storage* const to =
+        static_cast<Storage*>(this->p_.sum) + this->index_ * this->cols_ + group * kSumGroup;
     if constexpr (kVectors) {
 #pragma unroll
-      for (int i = 0; i < 2 / kPerWord; ++i) reinterpret_cast<uint4*>(to)[i] = words.vector[i];
+      for (int i = 0; i < Words<dtype>::kWords / 4; ++i) {
+        reinterpret_cast<uint4*>(to)[i] = words.vector[i];
+      }
     } else {
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) {
-        const uint32_t word = words.word[e / kPerWord] >> (e % kPerWord ? 16 : 0);
+        const uint32_t word = words.word[e / Of::kPerWord] >> (e % Of::kPerWord ? 16 : 0);
         if (group * kSumGroup + e < this->cols_) to[e] = static_cast<Storage>(word);
       }
     }
@@ -312,10 +360,10 @@ class SummedRow : public RowBase<kVectors> {
 };
 
 // x r weight with r = 1 / sqrt(mean of squares + eps).
-template <bool kVectors>
-class RmsNormRow : public SummedRow<kVectors> {
+template <bool kVectors, DType dtype>
+class RmsNormRow : public SummedRow<kVectors, dtype> {
  public:
-  using SummedRow<kVectors>::SummedRow;
+  using SummedRow<kVectors, dtype>::SummedRow;
 
   template <class Row>
   __device__ auto finisher(Row& row, float (*sums)[512]) const {
@@ -331,10 +379,10 @@ class RmsNormRow : public SummedRow<kVectors> {
 };
 
 // (x - mean) r weight + bias with r = 1 / sqrt(mean of (x - mean)^2 + eps).
-template <bool kVectors>
-class LayerNormRow : public SummedRow<kVectors> {
+template <bool kVectors, DType dtype>
+class LayerNormRow : public SummedRow<kVectors, dtype> {
  public:
-  using SummedRow<kVectors>::SummedRow;
+  using SummedRow<kVectors, dtype>::SummedRow;
 
   template <class Row>
   __device__ auto finisher(Row& row, float (*sums)[512]) const {
@@ -355,17 +403,17 @@ class LayerNormRow : public SummedRow<kVectors> {
   }
 };
 
-template <bool kVectors, Producer producer>
+template <bool kVectors, DType dtype, Producer producer>
 struct RowOf {
-  using type = FunctionRow<kVectors, producer>;
+  using type = FunctionRow<kVectors, dtype, producer>;
 };
-template <bool kVectors>
-struct RowOf<kVectors, Producer::rms_norm> {
-  using type = RmsNormRow<kVectors>;
+template <bool kVectors, DType dtype>
+struct RowOf<kVectors, dtype, Producer::rms_norm> {
+  using type = RmsNormRow<kVectors, dtype>;
 };
-template <bool kVectors>
-struct RowOf<kVectors, Producer::layer_norm> {
-  using type = LayerNormRow<kVectors>;
+template <bool kVectors, DType dtype>
+struct RowOf<kVectors, dtype, Producer::layer_norm> {
+  using type = LayerNormRow<kVectors, dtype>;
 };
 
 }  // namespace scaled_mm::cuda

@@ -1,0 +1,292 @@
+"""`scaled-mm bench --layer`: a transformer's layer without attention's core, in one run.
+
+    norm, qkv, o, residual, norm, gate and up, SiLU product, down, residual      (Llama)
+    qkv, o, residual, norm, up, GELU, down, residual, norm                        (BERT)
+
+The input of o is the first columns of qkv's output, in attention's place. Each contender has its own
+weights, of the same values, in as many copies as keep them out of the last-level cache.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .. import ops
+from .clocks import Clock, Stopwatch, clock_of
+from .measure import SCHEMA, in_short
+
+EPS = 1e-5
+DTYPE = torch.bfloat16
+Weights = dict[str, Any]
+Product = Callable[[Tensor, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a layer."""
+
+    hidden: int
+    qkv: int  # columns of its product
+    heads: int  # columns of o's input
+    inner: int
+    llama: bool = True  # a gated MLP and RMS norms in front; else BERT's
+
+    def weights(self) -> dict[str, tuple[int, int]]:
+        """Name -> (N, K)."""
+        up = {"up": (self.inner * (2 if self.llama else 1), self.hidden)}
+        ends = {"qkv": (self.qkv, self.hidden), "o": (self.hidden, self.heads)}
+        return {**ends, **up, "down": (self.hidden, self.inner)}
+
+
+LAYERS = {
+    "llama-3-8b": Shape(4096, 6144, 4096, 14336),
+    "llama-3-70b": Shape(8192, 10240, 8192, 28672),
+    "bert-base": Shape(768, 2304, 768, 3072, llama=False),
+}
+TOKENS = {"cuda": [1, 16, 64, 256, 2048, 8192], "cpu": [1, 16, 64, 256]}
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """What to measure."""
+
+    layer: str
+    device: str = "cpu"
+    rounds: int = 9
+    without: tuple[str, ...] = ()
+
+
+# --- the layer, of float products -----------------------------------------------------------------
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:], weight, EPS)
+
+
+def layer_norm(x: Tensor, w: Weights, name: str) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], w[name], w[f"{name}_bias"], EPS)
+
+
+def llama(shape: Shape, product: Product, w: Weights, x: Tensor) -> Tensor:
+    qkv = product(rms_norm(x, w["norm1"]), w["qkv"])
+    h = x + product(qkv[:, : shape.heads], w["o"])
+    gate, up = product(rms_norm(h, w["norm2"]), w["up"]).chunk(2, -1)
+    return h + product(functional.silu(gate) * up, w["down"])
+
+
+def bert(shape: Shape, product: Product, w: Weights, x: Tensor) -> Tensor:
+    attention = product(x, w["qkv"])[:, : shape.heads]
+    h = layer_norm(x + product(attention, w["o"]), w, "norm1")
+    y = product(functional.gelu(product(h, w["up"])), w["down"])
+    return layer_norm(h + y, w, "norm2")
+
+
+def dense(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.t()
+
+
+FP8 = torch.float8_e4m3fn
+
+
+def fp8_rowwise(x: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
+    scale = (x.abs().amax(-1, keepdim=True).float() / 448).clamp_min(1e-12)
+    q = (x.float() / scale).clamp(-448, 448).to(FP8)
+    b, scale_b = weight
+    return torch._scaled_mm(q, b.t(), scale, scale_b, out_dtype=DTYPE, use_fast_accum=True)
+
+
+def fp8_weight(w: Tensor) -> tuple[Tensor, Tensor]:
+    scale = w.abs().amax(1).float()[None] / 448
+    return (w.float() / scale.t()).to(FP8), scale
+
+
+# --- the layer, of ours: every quantiser but o's is behind what makes its input ---------------------
+
+
+def ours(quantized: Any, weight: Any, residual: Tensor | None = None) -> Tensor:
+    (q, scale, _), (b, scale_b) = quantized, weight
+    return ops.scaled_mm(q, b, scale, scale_b, residual=residual, out_dtype=DTYPE)
+
+
+def our_llama(shape: Shape, w: Weights, x: Tensor) -> Tensor:
+    qkv = ours(ops.rms_norm_quantize_int8(x, w["norm1"], EPS), w["qkv"])
+    h = ours(ops.quantize_int8(qkv[:, : shape.heads]), w["o"], x)
+    up = ours(ops.rms_norm_quantize_int8(h, w["norm2"], EPS), w["up"])
+    return ours(ops.silu_mul_quantize_int8(up), w["down"], h)
+
+
+def our_bert(shape: Shape, w: Weights, x: Tensor) -> Tensor:
+    qkv = ours(ops.quantize_int8(x), w["qkv"])
+    h = layer_norm(ours(ops.quantize_int8(qkv[:, : shape.heads]), w["o"], x), w, "norm1")
+    up = ours(ops.quantize_int8(h), w["up"])
+    return layer_norm(ours(ops.gelu_quantize_int8(up), w["down"], h), w, "norm2")
+
+
+def our_weight(w: Tensor) -> tuple[Any, Tensor]:
+    """Packed where the kernels do not read the plain weight in place (docs/api/int8.md)."""
+    q, scale = ops.quantize_weight_int8(w)
+    in_place = w.is_cuda and w.shape[1] % 16 == 0
+    return (q.t() if in_place else ops.pack_weight_int8(q.t())), scale
+
+
+# --- who takes part -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to run the layer."""
+
+    name: str
+    what: str
+    weight: Callable[[Tensor], Any]
+    product: Product | None = None  # None: ours
+    compiled: bool = False
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    dtype: torch.dtype = DTYPE
+
+    def layer(self, shape: Shape) -> Callable[[Weights, Tensor], Tensor]:
+        if self.product is None:
+            run: Any = partial(our_llama if shape.llama else our_bert, shape)
+        else:
+            run = partial(llama if shape.llama else bert, shape, self.product)
+        return torch.compile(run, dynamic=False) if self.compiled else run
+
+
+GPU = ("cuda",)
+CONTENDERS = [
+    Contender("ours", "int8 per token, quantisers fused, eager", our_weight),
+    Contender("ours compiled", "the same under torch.compile", our_weight, compiled=True),
+    Contender(
+        "float32", "torch, eager", lambda w: w.float(), dense, False, ("cpu",), torch.float32
+    ),
+    Contender("bf16", "torch, eager", lambda w: w.clone(), dense),
+    Contender("bf16 compiled", "under torch.compile", lambda w: w.clone(), dense, True),
+    Contender(
+        "fp8 compiled", "rowwise e4m3, a scale per token, compiled", fp8_weight, fp8_rowwise, True, GPU
+    ),
+]
+
+
+def values(shape: Shape, device: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights of products, and those of norms."""
+    generator = torch.Generator(device).manual_seed(0)
+    made: dict[str, Tensor] = {}
+    for name, (n, k) in shape.weights().items():
+        w = torch.randn(n, k, generator=generator, device=device, dtype=torch.float32)
+        made[name] = (w * k**-0.5).to(DTYPE)
+    ones = torch.ones(shape.hidden, device=device, dtype=DTYPE)
+    norms = {"norm1": ones, "norm2": ones, "norm1_bias": 0 * ones, "norm2_bias": 0 * ones}
+    return made, norms
+
+
+@dataclass
+class Runner:
+    name: str
+    stopwatch: Stopwatch
+    rounds: int
+    error: float
+
+
+def prepare(
+    contender: Contender, settings: LayerSettings, m: int, clock: Clock, exact: Tensor | None
+) -> tuple[Runner, Tensor]:
+    shape = LAYERS[settings.layer]
+    made, norms = values(shape, settings.device)
+    norms = {name: w.to(contender.dtype) for name, w in norms.items()}
+    size = sum(w.numel() for w in made.values()) * (1 if contender.product is not dense else 2)
+    copies = clock.weight_copies(size)
+    layer = contender.layer(shape)
+    x = tokens(shape, m, settings.device).to(contender.dtype)
+    xs = [x.clone() for _ in range(min(copies, clock.activation_copies(x.numel() * x.itemsize)))]
+    calls = []
+    for i in range(copies):
+        weights = {name: contender.weight(w) for name, w in made.items()} | norms
+        calls.append(partial(layer, weights, xs[i % len(xs)]))
+    out = calls[0]().float()
+    error = 0.0 if exact is None else float((out - exact).norm() / exact.norm())
+    stopwatch = clock.stopwatch(calls)
+    rounds = min(settings.rounds, round(clock.budget_seconds / stopwatch.round_seconds))
+    return Runner(contender.name, stopwatch, max(1, rounds), error), out
+
+
+def tokens(shape: Shape, m: int, device: str) -> Tensor:
+    generator = torch.Generator(device).manual_seed(1)
+    return torch.randn(m, shape.hidden, generator=generator, device=device).to(DTYPE)
+
+
+def exact_of(settings: LayerSettings, m: int) -> Tensor:
+    """The layer in float32, of the same weights."""
+    shape = LAYERS[settings.layer]
+    made, norms = values(shape, settings.device)
+    weights = {name: w.float() for name, w in (made | norms).items()}
+    run = llama if shape.llama else bert
+    return run(shape, dense, weights, tokens(shape, m, settings.device).float())
+
+
+@torch.inference_mode()
+def measure(settings: LayerSettings, m: int, clock: Clock) -> list[dict[str, Any]]:
+    """A row per contender, in the table's order: microseconds, and the relative distance of the
+    output from the float32 layer's."""
+    taking = [c for c in CONTENDERS if settings.device in c.devices]
+    exact = exact_of(settings, m)
+    runners: list[Runner] = []
+    rows: dict[str, dict[str, Any]] = {}
+    for contender in (c for c in taking if c.name not in settings.without):
+        row = rows[contender.name] = {"name": contender.name, "microseconds": None, "verdict": ""}
+        try:
+            runner, _ = prepare(contender, settings, m, clock, exact)
+            runners.append(runner)
+            row["error"] = runner.error
+        except Exception as reason:  # the others go on
+            row["verdict"] = in_short(reason)
+    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
+    for i in range(settings.rounds):
+        for runner in runners[:: -1 if i % 2 else 1]:
+            if i < runner.rounds:
+                times[runner.name].append(runner.stopwatch.seconds())
+    for name, own in times.items():
+        rows[name]["microseconds"] = 1e6 * statistics.median(own)
+    return [*rows.values()]
+
+
+def run(
+    settings: LayerSettings,
+    every_m: Sequence[int] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The result, JSON-ready: for each M the contenders' rows."""
+    clock = clock_of(settings.device)
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "machine": clock.machine(),
+        "settings": asdict(settings),
+        "results": [],
+        "layers": [],
+    }
+    for m in every_m or TOKENS[settings.device]:
+        progress(f"{settings.layer}: M={m}")
+        result["layers"].append({"m": m, "rows": measure(settings, m, clock)})
+        clock.clear()
+        torch.compiler.reset()
+    return result
+
+
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """The table, its header first: microseconds, and how far the last M's output is off."""
+    layers = result["layers"]
+    table = [["us", *(f"M={layer['m']}" for layer in layers), "off float32"]]
+    for i, first in enumerate(layers[0]["rows"]):
+        entries = [layer["rows"][i] for layer in layers]
+        cells = [f"{e['microseconds']:.1f}" if e["microseconds"] else "-" for e in entries]
+        off = next((f"{e['error']:.2%}" for e in entries if e.get("error") is not None), "")
+        reasons = ", ".join(dict.fromkeys(e["verdict"] for e in entries if e["verdict"]))
+        table.append([first["name"], *cells, off or reasons])
+    return table

@@ -1,0 +1,135 @@
+"""`Produced`: what a fused norm or activation hands to the Linears behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..ops import produce_int8
+
+Rows = Mapping[str, Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+"""The producers that are functions, as torch computes them."""
+
+
+class Produced:
+    """Int8 rows in the place of a float activation [..., K], as a `ScaledLinear` multiplies them.
+
+        q, scale, azp   what the producer wrote
+        dtype           of the activation that they stand for, and of the Linears' outputs
+        inputs          the producer's inputs that have rows: x, times
+        options         its others, by the names of `reference.produce_int8`; "producer" says which
+
+    It has a tensor's shape, and those of its methods that code between a norm and its Linears calls:
+    rows may be told apart in another way, columns not. No torch function takes it.
+    """
+
+    def __init__(
+        self,
+        inputs: Rows,
+        options: Mapping[str, Any],
+        made: tuple[Tensor, Tensor, Tensor | None],
+    ) -> None:
+        self.inputs = inputs
+        self.options = options
+        self.q, self.scale, self.azp = made
+        self.dtype = inputs["x"].dtype
+
+    @classmethod
+    def make(cls, inputs: Rows, options: Mapping[str, Any]) -> Produced:
+        return cls(inputs, options, produce_int8(**inputs, **options))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.q.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+    @property
+    def ndim(self) -> int:
+        return self.q.ndim
+
+    def dim(self) -> int:
+        return self.q.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.q.shape if dim is None else self.q.shape[dim]
+
+    def __len__(self) -> int:
+        return len(self.q)
+
+    def unquantized(self) -> Tensor:
+        """What was quantised, before smoothing, float32 by torch's functions: for measures of
+        noise. The producer's own bits may differ from these."""
+        given: Any = self.options
+        x = self.inputs["x"].float()
+        weight, bias, shape = given.get("weight"), given.get("bias"), x.shape[-1:]
+        norms: dict[str, Any] = {
+            "rms_norm": lambda: functional.rms_norm(x, shape, _wide(weight), given["eps"]),
+            "layer_norm": lambda: functional.layer_norm(
+                x, shape, _wide(weight), _wide(bias), given["eps"]
+            ),
+        }
+        producer = given["producer"]
+        y: Tensor = norms[producer]() if producer in norms else ACTIVATIONS[producer](x)
+        return y * self.inputs["times"].float() if "times" in self.inputs else y
+
+    def contiguous(self) -> Produced:
+        return self
+
+    def reshape(self, *shape: Any) -> Produced:
+        """Other leading dimensions, the same columns."""
+        sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        columns = self.shape[-1]
+        if sizes[-1] not in (columns, -1) or (sizes[-1] == -1 and _rows(sizes) != _rows(self.shape)):
+            raise ValueError(f"shape must end in the {columns} columns, got {sizes}")
+        lead = sizes[:-1]
+        return self._each(lambda t: t.reshape(*lead, t.shape[-1]))
+
+    view = reshape
+
+    def __getitem__(self, rows: Any) -> Produced:
+        """Some of the rows; columns stay."""
+        return self._each(lambda t: t[rows])
+
+    def _each(self, change: Any) -> Produced:
+        """`change` done to everything that has rows."""
+        per_row = [t if t is None or t.numel() == 1 else change(t) for t in (self.scale, self.azp)]
+        inputs = {name: change(t) for name, t in self.inputs.items()}
+        return Produced(inputs, self.options, (change(self.q), per_row[0], per_row[1]))  # type: ignore[arg-type]
+
+
+def joined(rows: Sequence[Any]) -> Any:
+    """Tensors, or the rows that one producer made in several calls, as one."""
+    if isinstance(rows[0], Tensor):
+        return torch.cat(list(rows))
+    first: Produced = rows[0]
+
+    def whole(parts: list[Tensor | None]) -> Any:
+        part = parts[0]
+        return part if part is None or part.numel() == 1 else torch.cat(parts)  # type: ignore[arg-type]
+
+    inputs = {name: whole([r.inputs[name] for r in rows]) for name in first.inputs}
+    made = (whole([r.q for r in rows]), whole([r.scale for r in rows]), whole([r.azp for r in rows]))
+    return Produced(inputs, first.options, made)
+
+
+def _wide(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.float()
+
+
+def _rows(sizes: Any) -> int:
+    return math.prod(sizes[:-1])
