@@ -38,8 +38,8 @@ SCALED_MM_FUNCTION float exp2_slope(float f) {
 // erf(z) / z - 1 by z^2, for |z| < 15/16.
 template <class F>
 SCALED_MM_FUNCTION float erf_near(float square) {
-  return polynomial<F>(square, 0x1.4f8e58p-14f, -0x1.a6126ep-11f, 0x1.544aa8p-8f,
-                       -0x1.b80120p-6f, 0x1.ce2d64p-4f, -0x1.812740p-2f, 0x1.06eba8p-3f);
+  return polynomial<F>(square, 0x1.4f8e58p-14f, -0x1.a6126ep-11f, 0x1.544aa8p-8f, -0x1.b80120p-6f,
+                       0x1.ce2d64p-4f, -0x1.812740p-2f, 0x1.06eba8p-3f);
 }
 // log2(1 - erf(z)) by z - 1, for 15/16 <= z <= 4.
 template <class F>

@@ -39,8 +39,10 @@ GOOD: dict[str, Callable[[], Operands]] = {
     "quantize_weight_int8": lambda: {"w": torch.ones(N, K)},
     "rms_norm_quantize_int8": lambda: {"x": torch.ones(M, K), "weight": torch.ones(K), "eps": 1e-5},
     "layer_norm_quantize_int8": lambda: {
-        **{"x": torch.ones(M, K), "weight": torch.ones(K)},
-        **{"bias": torch.ones(K), "eps": 1e-5},
+        "x": torch.ones(M, K),
+        "weight": torch.ones(K),
+        "bias": torch.ones(K),
+        "eps": 1e-5,
     },
     "silu_mul_quantize_int8": lambda: {"x": torch.ones(M, K)},
     "gelu_quantize_int8": lambda: {"x": torch.ones(M, K)},

@@ -15,7 +15,7 @@ from helpers import run_python
 
 import scaled_mm
 from scaled_mm import _library
-from scaled_mm.bench import cases
+from scaled_mm.bench import cases, layer
 from scaled_mm.cli import COMMANDS, bench, gpus, info, main
 from scaled_mm.demo.run import STRIDE
 from scaled_mm.quantization import config
@@ -163,6 +163,7 @@ def test_the_words_of_help_texts_are_the_library_s():
     limits = Thresholds()
     assert (tuple(config.SCHEMES), targets.HYBRID) == (words.SCHEMES, words.HYBRID)
     assert (tuple(cases.DTYPES), tuple(cases.EPILOGUES)) == (words.DTYPES, words.EPILOGUES)
+    assert tuple(layer.LAYERS) == words.LAYERS
     assert (tuple(bench.DEFAULT_SHAPES), tuple(gpus.DEVICES)) == (words.DEVICES, words.GPUS)
     assert words.FAMILIES == _library.FAMILIES == tuple(measure.SHAPES)
     assert words.STRIDE == STRIDE == compare.STRIDE

@@ -86,8 +86,8 @@ def test_bits_of_every_16_bit_input(producer: str) -> None:
 
 @streams_only
 def test_a_chain_that_begins_early() -> None:
-    """Products and producers in turn, each launched before the one before has ended: what is read is
-    what was written, every time."""
+    """Products and producers in turn, each launched before the one before has ended: what is read
+    is what was written, every time."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(33, 512, generator=generator).bfloat16().to(DEVICE)
     w = torch.randint(-128, 128, (512, 512), dtype=torch.int8, generator=generator).to(DEVICE)

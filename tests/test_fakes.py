@@ -52,15 +52,23 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "produce_int8 norm": (
         "produce_int8",
         {
-            **{"producer": "layer_norm", "x": torch.ones(3, 4), "residual": torch.ones(3, 4)},
-            **{"weight": torch.ones(4), "bias": torch.ones(4), "smooth": torch.ones(4)},
+            "producer": "layer_norm",
+            "x": torch.ones(3, 4),
+            "residual": torch.ones(3, 4),
+            "weight": torch.ones(4),
+            "bias": torch.ones(4),
+            "smooth": torch.ones(4),
         },
     ),
     "produce_int8 function": (
         "produce_int8",
         {
-            **{"producer": "gelu", "x": torch.ones(3, 4), "times": torch.ones(3, 4)},
-            **{"scale": ONE, "azp": ZERO, "symmetric": False},
+            "producer": "gelu",
+            "x": torch.ones(3, 4),
+            "times": torch.ones(3, 4),
+            "scale": ONE,
+            "azp": ZERO,
+            "symmetric": False,
         },
     ),
     "awq_dequantize": ("awq_dequantize", WEIGHT),

@@ -19,8 +19,12 @@ from scaled_mm.smoothquant import Smoothing
 from scaled_mm.validate import validate
 
 SMALL = {
-    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 64},
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
@@ -97,16 +101,23 @@ def test_models_of_transformers(family: str) -> None:
         assert_bits(x, other[name], name)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", ["Llama", "Gemma", "ViT"])
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    [
+        ("Llama", "dynamic asymmetric"),
+        ("Llama", "static asymmetric"),
+        ("Gemma", "dynamic"),
+        ("ViT", "static asymmetric"),
+    ],
+)
 def test_validate_sees_through_it(family: str, scheme: str) -> None:
     """Every product is the reference's, whose int8 input the reference makes of the producer's
     float inputs."""
     model, batch = built(family)
     fused = quantize_model(model, SCHEMES[scheme], [batch], fuse=True)
     assert fused_kinds(fused) == MODELS[family][2]
-    report = validate(model, fused, [batch], stride=2)
-    plain = validate(model, quantize_model(model, SCHEMES[scheme], [batch]), [batch], stride=2)
+    report = validate(model, fused, [batch], stride=5)
+    plain = validate(model, quantize_model(model, SCHEMES[scheme], [batch]), [batch], stride=5)
     assert [layer.name for layer in report.layers] == [layer.name for layer in plain.layers]
     assert sum(layer.checked for layer in report.layers) > 0
     assert sum(layer.off_r1 for layer in report.layers) == 0
@@ -183,7 +194,9 @@ def test_norms(name: str, dtype: torch.dtype) -> None:
     model = quantize_model(Block(copy.deepcopy(NORMS[name])).to(dtype))
     fused = fuse_model(model, x)
     assert fused_kinds(fused) == {"FusedNorm": 1}
-    for got, before in zip(fused(x), model(x), strict=True):
+    with torch.inference_mode():
+        outputs = zip(fused(x), model(x), strict=True)
+    for got, before in outputs:
         assert got.dtype == dtype
         close = 1e-5 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(got, before, rtol=close, atol=close)

@@ -127,7 +127,9 @@ def test_what_torch_computes(name: str) -> None:
         "relu": lambda: torch.relu(x),
     }[means["producer"]]() * other.get("times", 1)
     q, scale, _, total = reference.produce_int8(x=X, **means)
-    torch.testing.assert_close(scale.double(), y.abs().amax(1, keepdim=True) / 127, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        scale.double(), y.abs().amax(1, keepdim=True) / 127, rtol=1e-6, atol=0
+    )
     assert ((q * scale - y).abs() <= 0.5001 * scale).all()
     if total is not None:
         torch.testing.assert_close(total.double(), x, rtol=1e-7, atol=1e-7)
@@ -138,7 +140,9 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
     *_, total = scaled_mm.rms_norm_quantize_int8(x, None, 0.0, residual=r)
     assert total.tolist() == [[1.0, 256.0]]
     alone = scaled_mm.rms_norm_quantize_int8(x, None, 0.0)
-    for one, two in zip(scaled_mm.rms_norm_quantize_int8(x, None, 0.0, residual=r), alone, strict=False):
+    for one, two in zip(
+        scaled_mm.rms_norm_quantize_int8(x, None, 0.0, residual=r), alone, strict=False
+    ):
         assert_bits(one, two)
 
 
@@ -146,7 +150,7 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
 
 
 def test_the_order_of_a_sum_by_hand() -> None:
-    """Numbers whose sum depends on the order: 1 is lost beside 2^24, and kept beside its negative."""
+    """Numbers whose sum depends on the order: beside 2^24, 1 is lost."""
     big = 2.0**24
     assert by_hand({0: big, 4: 1, 2: -big}) == 0  # 0 and 4 first
     assert by_hand({0: big, 4: -big, 2: 1}) == 1
@@ -158,8 +162,8 @@ def test_the_order_of_a_sum_by_hand() -> None:
 
 
 def by_hand(values: dict[int, float], cols: int = 8) -> float:
-    """The sum of a row of zeros but for these, by the reference. The kernels' layer norm of that row
-    is the reference's, whose mean is this sum's."""
+    """The sum of a row of zeros but for these, by the reference. The kernels' layer norm of that
+    row is the reference's, whose mean is this sum's."""
     x = np.zeros((1, cols), np.float32)
     for column, value in values.items():
         x[0, column] = value

@@ -105,17 +105,17 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
   Range range;
   if (!p.given) {
     Extremes extremes;
-    row.each([&](int group, float(&v)[kSumGroup]) {
+    row.each([&](int group, float (&v)[kSumGroup]) {
       finish(group, v);
       from.clear_beyond(group, v);
       extremes.extend(v, p.symmetric);
     });
     range = range_of_team(extremes.range(), ranges);
   } else if (kHeld > 0) {
-    row.each([&](int group, float(&v)[kSumGroup]) { finish(group, v); });
+    row.each([&](int group, float (&v)[kSumGroup]) { finish(group, v); });
   }
   const Quantizer by = from.quantizer(range);
-  row.each([&](int group, float(&v)[kSumGroup]) {
+  row.each([&](int group, float (&v)[kSumGroup]) {
     if (kHeld == 0) finish(group, v);
     from.store(group, v, by);
   });

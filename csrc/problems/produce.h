@@ -20,8 +20,7 @@ template <class Use>
 constexpr decltype(auto) with_producer(Producer producer, Use&& use) {
   switch (producer) {
 #define PRODUCER(name) \
-  case Producer::name: \
-    return use(std::integral_constant<Producer, Producer::name>{})
+  case Producer::name: return use(std::integral_constant<Producer, Producer::name>{})
     PRODUCER(rms_norm);
     PRODUCER(layer_norm);
     PRODUCER(relu);
@@ -43,7 +42,7 @@ struct ProduceProblem : QuantizeProblem {
   Producer producer = Producer::relu;
   // Norms: added to x first. Functions: the second factor. Of x's dtype; or absent.
   Matrix<const void> other;
-  void* sum = nullptr;  // x + other, rounded to x's dtype, row-major; or absent
+  void* sum = nullptr;            // x + other, rounded to x's dtype, row-major; or absent
   EpilogueOperand weight, bias;   // of norms: columns side by side; bias may be absent
   const float* smooth = nullptr;  // [cols], what the result is multiplied by; or absent
   float eps = 0.0f;
@@ -63,17 +62,17 @@ struct ProduceArguments {
 Checked<ProduceProblem> check_produce(const ProduceArguments& given);
 
 // The op, for a backend whose kernels `run(problem, q)` runs.
-using Produced = std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>,
-                            std::optional<Tensor>>;
+using Produced =
+    std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>>;
 template <auto run>
 Produced produce_int8(std::string producer, const Tensor& x, const std::optional<Tensor>& weight,
                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                       const std::optional<Tensor>& times, bool halves, double eps,
                       const std::optional<Tensor>& smooth, const std::optional<Tensor>& scale,
                       const std::optional<Tensor>& azp, bool symmetric) {
-  const Checked<ProduceProblem> checked = check_produce({std::move(producer), x, weight, bias,
-                                                         residual, times, halves, eps, smooth,
-                                                         scale, azp, symmetric});
+  const Checked<ProduceProblem> checked =
+      check_produce({std::move(producer), x, weight, bias, residual, times, halves, eps, smooth,
+                     scale, azp, symmetric});
   const ProduceProblem& p = checked.problem;
   run(p, checked.outputs[0]);
   auto next = checked.outputs.begin();

@@ -9,7 +9,8 @@ weights of its own (`--warm`: one copy). Outputs are judged too: a fast route wi
 On a GPU a round is one replay of a CUDA graph, and every time is set against the HBM floor: the
 operands and the output once, at the bandwidth of a copy measured in the same run.
 
-`--awq` does the same for `awq_gemm`, `--awq-dequantize` for `awq_dequantize`.
+`--awq` does the same for `awq_gemm`, `--awq-dequantize` for `awq_dequantize`, `--layer` for a
+transformer's layer.
 """
 
 from .measure import run

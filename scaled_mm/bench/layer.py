@@ -3,14 +3,14 @@
     norm, qkv, o, residual, norm, gate and up, SiLU product, down, residual      (Llama)
     qkv, o, residual, norm, up, GELU, down, residual, norm                        (BERT)
 
-The input of o is the first columns of qkv's output, in attention's place. Each contender has its own
-weights, of the same values, in as many copies as keep them out of the last-level cache.
+The input of o is the first columns of qkv's output, in attention's place. Each contender has its
+own weights, of the same values, in as many copies as keep them out of the last-level cache.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -108,7 +108,7 @@ def fp8_weight(w: Tensor) -> tuple[Tensor, Tensor]:
     return (w.float() / scale.t()).to(FP8), scale
 
 
-# --- the layer, of ours: every quantiser but o's is behind what makes its input ---------------------
+# --- the layer, of ours: every quantiser but o's is behind what makes its input -------------------
 
 
 def ours(quantized: Any, weight: Any, residual: Tensor | None = None) -> Tensor:
@@ -170,7 +170,12 @@ CONTENDERS = [
     Contender("bf16", "torch, eager", lambda w: w.clone(), dense),
     Contender("bf16 compiled", "under torch.compile", lambda w: w.clone(), dense, True),
     Contender(
-        "fp8 compiled", "rowwise e4m3, a scale per token, compiled", fp8_weight, fp8_rowwise, True, GPU
+        "fp8 compiled",
+        "rowwise e4m3, a scale per token, compiled",
+        fp8_weight,
+        fp8_rowwise,
+        True,
+        GPU,
     ),
 ]
 
@@ -257,12 +262,12 @@ def measure(settings: LayerSettings, m: int, clock: Clock) -> list[dict[str, Any
     return [*rows.values()]
 
 
-def run(
+def growing(
     settings: LayerSettings,
     every_m: Sequence[int] = (),
     progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
-    """The result, JSON-ready: for each M the contenders' rows."""
+) -> Iterator[dict[str, Any]]:
+    """The result, JSON-ready: for each M the contenders' rows; as far as it is, after every M."""
     clock = clock_of(settings.device)
     result: dict[str, Any] = {
         "schema": SCHEMA,
@@ -276,7 +281,7 @@ def run(
         result["layers"].append({"m": m, "rows": measure(settings, m, clock)})
         clock.clear()
         torch.compiler.reset()
-    return result
+        yield result
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:

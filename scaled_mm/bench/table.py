@@ -14,6 +14,8 @@ from scaled_mm_cli.terminal import cell, lines
 from .awq import AWQ_CONTENDERS
 from .cases import EPILOGUES, shape_text
 from .contenders import CONTENDERS
+from .layer import CONTENDERS as LAYER_CONTENDERS
+from .layer import rows as layer_rows
 
 VERDICTS = {
     "exact": "equal to R1",
@@ -171,6 +173,9 @@ def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]
 
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
     """Title and rows, the header first, of every table."""
+    if result.get("layers"):
+        yield f"{result['settings']['layer']}, without attention's core, us", layer_rows(result)
+        return
     ours = ours_of(result["settings"])
     in_time = result["settings"]["device"] == "cuda" or ours == "awq_dequantize"
     for title, cases in titled(result):
@@ -187,7 +192,7 @@ def geomean(values: list[float]) -> float:
 
 def totals(result: dict[str, Any]) -> list[str]:
     """Lines over all cells of a GPU's result: ours against the best right route, and each."""
-    if result["settings"]["device"] != "cuda":
+    if result["settings"]["device"] != "cuda" or result.get("layers"):
         return []
     ours = ours_of(result["settings"])
     cells = [
@@ -238,6 +243,9 @@ def markdown(result: dict[str, Any]) -> str:
         lines = [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
         parts.append("\n".join([f"**{title}**", "", *lines]))
     settings = result["settings"]
+    if result.get("layers"):
+        what = "\n".join(f"- {c.name}: {c.what}" for c in LAYER_CONTENDERS)
+        return "\n\n".join([*parts, what]) + "\n"
     contenders = AWQ_CONTENDERS[settings["op"]] if "op" in settings else CONTENDERS
     taken = [c for c in contenders if settings["device"] in c.devices]
     what = "\n".join(f"- {c.name}: {c.what}" for c in taken)

@@ -16,6 +16,7 @@ from scaled_mm_cli.terminal import Console
 
 from .._extras import needed
 from ..bench import host as host_time
+from ..bench import layer as layer_time
 from ..bench.awq import AWQ_CONTENDERS
 from ..bench.cases import DTYPES, EPILOGUES
 from ..bench.clocks import clock_of
@@ -184,6 +185,26 @@ def host_measured(settings: AnySettings) -> dict[str, Any]:
     return host_time.run(settings, clock_of(settings.device).machine())
 
 
+def layer_measured(
+    name: str, m: list[int], common: dict[str, Any], json_file: Path | None
+) -> dict[str, Any]:
+    """What `--layer` measures; the JSON file is kept up to date."""
+    names = [contender.name for contender in layer_time.CONTENDERS]
+    without = tuple(one_of("--without", name, names) for name in common["without"])
+    settings = layer_time.LayerSettings(
+        one_of("--layer", name, layer_time.LAYERS), common["device"], common["rounds"], without
+    )
+    say, done = progress()
+    result: dict[str, Any] = {}
+    try:
+        for result in layer_time.growing(settings, m, say):
+            if json_file is not None:
+                write_json(result, json_file)
+    finally:
+        done()
+    return result
+
+
 def command(
     shape: list[str] | None,
     weight: list[str] | None,
@@ -199,6 +220,7 @@ def command(
     awq_dequantize: bool,
     group: int,
     host: bool,
+    layer: str | None,
     json_file: Path | None,
     markdown_file: Path | None,
     png_file: Path | None,
@@ -208,6 +230,13 @@ def command(
         needed("--png", "matplotlib")  # better now than after the work
     if read:
         result = read_results(read)
+    elif layer is not None:
+        if shape or weight or awq or awq_dequantize or host or png_file:
+            raise ValueError("--layer must be given with --m alone, got another choice of cases")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        chosen = {"device": one_of("--device", device, DEFAULT_SHAPES), "rounds": rounds}
+        result = layer_measured(layer, m or [], {**chosen, "without": without or ()}, json_file)
     else:
         op = op_of(awq, awq_dequantize, png_file)
         contenders = AWQ_CONTENDERS.get(op, CONTENDERS)

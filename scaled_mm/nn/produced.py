@@ -31,8 +31,8 @@ class Produced:
         inputs          the producer's inputs that have rows: x, times
         options         its others, by the names of `reference.produce_int8`; "producer" says which
 
-    It has a tensor's shape, and those of its methods that code between a norm and its Linears calls:
-    rows may be told apart in another way, columns not. No torch function takes it.
+    It has a tensor's shape, and those of its methods that code between a norm and its Linears
+    calls: rows may be told apart in another way, columns not. No torch function takes it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Produced:
 
     @classmethod
     def make(cls, inputs: Rows, options: Mapping[str, Any]) -> Produced:
-        return cls(inputs, options, produce_int8(**inputs, **options))
+        return cls(inputs, options, produce_int8(**{**inputs, **options}))
 
     @property
     def shape(self) -> torch.Size:
@@ -94,7 +94,9 @@ class Produced:
         """Other leading dimensions, the same columns."""
         sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         columns = self.shape[-1]
-        if sizes[-1] not in (columns, -1) or (sizes[-1] == -1 and _rows(sizes) != _rows(self.shape)):
+        if sizes[-1] not in (columns, -1) or (
+            sizes[-1] == -1 and _rows(sizes) != _rows(self.shape)
+        ):
             raise ValueError(f"shape must end in the {columns} columns, got {sizes}")
         lead = sizes[:-1]
         return self._each(lambda t: t.reshape(*lead, t.shape[-1]))
@@ -123,7 +125,11 @@ def joined(rows: Sequence[Any]) -> Any:
         return part if part is None or part.numel() == 1 else torch.cat(parts)  # type: ignore[arg-type]
 
     inputs = {name: whole([r.inputs[name] for r in rows]) for name in first.inputs}
-    made = (whole([r.q for r in rows]), whole([r.scale for r in rows]), whole([r.azp for r in rows]))
+    made = (
+        whole([r.q for r in rows]),
+        whole([r.scale for r in rows]),
+        whole([r.azp for r in rows]),
+    )
     return Produced(inputs, first.options, made)
 
 

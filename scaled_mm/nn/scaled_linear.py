@@ -215,7 +215,7 @@ class ScaledLinear(nn.Module):
         """
         self._buffers.settle(cut=True)
 
-    def quantize_input(self, x: Tensor | Produced) -> tuple[Tensor, Tensor, Tensor | None]:
+    def quantize_input(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the product is made of: q int8 [..., K], its scale, and its zero point or None. What
         a fused norm or activation produced is that already."""
         if isinstance(x, Produced):
@@ -228,7 +228,7 @@ class ScaledLinear(nn.Module):
             per_token=self.per_token,
         )
 
-    def forward(self, x: Tensor | Produced) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
         q, scale, azp = self.quantize_input(x)
         return self._product(q, scale, azp if self.dynamic else None, x.dtype)
 

@@ -1,4 +1,4 @@
-"""Producers: a norm or an activation that writes int8, `quantize_int8` of its result in one kernel."""
+"""Producers: norms and activations that write int8, `quantize_int8` of their result."""
 
 from __future__ import annotations
 

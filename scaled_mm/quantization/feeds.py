@@ -93,14 +93,14 @@ class Trace(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 self.samples[name] = inputs[0].reshape(-1, inputs[0].shape[-1])[:SAMPLE].clone()
 
-
     def fed_by_one(self) -> dict[str, str]:
         """Linear -> the norm whose output is its input, and nothing else ever."""
-        return {
-            name: next(iter(seen))
-            for name, seen in self.fed.items()
-            if len(seen) == 1 and None not in seen
-        }  # type: ignore[return-value]
+        found: dict[str, str] = {}
+        for name, seen in self.fed.items():
+            (norm, *others) = seen
+            if norm is not None and not others:
+                found[name] = norm
+        return found
 
     def groups(self) -> dict[str, list[str]]:
         """Norm -> the Linears that it feeds, where nothing else reads its output."""

@@ -130,7 +130,11 @@ def activation_of(module: nn.Module) -> str | None:
     except Exception:  # it is something else
         return None
     for name, function in ACTIVATIONS.items():
-        if isinstance(got, Tensor) and got.shape == x.shape and torch.allclose(got, function(x), atol=1e-5):
+        if (
+            isinstance(got, Tensor)
+            and got.shape == x.shape
+            and torch.allclose(got, function(x), atol=1e-5)
+        ):
             return name
     return None
 
@@ -168,11 +172,15 @@ def gated_mlp_of(module: nn.Module, x: Tensor) -> tuple[str, tuple[str, str, str
     """The activation and the names of gate, up and down, where the module computes
     down(activation(gate(x)) * up(x)) of its children to the bit; else None."""
     children = dict(module.named_children())
-    linears = [name for name, child in children.items() if isinstance(child, ScaledLinear)]
+    linears = [name for name, child in children.items() if type(child) is ScaledLinear]
     others = [child for name, child in children.items() if name not in linears]
     kinds = [activation_of(child) for child in others]
     acts = [kind for kind in kinds if kind]
-    if len(linears) != 3 or len(acts) != 1 or next(module.parameters(recurse=False), None) is not None:
+    if (
+        len(linears) != 3
+        or len(acts) != 1
+        or next(module.parameters(recurse=False), None) is not None
+    ):
         return None
     activation = others[kinds.index(acts[0])]
     want = module(x)
@@ -192,7 +200,7 @@ def gated_mlp_of(module: nn.Module, x: Tensor) -> tuple[str, tuple[str, str, str
 def _traced(
     model: nn.Module, sources: Mapping[str, nn.Module], linears: Mapping[str, nn.Module], call: Any
 ) -> tuple[dict[str, list[str]], dict[str, Tensor]]:
-    """Source -> the Linears that read its output, where nothing else does; and some of its input."""
+    """Source -> the Linears that read its output and nothing else does; some of its input."""
     trace = Trace()
     hooks = [m.register_forward_hook(partial(trace.born, name)) for name, m in sources.items()]
     for name, linear in linears.items():
@@ -233,12 +241,12 @@ def _inputs(model: nn.Module, modules: Mapping[str, nn.Module], call: Any) -> di
 def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
     """Name -> the fused module for its place."""
     modules = dict(model.named_modules())
-    linears = {n: m for n, m in modules.items() if isinstance(m, ScaledLinear)}
+    linears = {n: m for n, m in modules.items() if type(m) is ScaledLinear}  # no parallel ones
     made: dict[str, nn.Module] = {}
     parents = {
         n: m
         for n, m in modules.items()
-        if sum(isinstance(child, ScaledLinear) for child in m.children()) == 3
+        if sum(type(child) is ScaledLinear for child in m.children()) == 3
     }
     for name, x in _inputs(model, parents, call).items():
         found = gated_mlp_of(parents[name], x)

@@ -101,19 +101,20 @@ def unsmoothed(layer: nn.Module, x: Tensor) -> Tensor:
     return x if s is None else (x.float() * s).to(x.dtype)
 
 
-def reference_arguments(layer: nn.Module, x: Tensor | Produced, rows: int | None = None) -> dict[str, Any]:
+def reference_arguments(
+    layer: nn.Module, x: Tensor | Produced, rows: int | None = None
+) -> dict[str, Any]:
     """What `reference.scaled_mm` takes for layer(x)[:rows], by the reference alone; x
     [tokens, K]."""
     assert isinstance(layer, ScaledLinear)
     state = layer.state_dict()
     b = state["weight"].t()
     if isinstance(x, Produced):
-        q, scale, azp, _ = reference.produce_int8(**x.inputs, **x.options)
+        q, scale, azp, _ = reference.produce_int8(**{**x.inputs, **x.options})
     else:
-        if "input_smooth" in state:
-            x = x.cpu().float() * state["input_smooth"].cpu()
+        smooth = state.get("input_smooth")
         q, scale, azp = reference.quantize_int8(
-            x,
+            x if smooth is None else x.cpu().float() * smooth.cpu(),
             scale=state.get("input_scale"),
             azp=state.get("input_zero_point"),
             symmetric=layer.symmetric,

@@ -10,6 +10,11 @@ import numpy as np
 from .arithmetic import Array, fma32
 
 F32 = np.float32
+Number = Array | np.float32
+
+
+def fma(x: Number, y: Number, z: Number) -> Array:
+    return fma32(np.asarray(x), np.asarray(y), np.asarray(z))
 
 
 def _hex(*digits: str) -> tuple[np.float32, ...]:
@@ -43,13 +48,13 @@ def polynomial(coefficients: tuple[np.float32, ...], x: Array) -> Array:
     """Horner's scheme, a fused multiply-add for each coefficient but the first."""
     value: Array = np.full_like(x, coefficients[0])
     for c in coefficients[1:]:
-        value = fma32(value, x, c)
+        value = fma(value, x, c)
     return value
 
 
 def power_of_two(n: Array, f: Array) -> Array:
     """2^(n + f) for integers -150 <= n <= 0 and |f| <= 1/2, subnormals rounded once."""
-    power = fma32(polynomial(EXP2, f), f, F32(1))
+    power = fma(polynomial(EXP2, f), f, F32(1))
     return np.ldexp(power, n.astype(np.int32) + 64) * F32(2.0**-64)
 
 
@@ -57,14 +62,14 @@ def exp_down(x: Array) -> Array:
     """e^x for x <= 0; within 1 ulp. A NaN counts as -104: it comes back in what the result is
     multiplied by."""
     x = np.fmax(x, LEAST_EXPONENT)
-    n = fma32(x, LOG2_E, SHIFT) - SHIFT
-    return power_of_two(n, fma32(x, LOG2_E_REST, fma32(x, LOG2_E, -n)))
+    n = fma(x, LOG2_E, SHIFT) - SHIFT
+    return power_of_two(n, fma(x, LOG2_E_REST, fma(x, LOG2_E, -n)))
 
 
 def erf(z: Array) -> Array:
     """erf(z); within 1 ulp. A NaN gives 1."""
     size = np.abs(z)
-    near = fma32(polynomial(ERF_NEAR, z * z), z, z)
+    near = fma(polynomial(ERF_NEAR, z * z), z, z)
     log = polynomial(LOG2_ERFC, np.fmin(size, ERF_IS_ONE) - F32(1))
     n = (log + SHIFT) - SHIFT
     far = F32(1) - power_of_two(n, log - n)
@@ -89,12 +94,12 @@ def silu(x: Array) -> Array:
 def gelu(x: Array) -> Array:
     """x (1 + erf(x / sqrt 2)) / 2."""
     half = F32(0.5) * x
-    return fma32(half, erf(x * SQRT_HALF), half)
+    return fma(half, erf(x * SQRT_HALF), half)
 
 
 def gelu_tanh(x: Array) -> Array:
     """x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2u)."""
-    return logistic_times(x, x * fma32(x * x, TANH_CUBIC, TANH_LINEAR))
+    return logistic_times(x, x * fma(x * x, TANH_CUBIC, TANH_LINEAR))
 
 
 ACTIVATIONS = {"relu": relu, "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}

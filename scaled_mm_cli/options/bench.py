@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..words import DEVICES, DTYPES, EPILOGUES
+from ..words import DEVICES, DTYPES, EPILOGUES, LAYERS
 
 
 def options(
@@ -33,6 +33,9 @@ def options(
     host: Annotated[
         bool, typer.Option("--host", help="Time what a call costs the host, on small operands.")
     ] = False,
+    layer: Annotated[
+        str | None, typer.Option(help=f"Time a layer, with every --m: {', '.join(LAYERS)}.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
     png_file: Annotated[

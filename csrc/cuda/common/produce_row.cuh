@@ -80,9 +80,7 @@ struct Extremes {
       }
     }
   }
-  __device__ Range range() const {
-    return {-minus_lo, hi, __fmaf_rn(hi, 0.0f, minus_lo * 0.0f)};
-  }
+  __device__ Range range() const { return {-minus_lo, hi, __fmaf_rn(hi, 0.0f, minus_lo * 0.0f)}; }
 };
 
 // The range of the team's, in every thread. `shared`: [team / 32], used once.
@@ -262,8 +260,8 @@ class RowBase {
 
 // --- the producers ------------------------------------------------------------------------------
 //
-// load<n>(v, first)     n of the thread's groups from its `first` on, as far as a row's sum is not needed
-// finisher(row, sums)   finish(group, v), which does the rest
+// load<n>(v, first)     n of the thread's groups from its `first` on, as far as a row's sum is not
+// needed finisher(row, sums)   finish(group, v), which does the rest
 
 // function(x) or function(x) other.
 template <bool kVectors, DType dtype, Producer producer>
@@ -283,7 +281,7 @@ class FunctionRow : public RowBase<kVectors, dtype> {
   }
   template <class Row>
   __device__ auto finisher(Row&, float (*)[512]) const {
-    return [this](int group, float(&v)[kSumGroup]) { this->times_smooth(group, v); };
+    return [this](int group, float (&v)[kSumGroup]) { this->times_smooth(group, v); };
   }
 
  private:
@@ -368,7 +366,7 @@ class RmsNormRow : public SummedRow<kVectors, dtype> {
   template <class Row>
   __device__ auto finisher(Row& row, float (*sums)[512]) const {
     const float r = this->reciprocal_root(row.sum([](float x) { return x * x; }, sums[0]));
-    return [this, r](int group, float(&v)[kSumGroup]) {
+    return [this, r](int group, float (&v)[kSumGroup]) {
       float weight[kSumGroup];
       this->read_weights(this->p_.weight, 1.0f, group, weight);
 #pragma unroll
@@ -390,7 +388,7 @@ class LayerNormRow : public SummedRow<kVectors, dtype> {
         __fdiv_rn(row.sum([](float x) { return x; }, sums[0]), static_cast<float>(this->cols_));
     const float r = this->reciprocal_root(
         row.sum([mean](float x) { return (x - mean) * (x - mean); }, sums[1]));
-    return [this, mean, r](int group, float(&v)[kSumGroup]) {
+    return [this, mean, r](int group, float (&v)[kSumGroup]) {
       float weight[kSumGroup], bias[kSumGroup];
       this->read_weights(this->p_.weight, 1.0f, group, weight);
       this->read_weights(this->p_.bias, -0.0f, group, bias);
