@@ -24,8 +24,6 @@ constexpr int kWarpTeams = 4;  // rows of a block whose teams are warps
 // The row of a team, group by group: use(group, v) with the values in v.
 template <class P, int kHeld>
 class Groups {
-  static constexpr int kSlots = kHeld > 0 ? kHeld : kSumLanes / kMaxTeam;
-
  public:
   __device__ explicit Groups(const P& producer) : producer_(producer) {
     // Loads in flight together: of more the registers would spill.
@@ -52,6 +50,7 @@ class Groups {
   // team is kMaxTeam: the thread has kSlots lanes and comes round to each in turn.
   template <class F>
   __device__ float sum(const F& f, float* shared) {
+    constexpr int kSlots = kHeld > 0 ? kHeld : kSumLanes / kMaxTeam;
     float slots[kSlots] = {};
     if constexpr (kHeld > 0) {
 #pragma unroll
@@ -90,7 +89,8 @@ class Groups {
 };
 
 template <Producer producer, DType dtype, int kHeld>
-__global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p) {
+__global__ void __launch_bounds__(kMaxTeam, kHeld == 8 ? 1 : 2)
+    produce_rows(const ProduceProblem p) {
   __shared__ float sums[2][kMaxTeam];
   __shared__ Range ranges[kMaxTeam / 32];
   wait_for_dependencies();
