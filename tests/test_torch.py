@@ -292,7 +292,7 @@ def activations(x: Tensor) -> Tensor:
         scaled_mm.gelu_quantize_int8(x, scale=one),
         scaled_mm.relu_quantize_int8(x, smooth=smooth),
     ]
-    return torch.stack([q * scale for q, scale, _ in made])
+    return torch.stack([q for q, _, _ in made])
 
 
 def quantizes_weight(x: Tensor) -> Tensor:
