@@ -89,8 +89,7 @@ class Groups {
 };
 
 template <Producer producer, DType dtype, int kHeld>
-__global__ void __launch_bounds__(kMaxTeam, kHeld == 8 ? 1 : 2)
-    produce_rows(const ProduceProblem p) {
+__global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p) {
   __shared__ float sums[2][kMaxTeam];
   __shared__ Range ranges[kMaxTeam / 32];
   wait_for_dependencies();
