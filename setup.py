@@ -13,6 +13,7 @@ Environment:
     SCALED_MM_SANITIZE    1: AddressSanitizer and UBSan (see `make asan`); thread: ThreadSanitizer
                           (see `make tsan`)
     TORCH_CUDA_ARCH_LIST  "8.0+PTX;9.0": default the local GPUs, without one every arch folder
+    SCALED_MM_STAND_IN    "9.0": a GPU that is to run the older folders' kernels as well
     CUDA_HOME, MAX_JOBS   as for any torch extension
 """
 
@@ -177,7 +178,7 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
     # (folder of the objects, sources, nvcc's flags): common code for all archs, the rest for one.
     # CUTLASS's own headers warn.
     headers = [f"-isystem={cutlass}/include", f"-isystem={cutlass}/tools/util/include"]
-    everywhere = [option for options in targets.values() for option in options]
+    everywhere = cuda_build.common_options(targets)
     library.device_code = [
         ("common", sources("csrc/cuda/*.cu", "csrc/cuda/common/*.cu"), everywhere)
     ]
@@ -219,7 +220,8 @@ def libraries() -> list[CppExtension]:
     asked = "0" if SANITIZE else os.environ.get("SCALED_MM_CUDA")
     here = machine()
     build, remark = cuda_build.decide(asked, here)
-    targets = cuda_build.targets(wanted_gpus(), present_archs()) if build else {}
+    stand_in = cuda_build.stand_in_by(os.environ.get("SCALED_MM_STAND_IN"))
+    targets = cuda_build.targets(wanted_gpus(), present_archs(), stand_in) if build else {}
     if build and not targets:
         remark = "no csrc/cuda/smXX serves the wanted GPUs"
         if asked == "1":

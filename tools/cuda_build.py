@@ -11,6 +11,10 @@ such folder wins. Its code is compiled for
 A family has one major version, and its code runs from XX on, so the rule above holds for it too.
 "+PTX" in TORCH_CUDA_ARCH_LIST adds compute_XX, which the driver compiles for any later device, of
 later major versions too. Folders from 90 on have none: what an "a" or "f" is for ends with it.
+
+SCALED_MM_STAND_IN="9.0" compiles the folders below 90 for that GPU as well, as machine code of what
+their PTX says. The GPU then runs them without a driver that compiles them first: that is how their
+kernels are tested and timed where there is no such GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,17 +60,31 @@ def serving(wanted: Wanted, folders: Iterable[str]) -> str | None:
     return f"sm{found[-1]}" if found else None
 
 
-def gencode(folder: str, ptx: bool = False) -> list[str]:
-    """nvcc's options for the code of a folder; `ptx` is without effect from 90 on."""
+def gencode(folder: str, ptx: bool = False, stand_in: int | None = None) -> list[str]:
+    """nvcc's options for the code of a folder; `ptx` and `stand_in`, the capability of another GPU
+    that is to run it, are without effect from 90 on."""
     number = int(folder[2:])
     suffix = "" if number < 90 else "a" if number == 90 else "f"
     options = [f"-gencode=arch=compute_{number}{suffix},code=sm_{number}{suffix}"]
     if ptx and not suffix:
         options.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    if stand_in and not suffix and stand_in // 10 != number // 10:
+        options.append(f"-gencode=arch=compute_{number},code=sm_{stand_in}")
     return options
 
 
-def targets(wanted: Sequence[Wanted] | None, folders: Sequence[str]) -> dict[str, list[str]]:
+def stand_in_by(capability: str | None) -> int | None:
+    """SCALED_MM_STAND_IN as 10 * major + minor; None where it is not set."""
+    if not capability:
+        return None
+    if not re.fullmatch(r"\d+\.\d", capability):
+        raise SystemExit(f'SCALED_MM_STAND_IN must be like "9.0", got "{capability}"')
+    return int(capability.replace(".", ""))
+
+
+def targets(
+    wanted: Sequence[Wanted] | None, folders: Sequence[str], stand_in: int | None = None
+) -> dict[str, list[str]]:
     """The folders to build, each with nvcc's options; `wanted` None: all folders."""
     ptx: dict[str, bool] = {}
     if wanted is None:
@@ -75,7 +93,19 @@ def targets(wanted: Sequence[Wanted] | None, folders: Sequence[str]) -> dict[str
         if folder := serving(each, folders):
             ptx[folder] = ptx.get(folder, False) or each.ptx
     by_number = sorted(ptx, key=lambda folder: int(folder[2:]))
-    return {folder: gencode(folder, ptx[folder]) for folder in by_number}
+    return {folder: gencode(folder, ptx[folder], stand_in) for folder in by_number}
+
+
+def common_options(targets: Mapping[str, Sequence[str]]) -> list[str]:
+    """nvcc's options for the code that all folders share: theirs. One that several folders have
+    machine code for, a stand-in, gets the newest folder's."""
+    by_code = {
+        code: option
+        for options in targets.values()
+        for option in options
+        for code in (option.rpartition("code=")[2].rstrip("af"),)
+    }
+    return list(by_code.values())
 
 
 # ---- Whether -------------------------------------------------------------------------------------

@@ -36,7 +36,9 @@ Device ask(int index) {
                        attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
   facts.mhz = 1e-3 * attribute(cudaDevAttrClockRate, index);
   static_cast<Machine&>(device) = machine_of(facts);
-  if (runs_common_code(index)) device.arch = find_arch(device.capability);
+  const int code = common_code(index);
+  if (code > 0) device.arch = find_arch(device.capability);
+  device.launches_early = device.capability >= 90 && code >= 90;
   return device;
 }
 

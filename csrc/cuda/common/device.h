@@ -18,6 +18,9 @@ struct Device : Machine {
   int index = 0;
   int shared_memory = 0;       // bytes that one block may ask for
   const Arch* arch = nullptr;  // whose kernels it runs, or null
+  // Whether kernels may start before the one before them ends: they must have been compiled for a
+  // device that has the instruction to wait for it. sm80's PTX has not, on Hopper either.
+  bool launches_early = false;
 };
 
 // Does something once for each device, where the device is current: a kernel's attributes are its

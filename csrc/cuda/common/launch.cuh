@@ -48,7 +48,7 @@ void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const Sco
                   const Args&... args) {
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
-  if (scope.device.capability >= 90) {
+  if (scope.device.launches_early) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -102,6 +102,38 @@ __device__ inline typename L::value load_operand(const EpilogueOperand& operand,
   }
 }
 
+// Elements (m, n) to (m, n + kSize - 1) of a matrix operand, widened, `count` of which are there;
+// its neutral value where it is absent. All at once where they lie at a multiple of their size.
+template <class L, int kSize>
+__device__ inline void load_elements(const EpilogueOperand& operand, int64_t m, int64_t n,
+                                     int count, float (&value)[kSize]) {
+  static_assert(L::axis == epilogue::Axis::Full);
+  if (operand.data == nullptr) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) value[i] = epilogue::Neutral<L::id>::value;
+    return;
+  }
+  with_dtype(operand.dtype, [&](auto dtype) {
+    using Of = Format<decltype(dtype)::value>;
+    constexpr int kBytes = kSize * sizeof(typename Of::storage);
+    struct alignas(kBytes) Vector {
+      uint32_t word[kBytes / 4];
+    };
+    const auto* const from = static_cast<const typename Of::storage*>(operand.data) +
+                             m * operand.row_stride + n * operand.col_stride;
+    if (count >= kSize && reinterpret_cast<uintptr_t>(from) % kBytes == 0) {
+      const Vector all = *reinterpret_cast<const Vector*>(from);
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        value[i] = Of::widen(all.word[i / Of::kPerWord], i % Of::kPerWord);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) value[i] = i < count ? Of::widen(from[i], 0) : 0.0f;
+    }
+  });
+}
+
 // How many elements of an operand belong to `rows` x `cols` elements of D, and which of two
 // numbers, of a row and of a column, counts along the operand. A Full operand is a matrix: it is
 // not staged.

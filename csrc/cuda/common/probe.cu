@@ -9,7 +9,7 @@ __global__ void probe() {}
 
 }  // namespace
 
-bool runs_common_code(int device) {
+int common_code(int device) {
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");
   check(cudaSetDevice(device), "cudaSetDevice");
@@ -17,7 +17,7 @@ bool runs_common_code(int device) {
   const cudaError_t found = cudaFuncGetAttributes(&attributes, probe);
   cudaGetLastError();  // "no kernel image" is the answer, no error of a call
   check(cudaSetDevice(current), "cudaSetDevice");
-  return found == cudaSuccess;
+  return found == cudaSuccess ? attributes.ptxVersion : 0;
 }
 
 }  // namespace scaled_mm::cuda

@@ -57,29 +57,66 @@ struct Node {
   const Params* params = nullptr;
 };
 
+// An operand. A row vector's elements are read once for a tile, a column vector's and a matrix's
+// before the accumulators of a step are exchanged, so that the loads are under way meanwhile.
 template <class L, class ThreadMap>
 struct OperandNode : Node<EpilogueOperand> {
   using Node<EpilogueOperand>::Node;
+  using Value = typename L::value;
+  static constexpr int kSize = ThreadMap::kElementsPerAccess;
+  static constexpr bool kRow = L::axis == epilogue::Axis::Row;
+  static constexpr bool kFull = L::axis == epilogue::Axis::Full;
+  // Fragments of a step along D's columns and rows, and elements of a fragment, that are kept.
+  static constexpr int kAlong = kRow || kFull ? ThreadMap::Iterations::kColumn : 1;
+  static constexpr int kDown = kRow ? 1 : ThreadMap::Iterations::kRow;
+  static constexpr int kKept = kRow || kFull ? kSize : 1;
 
   template <class Coordinates, class ProblemShape>
   struct Callbacks : EmptyCallbacks {
     const EpilogueOperand& operand;
     Coordinates places;
     ProblemShape shape;
+    Value values[kDown][kAlong][kKept];
 
     CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, Coordinates places, ProblemShape shape)
         : operand(operand), places(places), shape(shape) {}
 
-    template <class Acc, int kSize>
-    CUTLASS_DEVICE auto visit(int step, int row, int column, int,
-                              const cutlass::Array<Acc, kSize>&) {
-      const auto at = places(0, column, row, step);
-      const int m = cute::get<0>(at), n = cute::get<1>(at);
-      cutlass::Array<typename L::value, kSize> fragment;
+    CUTLASS_DEVICE void load(int step) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int row = 0; row < kDown; ++row) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int column = 0; column < kAlong; ++column) {
+          const auto at = places(0, column, row, step);
+          const int m = cute::get<0>(at), n = cute::get<1>(at);
+          // A row vector is the same for all rows, a column vector for all columns.
+          const bool in_m = kRow || m < cute::get<0>(shape);
+          const int count = kRow || kFull ? cute::get<1>(shape) - n : 1;
+          if constexpr (kFull) {
+            load_elements<L>(operand, m, n, in_m ? count : 0, values[row][column]);
+          } else {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kKept; ++i) {
+              values[row][column][i] =
+                  in_m && i < count ? load_operand<L>(operand, m, n + i) : Value(0);
+            }
+          }
+        }
+      }
+    }
+    CUTLASS_DEVICE void begin_epilogue() {
+      if constexpr (kRow) load(0);
+    }
+    CUTLASS_DEVICE void begin_step(int step) {
+      if constexpr (!kRow) load(step);
+    }
+
+    template <class Acc, int kAccs>
+    CUTLASS_DEVICE auto visit(int, int row, int column, int, const cutlass::Array<Acc, kAccs>&) {
+      static_assert(kAccs == kSize);
+      cutlass::Array<Value, kSize> fragment;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kSize; ++i) {
-        const bool inside = m < cute::get<0>(shape) && n + i < cute::get<1>(shape);
-        fragment[i] = inside ? load_operand<L>(operand, m, n + i) : typename L::value(0);
+        fragment[i] = values[kRow ? 0 : row][kRow || kFull ? column : 0][kKept > 1 ? i : 0];
       }
       return fragment;
     }
@@ -112,7 +149,8 @@ struct OperationNode : VisitorImpl2x<> {
 // The root: rounds to D's dtype and stores; of pairs of columns, what they make.
 struct StoreArguments {
   Output out;
-  int64_t ldd;  // columns of D
+  int64_t ldd;    // columns of D
+  int64_t slice;  // elements from D of one slice of K to that of the next; 0: K is not cut
 };
 template <class E, class ThreadMap>
 struct StoreNode : Node<StoreArguments> {
@@ -144,7 +182,8 @@ struct StoreNode : Node<StoreArguments> {
       }
       if (m < cute::get<0>(shape)) {
         const int inside = static_cast<int>(cute::get<1>(shape) - n) / kColumns;
-        store_row(to.out, m * to.ldd + n / kColumns, inside, made);
+        const int64_t slice = cute::get<2>(at) * to.slice;
+        store_row(to.out, slice + m * to.ldd + n / kColumns, inside, made);
       }
       return value;
     }

@@ -1,8 +1,7 @@
-// Ampere, and by PTX whatever came after it: the kind of its kernels and their table. No CUDA here:
-// the CPU library reads the same.
+// Ampere: the kinds of its kernels and their table. No CUDA here: the CPU library reads the same.
 #pragma once
 
-#include "dispatch/kernel.h"
+#include "cuda/mma_sync/kinds.h"
 
 namespace scaled_mm::cuda::sm80 {
 
@@ -10,21 +9,25 @@ namespace scaled_mm::cuda::sm80 {
 // own, that one serves them.
 constexpr bool serves(int capability) { return capability >= 80; }
 
+// That a block may ask for: A100 and Orin (8.7) have 164 KiB to a multiprocessor, A10 and RTX 30
+// (8.6), Ada and RTX 50 (12.x) 100, Hopper and B200 (10.x) 228; 1 KiB is the system's.
+constexpr int shared_bytes(int capability) {
+  if (capability == 90 || capability / 10 == 10) return 227 * 1024;
+  return capability == 80 || capability == 87 ? 163 * 1024 : 99 * 1024;
+}
+
+// Dense int8: A100 624 TOPS of 108 multiprocessors; A10 250 of 72; Orin and what comes by PTX as
+// A10.
+constexpr double products_per_us(int capability) { return capability == 80 ? 2.89e6 : 1.74e6; }
+
+// L2: A100 about 5 TB/s over 108 multiprocessors.
+inline constexpr mma_sync::Gpus kGpus = {serves,       "8.0 or newer",  true,
+                                         shared_bytes, products_per_us, 47e3};
+
 namespace int8 {
 
-// A CUTLASS 2.x kernel: cp.async into a ring of stages, mma.sync.m16n8k32.
-struct Multistage {
-  int tile_m;
-  int tile_n;
-  int tile_k;  // bytes of K in a stage
-  int warp_m;  // of a tile, that a warp has
-  int warp_n;
-  int stages;
-
-  std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
-  std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
-  Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
-};
+using Multistage = mma_sync::Multistage<kGpus>;
+using Stream = mma_sync::Stream<kGpus>;
 
 #define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
 #include "cuda/sm80/int8.table"
@@ -32,6 +35,8 @@ struct Multistage {
 
 // One file is compiled for each line; it instantiates the line's.
 template <const Multistage& kTile>
+void run(const Int8Problem& p, const Scope& scope);
+template <const Stream& kTile>
 void run(const Int8Problem& p, const Scope& scope);
 
 }  // namespace int8

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "cuda/common/device.h"
+#include "problems/int8.h"
+
+namespace scaled_mm::cuda {
+
+// D = epilogue(the sum of the slices): partials is int32 [slices, M, N], the products of slices of
+// K. p's operands are bound.
+void finish_partials(const int32_t* partials, int slices, const Int8Problem& p, const Scope& scope);
+
+}  // namespace scaled_mm::cuda

@@ -1,0 +1,61 @@
+// A line of an int8.table whose tiles go through shared memory: what the int8_multistage.h of an
+// arch's folder instantiates.
+#pragma once
+
+#include "cuda/common/partials.h"
+#include "cuda/common/relayout.h"
+#include "cuda/cutlass2/gemm.h"
+#include "cuda/mma_sync/model.h"
+#include "epilogue/registry.h"
+
+namespace scaled_mm::cuda::mma_sync {
+
+// A copy of rows [rows, cols], elements side by side, with zeros up to a multiple of 16, and at
+// least 16 of them in all.
+inline Matrix<const int8_t> zero_padded(const int8_t* from, int64_t row_stride, int64_t rows,
+                                        int64_t cols, const Scope& scope) {
+  const int64_t stride = packed_stride(cols);
+  auto* const copy = scope.allocate<int8_t>(rows * stride);
+  relayout({from, row_stride, 1}, rows, cols, copy, stride, scope.stream);
+  return {copy, stride, 1};
+}
+
+// p, with K a multiple of 16: CUTLASS 2.x reads whole vectors of 16 bytes, and at least one.
+inline Int8Problem with_whole_vectors(const Int8Problem& p, const Scope& scope) {
+  const auto [m, n, k, epilogue, out_dtype] = p.size;
+  if (k % 16 == 0 && k > 0) return p;
+  Int8Problem padded = p;
+  padded.size.k = packed_stride(k);
+  padded.a = zero_padded(p.a.data, p.a.row_stride, m, k, scope);
+  const auto columns = zero_padded(p.b.plain.data, p.b.plain.col_stride, n, k, scope);
+  padded.b.plain = {columns.data, 1, columns.row_stride};
+  return padded;
+}
+
+template <const auto& kTile, const Gpus& kGpus, class E>
+int launch(const Int8Problem& p, void* d, int slices, const Scope& scope) {
+  using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
+  using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
+  using ArchTag = std::conditional_t<kGpus.multistage, cutlass::arch::Sm80, cutlass::arch::Sm75>;
+  using Instruction = std::conditional_t<kGpus.multistage, cutlass::gemm::GemmShape<16, 8, 32>,
+                                         cutlass::gemm::GemmShape<8, 8, 16>>;
+  return cutlass2::Int8Gemm<E, ArchTag, Tile, WarpTile, Instruction, kTile.stages,
+                            kTile.swizzle>::run(p, d, slices, scope);
+}
+
+template <const auto& kTile, const Gpus& kGpus>
+void run_multistage(const Int8Problem& p, const Scope& scope) {
+  static_assert(ring_bytes(kTile) > 0 && kTile.stages >= 2);
+  static_assert(kGpus.multistage || kTile.stages == 2);
+  const Int8Problem whole = with_whole_vectors(p, scope);
+  if (const int slices = slices_of(kTile, whole.size, scope.device); slices > 1) {
+    auto* const partials = scope.allocate<int32_t>(slices * p.size.m * p.size.n);
+    const int made = launch<kTile, kGpus, epilogue::Acc>(whole, partials, slices, scope);
+    return finish_partials(partials, made, p, scope);
+  }
+  epilogue::with_instance(p.size.epilogue, [&](auto e) {
+    launch<kTile, kGpus, typename decltype(e)::type>(whole, p.d, 1, scope);
+  });
+}
+
+}  // namespace scaled_mm::cuda::mma_sync

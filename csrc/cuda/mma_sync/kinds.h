@@ -1,0 +1,67 @@
+// The kinds of kernel of the GPUs whose tensor cores are reached by mma.sync: Turing, Ampere, Ada,
+// and newer ones by it. An arch's folder gives the numbers. No CUDA here: the CPU library reads the
+// same.
+#pragma once
+
+#include <algorithm>
+
+#include "dispatch/kernel.h"
+
+namespace scaled_mm::cuda::mma_sync {
+
+// What the model knows of the GPUs of a folder.
+struct Gpus {
+  bool (*serves)(int capability);
+  const char* served;  // in the words of a refusal, behind "needs compute capability"
+  bool multistage;     // cp.async fills a ring of several stages; else registers fill one of two
+  // Of a GPU of a compute capability; published numbers, unless the folder says otherwise.
+  int (*shared_bytes)(int capability);        // that a block may ask for
+  double (*products_per_us)(int capability);  // int8 multiply-adds of a multiprocessor
+  double l2_bytes_per_us;                     // of a multiprocessor, when all of them read
+};
+
+// A tile whose operands go through shared memory; a CUTLASS 2.x mainloop.
+template <const Gpus& kGpus>
+struct Multistage {
+  int tile_m;
+  int tile_n;
+  int tile_k;  // bytes of K in a stage
+  int warp_m;  // of the tile, that a warp has
+  int warp_n;
+  int stages;
+  int split;       // slices of K, at most
+  int swizzle;     // width of the bands in which tiles are visited
+  float fixed_us;  // of a call, whatever its size
+  float rate;      // of the tensor cores' peak that it reaches
+
+  std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
+  std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
+  Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
+};
+
+// The weight streams from memory into registers, past a few tokens (int8_stream.cuh).
+template <const Gpus& kGpus>
+struct Stream {
+  int tile_m;  // of D: tokens
+  int tile_n;  // of D: channels
+  int warps;   // of a block; each has all of the tile, and a part of K
+  int step;    // bytes of K that a warp takes at a time: 64 or 128
+  int live;    // blocks that a multiprocessor has registers for
+  int split;   // slices of K, at most
+  float fixed_us;
+  float rate;  // of the memory's peak that it reaches
+
+  std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
+  std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
+  Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
+};
+
+// Slices of K, at most `most`, for a product of `tiles` tiles that has `steps` slices worth
+// cutting.
+inline int plan_split(int most, int64_t tiles, int64_t steps, const Machine& machine) {
+  // As many as find a multiprocessor for each block, each long enough to be worth it.
+  const int64_t room = machine.sms / std::max<int64_t>(tiles, 1);
+  return static_cast<int>(std::clamp<int64_t>(std::min(room, steps), 1, most));
+}
+
+}  // namespace scaled_mm::cuda::mma_sync
