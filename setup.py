@@ -137,16 +137,22 @@ def arch_list(library: str, archs: list[str]) -> str:
 def kernel_stubs(arch: str) -> list[str]:
     """One translation unit per line `KERNEL(name, Kind, ...)` of the arch's tables.
 
-    For a line of FAMILY.table it defines SCALED_MM_KERNEL_NAME as the name and includes
-    FAMILY_kind.h of the arch, which instantiates the kernel.
+    For a line of FAMILY.table it defines SCALED_MM_ARCH and SCALED_MM_KERNEL_NAME, and includes
+    arch.h of the arch and then FAMILY_kind.h, its own or that of mma_sync, which instantiates the
+    kernel.
     """
-    stubs = []
-    for table in sorted((ROOT / "csrc/cuda" / arch).glob("*.table")):
+    cuda, stubs = ROOT / "csrc/cuda", []
+    for table in sorted((cuda / arch).glob("*.table")):
         lines = re.findall(r"^KERNEL\((\w+),\s*(\w+)", table.read_text(), re.MULTILINE)
         for name, kind in lines:
             stub = ROOT / "build/stubs" / arch / f"{table.stem}_{name}.cu"
-            header = f"cuda/{arch}/{table.stem}_{kind.lower()}.h"
-            write_if_new(stub, f'#define SCALED_MM_KERNEL_NAME {name}\n#include "{header}"\n')
+            header = f"{table.stem}_{kind.lower()}.h"
+            folder = arch if (cuda / arch / header).is_file() else "mma_sync"
+            write_if_new(
+                stub,
+                f"#define SCALED_MM_ARCH {arch}\n#define SCALED_MM_KERNEL_NAME {name}\n"
+                f'#include "cuda/{arch}/arch.h"\n#include "cuda/{folder}/{header}"\n',
+            )
             stubs.append(str(stub.relative_to(ROOT)))
     return stubs
 

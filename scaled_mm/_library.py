@@ -105,6 +105,11 @@ def arch_of(capability: int) -> str:
     return _ask(_CUDA, "_arch_of", capability) if HAS_CUDA else ""
 
 
+def arch_of_sources(capability: int) -> str:
+    """The arch folder whose kernels would serve such GPUs if they were built; "" where none."""
+    return _ask(_CPU, "_arch_of", capability)
+
+
 def arch_of_gpu(index: int) -> str:
     """The arch folder that serves a GPU; "" where none of those loaded does."""
     if not HAS_CUDA:

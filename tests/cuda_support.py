@@ -32,10 +32,30 @@ DEVICE = os.environ.get("SCALED_MM_TEST_DEVICE", "cuda")
 ON_CPU = DEVICE == "cpu"
 
 
+def _runs_here(arch: str) -> bool:
+    """Whether the folder's kernels were compiled for this GPU too: one of them is asked."""
+    one = torch.ones(16, 16, dtype=torch.int8, device=DEVICE)
+    with forced(f"{arch}/{_library.cuda_kernels(arch)[0]}"):
+        try:
+            scaled_mm.int8_mm(one, one)
+        except RuntimeError as error:
+            if "no kernel image" not in str(error):
+                raise
+            return False
+    return True
+
+
+# Those that were built; those of them whose kernels this GPU runs. An older folder's run on a newer
+# GPU if they were built with PTX, or for it by SCALED_MM_STAND_IN.
+ARCHS = [] if ON_CPU or not torch.cuda.is_available() else _library.cuda_archs()
+ARCHS_HERE = [arch for arch in ARCHS if _runs_here(arch)]
+
+
 def kernels(family: str) -> list[str]:
-    """Every kernel of the family that was built, as SCALED_MM_KERNEL takes it: "sm90/NAME"."""
-    archs = [] if ON_CPU else _library.cuda_archs()
-    return [f"{arch}/{name}" for arch in archs for name in _library.cuda_kernels(arch, family)]
+    """Every kernel of the family that this GPU runs, as SCALED_MM_KERNEL takes it: "sm90/NAME"."""
+    return [
+        f"{arch}/{name}" for arch in ARCHS_HERE for name in _library.cuda_kernels(arch, family)
+    ]
 
 
 NAMES = kernels("int8")

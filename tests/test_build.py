@@ -125,6 +125,35 @@ def test_targets() -> None:
     assert cuda_build.targets([Wanted(75)], TODAY) == {}
 
 
+def test_a_stand_in_runs_the_older_folders() -> None:
+    """SCALED_MM_STAND_IN=9.0: their code for that GPU too; code that all share once for each GPU."""
+    wanted = [Wanted(75), Wanted(80, ptx=True), Wanted(90)]
+    found = cuda_build.targets(wanted, ALL, cuda_build.stand_in_by("9.0"))
+    for folder in ("sm75", "sm80"):
+        extra = f"-gencode=arch=compute_{folder[2:]},code=sm_90"
+        assert found[folder][-1] == extra and found[folder][0] == GENCODE[folder][0]
+    assert found["sm90"] == [GENCODE["sm90"][0]]
+    assert cuda_build.common_options(found) == [
+        GENCODE["sm75"][0],
+        GENCODE["sm90"][0],
+        *GENCODE["sm80"],
+    ]
+    alone = cuda_build.targets([Wanted(75), Wanted(80)], ALL, 90)
+    assert cuda_build.common_options(alone) == [
+        GENCODE["sm75"][0],
+        "-gencode=arch=compute_80,code=sm_90",
+        GENCODE["sm80"][0],
+    ]
+    assert cuda_build.targets([Wanted(89)], ALL, 80) == {"sm89": [GENCODE["sm89"][0]]}
+    assert cuda_build.stand_in_by(None) is cuda_build.stand_in_by("") is None
+
+
+@pytest.mark.parametrize("capability", ["90", "9", "9.0a", "9.0;8.0"])
+def test_stand_in_refused(capability: str) -> None:
+    with pytest.raises(SystemExit, match="SCALED_MM_STAND_IN must be like"):
+        cuda_build.stand_in_by(capability)
+
+
 # ---- Whether there is a CUDA library -------------------------------------------------------------
 
 HERE = Path("/somewhere")

@@ -299,6 +299,14 @@ def test_info_of_a_gpu(a_gpu, capsys):
     assert checks[-1]["elements"] > checks[0]["elements"]  # aligned sizes too
 
 
+def test_info_of_a_gpu_that_was_not_built_for(a_gpu, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(9, 0), (8, 9)][index])
+    assert main(["info", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["GPU"]
+    wanted = "GPU 1 (8.9, no kernels: build with TORCH_CUDA_ARCH_LIST=8.9 make cuda)"
+    assert said.endswith(wanted)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     ("command", "said"),

@@ -11,6 +11,8 @@ import pytest
 import torch
 from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Operands, Vector
 from cuda_support import (
+    ARCHS,
+    ARCHS_HERE,
     DEVICE,
     GPU,
     NAMES,
@@ -22,6 +24,7 @@ from cuda_support import (
 from helpers import run_python
 
 import scaled_mm
+from scaled_mm import _library
 
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 
@@ -162,6 +165,16 @@ def test_overlapping_operands() -> None:
     for name, operands in overlapping():
         m, k = operands["a"].shape
         assert_products(Case(name, m, operands["b"].shape[1], k), operands, r1=True)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_arch_that_was_built_is_run(arch: str) -> None:
+    if arch not in ARCHS_HERE:
+        pytest.skip(
+            f"{arch} was built without code for this GPU; TORCH_CUDA_ARCH_LIST with +PTX or "
+            "SCALED_MM_STAND_IN adds it"
+        )
+    assert {f"{arch}/{name}" for name in _library.cuda_kernels(arch)} <= set(NAMES)
 
 
 # --- forcing --------------------------------------------------------------------------------------

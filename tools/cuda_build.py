@@ -68,7 +68,7 @@ def gencode(folder: str, ptx: bool = False, stand_in: int | None = None) -> list
     options = [f"-gencode=arch=compute_{number}{suffix},code=sm_{number}{suffix}"]
     if ptx and not suffix:
         options.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-    if stand_in and not suffix and stand_in // 10 != number // 10:
+    if stand_in and not suffix and stand_in // 10 > number // 10:
         options.append(f"-gencode=arch=compute_{number},code=sm_{stand_in}")
     return options
 

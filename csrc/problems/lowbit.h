@@ -55,6 +55,7 @@ struct LowbitProblem {
     int bits = 4;
     Packing packing = Packing::awq;
     ZeroPoint zero_point = ZeroPoint::integer;
+    DType dtype = DType::float16;  // of X, W and D
 
     bool operator==(const Size&) const = default;
     // Of the weight: words, scales and zero points. Of every operand once and of D.
@@ -71,7 +72,7 @@ struct LowbitProblem {
   EpilogueOperand bias;
   uint16_t* d = nullptr;
 
-  Size size() const { return {m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point}; }
+  Size size() const { return {m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point, w.dtype}; }
 };
 
 // outputs[0] is D in both: `out`, where it is given.

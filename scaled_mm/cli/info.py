@@ -188,9 +188,17 @@ def _gpus() -> str:
     named = []
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        arch = _library.arch_of_gpu(index) or "no kernels"
+        arch = _library.arch_of_gpu(index) or _no_kernels(10 * major + minor)
         named.append(f"{torch.cuda.get_device_name(index)} ({major}.{minor}, {arch})")
     return "; ".join(named)
+
+
+def _no_kernels(capability: int) -> str:
+    """What to do about it, where there are sources for such a GPU."""
+    if not _library.arch_of_sources(capability):
+        return "no kernels"
+    listed = f"{capability // 10}.{capability % 10}"
+    return f"no kernels: build with TORCH_CUDA_ARCH_LIST={listed} make cuda"
 
 
 def _cpu_model() -> str:

@@ -15,6 +15,8 @@
 namespace scaled_mm::cuda {
 namespace {
 
+constexpr int kLeastCapability = 75;  // of GPUs that there are sources for
+
 int attribute(cudaDeviceAttr what, int device) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, what, device), "cudaDeviceGetAttribute");
@@ -75,9 +77,13 @@ void must_fit(const char* argument, const char* what, int64_t size) {
 Scope::Scope(const Tensor& on)
     : device(facts(on.get_device_index())), stream(current_stream(on.get_device_index())), on_(on) {
   if (!device.arch) {
-    throw std::runtime_error(cat("scaled_mm has no kernels for cuda:", device.index,
-                                 " (compute capability ", device.capability / 10, ".",
-                                 device.capability % 10, "); built for: ", arch_names()));
+    const std::string is = cat(device.capability / 10, ".", device.capability % 10);
+    throw std::runtime_error(
+        cat("scaled_mm has no kernels for cuda:", device.index, " (compute capability ", is,
+            "); built for: ", arch_names(),
+            device.capability < kLeastCapability
+                ? ""
+                : cat("; build them with TORCH_CUDA_ARCH_LIST=", is, " make cuda")));
   }
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");

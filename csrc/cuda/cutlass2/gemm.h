@@ -1,5 +1,5 @@
-// A CUTLASS 2.x GEMM with one of the library's epilogues: A [M, K] int8 row-major times B [K, N]
-// int8 column-major, D [M, N] row-major, int32 accumulators that wrap; mma.sync.
+// A CUTLASS 2.x GEMM with one of the library's epilogues: A [M, K] row-major times B [K, N], D [M,
+// N] row-major; mma.sync. int8 with int32 accumulators that wrap, 16-bit floats with float32 ones.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -8,7 +8,6 @@
 
 #include "cuda/common/device.h"
 #include "cuda/cutlass2/lower.h"
-#include "problems/int8.h"
 
 namespace scaled_mm::cuda::cutlass2 {
 
@@ -80,41 +79,73 @@ struct Mma<gemm::GemmShape<8, 8, 16>, 32, int8_t, layout::RowMajor, int8_t, layo
 
 namespace scaled_mm::cuda::cutlass2 {
 
-// ArchTag: the oldest architecture that has the instructions. Tile, WarpTile, Instruction:
-// GemmShapes. kStages: of the ring in shared memory; 2 before 8.0, which has no cp.async. kSwizzle:
-// width of the bands in which tiles are visited.
-template <class E, class ArchTag, class Tile, class WarpTile, class Instruction, int kStages,
-          int kSwizzle>
-struct Int8Gemm {
+// What is multiplied, and by which instruction: kMultistage: those of compute capability 8.0, else
+// those of 7.5.
+template <class T, bool kMultistage>
+struct Multiplied {  // of 16-bit floats
+  using Element = T;
+  using LayoutB = cutlass::layout::RowMajor;
+  using Accumulator = float;
+  using Operator = cutlass::arch::OpMultiplyAdd;
+  using ArchTag = std::conditional_t<kMultistage, cutlass::arch::Sm80, cutlass::arch::Sm75>;
+  using Instruction = cutlass::gemm::GemmShape<16, 8, kMultistage ? 16 : 8>;
+};
+template <bool kMultistage>
+struct Multiplied<int8_t, kMultistage> {
+  using Element = int8_t;
+  using LayoutB = cutlass::layout::ColumnMajor;
+  using Accumulator = int32_t;
+  using Operator = WrappingMultiplyAdd;
+  using ArchTag = std::conditional_t<kMultistage, cutlass::arch::Sm80, cutlass::arch::Sm75>;
+  using Instruction = std::conditional_t<kMultistage, cutlass::gemm::GemmShape<16, 8, 32>,
+                                         cutlass::gemm::GemmShape<8, 8, 16>>;
+};
+
+struct GemmArguments {
+  int64_t m;
+  int64_t n;
+  int64_t k;  // a multiple of 16 bytes, and not 0
+  const void* a;
+  int64_t lda;  // elements between rows; those and the first begin at multiples of 16 bytes
+  const void* b;
+  int64_t ldb;  // elements between columns of int8, rows of floats; as above
+  const EpilogueOperand (&operands)[kNumOperands];
+  DType out_dtype;
+  void* d;         // without gaps
+  int slices = 1;  // of K, at most; if more than one, slice s writes its D to d + s M N
+};
+
+// Tile, WarpTile: GemmShapes. kStages: of the ring in shared memory; 2 before compute capability
+// 8.0, which has no cp.async. kSwizzle: width of the bands in which tiles are visited.
+template <class E, class Of, class Tile, class WarpTile, int kStages, int kSwizzle>
+struct Gemm {
+  static constexpr int kVector = 16 / sizeof(typename Of::Element);
   // Of float32, four at a time: one map of threads serves every dtype of D.
   using ThreadMap =
       cutlass::epilogue::threadblock::OutputTileThreadLayout<Tile, WarpTile, float, 4, 1>;
   using Epilogue = StoredTree<E, ThreadMap>;
   using Kernel = typename cutlass::gemm::kernel::DefaultGemmWithVisitor<
-      int8_t, cutlass::layout::RowMajor, cutlass::ComplexTransform::kNone, 16,     //
-      int8_t, cutlass::layout::ColumnMajor, cutlass::ComplexTransform::kNone, 16,  //
-      float, cutlass::layout::RowMajor, 4, int32_t, float, cutlass::arch::OpClassTensorOp, ArchTag,
-      Tile, WarpTile, Instruction, typename Epilogue::type,
+      typename Of::Element, cutlass::layout::RowMajor, cutlass::ComplexTransform::kNone, kVector,
+      typename Of::Element, typename Of::LayoutB, cutlass::ComplexTransform::kNone, kVector, float,
+      cutlass::layout::RowMajor, 4, typename Of::Accumulator, float, cutlass::arch::OpClassTensorOp,
+      typename Of::ArchTag, Tile, WarpTile, typename Of::Instruction, typename Epilogue::type,
       cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>, kStages,
-      WrappingMultiplyAdd>::GemmKernel;
+      typename Of::Operator>::GemmKernel;
   static constexpr int kSharedBytes = sizeof(typename Kernel::SharedStorage);
 
-  // Rows of A and columns of B begin at multiples of 16 bytes, and K is a multiple of 16. Returns
-  // the number of slices that K was cut into, at most `slices`; where that is given as more than
-  // one, slice s writes its sums to d + s M N.
-  static int run(const Int8Problem& p, void* d, int slices, const Scope& scope) {
-    const auto [m, n, k, epilogue, out_dtype] = p.size;
-    const int64_t columns = n / epilogue::columns_of<E>;
-    const StoreArguments to{{d, out_dtype, columns % (4 / epilogue::columns_of<E>) == 0},
+  // Returns the number of slices that K was cut into.
+  static int run(const GemmArguments& args, const Scope& scope) {
+    const int64_t columns = args.n / epilogue::columns_of<E>;
+    const StoreArguments to{{args.d, args.out_dtype, columns % (4 / epilogue::columns_of<E>) == 0},
                             columns,
-                            slices > 1 ? m * columns : 0};
-    const typename Kernel::Arguments args(
+                            args.slices > 1 ? args.m * columns : 0};
+    const typename Kernel::Arguments all(
         cutlass::gemm::GemmUniversalMode::kGemm,
-        {static_cast<int>(m), static_cast<int>(n), static_cast<int>(k)}, slices,
-        Epilogue::arguments(p.operands, to), p.a.data, p.b.plain.data, nullptr, nullptr, 0, 0, 0, 0,
-        p.a.row_stride, p.b.plain.col_stride, 0, 0);
+        {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k)}, args.slices,
+        Epilogue::arguments(args.operands, to), args.a, args.b, nullptr, nullptr, 0, 0, 0, 0,
+        args.lda, args.ldb, 0, 0);
     // Not by CUTLASS's device::GemmUniversalBase, which prepares a semaphore for slices.
-    const typename Kernel::Params params(args, scope.device.sms, 1);
+    const typename Kernel::Params params(all, scope.device.sms, 1);
     static OncePerDevice once;
     once(scope.device.index, [] {
       check(cudaFuncSetAttribute(cutlass::Kernel2<Kernel>,

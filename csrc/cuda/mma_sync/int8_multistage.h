@@ -1,7 +1,6 @@
-// A line of an int8.table whose tiles go through shared memory: what the int8_multistage.h of an
-// arch's folder instantiates.
-#pragma once
-
+// A line of an int8.table whose tiles go through shared memory. setup.py compiles this once for
+// every such line, behind arch.h of its folder, with SCALED_MM_ARCH defined as the folder's name
+// and SCALED_MM_KERNEL_NAME as the line's.
 #include "cuda/common/partials.h"
 #include "cuda/common/relayout.h"
 #include "cuda/cutlass2/gemm.h"
@@ -36,11 +35,20 @@ template <const auto& kTile, const Gpus& kGpus, class E>
 int launch(const Int8Problem& p, void* d, int slices, const Scope& scope) {
   using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
   using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
-  using ArchTag = std::conditional_t<kGpus.multistage, cutlass::arch::Sm80, cutlass::arch::Sm75>;
-  using Instruction = std::conditional_t<kGpus.multistage, cutlass::gemm::GemmShape<16, 8, 32>,
-                                         cutlass::gemm::GemmShape<8, 8, 16>>;
-  return cutlass2::Int8Gemm<E, ArchTag, Tile, WarpTile, Instruction, kTile.stages,
-                            kTile.swizzle>::run(p, d, slices, scope);
+  using Gemm = cutlass2::Gemm<E, cutlass2::Multiplied<int8_t, kGpus.multistage>, Tile, WarpTile,
+                              kTile.stages, kTile.swizzle>;
+  return Gemm::run({.m = p.size.m,
+                    .n = p.size.n,
+                    .k = p.size.k,
+                    .a = p.a.data,
+                    .lda = p.a.row_stride,
+                    .b = p.b.plain.data,
+                    .ldb = p.b.plain.col_stride,
+                    .operands = p.operands,
+                    .out_dtype = p.size.out_dtype,
+                    .d = d,
+                    .slices = slices},
+                   scope);
 }
 
 template <const auto& kTile, const Gpus& kGpus>
@@ -59,3 +67,14 @@ void run_multistage(const Int8Problem& p, const Scope& scope) {
 }
 
 }  // namespace scaled_mm::cuda::mma_sync
+
+namespace scaled_mm::cuda::SCALED_MM_ARCH::int8 {
+
+template <const Multistage& kTile>
+void run(const Int8Problem& p, const Scope& scope) {
+  mma_sync::run_multistage<kTile, kGpus>(p, scope);
+}
+
+template void run<SCALED_MM_KERNEL_NAME>(const Int8Problem&, const Scope&);
+
+}  // namespace scaled_mm::cuda::SCALED_MM_ARCH::int8

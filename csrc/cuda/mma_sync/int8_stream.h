@@ -1,7 +1,6 @@
-// A line of an int8.table that streams the weight: what the int8_stream.h of an arch's folder
-// instantiates.
-#pragma once
-
+// A line of an int8.table that streams the weight. setup.py compiles this once for
+// every such line, behind arch.h of its folder, with SCALED_MM_ARCH defined as the folder's name
+// and SCALED_MM_KERNEL_NAME as the line's.
 #include <algorithm>
 
 #include "cuda/common/launch.cuh"
@@ -49,3 +48,14 @@ void run_stream(const Int8Problem& p, const Scope& scope) {
 }
 
 }  // namespace scaled_mm::cuda::mma_sync
+
+namespace scaled_mm::cuda::SCALED_MM_ARCH::int8 {
+
+template <const Stream& kTile>
+void run(const Int8Problem& p, const Scope& scope) {
+  mma_sync::run_stream<kTile>(p, scope);
+}
+
+template void run<SCALED_MM_KERNEL_NAME>(const Int8Problem&, const Scope&);
+
+}  // namespace scaled_mm::cuda::SCALED_MM_ARCH::int8

@@ -9,16 +9,27 @@
 
 namespace scaled_mm::cuda::mma_sync {
 
-// What the model knows of the GPUs of a folder.
+// The GPUs of a folder.
 struct Gpus {
   bool (*serves)(int capability);
   const char* served;  // in the words of a refusal, behind "needs compute capability"
   bool multistage;     // cp.async fills a ring of several stages; else registers fill one of two
-  // Of a GPU of a compute capability; published numbers, unless the folder says otherwise.
-  int (*shared_bytes)(int capability);        // that a block may ask for
-  double (*products_per_us)(int capability);  // int8 multiply-adds of a multiprocessor
-  double l2_bytes_per_us;                     // of a multiprocessor, when all of them read
 };
+
+// Bytes of shared memory that a block may ask for: those of a multiprocessor but 1 KiB, which is
+// the system's (CUDA programming guide, technical specifications by compute capability).
+constexpr int shared_bytes(int capability) {
+  switch (capability) {
+    case 75: return 64 * 1024;  // the one that gives all it has
+    case 80:
+    case 87: return 163 * 1024;
+    case 90:
+    case 100:
+    case 103:
+    case 110: return 227 * 1024;
+    default: return 99 * 1024;  // 8.6, 8.9, 12.x
+  }
+}
 
 // A tile whose operands go through shared memory; a CUTLASS 2.x mainloop.
 template <const Gpus& kGpus>
@@ -54,6 +65,24 @@ struct Stream {
   std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
   std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
   Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
+};
+
+// An int4 product: W dequantised to memory, then a CUTLASS 2.x product with it.
+template <const Gpus& kGpus>
+struct Dense {
+  int tile_m;
+  int tile_n;
+  int tile_k;  // rows of K in a stage
+  int warp_m;
+  int warp_n;
+  int stages;
+  int swizzle;
+  float fixed_us;
+  float rate;
+
+  std::string describe(const LowbitProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const LowbitProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const LowbitProblem::Size& size, const Machine& machine) const;
 };
 
 // Slices of K, at most `most`, for a product of `tiles` tiles that has `steps` slices worth

@@ -16,6 +16,19 @@ inline constexpr double kMemoryShare = 0.87;  // of the peak of device memory
 inline constexpr double kJoinUs = 2.0;        // of the kernel that adds up slices
 inline constexpr int64_t kMaxGridY = 65535;
 
+// Dense int8 of a multiprocessor, by datasheets: T4 130 TOPS of 40, A100 624 of 108, A10 250 of 72,
+// L40S 733 of 142, RTX 5090 838 of 170; Orin as A10, B200 as A100 where mma.sync is what it has.
+inline double products_per_us(const Machine& machine) {
+  switch (machine.capability / 10 * 10) {
+    case 70: return 1.63e6;
+    case 80: return machine.capability == 80 ? 2.89e6 : machine.capability == 89 ? 2.58e6 : 1.74e6;
+    case 120: return 2.46e6;
+    default: return 2.89e6;
+  }
+}
+// From L2, for each multiprocessor when all of them read: A100 about 5 TB/s.
+inline double l2_bytes_per_us(const Machine&) { return 47e3; }
+
 inline std::string refuse_machine(const Gpus& gpus, const Machine& machine) {
   if (gpus.serves(machine.capability)) return "";
   return cat("needs compute capability ", gpus.served, ", got ", machine.capability / 10, ".",
@@ -74,7 +87,7 @@ std::string Multistage<kGpus>::describe(const Int8Problem::Size& size,
 template <const Gpus& kGpus>
 std::string Multistage<kGpus>::refuse(const Int8Problem::Size& size, const Machine& machine) const {
   if (const std::string why = refuse_machine(kGpus, machine); !why.empty()) return why;
-  const int has = kGpus.shared_bytes(machine.capability);
+  const int has = shared_bytes(machine.capability);
   if (const int bytes = ring_bytes(*this); bytes > has) {
     return cat("needs ", bytes, " bytes of shared memory, a block has at most ", has);
   }
@@ -95,8 +108,8 @@ Prediction Multistage<kGpus>::predict(const Int8Problem::Size& size, const Machi
   const double loads = double(blocks) * (tile_m + tile_n) * k;
   Prediction p;
   p.memory = size.bytes() / (kMemoryShare * machine.bytes_per_us);
-  p.busy = std::max(products / (rate * kGpus.products_per_us(machine.capability)),
-                    loads / (kGpus.l2_bytes_per_us * machine.sms));
+  p.busy = std::max(products / (rate * products_per_us(machine)),
+                    loads / (l2_bytes_per_us(machine) * machine.sms));
   p.waves = join_us(slices, size, machine);
   p.us = fixed_us + std::max(p.memory, p.busy) + p.waves;
   return p;
@@ -123,10 +136,45 @@ Prediction Stream<kGpus>::predict(const Int8Problem::Size& size, const Machine& 
   const double products = rounds * tile_m * tile_n * k;
   Prediction p;
   p.memory = size.bytes() / (rate * machine.bytes_per_us);
-  p.busy = std::max(loads / (kGpus.l2_bytes_per_us * machine.sms),
-                    products / (0.3 * kGpus.products_per_us(machine.capability)));
+  p.busy = std::max(loads / (l2_bytes_per_us(machine) * machine.sms),
+                    products / (0.3 * products_per_us(machine)));
   p.waves = join_us(slices, size, machine);
   p.us = fixed_us + std::max(p.memory, p.busy) + p.waves;
+  return p;
+}
+
+template <const Gpus& kGpus>
+std::string Dense<kGpus>::describe(const LowbitProblem::Size&, const Machine&) const {
+  return cat("dequantises W to memory, then a dense product, CUTLASS 2.x, tiles of ", tile_m,
+             " tokens x ", tile_n, " channels, ", stages, " stages");
+}
+
+template <const Gpus& kGpus>
+std::string Dense<kGpus>::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
+  if (size.bits != 4 || size.packing != Packing::awq || size.zero_point != ZeroPoint::integer) {
+    return cat("takes 4 bits in AWQ's packing with integer zero points, got ", size.bits, " bits");
+  }
+  if (!kGpus.multistage && size.dtype != DType::float16) {
+    return "takes float16 (these tensor cores have no bfloat16), got bfloat16";
+  }
+  if (const int64_t tiles = ceil_div(size.n, tile_n); tiles > swizzle * kMaxGridY) {
+    return cat("takes at most ", swizzle * kMaxGridY, " tiles along N, got ", tiles);
+  }
+  return refuse_machine(kGpus, machine);
+}
+
+template <const Gpus& kGpus>
+Prediction Dense<kGpus>::predict(const LowbitProblem::Size& size, const Machine& machine) const {
+  const double rounds =
+      double(ceil_div(ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n), int64_t{machine.sms}));
+  const double k = double(round_up(size.k, tile_k)), dense = 2 * double(size.n) * double(size.k);
+  const double memory = kMemoryShare * machine.bytes_per_us;
+  Prediction p;
+  p.memory = (size.weight_bytes() + dense) / memory;
+  // 16-bit floats at half the rate of int8.
+  p.busy = rounds * tile_m * tile_n * k * 2 / (rate * products_per_us(machine));
+  p.us =
+      fixed_us + p.memory + std::max(p.busy, (dense + size.bytes() - size.weight_bytes()) / memory);
   return p;
 }
 

@@ -1,5 +1,5 @@
-// What Ampere's kernels serve and how long they are expected to take: the shared model with the
-// numbers of arch.h.
+// What the kernels serve and how long they are expected to take: the model of mma_sync/model.h with
+// the numbers of this folder.
 #include "cuda/mma_sync/model.h"
 #include "cuda/sm80/arch.h"
 
@@ -16,6 +16,18 @@ constexpr Kernel<Int8Problem> kKernels[] = {
 }  // namespace
 }  // namespace int8
 
-constinit const Arch arch = {"sm80", serves, int8::kKernels, {}};
+namespace lowbit {
+namespace {
+
+constexpr Kernel<LowbitProblem> kKernels[] = {
+#define KERNEL(name, Kind, ...) table_line<LowbitProblem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include "cuda/sm80/lowbit.table"
+#undef KERNEL
+};
+
+}  // namespace
+}  // namespace lowbit
+
+constinit const Arch arch = {"sm80", serves, int8::kKernels, lowbit::kKernels};
 
 }  // namespace scaled_mm::cuda::sm80

@@ -1,0 +1,74 @@
+// A line of a lowbit.table that dequantises W to memory and multiplies by CUTLASS. setup.py
+// compiles this once for every such line, behind arch.h of its folder, with SCALED_MM_ARCH defined
+// as the folder's name and SCALED_MM_KERNEL_NAME as the line's.
+#include "cuda/common/relayout.h"
+#include "cuda/cutlass2/gemm.h"
+#include "cuda/lowbit.h"
+#include "cuda/mma_sync/model.h"
+
+namespace scaled_mm::cuda::mma_sync {
+
+template <DType>
+struct CutlassHalf;
+template <>
+struct CutlassHalf<DType::float16> {
+  using type = cutlass::half_t;
+};
+template <>
+struct CutlassHalf<DType::bfloat16> {
+  using type = cutlass::bfloat16_t;
+};
+
+// D = acc + bias: an absent bias reads as -0, which adds nothing.
+using DenseEpilogue = epilogue::Apply<epilogue::Add, epilogue::Accumulator<float>,
+                                      epilogue::Optional<epilogue::Bias>>;
+
+template <const auto& kTile, const Gpus& kGpus>
+void run_dense(const LowbitProblem& p, const Scope& scope) {
+  constexpr int64_t kVector = 8;  // elements of 16 bytes: K has to be a multiple of it
+  const int64_t m = p.m, n = p.w.n, k = p.w.k, whole = round_up(k, kVector);
+  auto* const w = scope.allocate<uint16_t>(whole * n);
+  dequantize(p.w, w, false, scope);
+  Matrix<const uint16_t> x = p.x;
+  if (whole > k) {  // rows of X that end in zeros, and rows of W that are
+    check(cudaMemsetAsync(w + k * n, 0, 2 * (whole - k) * n, scope.stream), "cudaMemsetAsync");
+    auto* const rows = scope.allocate<int8_t>(2 * m * whole);
+    relayout({reinterpret_cast<const int8_t*>(x.data), 2 * x.row_stride, 1}, m, 2 * k, rows,
+             2 * whole, scope.stream);
+    x = {reinterpret_cast<const uint16_t*>(rows), whole, 1};
+  }
+  EpilogueOperand operands[kNumOperands];
+  operands[static_cast<int>(Operand::bias)] = p.bias;
+  const cutlass2::GemmArguments args{.m = m,
+                                     .n = n,
+                                     .k = whole,
+                                     .a = x.data,
+                                     .lda = x.row_stride,
+                                     .b = w,
+                                     .ldb = n,
+                                     .operands = operands,
+                                     .out_dtype = p.w.dtype,
+                                     .d = p.d};
+  using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
+  using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
+  with_dtype16(p.w.dtype, [&](auto dtype) {
+    if constexpr (kGpus.multistage || dtype == DType::float16) {  // else it was refused
+      using T = typename CutlassHalf<dtype>::type;
+      cutlass2::Gemm<DenseEpilogue, cutlass2::Multiplied<T, kGpus.multistage>, Tile, WarpTile,
+                     kTile.stages, kTile.swizzle>::run(args, scope);
+    }
+  });
+}
+
+}  // namespace scaled_mm::cuda::mma_sync
+
+namespace scaled_mm::cuda::SCALED_MM_ARCH::lowbit {
+
+template <const Dense& kTile>
+void run(const LowbitProblem& p, const Scope& scope) {
+  mma_sync::run_dense<kTile, kGpus>(p, scope);
+}
+
+template void run<SCALED_MM_KERNEL_NAME>(const LowbitProblem&, const Scope&);
+
+}  // namespace scaled_mm::cuda::SCALED_MM_ARCH::lowbit
