@@ -134,27 +134,39 @@ def arch_list(library: str, archs: list[str]) -> str:
     return str(path.parent)
 
 
-def kernel_stubs(arch: str) -> list[str]:
-    """One translation unit per line `KERNEL(name, Kind, ...)` of the arch's tables.
+TOGETHER = 4  # lines to a file, of kinds that arch folders share: most of its time goes to headers
 
-    For a line of FAMILY.table it defines SCALED_MM_ARCH and SCALED_MM_KERNEL_NAME, and includes
-    arch.h of the arch and then FAMILY_kind.h, its own or that of mma_sync, which instantiates the
-    kernel.
+
+def kernel_stubs(arch: str) -> list[str]:
+    """Translation units for the lines `KERNEL(name, Kind, ...)` of the arch's tables.
+
+    For a line of FAMILY.table one includes FAMILY_kind.h of the arch, with SCALED_MM_KERNEL_NAME
+    defined as the name. Where the arch has none, it is mma_sync's, for TOGETHER lines of a kind at
+    a time, with SCALED_MM_KERNEL_NAMES and SCALED_MM_ARCH defined.
     """
-    cuda, stubs = ROOT / "csrc/cuda", []
+    cuda, texts = ROOT / "csrc/cuda", {}
     for table in sorted((cuda / arch).glob("*.table")):
+        names: dict[str, list[str]] = {}
         lines = re.findall(r"^KERNEL\((\w+),\s*(\w+)", table.read_text(), re.MULTILINE)
         for name, kind in lines:
-            stub = ROOT / "build/stubs" / arch / f"{table.stem}_{name}.cu"
-            header = f"{table.stem}_{kind.lower()}.h"
-            folder = arch if (cuda / arch / header).is_file() else "mma_sync"
-            write_if_new(
-                stub,
-                f"#define SCALED_MM_ARCH {arch}\n#define SCALED_MM_KERNEL_NAME {name}\n"
-                f'#include "cuda/{arch}/arch.h"\n#include "cuda/{folder}/{header}"\n',
-            )
-            stubs.append(str(stub.relative_to(ROOT)))
-    return stubs
+            names.setdefault(f"{table.stem}_{kind.lower()}", []).append(name)
+        for header, all_names in names.items():
+            if (cuda / arch / f"{header}.h").is_file():
+                for name in all_names:
+                    texts[f"{table.stem}_{name}"] = (
+                        f'#define SCALED_MM_KERNEL_NAME {name}\n#include "cuda/{arch}/{header}.h"\n'
+                    )
+                continue
+            for i in range(0, len(all_names), TOGETHER):
+                calls = " ".join(f"X({name})" for name in all_names[i : i + TOGETHER])
+                texts[f"{header}_{i // TOGETHER}"] = (
+                    f"#define SCALED_MM_ARCH {arch}\n#define SCALED_MM_KERNEL_NAMES(X) {calls}\n"
+                    f'#include "cuda/{arch}/arch.h"\n#include "cuda/mma_sync/{header}.h"\n'
+                )
+    stubs = {ROOT / "build/stubs" / arch / f"{stem}.cu": text for stem, text in texts.items()}
+    for stub, text in stubs.items():
+        write_if_new(stub, text)
+    return [str(stub.relative_to(ROOT)) for stub in stubs]
 
 
 def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> CppExtension:

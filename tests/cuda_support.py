@@ -53,9 +53,7 @@ ARCHS_HERE = [arch for arch in ARCHS if _runs_here(arch)]
 
 def kernels(family: str) -> list[str]:
     """Every kernel of the family that this GPU runs, as SCALED_MM_KERNEL takes it: "sm90/NAME"."""
-    return [
-        f"{arch}/{name}" for arch in ARCHS_HERE for name in _library.cuda_kernels(arch, family)
-    ]
+    return [f"{arch}/{name}" for arch in ARCHS_HERE for name in _library.cuda_kernels(arch, family)]
 
 
 NAMES = kernels("int8")

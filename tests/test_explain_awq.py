@@ -69,10 +69,10 @@ def test_shapes_that_do_not_stream(n, k, group, said):
     assert {kernel.predicted_us for kernel in streams} == {None}
 
 
-def test_a_device_without_int4_kernels():
+def test_a_device_that_dequantises_first():
     found = explain_awq(1, 4096, 4096, device=DEVICES["A100"])
-    assert found.kernels == [] and found.weight_floor_us > 0
-    assert "No kernels for compute capability 8.0" in text_of(found)
+    assert found.arch == "sm80" and found.weight_floor_us > 0
+    assert all("dequantises W" in kernel.what for kernel in found.kernels)
 
 
 def test_an_empty_int4_product():

@@ -1,6 +1,6 @@
-// A line of an int8.table whose tiles go through shared memory. setup.py compiles this once for
-// every such line, behind arch.h of its folder, with SCALED_MM_ARCH defined as the folder's name
-// and SCALED_MM_KERNEL_NAME as the line's.
+// Lines of an int8.table whose tiles go through shared memory. setup.py compiles this for
+// a few lines at a time, behind arch.h of their folder, with SCALED_MM_ARCH defined as the folder's
+// name and SCALED_MM_KERNEL_NAMES(X) as X(name) of each.
 #include "cuda/common/partials.h"
 #include "cuda/common/relayout.h"
 #include "cuda/cutlass2/gemm.h"
@@ -75,6 +75,8 @@ void run(const Int8Problem& p, const Scope& scope) {
   mma_sync::run_multistage<kTile, kGpus>(p, scope);
 }
 
-template void run<SCALED_MM_KERNEL_NAME>(const Int8Problem&, const Scope&);
+#define INSTANTIATE(name) template void run<name>(const Int8Problem&, const Scope&);
+SCALED_MM_KERNEL_NAMES(INSTANTIATE)
+#undef INSTANTIATE
 
 }  // namespace scaled_mm::cuda::SCALED_MM_ARCH::int8

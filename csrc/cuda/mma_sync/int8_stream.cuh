@@ -124,22 +124,33 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_gemm(
   }
 
   int32_t sums[kRows / 2][kColumns][4] = {};
-  uint4 next[kHalves][kRows];  // of the weight: the step after this one
-  const auto load_next = [&](int k) {
+  // What a lane reads for a step: of the weight, of the tokens.
+  struct Step {
+    uint4 weight[kHalves][kRows];
+    uint4 token[kHalves][kColumns];
+  };
+  const auto load = [&](int k) {
+    Step step;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) next[h][i] = load_once(weight[i] + k + 64 * h);
+      for (int i = 0; i < kRows; ++i) step.weight[h][i] = load_once(weight[i] + k + 64 * h);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        step.token[h][j] = __ldg(reinterpret_cast<const uint4*>(tokens[j] + k + 64 * h));
+      }
     }
+    return step;
   };
-  const auto multiply = [&](const uint4(&w)[kHalves][kRows], const uint4(&t)[kHalves][kColumns]) {
+  const auto multiply = [&](const Step& step) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) {
-          multiply_add(sums[i][j], w[h][2 * i], w[h][2 * i + 1], t[h][j]);
+          multiply_add(sums[i][j], step.weight[h][2 * i], step.weight[h][2 * i + 1],
+                       step.token[h][j]);
         }
       }
     }
@@ -148,37 +159,25 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_gemm(
   constexpr int kStride = kWarps * kStep;
   const int whole = begin + (end - begin) / kStep * kStep;  // behind it: less than a step
   int k = begin + warp * kStep;
-  if (k < whole) load_next(k);
+  Step next;  // on its way while the one before is multiplied
+  if (k < whole) next = load(k);
   shared.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kThreads);
+#pragma unroll 1  // or registers for several steps would be wanted at once
   for (; k < whole; k += kStride) {
-    uint4 now[kHalves][kRows], token[kHalves][kColumns];
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        token[h][j] = __ldg(reinterpret_cast<const uint4*>(tokens[j] + k + 64 * h));
-      }
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) now[h][i] = next[h][i];
-    }
-    if (k + kStride < whole) load_next(k + kStride);
-    multiply(now, token);
+    const Step now = next;
+    if (k + kStride < whole) next = load(k + kStride);
+    multiply(now);
   }
   if (k == whole && whole < end) {  // the warp whose turn it is
-    uint4 token[kHalves][kColumns];
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const int available = end - whole - 64 * h - offset;
+      const int at = whole + 64 * h, available = end - at - offset;
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        token[h][j] = load_first(tokens[j] + whole + 64 * h, available);
-      }
+      for (int i = 0; i < kRows; ++i) next.weight[h][i] = load_first(weight[i] + at, available);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        next[h][i] = load_first(weight[i] + whole + 64 * h, available);
-      }
+      for (int j = 0; j < kColumns; ++j) next.token[h][j] = load_first(tokens[j] + at, available);
     }
-    multiply(next, token);
+    multiply(next);
   }
 
   // A lane holds channels 16 i + lane / 4 (+ 8) of tokens 8 j + 2 (lane % 4) (+ 1).

@@ -43,7 +43,7 @@ struct Multistage {
   int split;       // slices of K, at most
   int swizzle;     // width of the bands in which tiles are visited
   float fixed_us;  // of a call, whatever its size
-  float rate;      // of the tensor cores' peak that it reaches
+  float rate;      // how fast it is where tensor cores or L2 bind, relative to the machine's rates
 
   std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
   std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
@@ -60,7 +60,7 @@ struct Stream {
   int live;    // blocks that a multiprocessor has registers for
   int split;   // slices of K, at most
   float fixed_us;
-  float rate;  // of the memory's peak that it reaches
+  float rate;
 
   std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
   std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;

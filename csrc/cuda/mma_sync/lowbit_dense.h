@@ -1,6 +1,6 @@
-// A line of a lowbit.table that dequantises W to memory and multiplies by CUTLASS. setup.py
-// compiles this once for every such line, behind arch.h of its folder, with SCALED_MM_ARCH defined
-// as the folder's name and SCALED_MM_KERNEL_NAME as the line's.
+// Lines of a lowbit.table that dequantise W to memory and multiply by CUTLASS. setup.py compiles
+// this for a few lines at a time, behind arch.h of their folder, with SCALED_MM_ARCH defined as the
+// folder's name and SCALED_MM_KERNEL_NAMES(X) as X(name) of each.
 #include "cuda/common/relayout.h"
 #include "cuda/cutlass2/gemm.h"
 #include "cuda/lowbit.h"
@@ -69,6 +69,8 @@ void run(const LowbitProblem& p, const Scope& scope) {
   mma_sync::run_dense<kTile, kGpus>(p, scope);
 }
 
-template void run<SCALED_MM_KERNEL_NAME>(const LowbitProblem&, const Scope&);
+#define INSTANTIATE(name) template void run<name>(const LowbitProblem&, const Scope&);
+SCALED_MM_KERNEL_NAMES(INSTANTIATE)
+#undef INSTANTIATE
 
 }  // namespace scaled_mm::cuda::SCALED_MM_ARCH::lowbit

@@ -12,22 +12,13 @@
 
 namespace scaled_mm::cuda::mma_sync {
 
-inline constexpr double kMemoryShare = 0.87;  // of the peak of device memory
-inline constexpr double kJoinUs = 2.0;        // of the kernel that adds up slices
+inline constexpr double kJoinUs = 2.0;  // of the kernel that adds up slices, on an H200
 inline constexpr int64_t kMaxGridY = 65535;
 
-// Dense int8 of a multiprocessor, by datasheets: T4 130 TOPS of 40, A100 624 of 108, A10 250 of 72,
-// L40S 733 of 142, RTX 5090 838 of 170; Orin as A10, B200 as A100 where mma.sync is what it has.
-inline double products_per_us(const Machine& machine) {
-  switch (machine.capability / 10 * 10) {
-    case 70: return 1.63e6;
-    case 80: return machine.capability == 80 ? 2.89e6 : machine.capability == 89 ? 2.58e6 : 1.74e6;
-    case 120: return 2.46e6;
-    default: return 2.89e6;
-  }
+// Of device memory, at best.
+inline double memory_rate(const Machine& machine) {
+  return machine.memory_share * machine.bytes_per_us;
 }
-// From L2, for each multiprocessor when all of them read: A100 about 5 TB/s.
-inline double l2_bytes_per_us(const Machine&) { return 47e3; }
 
 inline std::string refuse_machine(const Gpus& gpus, const Machine& machine) {
   if (gpus.serves(machine.capability)) return "";
@@ -70,8 +61,25 @@ int slices_of(const Stream<kGpus>& tile, const Int8Problem::Size& size, const Ma
 // What slices cost beside the product: their sums are written, read and added up.
 inline double join_us(int slices, const Int8Problem::Size& size, const Machine& machine) {
   if (slices == 1) return 0;
-  const double bytes = 8.0 * slices * double(size.m) * double(size.n);
-  return kJoinUs + bytes / (3 * machine.bytes_per_us);  // L2 holds them
+  const double bytes = 8.0 * slices * double(size.m) * double(size.n);  // L2 holds them
+  return kJoinUs * machine.latency + bytes / (machine.l2_bytes_per_us * machine.sms);
+}
+
+// By how much a streaming kernel's products are slower than those of a tile in shared memory: its
+// tokens come through L1 for every few channels. Not measured by itself: L2 binds first on an H200.
+inline constexpr double kStreamProducts = 3.0;
+
+// What tensor cores take at the rate that the machine keeps up, and what L2 does: of so many
+// rounds of blocks over the multiprocessors, each with a tile of so many rows of K and so many
+// tokens to load.
+template <class Tile>
+Prediction predict_rounds(const Tile& tile, double rounds, double tokens, double k, double slower,
+                          const Int8Problem::Size& size, int slices, const Machine& machine) {
+  const double products = slower * rounds * tile.tile_m * tile.tile_n * k;
+  const double loads = rounds * (tokens + tile.tile_n) * k;
+  const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
+  return joined({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy,
+                join_us(slices, size, machine), products / machine.most_products_per_us);
 }
 
 template <const Gpus& kGpus>
@@ -104,15 +112,8 @@ Prediction Multistage<kGpus>::predict(const Int8Problem::Size& size, const Machi
   const double k = double(round_up(ceil_div(size.k, slices), tile_k));
   // Blocks that share a multiprocessor share its tensor cores: only the last round is ragged.
   const double rounds = double(ceil_div(blocks, int64_t{machine.sms}));
-  const double products = rounds * tile_m * tile_n * k;
-  const double loads = double(blocks) * (tile_m + tile_n) * k;
-  Prediction p;
-  p.memory = size.bytes() / (kMemoryShare * machine.bytes_per_us);
-  p.busy = std::max(products / (rate * products_per_us(machine)),
-                    loads / (l2_bytes_per_us(machine) * machine.sms));
-  p.waves = join_us(slices, size, machine);
-  p.us = fixed_us + std::max(p.memory, p.busy) + p.waves;
-  return p;
+  const double tokens = double(std::min<int64_t>(tile_m, size.m));  // others are not loaded
+  return predict_rounds(*this, rounds, tokens, k, 1.0, size, slices, machine);
 }
 
 template <const Gpus& kGpus>
@@ -131,16 +132,10 @@ Prediction Stream<kGpus>::predict(const Int8Problem::Size& size, const Machine& 
   const int slices = slices_of(*this, size, machine);
   const int64_t blocks = tiles_of(*this, size) * slices;
   const double k = double(round_up(ceil_div(size.k, slices), step));
-  const double rounds = std::max(1.0, double(blocks) / machine.sms);
-  const double loads = rounds * machine.sms * (tile_m + tile_n) * k;
-  const double products = rounds * tile_m * tile_n * k;
-  Prediction p;
-  p.memory = size.bytes() / (rate * machine.bytes_per_us);
-  p.busy = std::max(loads / (l2_bytes_per_us(machine) * machine.sms),
-                    products / (0.3 * products_per_us(machine)));
-  p.waves = join_us(slices, size, machine);
-  p.us = fixed_us + std::max(p.memory, p.busy) + p.waves;
-  return p;
+  const double rounds = double(ceil_div(blocks, int64_t{live} * machine.sms)) * live;
+  // Blocks on a multiprocessor find each other's tokens in L1.
+  const double tokens = double(std::min<int64_t>(tile_m, size.m)) / live;
+  return predict_rounds(*this, rounds, tokens, k, kStreamProducts, size, slices, machine);
 }
 
 template <const Gpus& kGpus>
@@ -165,17 +160,16 @@ std::string Dense<kGpus>::refuse(const LowbitProblem::Size& size, const Machine&
 
 template <const Gpus& kGpus>
 Prediction Dense<kGpus>::predict(const LowbitProblem::Size& size, const Machine& machine) const {
-  const double rounds =
-      double(ceil_div(ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n), int64_t{machine.sms}));
-  const double k = double(round_up(size.k, tile_k)), dense = 2 * double(size.n) * double(size.k);
-  const double memory = kMemoryShare * machine.bytes_per_us;
-  Prediction p;
-  p.memory = (size.weight_bytes() + dense) / memory;
-  // 16-bit floats at half the rate of int8.
-  p.busy = rounds * tile_m * tile_n * k * 2 / (rate * products_per_us(machine));
-  p.us =
-      fixed_us + p.memory + std::max(p.busy, (dense + size.bytes() - size.weight_bytes()) / memory);
-  return p;
+  const double dense = 2 * double(size.n) * double(size.k);
+  const int64_t tiles = ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n);
+  const double rounds = double(ceil_div(tiles, int64_t{machine.sms}));
+  const double products = rounds * tile_m * tile_n * double(round_up(size.k, tile_k));
+  const double dequantised = (size.weight_bytes() + dense) / memory_rate(machine);
+  // 16-bit floats have half of int8's rate.
+  return joined({fixed_us, rate},
+                (dense + size.bytes() - size.weight_bytes()) / memory_rate(machine),
+                2 * products / machine.products_per_us, dequantised,
+                2 * products / machine.most_products_per_us);
 }
 
 }  // namespace scaled_mm::cuda::mma_sync

@@ -1,0 +1,121 @@
+"""The arch folders without a GPU: what each serves, and what its tables choose for GPUs of its own
+(csrc/dispatch/gpus.def has their numbers)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scaled_mm import _library
+from scaled_mm.explain import DEVICES, Device, Explanation, explain, explain_awq
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVED = {  # compute capability: the folder whose kernels run there
+    70: "",
+    75: "sm75",
+    80: "sm80",
+    86: "sm80",
+    87: "sm80",
+    89: "sm89",
+    90: "sm90",
+    100: "sm100",
+    103: "sm100",
+    110: "sm89",  # by PTX
+    120: "sm120",
+    121: "sm120",
+}
+MMA_SYNC = ("sm75", "sm80", "sm89", "sm100", "sm120")
+# Shared memory that a block may ask for, KiB.
+SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 100: 227, 103: 227, 120: 99, 121: 99}
+SHAPES = [(4096, 4096), (28672, 8192), (4096, 14336), (1000, 4100), (8, 17)]
+TOKENS = (1, 8, 16, 17, 64, 65, 256, 1000, 8192)
+
+
+def gpu(capability: int) -> Device:
+    """One of that capability: a known one, or one with few multiprocessors."""
+    for device in DEVICES.values():
+        if device.capability == capability:
+            return device
+    return replace(DEVICES["L4"], name="unknown", capability=capability)
+
+
+def refused(found: Explanation) -> dict[str, str]:
+    return {kernel.name: kernel.reason for kernel in found.kernels if kernel.predicted_us is None}
+
+
+@pytest.mark.parametrize("capability", SERVED)
+def test_served(capability: int) -> None:
+    assert _library.arch_of_sources(capability) == SERVED[capability]
+
+
+@pytest.mark.parametrize("arch", MMA_SYNC)
+def test_an_arch_folder_is_numbers(arch: str) -> None:
+    """Four files, which differ from sm80's in names, numbers and comments."""
+
+    def bare(folder: str, file: str) -> str:
+        text = (ROOT / "csrc/cuda" / folder / file).read_text()
+        text = re.sub(r"//.*", "", text).replace(folder, "ARCH")
+        text = re.sub(r"return capability.*|\{serves.*", "", text)
+        return re.sub(r"\s+", " ", text)
+
+    files = ["arch.h", "int8.table", "lowbit.table", "model.cpp"]
+    assert sorted(path.name for path in (ROOT / "csrc/cuda" / arch).iterdir()) == files
+    for file in ("arch.h", "model.cpp"):
+        assert bare(arch, file) == bare("sm80", file)
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_rows_fit_the_shared_memory(capability: int) -> None:
+    """Every row of a folder fits its own capability; one that a sibling has no room for refuses it."""
+    found = explain(300, 4096, 4096, device=gpu(capability))
+    wanted = {
+        kernel.name: int(tile[1])
+        for kernel in found.kernels
+        if (tile := re.search(r"needs (\d+) bytes of shared memory", kernel.reason))
+    }
+    assert all(bytes_ > 1024 * SHARED[capability] for bytes_ in wanted.values())
+    assert wanted.keys() == refused(found).keys()
+    if SERVED[capability] == f"sm{capability}":
+        assert not wanted
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_every_shape_has_a_kernel(capability: int) -> None:
+    device = gpu(capability)
+    for n, k in SHAPES:
+        for m in TOKENS:
+            for activation in (None, "reglu") if n % 2 == 0 else (None,):
+                found = explain(m, n, k, device=device, activation=activation)
+                assert found.chosen is not None and found.arch == SERVED[capability]
+                assert found.chosen.predicted_us > found.floor_us / 1.01
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_few_tokens_stream_and_many_do_not(capability: int) -> None:
+    device = gpu(capability)
+    few, many = (explain(m, 8192, 8192, device=device).chosen for m in (1, 8192))
+    assert few and few.name.startswith("stream_")
+    assert many and many.name.startswith("multi_")
+    rows, columns = map(int, re.findall(r"\d+", many.name)[:2])
+    assert rows * columns >= 128 * 128
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_int4_is_served(capability: int) -> None:
+    for m in (1, 64, 4096):
+        found = explain_awq(m, 4096, 4096, device=gpu(capability))
+        assert found.chosen is not None and "dequantises W" in found.chosen.what
+
+
+def test_slices_of_k() -> None:
+    """Where tiles leave multiprocessors empty and K is long, it is cut; and explain says so."""
+    what = {
+        kernel.name: kernel.what
+        for kernel in explain(64, 1024, 14336, device=DEVICES["A100"]).kernels
+    }
+    assert re.search(r"K in \d slices", what["multi_64x128"])
+    whole = explain(64, 1024, 512, device=DEVICES["A100"]).kernels
+    assert not any("slices" in kernel.what for kernel in whole)
