@@ -17,11 +17,17 @@ MUTANTS = [
         },
     ),
     *of(
-        "csrc/cuda/sm80/model.cpp",
-        "test_explain",
+        "csrc/cuda/mma_sync/model.h",
+        "test_explain test_archs",
         {
-            "grid-of-more-than-65535": ("8 * int64_t{65535};", "int64_t{1} << 40;"),
+            "grid-of-more-than-65535": ("kMaxGridY = 65535;", "kMaxGridY = int64_t{1} << 40;"),
+            "more-shared-memory-than-there-is": ("bytes > has) {", "bytes > 2 * has) {"),
         },
+    ),
+    *of(
+        "csrc/cuda/mma_sync/kinds.h",
+        "test_archs",
+        {"slices-of-a-short-k": ("std::min(room, steps)", "std::min(room, steps + 9)")},
     ),
     *of(
         "csrc/cuda/sm90/model.cpp",

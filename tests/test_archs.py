@@ -69,7 +69,7 @@ def test_an_arch_folder_is_numbers(arch: str) -> None:
 
 @pytest.mark.parametrize("capability", SHARED)
 def test_rows_fit_the_shared_memory(capability: int) -> None:
-    """Every row of a folder fits its own capability; one that a sibling has no room for refuses it."""
+    """Every row fits its folder's own capability; where a sibling has no room, it refuses."""
     found = explain(300, 4096, 4096, device=gpu(capability))
     wanted = {
         kernel.name: int(tile[1])

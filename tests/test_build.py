@@ -126,7 +126,7 @@ def test_targets() -> None:
 
 
 def test_a_stand_in_runs_the_older_folders() -> None:
-    """SCALED_MM_STAND_IN=9.0: their code for that GPU too; code that all share once for each GPU."""
+    """SCALED_MM_STAND_IN=9.0: their code for that GPU too; shared code once for each GPU."""
     wanted = [Wanted(75), Wanted(80, ptx=True), Wanted(90)]
     found = cuda_build.targets(wanted, ALL, cuda_build.stand_in_by("9.0"))
     for folder in ("sm75", "sm80"):

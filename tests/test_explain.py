@@ -273,9 +273,9 @@ def test_pairs_of_columns_are_not_for_every_kernel():
 
 
 def test_more_tiles_than_a_grid_has_rows():
-    """CUTLASS 2 counts tiles along N in bands of blocks of y, of which there are 65535; what streams
-    the weight does not."""
-    most, width = 4 * 65535, 256  # multi_128x256's bands are 4 tiles wide
+    """CUTLASS 2 counts tiles along N in bands of blocks of y, of which there are 65535; what
+    streams the weight does not."""
+    most, width = 8 * 65535, 256  # multi_128x256's bands are 8 tiles wide
     fits, wider = (
         {kernel.name: kernel for kernel in explain(16, n, 64, device=DEVICES["A100"]).kernels}
         for n in (most * width, most * width + 1)

@@ -57,8 +57,9 @@ struct Node {
   const Params* params = nullptr;
 };
 
-// An operand. A row vector's elements are read once for a tile, a column vector's and a matrix's
-// before the accumulators of a step are exchanged, so that the loads are under way meanwhile.
+// An operand. A vector's elements are read once for a tile, before its first step: a step waits for
+// all threads twice, so a load in it would be waited for by all. A matrix's are read in their step:
+// there are no registers left to read them ahead.
 template <class L, class ThreadMap>
 struct OperandNode : Node<EpilogueOperand> {
   using Node<EpilogueOperand>::Node;
@@ -66,9 +67,13 @@ struct OperandNode : Node<EpilogueOperand> {
   static constexpr int kSize = ThreadMap::kElementsPerAccess;
   static constexpr bool kRow = L::axis == epilogue::Axis::Row;
   static constexpr bool kFull = L::axis == epilogue::Axis::Full;
-  // Fragments of a step along D's columns and rows, and elements of a fragment, that are kept.
-  static constexpr int kAlong = kRow || kFull ? ThreadMap::Iterations::kColumn : 1;
+  static constexpr int kAllSteps =
+      ThreadMap::Count::kRow * ThreadMap::Count::kGroup * ThreadMap::Count::kCluster;
+  // What is kept: so many steps; of each so many fragments down and along D; so many elements of
+  // each.
+  static constexpr int kSteps = kRow || kFull ? 1 : kAllSteps;
   static constexpr int kDown = kRow ? 1 : ThreadMap::Iterations::kRow;
+  static constexpr int kAlong = kRow || kFull ? ThreadMap::Iterations::kColumn : 1;
   static constexpr int kKept = kRow || kFull ? kSize : 1;
 
   template <class Coordinates, class ProblemShape>
@@ -76,7 +81,7 @@ struct OperandNode : Node<EpilogueOperand> {
     const EpilogueOperand& operand;
     Coordinates places;
     ProblemShape shape;
-    Value values[kDown][kAlong][kKept];
+    Value values[kSteps][kDown][kAlong][kKept];
 
     CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, Coordinates places, ProblemShape shape)
         : operand(operand), places(places), shape(shape) {}
@@ -86,38 +91,41 @@ struct OperandNode : Node<EpilogueOperand> {
       for (int row = 0; row < kDown; ++row) {
         CUTLASS_PRAGMA_UNROLL
         for (int column = 0; column < kAlong; ++column) {
+          auto& kept = values[step % kSteps][row][column];
           const auto at = places(0, column, row, step);
           const int m = cute::get<0>(at), n = cute::get<1>(at);
           // A row vector is the same for all rows, a column vector for all columns.
           const bool in_m = kRow || m < cute::get<0>(shape);
           const int count = kRow || kFull ? cute::get<1>(shape) - n : 1;
           if constexpr (kFull) {
-            load_elements<L>(operand, m, n, in_m ? count : 0, values[row][column]);
+            load_elements<L>(operand, m, n, in_m ? count : 0, kept);
           } else {
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < kKept; ++i) {
-              values[row][column][i] =
-                  in_m && i < count ? load_operand<L>(operand, m, n + i) : Value(0);
+              kept[i] = in_m && i < count ? load_operand<L>(operand, m, n + i) : Value(0);
             }
           }
         }
       }
     }
     CUTLASS_DEVICE void begin_epilogue() {
-      if constexpr (kRow) load(0);
+      if constexpr (!kFull) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int step = 0; step < kSteps; ++step) load(step);
+      }
     }
     CUTLASS_DEVICE void begin_step(int step) {
-      if constexpr (!kRow) load(step);
+      if constexpr (kFull) load(step);
     }
 
     template <class Acc, int kAccs>
-    CUTLASS_DEVICE auto visit(int, int row, int column, int, const cutlass::Array<Acc, kAccs>&) {
+    CUTLASS_DEVICE auto visit(int step, int row, int column, int,
+                              const cutlass::Array<Acc, kAccs>&) {
       static_assert(kAccs == kSize);
+      const auto& kept = values[step % kSteps][kRow ? 0 : row][kRow || kFull ? column : 0];
       cutlass::Array<Value, kSize> fragment;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSize; ++i) {
-        fragment[i] = values[kRow ? 0 : row][kRow || kFull ? column : 0][kKept > 1 ? i : 0];
-      }
+      for (int i = 0; i < kSize; ++i) fragment[i] = kept[kKept > 1 ? i : 0];
       return fragment;
     }
   };
