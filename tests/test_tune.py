@@ -92,7 +92,8 @@ def test_the_choice_follows(name: str, path: Path) -> None:
 def test_the_choice_follows_for_int4(name: str, path: Path) -> None:
     keep(entry(rows=planted(name, "lowbit")), path)
     tuning.load()
-    kernel = explain_awq(64, 4096, 4096, device=GPU).chosen
+    packed = name.startswith("packed")
+    kernel = explain_awq(64, 4096, 4096, packed=packed, device=GPU).chosen
     assert kernel is not None and kernel.name == name
     assert chosen() == OWN, "the other family keeps its numbers"
 
@@ -401,9 +402,8 @@ def made_up(family: str) -> list[dict[str, Any]]:
     for n, k in SHAPES[family].weights[:3]:
         for m in SHAPES[family].tokens[::2]:
             rows = ask(family, m, n, k, GPU)["kernels"]
-            shapes.append(
-                {"m": m, "n": n, "k": k, "us": {r["name"]: r["predicted_us"] for r in rows}}
-            )
+            us = {r["name"]: r["predicted_us"] for r in rows if r["predicted_us"] is not None}
+            shapes.append({"m": m, "n": n, "k": k, "us": us})
     _library.untune()
     return shapes
 
@@ -414,7 +414,7 @@ def test_a_fit_finds_the_fast_kernels(family: str) -> None:
     assert found.own.worst > 1.1 > found.now.worst
     assert found.now.mean < 1.005 and found.now.mean < found.own.mean and found.better
     fitted = dict(zip(found.names, found.columns.tolist(), strict=True))
-    assert set(fitted) == set(NAMES[family])
+    assert set(fitted) == {name for name in NAMES[family] if not name.startswith("packed")}
 
 
 def test_a_fit_that_gains_nothing_is_none() -> None:
