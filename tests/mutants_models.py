@@ -40,7 +40,10 @@ MUTANTS = [
         {
             "residual-is-no-reader": ("self.spoiled |= origins", "pass"),
             "gemma-is-foldable": ("if scales(norms[norm], trace.samples[norm])", "if True"),
-            "two-sources-of-a-linear": ("if norm is not None and not others:", "if norm is not None:"),
+            "two-sources-of-a-linear": (
+                "if norm is not None and not others:",
+                "if norm is not None:",
+            ),
             "bias-of-a-norm-not-divided": (
                 'for name in ("weight", "bias"):',
                 'for name in ("weight",):',

@@ -18,9 +18,11 @@ from scaled_mm.bench.awq import make_awq_case
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.clocks import CpuClock, CudaGraphClock, Stopwatch
 from scaled_mm.bench.contenders import CONTENDERS, Contender
+from scaled_mm.bench.machine import gpu_tops
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
 from scaled_mm.cli import bench as command
 from scaled_mm.cli import main
+from scaled_mm.cli.gpus import DEVICES
 
 VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none
 COMPILED = "_int_mm compiled"  # minutes of compiler time for nothing here
@@ -248,6 +250,11 @@ def test_operations_of_int4_are_of_16_bit_floats(op, share):
     floors = measure.floors_of(case, Sundial())
     want = share * case.operations / 1e4 or None
     assert floors["operations_us"] == (want and pytest.approx(want))
+
+
+def test_operations_of_a_gpu_that_is_known(monkeypatch):
+    monkeypatch.setattr("scaled_mm.bench.machine.local_device", lambda: DEVICES["H200"])
+    assert gpu_tops() == pytest.approx(1979, rel=0.01)  # the datasheet's dense int8
 
 
 def test_runs_as_one(gpu_result, tmp_path, capsys):

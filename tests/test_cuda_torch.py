@@ -94,7 +94,7 @@ def test_fake_metadata_is_real() -> None:
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    for name in ("PLAIN", "WEIGHT_SCALE", "BIAS"):
+    for name in ("PLAIN", "WEIGHT_SCALE", "BIAS", "FACTORS", "STATIC_SCALE"):
         monkeypatch.setattr(test_torch, name, there(getattr(test_torch, name)))
     dynamic = test_torch.dynamic
     monkeypatch.setattr(dynamic, "__defaults__", (test_torch.PLAIN,))

@@ -233,6 +233,7 @@ def test_fake_metadata_is_real() -> None:
 
 WEIGHT, WEIGHT_SCALE = scaled_mm.quantize_weight_int8(torch.linspace(-1, 1, 240).reshape(10, 24))
 PLAIN = WEIGHT.t()
+FACTORS, STATIC_SCALE = torch.linspace(1, 2, 24), torch.full((1,), 0.05)
 
 
 def dynamic(x: Tensor, w: Any = PLAIN) -> Tensor:
@@ -277,7 +278,7 @@ def gated(x: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     given = {"residual": x.flip(0), "symmetric": False}
-    q, scale, azp, h = scaled_mm.rms_norm_quantize_int8(x, torch.linspace(1, 2, 24), 1e-5, **given)
+    q, scale, azp, h = scaled_mm.rms_norm_quantize_int8(x, FACTORS, 1e-5, **given)
     adj = scaled_mm.azp_adj(PLAIN)
     y = scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, azp=azp, azp_adj=adj)
     return y * h[:, :1]
@@ -285,12 +286,11 @@ def norm(x: Tensor) -> Tensor:
 
 def activations(x: Tensor) -> Tensor:
     """Every function, one by a static scale, one smoothed."""
-    one, smooth = torch.full((1,), 0.05), torch.linspace(1, 2, 24)
     made = [
         scaled_mm.silu_mul_quantize_int8(torch.cat([x, x], 1)),
         scaled_mm.gelu_quantize_int8(x, approximate="tanh", times=x),
-        scaled_mm.gelu_quantize_int8(x, scale=one),
-        scaled_mm.relu_quantize_int8(x, smooth=smooth),
+        scaled_mm.gelu_quantize_int8(x, scale=STATIC_SCALE),
+        scaled_mm.relu_quantize_int8(x, smooth=FACTORS),
     ]
     return torch.stack([q for q, _, _ in made])
 

@@ -54,7 +54,7 @@ def gpu_tops() -> float:
     (csrc/dispatch/gpus.def), else derived from what its driver tells."""
     device = local_device()
     assert device is not None
-    gpu = _library.explain("lowbit", 1, 64, 64, 64, *device.facts)["gpu"]
+    gpu = _library.explain("lowbit", 1, 64, 64, 64, False, *device.facts)["gpu"]
     return 2e-6 * float(gpu["most_products_per_us"]) * device.sms
 
 
