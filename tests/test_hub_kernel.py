@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import run_python
+from helpers import extra, run_python
 from test_build import ROOT, load
 from torch.utils import cpp_extension
 
 hub_kernel = load(ROOT / "tools/hub_kernel.py")
-tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+tomllib = extra("tomllib" if sys.version_info >= (3, 11) else "tomli")  # pytest has tomli
 
 
 @pytest.fixture(scope="module")
