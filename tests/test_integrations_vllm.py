@@ -225,8 +225,9 @@ def test_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert str(why_not_here("int8", "CUDA", None)).endswith("got compute capability none")
     assert why_not_here("int8", "CUDA", 80) is None and why_not_here("int8", "CUDA", 90) is None
+    assert why_not_here("lowbit", "CUDA", 80) is None and why_not_here("lowbit", "CUDA", 90) is None
+    monkeypatch.setattr(_library, "cuda_kernels", lambda arch, family: [])
     assert why_not_here("lowbit", "CUDA", 80) == "needs a GPU with int4 kernels, sm80 has none"
-    assert why_not_here("lowbit", "CUDA", 90) is None
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
