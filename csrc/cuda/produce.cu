@@ -26,8 +26,13 @@ template <class P, int kHeld>
 class Groups {
  public:
   __device__ explicit Groups(const P& producer) : producer_(producer) {
-    // Loads in flight together: of more the registers would spill.
-    constexpr int kAtOnce = kHeld == 8 ? P::kWordsOfGroup == 4 ? 2 : 1 : kHeld == 4 ? 4 : 1;
+    // Loads in flight together: of more the registers would spill, from 10.0 on sooner.
+#if __CUDA_ARCH__ >= 1000
+    constexpr int kOfFour = 1;
+#else
+    constexpr int kOfFour = 4;
+#endif
+    constexpr int kAtOnce = kHeld == 8 ? 2 : kHeld == 4 ? kOfFour : 1;
 #pragma unroll
     for (int i = 0; i < kHeld; i += kAtOnce) producer_.template load<kAtOnce>(held_ + i, i);
   }
@@ -146,6 +151,7 @@ Teams teams_for(const ProduceProblem& p, int sms) {
   int threads = 32;
   while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;
   const int64_t each = ceil_div(groups, threads);
+  if (each > 4 && p.x_dtype == DType::float32) return {kMaxTeam, 0};  // their registers would spill
   return {threads, each <= 1 ? 1 : each <= 4 ? 4 : 8};
 }
 
@@ -158,9 +164,14 @@ void launch(const ProduceProblem& p, const Scope& scope) {
   switch (teams.held) {
     case 1: return launch_early(produce_rows<producer, dtype, 1>, shape, scope, p);
     case 4: return launch_early(produce_rows<producer, dtype, 4>, shape, scope, p);
-    case 8: return launch_early(produce_rows<producer, dtype, 8>, shape, scope, p);
-    default: return launch_early(produce_rows<producer, dtype, 0>, shape, scope, p);
+    case 8:
+      if constexpr (dtype != DType::float32) {
+        return launch_early(produce_rows<producer, dtype, 8>, shape, scope, p);
+      }
+      break;
+    default: break;
   }
+  launch_early(produce_rows<producer, dtype, 0>, shape, scope, p);
 }
 
 void run(const ProduceProblem& p, const Tensor& q) {
