@@ -142,7 +142,7 @@ def kernel_stubs(arch: str) -> list[str]:
 
     For a line of FAMILY.table one includes FAMILY_kind.h of the arch, with SCALED_MM_KERNEL_NAME
     defined as the name. Where the arch has none, it is mma_sync's, for TOGETHER lines of a kind at
-    a time, with SCALED_MM_KERNEL_NAMES and SCALED_MM_ARCH defined.
+    a time, with SCALED_MM_KERNEL_NAMES defined, behind the arch.h.
     """
     cuda, texts = ROOT / "csrc/cuda", {}
     for table in sorted((cuda / arch).glob("*.table")):
@@ -160,7 +160,7 @@ def kernel_stubs(arch: str) -> list[str]:
             for i in range(0, len(all_names), TOGETHER):
                 calls = " ".join(f"X({name})" for name in all_names[i : i + TOGETHER])
                 texts[f"{header}_{i // TOGETHER}"] = (
-                    f"#define SCALED_MM_ARCH {arch}\n#define SCALED_MM_KERNEL_NAMES(X) {calls}\n"
+                    f"#define SCALED_MM_KERNEL_NAMES(X) {calls}\n"
                     f'#include "cuda/{arch}/arch.h"\n#include "cuda/mma_sync/{header}.h"\n'
                 )
     stubs = {ROOT / "build/stubs" / arch / f"{stem}.cu": text for stem, text in texts.items()}

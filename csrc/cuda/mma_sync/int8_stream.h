@@ -1,6 +1,5 @@
-// Lines of an int8.table that stream the weight. setup.py compiles this for
-// a few lines at a time, behind arch.h of their folder, with SCALED_MM_ARCH defined as the folder's
-// name and SCALED_MM_KERNEL_NAMES(X) as X(name) of each.
+// Lines of an int8.table that stream the weight. setup.py compiles this for a few lines at a time,
+// behind arch.h of their folder, with SCALED_MM_KERNEL_NAMES(X) defined as X(name) of each.
 #include <algorithm>
 
 #include "cuda/common/launch.cuh"

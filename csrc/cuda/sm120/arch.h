@@ -10,36 +10,7 @@ constexpr bool serves(int capability) { return capability / 10 == 12; }
 
 inline constexpr mma_sync::Gpus kGpus = {serves, "12.x", true};
 
-namespace int8 {
-
-using Multistage = mma_sync::Multistage<kGpus>;
-using Stream = mma_sync::Stream<kGpus>;
-
-#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
-#include "cuda/sm120/int8.table"
-#undef KERNEL
-
-// One file is compiled for each line; it instantiates the line's.
-template <const Multistage& kTile>
-void run(const Int8Problem& p, const Scope& scope);
-template <const Stream& kTile>
-void run(const Int8Problem& p, const Scope& scope);
-
-}  // namespace int8
-
-namespace lowbit {
-
-using Dense = mma_sync::Dense<kGpus>;
-
-#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
-#include "cuda/sm120/lowbit.table"
-#undef KERNEL
-
-template <const Dense& kTile>
-void run(const LowbitProblem& p, const Scope& scope);
-
-}  // namespace lowbit
-
-extern const Arch arch;
-
 }  // namespace scaled_mm::cuda::sm120
+
+#define SCALED_MM_ARCH sm120
+#include "cuda/mma_sync/tables.h"

@@ -12,36 +12,7 @@ constexpr bool serves(int capability) { return capability >= 75; }
 
 inline constexpr mma_sync::Gpus kGpus = {serves, "7.5 or newer", false};
 
-namespace int8 {
-
-using Multistage = mma_sync::Multistage<kGpus>;
-using Stream = mma_sync::Stream<kGpus>;
-
-#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
-#include "cuda/sm75/int8.table"
-#undef KERNEL
-
-// One file is compiled for each line; it instantiates the line's.
-template <const Multistage& kTile>
-void run(const Int8Problem& p, const Scope& scope);
-template <const Stream& kTile>
-void run(const Int8Problem& p, const Scope& scope);
-
-}  // namespace int8
-
-namespace lowbit {
-
-using Dense = mma_sync::Dense<kGpus>;
-
-#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
-#include "cuda/sm75/lowbit.table"
-#undef KERNEL
-
-template <const Dense& kTile>
-void run(const LowbitProblem& p, const Scope& scope);
-
-}  // namespace lowbit
-
-extern const Arch arch;
-
 }  // namespace scaled_mm::cuda::sm75
+
+#define SCALED_MM_ARCH sm75
+#include "cuda/mma_sync/tables.h"

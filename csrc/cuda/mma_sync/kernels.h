@@ -1,0 +1,35 @@
+// A folder's Arch: the kernels of its tables, by the model of model.h with the folder's numbers.
+// Its model.cpp includes this behind its arch.h.
+#pragma once
+
+#include "cuda/mma_sync/model.h"
+
+namespace scaled_mm::cuda::SCALED_MM_ARCH {
+namespace int8 {
+namespace {
+
+constexpr Kernel<Int8Problem> kKernels[] = {
+#define KERNEL(name, Kind, ...) table_line<Int8Problem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include SCALED_MM_INT8_TABLE
+#undef KERNEL
+};
+
+}  // namespace
+}  // namespace int8
+
+namespace lowbit {
+namespace {
+
+constexpr Kernel<LowbitProblem> kKernels[] = {
+#define KERNEL(name, Kind, ...) table_line<LowbitProblem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include SCALED_MM_LOWBIT_TABLE
+#undef KERNEL
+};
+
+}  // namespace
+}  // namespace lowbit
+
+constinit const Arch arch = {SCALED_MM_TEXT(SCALED_MM_ARCH), serves, int8::kKernels,
+                             lowbit::kKernels};
+
+}  // namespace scaled_mm::cuda::SCALED_MM_ARCH

@@ -1,0 +1,45 @@
+// The lines of a folder's two tables as constants, and what is compiled for them. Its arch.h
+// includes this last, with SCALED_MM_ARCH defined as the folder's name.
+#pragma once
+
+#define SCALED_MM_TEXT_OF(words) #words
+#define SCALED_MM_TEXT(words) SCALED_MM_TEXT_OF(words)
+// These are paths.
+// clang-format off
+#define SCALED_MM_INT8_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/int8.table)
+#define SCALED_MM_LOWBIT_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/lowbit.table)
+// clang-format on
+
+namespace scaled_mm::cuda::SCALED_MM_ARCH {
+namespace int8 {
+
+using Multistage = mma_sync::Multistage<kGpus>;
+using Stream = mma_sync::Stream<kGpus>;
+
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include SCALED_MM_INT8_TABLE
+#undef KERNEL
+
+template <const Multistage& kTile>
+void run(const Int8Problem& p, const Scope& scope);
+template <const Stream& kTile>
+void run(const Int8Problem& p, const Scope& scope);
+
+}  // namespace int8
+
+namespace lowbit {
+
+using Dense = mma_sync::Dense<kGpus>;
+
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include SCALED_MM_LOWBIT_TABLE
+#undef KERNEL
+
+template <const Dense& kTile>
+void run(const LowbitProblem& p, const Scope& scope);
+
+}  // namespace lowbit
+
+extern const Arch arch;
+
+}  // namespace scaled_mm::cuda::SCALED_MM_ARCH
