@@ -24,6 +24,8 @@ export SCALED_MM_CUDA := 0
 PIP := $(VENV)/bin/python -m pip install --quiet --no-warn-conflicts -c tools/constraints.txt
 INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
+# A process for each core, which takes a file of tests at a time.
+PARALLEL := -n logical --maxprocesses 8 --dist loadfile
 
 .PHONY: help demo test docs test-slow test-all mutate mutate-sample gpu-mutate bench build lint format \
         abi oldest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
@@ -38,7 +40,7 @@ demo: $(VENV)/.demo $(LIBRARY) ## the main job: MiniLM-L6-v2 with int8 linears, 
 	scaled-mm demo
 
 test: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## the tests, without the slow ones
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) $(PARALLEL) -m "not slow and not gpu"
 
 docs: $(VENV)/.docs $(LIBRARY) ## these pages and the docstrings as a site, in build/docs
 	python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
@@ -47,10 +49,10 @@ docs: $(VENV)/.docs $(LIBRARY) ## these pages and the docstrings as a site, in b
 # ---- More of them ---------------------------------------------------------------------------------
 
 test-slow: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## the full counts
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) $(PARALLEL) -m "slow and not gpu"
 
 test-all: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## both
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) $(PARALLEL) -m "not gpu"
 
 # Hours on two cores. A run that was stopped goes on where it was; build/mutants.json is its report.
 # JOBS: how many at once; one for every two cores keeps them busy.
@@ -119,14 +121,8 @@ hub: $(VENV)/.base ## the library as a project of Hugging Face's kernel-builder,
 gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 	python tools/gpu_test.py
 
-# initcheck does not see what TMA stores write, which is how the persistent kernels write D and the
-# dense kernel of int4 too: these and int4 are left out there.
-gpu-sanitize: $(VENV)/.test ## compute-sanitizer over small shapes of every kernel; after `make cuda`
-	for tool in memcheck synccheck racecheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 1 python tests/sanitize_cuda.py --count 40; \
-	done
-	compute-sanitizer --tool initcheck --error-exitcode 1 python tests/sanitize_cuda.py --count 40 --no-awq \
-	  --rows $$(python tests/sanitize_cuda.py --list | grep /stream | paste -sd,)
+gpu-sanitize: $(VENV)/.test ## compute-sanitizer's four tools over small calls of every kernel; after `make cuda`
+	python tests/sanitizers.py
 
 gpu-mutate: $(VENV)/.test ## `make mutate` for the CUDA sources, on a GPU; builds the CUDA library for each
 	python tests/mutate.py --gpu --jobs $(or $(JOBS),1)

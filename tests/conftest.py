@@ -13,6 +13,11 @@ from collections.abc import Iterator
 # threads spin while they wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Two OpenMP threads whatever the machine has, so that work is shared everywhere, and shared in the
+# same way. They sleep while they wait: several processes run tests at once.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Kernels are chosen by the tables' own numbers, not by what `scaled-mm tune` measured here.
 os.environ["SCALED_MM_TUNING"] = "off"
 

@@ -161,7 +161,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/nn/one_weight.py",
-        "test_one_weight",
+        "test_one_weight test_one_weight_forms",
         {
             "shared-weight-packed": ("not cut and _holders(self) != _ALONE", "False"),
             "shared-memory-not-counted": (

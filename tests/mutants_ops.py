@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/ops/packed_weight.py",
-        "test_one_weight",
+        "test_one_weight_forms test_one_weight",
         {
             "unpacked-with-the-flip": ("_FLIP = -128", "_FLIP = 0"),
             "skew-unpacked": ("[:, :groups].transpose", "[:, 1:].transpose"),

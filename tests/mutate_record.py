@@ -40,17 +40,17 @@ def table(mutants: Sequence[Mutant], verdicts: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def record(text: str, figures: str) -> str:
+def record(text: str, figures: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """The document with these figures between the marks.
 
     Raises:
         SystemExit: a mark is missing.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not (begin and end):
-        raise SystemExit(f"the document must hold {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
+        raise SystemExit(f"the document must hold {marks[0]} and {marks[1]}")
+    return f"{before}{begin}\n{figures}\n{end}{after}"
 
 
 def main(arguments: list[str]) -> None:

@@ -1,11 +1,16 @@
 """Small calls of every CUDA op, for compute-sanitizer; compared with the CPU backend.
 
     compute-sanitizer --tool memcheck python tests/sanitize_cuda.py
-    compute-sanitizer --tool racecheck python tests/sanitize_cuda.py --rows NAME,NAME --count 100
-    python tests/sanitize_cuda.py --list      the names of the rows
+    compute-sanitizer --tool racecheck python tests/sanitize_cuda.py int8 --rows sm90/NAME --count 9
+    python tests/sanitize_cuda.py int4 --rows sm90/NAME,packed    one part, with these kernels
 
-Exit code 1 when a result is wrong. Every tensor is an allocation of its own, so that memcheck sees
-an access beyond its end, and initcheck a read of what nobody wrote.
+    int8       scaled_mm and int8_mm, plain and packed, by each row of the tuning table
+    int4       awq_gemm by each row, a plain and a packed weight
+    others     packing, sums of columns, quantisers, producers, dequantising, widening
+
+tests/sanitizers.py runs all of it under every tool, several processes side by side. Exit code 1
+when a result is wrong. Every tensor is an allocation of its own, so that memcheck sees an access
+beyond its end, and initcheck a read of what nobody wrote.
 """
 
 from __future__ import annotations
@@ -22,12 +27,14 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import numpy as np
 import torch
-from awq_cases import AWQ_CASES, DTYPES, FINITE
+from awq_cases import AWQ_CASES, DTYPES, FINITE, AwqCase
 from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Vector, random_case
 from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
 from helpers import assert_bits
+from produce_cases import PRODUCE_CASES
 from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
 from test_cuda_awq import ALL_ARMS, for_arm, name_of, streamed
+from test_produce import OUTPUTS, produce
 from torch import Tensor
 
 import scaled_mm
@@ -101,28 +108,36 @@ class Wrong:
                 print(f"wrong: {error}", flush=True)
 
 
-def run_products(rows: list[str], count: int, verdict: Wrong) -> None:
-    for i, case in enumerate(product_cases(count)):
+def run_int8(options: argparse.Namespace, verdict: Wrong) -> None:
+    for i, case in enumerate(product_cases(options.count)):
         operands = case.build(rng=np.random.default_rng(i))
         expected = products(operands, None)
         expected |= {f"{name} packed": x for name, x in expected.items()}
         there = on_device(operands)
         weight = scaled_mm.pack_weight_int8(there["b"])
-        for row in rows:
+        for row in [*NAMES, ""] if options.rows is None else options.rows:
             with forced(row):
                 verdict.compare(products(there, weight), expected, row, case)
+        assert_unchanged(there, operands, case)
+
+
+def run_weights(options: argparse.Namespace, verdict: Wrong) -> None:
+    zero = torch.tensor([-77], dtype=torch.int32)
+    for i, case in enumerate(product_cases(options.count)):
+        operands = case.build(rng=np.random.default_rng(i))
+        there = on_device(operands)
+        weight = scaled_mm.pack_weight_int8(there["b"])
         sums = {"azp_adj": scaled_mm.azp_adj(operands["b"])}
         for b in (there["b"], weight):
             verdict.compare({"azp_adj": scaled_mm.azp_adj(b)}, sums, case)
-        zero = torch.tensor([-77], dtype=torch.int32)
         sums = {"azp_with_adj": scaled_mm.azp_with_adj(operands["b"], zero)}
         got = {"azp_with_adj": scaled_mm.azp_with_adj(weight, zero.to(DEVICE))}
         verdict.compare(got, sums, case)
         assert_unchanged(there, operands, case)
 
 
-def run_quantizers(count: int, verdict: Wrong) -> None:
-    for i, case in enumerate(quantize_cases(count)):
+def run_quantizers(options: argparse.Namespace, verdict: Wrong) -> None:
+    for i, case in enumerate(quantize_cases(options.count)):
         operands = case.build(rng=np.random.default_rng(i))
         there = on_device(operands)
         got, expected = (named(scaled_mm.quantize_int8(**x)) for x in (there, operands))
@@ -136,33 +151,57 @@ def run_quantizers(count: int, verdict: Wrong) -> None:
         assert_unchanged(there, operands, case)
 
 
-def run_widen(verdict: Wrong) -> None:
+def run_producers(options: argparse.Namespace, verdict: Wrong) -> None:
+    """So many for each producer, or all of its named cases."""
+    chosen = list(PRODUCE_CASES.values())
+    for case in chosen[:: max(1, len(chosen) // (6 * max(1, options.count)))]:
+        operands = case.build()
+        there = on_device(operands)
+        got, expected = (
+            {n: x for n, x in zip(OUTPUTS, produce(**given), strict=True) if x is not None}
+            for given in (there, operands)
+        )
+        verdict.compare(got, expected, case)
+        assert_unchanged(there, operands, case)
+
+
+def run_widen(options: argparse.Namespace, verdict: Wrong) -> None:
     kinds = itertools.product((1, 255, 257, 1000), (4, 8), (False, True), DTYPES)
     for size, bits, signed, dtype in kinds:
         words = torch.randint(-(2**31), 2**31, (size,), dtype=torch.int32)
-        options = {"bits": bits, "signed": signed, "dtype": dtype}
+        how = {"bits": bits, "signed": signed, "dtype": dtype}
         got, expected = (
-            {"_widen": torch.ops.scaled_mm._widen(x, **options)} for x in (words.to(DEVICE), words)
+            {"_widen": torch.ops.scaled_mm._widen(x, **how)} for x in (words.to(DEVICE), words)
         )
-        verdict.compare(got, expected, size, options)
+        verdict.compare(got, expected, size, how)
 
 
-def run_awq(verdict: Wrong) -> None:
-    """Both int4 ops; every arm that takes the shape, its product within the bound."""
-    cases = [*AWQ_CASES.values(), *streamed()][::7]
-    for case in cases:
-        operands = case.product()
+def awq_cases(count: int) -> list[AwqCase]:
+    """About so many, of every kind that there is."""
+    cases = [*AWQ_CASES.values(), *streamed()]
+    return cases[:: max(1, len(cases) // max(1, count))]
+
+
+def run_dequantize(options: argparse.Namespace, verdict: Wrong) -> None:
+    for case in awq_cases(options.count):
+        operands = case.weight()
         there = on_device(operands)
-        weight = ("qweight", "scales", "qzeros")
         got, expected = (
-            {"awq_dequantize": scaled_mm.awq_dequantize(*(x[name] for name in weight))}
-            for x in (there, operands)
+            {"awq_dequantize": scaled_mm.awq_dequantize(**x)} for x in (there, operands)
         )
         verdict.compare(got, expected, case)
+        assert_unchanged(there, operands, case)
+
+
+def run_int4(options: argparse.Namespace, verdict: Wrong) -> None:
+    """Products within their bound, by every arm that takes the shape."""
+    for case in awq_cases(options.count):
         if case.scales not in FINITE:
             continue
+        operands = case.product()
+        there = on_device(operands)
         exact, bound = reference.awq_gemm_bound(**operands)
-        for arm in ALL_ARMS:
+        for arm in ALL_ARMS if options.rows is None else options.rows:
             with forced(name_of(arm)):
                 got = scaled_mm.awq_gemm(**for_arm(arm, there))
             within = (got.cpu().double() - exact).abs() <= bound
@@ -170,28 +209,31 @@ def run_awq(verdict: Wrong) -> None:
         assert_unchanged(there, operands, case)
 
 
+def run_others(options: argparse.Namespace, verdict: Wrong) -> None:
+    for run in (run_weights, run_quantizers, run_producers, run_dequantize, run_widen):
+        run(options, verdict)
+
+
+PARTS = {"int8": run_int8, "int4": run_int4, "others": run_others}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows", help="names, separated by commas (default: all)")
-    parser.add_argument("--count", type=int, default=300, help="products for each row")
-    parser.add_argument("--quantize", type=int, default=100, help="random quantisations; -1: none")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: every one")
     parser.add_argument(
-        "--no-awq", dest="awq", action="store_false", help="leave out int4 products"
+        "--rows",
+        type=lambda names: names.split(","),
+        metavar="NAMES",
+        help="kernels of int8 or int4, separated by commas (default: all)",
     )
-    parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    parser.add_argument("--count", type=int, default=300, help="calls of each kernel, about")
     options = parser.parse_args()
-    if options.list:
-        print("\n".join(NAMES))
-        return 0
-    rows = options.rows.split(",") if options.rows else [*NAMES, ""]
+    if unknown := [part for part in options.parts if part not in PARTS]:
+        parser.error(f"PART must be one of {', '.join(PARTS)}, got {unknown[0]}")
     verdict = Wrong()
-    run_products(rows, options.count, verdict)
-    run_widen(verdict)
-    if options.awq:
-        run_awq(verdict)
-    if options.quantize >= 0:
-        run_quantizers(options.quantize, verdict)
-    print(f"{len(rows)} rows, {verdict.compared:,} results compared, {verdict.wrong} wrong")
+    for part in options.parts or PARTS:
+        PARTS[part](options, verdict)
+    print(f"{verdict.compared:,} results compared, {verdict.wrong} wrong")
     return 1 if verdict.wrong else 0
 
 

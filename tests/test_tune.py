@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers import run_python
 
 import scaled_mm
 from scaled_mm import _library, tuning
-from scaled_mm.cli import main
 from scaled_mm.explain import DEVICES, Device, explain, explain_awq
 from scaled_mm.tuning import cache
 from scaled_mm.tuning.cache import Entry, keep, read
-from scaled_mm.tuning.fit import Measured, fit
-from scaled_mm.tuning.measure import FAMILIES, SHAPES, ask
+from scaled_mm.tuning.measure import ask
 
 GPU = Device("NVIDIA H200", 90, 132, 4.8, 1980)
 SLOW, FAST = (900.0, 0.5), (0.1, 2.5)
@@ -51,8 +48,7 @@ def entry(**changed: Any) -> Entry:
     return replace(made, **changed)
 
 
-@pytest.fixture(autouse=True)
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the numbers are kept; nothing is in force before or after."""
     file = tmp_path / "cache" / "tuning.json"
     monkeypatch.setenv(tuning.VARIABLE, str(file))
@@ -60,6 +56,11 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield file
     monkeypatch.setenv(tuning.VARIABLE, "off")
     tuning.load()
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    yield from kept_apart(tmp_path, monkeypatch)
 
 
 def chosen(m: int = 64, device: Device = GPU, n: int = 4096, k: int = 4096) -> str:
@@ -381,184 +382,3 @@ def test_two_write_at_once(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(each.sms for each in read(path)) == [each.sms for each in entries]
-
-
-# --- the fit --------------------------------------------------------------------------------------
-
-TRUE = {  # what a GPU would be like on which other kernels are good
-    "int8": {"stream_64x64": (9.0, 0.7), "ping_64x128_2x1": (1.0, 1.5), "stream_32x64": (6.0, 1.0)},
-    "lowbit": {"stream_64": (9.0, 0.5), "stream_32": (1.0, 1.6)},
-}
-
-
-def made_up(family: str) -> list[dict[str, Any]]:
-    """Times as the model predicts them, but for the kernels in TRUE."""
-    _library.tune(
-        GPU.name,
-        *(GPU.capability, GPU.sms, 0.87),
-        {f"sm90/{family}/{name}": pair for name, pair in TRUE[family].items()},
-    )
-    shapes = []
-    for n, k in SHAPES[family].weights[:3]:
-        for m in SHAPES[family].tokens[::2]:
-            rows = ask(family, m, n, k, GPU)["kernels"]
-            us = {r["name"]: r["predicted_us"] for r in rows if r["predicted_us"] is not None}
-            shapes.append({"m": m, "n": n, "k": k, "us": us})
-    _library.untune()
-    return shapes
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_fit_finds_the_fast_kernels(family: str) -> None:
-    found = fit(Measured.of(family, made_up(family), GPU, 0.87), steps=4000)
-    assert found.own.worst > 1.1 > found.now.worst
-    assert found.now.mean < 1.005 and found.now.mean < found.own.mean and found.better
-    fitted = dict(zip(found.names, found.columns.tolist(), strict=True))
-    assert set(fitted) == {name for name in NAMES[family] if not name.startswith("packed")}
-
-
-def test_a_fit_that_gains_nothing_is_none() -> None:
-    shapes = [
-        {**each, "us": {r["name"]: r["predicted_us"] for r in rows}}
-        for each in made_up("int8")
-        for rows in [ask("int8", each["m"], each["n"], each["k"], GPU)["kernels"]]
-    ]
-    found = fit(Measured.of("int8", shapes, GPU, 0.87), steps=200)
-    assert (found.own.mean, found.own.worst, found.better) == (1, 1, False)
-
-
-# --- the command line -----------------------------------------------------------------------------
-
-
-def times_file(tmp_path: Path, **changed: Any) -> Path:
-    times = {"int8": made_up("int8")[:6], "lowbit": made_up("lowbit")[:6]}
-    made = {"format": 1, "device": asdict(GPU), "memory_share": 0.87, "times": times, **changed}
-    file = tmp_path / "times.json"
-    file.write_text(json.dumps(made))
-    return file
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scaled_mm.tuning.fit.fitted", lambda measured, steps: measured.columns)
-
-
-def test_read(tmp_path: Path, path: Path, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--read", str(times_file(tmp_path))]) == 0
-    out = capsys.readouterr().out
-    for said in ("int8, as the tables have it", "lowbit, fitted", "stream_8x64", "dense"):
-        assert said in out
-    assert not path.exists()
-    assert main(["tune", "--read", str(times_file(tmp_path)), "--family", "lowbit"]) == 0
-    assert "int8" not in capsys.readouterr().out
-
-
-REFUSED_TIMES: dict[str, tuple[dict[str, Any], str]] = {
-    "format": ({"format": 0}, "format must be an integer in 1..1, got 0"),
-    "device": ({"device": None}, "device must be an object, got None"),
-    "share": ({"memory_share": "x"}, "memory_share must be a number in 0.05..2, got x"),
-    "family": ({"times": {"x": []}}, "times must be lists of shapes for int8, lowbit, got times.x"),
-    "size": (
-        {"times": {"int8": [{"m": 0}]}},
-        "times.int8[0].m must be an integer in 1..2147483647, got 0",
-    ),
-    "us": (
-        {"times": {"int8": [{"m": 1, "n": 1, "k": 1, "us": {"x": 0}}]}},
-        "times.int8[0].us, 'x' must be a number in 0.001..1e+09, got 0",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_TIMES)
-def test_read_refuses(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed, said = REFUSED_TIMES[name]
-    file = times_file(tmp_path, **changed)
-    assert main(["tune", "--read", str(file)]) == 2
-    assert capsys.readouterr().err == f"scaled-mm: {file}: {said}\n"
-
-
-def test_read_of_other_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    times = {"int8": [{"m": 1, "n": 64, "k": 64, "us": {"x": 1.0}}]}
-    assert main(["tune", "--read", str(times_file(tmp_path, times=times))]) == 2
-    said = "times must have one of a kernel that there is for every shape, got M=1 N=64 K=64"
-    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "tune must be run where torch sees a GPU that has kernels, got none"),
-        (["--dry-run"], "tune must be run where torch sees a GPU that has kernels, got none"),
-        (["--remove"], "--remove must be given where torch sees a GPU, got none"),
-        (["--family", "x"], "--family must be one of int8, lowbit, got x"),
-    ],
-    ids=str,
-)
-def test_command_refuses(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["tune", *arguments]) == 2
-    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
-
-
-def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv(tuning.VARIABLE, "off")
-    tuning.load()
-    assert main(["tune"]) == 2
-    said = "SCALED_MM_TUNING must name a file, or be unset where there is a home folder"
-    assert said in capsys.readouterr().err
-
-
-def test_info_and_explain_say_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path.parent.mkdir()
-    path.write_text("{")
-    tuning.load()
-    assert main(["explain", "64", "4096", "4096", "--device", "H100", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["tuning"].startswith(f"{path} is ignored: Expecting") and not told["tuned"]
-    assert (told["gpu_class"], told["rates"]) == ("H100", "published")
-    assert main(["explain", "64", "4096", "4096", "--device", "H100"]) == 0
-    out = capsys.readouterr().out
-    assert "predicted by published rates of the H100: not measured" in out
-    assert "is ignored: Expecting" in out
-    from scaled_mm.cli.info import facts
-
-    assert facts()["tuning"].startswith(f"{path} is ignored: Expecting")
-
-
-# --- on a GPU -------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu(
-    path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Measured, kept, in force; the bits stay."""
-    from scaled_mm.cli.gpus import local_device
-    from scaled_mm.tuning import measure
-
-    few = {family: measure.Shapes(((512, 512),), (1, 64)) for family in FAMILIES}
-    monkeypatch.setattr(measure, "SHAPES", few)
-    monkeypatch.setattr("scaled_mm.cli.tune.SHAPES", few)
-    assert main(["tune"]) == 0
-    device = local_device()
-    assert device is not None
-    (kept,) = read(path)
-    assert (
-        kept.gpu == (device.name, device.capability, device.sms) and 0.3 < kept.memory_share < 1.2
-    )
-    a = torch.randint(-128, 128, (64, 512), dtype=torch.int8, device="cuda")
-    b = torch.randint(-128, 128, (512, 512), dtype=torch.int8, device="cuda").t()
-    scales = torch.rand(64, 1, device="cuda"), torch.rand(1, 512, device="cuda")
-    want = scaled_mm.scaled_mm(a, b, *scales)
-    for name in _library.cuda_kernels(kept.arch):
-        rows = {each: SLOW for each in cache.kernels(kept.arch) if "/int8/" in each}
-        rows[f"{kept.arch}/int8/{name}"] = FAST
-        keep(replace(kept, rows=rows), path)
-        tuning.load()
-        assert chosen(64, device, 512, 512) == name
-        assert torch.equal(scaled_mm.scaled_mm(a, b, *scales), want)
-    assert main(["tune", "--remove"]) == 0
-    assert read(path) == ()

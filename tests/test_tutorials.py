@@ -136,10 +136,12 @@ HOWS = [
 ]
 USUAL = HOWS[:2]
 """Of `make test`. That the bits are the same on all of them has tests of its own."""
+LONG = ("parallel", "quantisation")
+"""Pages that take long: in `make test` they run on the first machine alone."""
 
 
 def page_and_how(page: Path, how: How) -> Any:
-    slow = how not in (USUAL[:1] if page.stem == "parallel" else USUAL)
+    slow = how not in (USUAL[:1] if page.stem in LONG else USUAL)
     return pytest.param(
         page, how, id=f"{page.stem}-{how}", marks=[pytest.mark.slow] if slow else []
     )
