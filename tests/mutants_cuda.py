@@ -53,6 +53,32 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/device.cpp",
+        "test_cuda_streams test_cuda_environment",
+        {
+            "cuda-one-workspace-for-all": (
+                "return workspace_.emplace_back(new_empty(on_, {bytes}, ScalarType::Byte))",
+                (
+                    "constexpr int64_t most = int64_t{1} << 28;\n"
+                    "  static std::deque<Tensor> kept;\n"
+                    "  while (kept.size() <= workspace_.size())\n"
+                    "    kept.push_back(new_empty(on_, {most}, ScalarType::Byte));\n"
+                    "  return workspace_.emplace_back(bytes <= most ? kept[workspace_.size()]\n"
+                    "      : new_empty(on_, {bytes}, ScalarType::Byte))"
+                ),
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/partials.cu",
+        "test_cuda_old_memory test_cuda_rows",
+        {
+            "cuda-partial-sums-of-nobody": ("s < p.slices; ++s", "s <= p.slices; ++s"),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/device.cpp",
         "test_cuda_big",
         {
             "cuda-sizes-in-32-bits": (
