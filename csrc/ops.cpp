@@ -56,10 +56,13 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "awq_gemm.out(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None, "
       "Tensor(a!) out) -> ()");
-  ops.def("awq_gemm_packed(Tensor x, Tensor packed, int[] sizes, *, Tensor? bias=None) -> Tensor");
+  ops.def("mixed_dequantize(Tensor packed, int[] sizes) -> Tensor");
   ops.def(
-      "awq_gemm_packed.out(Tensor x, Tensor packed, int[] sizes, *, Tensor? bias=None, "
-      "Tensor(a!) out) -> ()");
+      "mixed_mm(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
+      "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None) -> Tensor");
+  ops.def(
+      "mixed_mm.out(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
+      "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, Tensor(a!) out) -> ()");
   ops.def("_widen(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor");
 
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says

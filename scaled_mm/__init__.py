@@ -15,6 +15,7 @@ from . import smoothquant as smoothquant
 from . import tuning as tuning
 from .checkpoint import load_quantized, save_quantized
 from .ops import (
+    MixedWeight,
     PackedAWQ,
     PackedWeight,
     awq_dequantize,
@@ -24,7 +25,9 @@ from .ops import (
     gelu_quantize_int8,
     int8_mm,
     layer_norm_quantize_int8,
+    mixed_mm,
     pack_awq,
+    pack_weight,
     pack_weight_int8,
     quantize_int8,
     quantize_weight_int8,
@@ -52,6 +55,7 @@ except PackageNotFoundError:  # a source tree that was built in place and never 
 tuning.load()  # after the version, without which it cannot tell what is stale
 
 __all__ = [
+    "MixedWeight",
     "PackedAWQ",
     "PackedWeight",
     "QuantConfig",
@@ -70,8 +74,10 @@ __all__ = [
     "layer_norm_quantize_int8",
     "layouts",
     "load_quantized",
+    "mixed_mm",
     "nn",
     "pack_awq",
+    "pack_weight",
     "pack_weight_int8",
     "prepare_model",
     "quantization_report",

@@ -138,21 +138,28 @@ def test_packing_refuses() -> None:
 
 def test_products_refuse() -> None:
     packed = scaled_mm.pack_awq(**W)
-    op = torch.ops.scaled_mm.awq_gemm_packed
+    op = torch.ops.scaled_mm.mixed_mm
     long = torch.cat([packed.data, packed.data])
     wrong: list[tuple[Any, str]] = [
         (lambda: scaled_mm.awq_gemm(X.bfloat16(), packed), "packed must be of x's dtype bfloat16"),
         (lambda: scaled_mm.awq_gemm(X[:, 1:], packed), "x must have K=128 columns"),
         (lambda: scaled_mm.awq_gemm(X, in_units(W)), "packed must be of layout 0 on the CPU"),
-        (lambda: op(X, long, [128, 64, 64, 0]), "packed must be a contiguous buffer of shape"),
-        (lambda: op(X, long[::2], [128, 64, 64, 0]), "packed must be a contiguous buffer"),
-        (lambda: op(X, long[1:], [128, 64, 64, 0]), "packed must be a contiguous buffer"),
-        (lambda: op(X, long.view(torch.int16), [128, 64, 64, 0]), "packed must be float16 or"),
+        (
+            lambda: op(X, long, [128, 64, 64, 4, 1, 0]),
+            "packed must be a contiguous buffer of shape",
+        ),
+        (lambda: op(X, long[::2], [128, 64, 64, 4, 1, 0]), "packed must be a contiguous buffer"),
+        (lambda: op(X, long[1:], [128, 64, 64, 4, 1, 0]), "packed must be a contiguous buffer"),
+        (
+            lambda: op(X, long.view(torch.int16), [128, 64, 64, 4, 1, 0]),
+            "packed must be float16 or",
+        ),
         (lambda: scaled_mm.awq_gemm(X, packed, out=packed.data[: 3 * 64].view(3, 64)), "out must"),
         (lambda: PackedAWQ(long, 128, 64, 64, 0).unpack(), "data must be of shape"),
     ]
-    sizes = ([128, 64, 64], [128, 64, 48, 0], [-1, 64, 64, 0], [128, 60, 64, 0], [128, 64, 64, 2])
-    for bad in (*sizes, [128, 64, 16, 1], [0, 64, 0, 1], [2**40, 64, 2**40, 0], [128, 64, 0, 0]):
+    sizes = ([128, 64, 48, 4, 1, 0], [-1, 64, 64, 4, 1, 0], [128, 64, 64, 4, 1, 2])
+    sizes += ([128, 64, 16, 4, 1, 1], [0, 64, 0, 4, 1, 1], [2**40, 64, 2**40, 4, 1, 0])
+    for bad in (*sizes, [128, 64, 64, 4, 1], [128, 64, 0, 4, 1, 0]):
         wrong.append((lambda bad=bad: op(X, packed.data, bad), "sizes must be"))
     for call, message in wrong:
         with pytest.raises(ValueError, match=message):

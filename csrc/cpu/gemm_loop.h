@@ -186,5 +186,6 @@ constexpr InstructionSet table(const char* name, bool (*available)()) {
           quantizer,
           produce_rows,
           lowbit_dequantize,
+          lowbit_prepare,
           lowbit_gemm};
 }

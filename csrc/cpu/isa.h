@@ -18,7 +18,7 @@ namespace scaled_mm::cpu {
 // (packed.h).
 inline constexpr int kColBlock = 64;
 
-// 16 words of a row of the packed weight: a cache line.
+// The columns of a task of a lowbit product: of 4 bits a cache line of each row's words.
 inline constexpr int kLowbitCols = 128;
 
 // The range of some elements of x: what a scale is made from.
@@ -53,7 +53,9 @@ struct InstructionSet {
 
   // Writes rows [begin, end) of the dequantised weight.
   void (*lowbit_dequantize)(const LowbitProblem& p, int64_t begin, int64_t end);
-  // Runs tasks [begin, end) of the product, numbered row block by row block.
+  // Writes rows [begin, end) of X', K columns each: x in the weight's order, pre-scaled.
+  void (*lowbit_prepare)(const LowbitProblem& p, uint16_t* to, int64_t begin, int64_t end);
+  // Runs tasks [begin, end) of the product, numbered row block by row block; x is X' already.
   void (*lowbit_gemm)(const LowbitProblem& p, const Tiling& tiling, int64_t begin, int64_t end);
 };
 

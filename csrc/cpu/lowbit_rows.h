@@ -1,5 +1,9 @@
-// int4 AWQ weights: dequantised row by row, or multiplied a tile at a time while the tile is in
-// L1.
+// Weights of 4 and 8 bits: dequantised row by row, or multiplied a tile at a time while the tile is
+// in L1.
+//
+//   lowbit_words.h   words to floats
+//   lowbit_group.h   scales and zero points, and the rounding of a weight's value
+//   lowbit_tile.h    a tile: dequantised, multiplied
 //
 // Every element of a product is one chain of fused multiply-adds in the order of k, so its bits
 // depend on neither tiles nor threads nor the rows around it (where there is no fma, on nothing but
@@ -22,87 +26,8 @@ inline constexpr int kLowbitXStride =
     kLowbitDepth + 16;  // powers of two would collide in the cache
 
 #include "cpu/lowbit_words.h"
-
-// sums [R][kFloatPanel] += x [R][depth] b [depth][kFloatPanel]
-template <int R>
-inline void multiply_floats(const float* x, const float* b, int depth, float* sums) {
-  constexpr int kVectors = kFloatTileVectors, kLanes = sizeof(F) / sizeof(float);
-  F sum[R][kVectors];
-  for (int r = 0; r < R; ++r) std::memcpy(sum[r], sums + r * kLowbitCols, sizeof sum[r]);
-  for (int64_t k = 0; k < depth; ++k) {
-    F w[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-      std::memcpy(&w[v], b + k * kFloatPanel + v * kLanes, sizeof(F));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const F value = broadcast_float(x[r * kLowbitXStride + k]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = fused(value, w[v], sum[r][v]);
-    }
-  }
-  for (int r = 0; r < R; ++r) std::memcpy(sums + r * kLowbitCols, sum[r], sizeof sum[r]);
-}
-
-#if defined(SCALED_MM_HAS_FMA_F16C)
-// The same for few rows, and the tile goes from its words into the sums without a stop. V vectors
-// at a time: enough chains of sums to hide the latency of an addition.
-template <int R, int V>
-inline void stream_vectors(const WeightTile& tile, const GroupTerms& group, int v, const float* x,
-                           float* sums) {
-  Eight sum[R][V], zero[V], less[V], high[V];
-  for (int r = 0; r < R; ++r) std::memcpy(sum[r], sums + r * kLowbitCols + 8 * v, sizeof sum[r]);
-  std::memcpy(zero, group.zero + v, sizeof zero);
-  std::memcpy(less, group.less + v, sizeof less);
-  std::memcpy(high, group.high + v, sizeof high);
-  const uint32_t* q = tile.q + v / 8 * 8;
-  for (int64_t k = 0; k < tile.depth; ++k, q += tile.stride) {
-    Eight w[V];
-#pragma GCC unroll 4
-    for (int u = 0; u < V; u += 2) {
-      widen_nibbles(q, (v + u) / 2 % 4, w[u], w[u + 1]);
-      for (int j = u; j < u + 2; ++j) round_product(w[j] - zero[j], less[j], high[j], w[j]);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Eight value = _mm256_set1_ps(x[r * kLowbitXStride + k]);
-#pragma GCC unroll 4
-      for (int u = 0; u < V; ++u) sum[r][u] = _mm256_fmadd_ps(value, w[u], sum[r][u]);
-    }
-  }
-  for (int r = 0; r < R; ++r) std::memcpy(sums + r * kLowbitCols + 8 * v, sum[r], sizeof sum[r]);
-}
-
-template <int R>
-inline void stream_tile(const WeightTile& tile, const GroupTerms& group, const float* x,
-                        float* sums) {
-  constexpr int kAtOnce = R <= 2 ? 4 : 2;  // what 16 registers hold
-  for (int v = 0; v < tile.vectors; v += kAtOnce) {
-    fetch_next(tile, v, kAtOnce);
-    stream_vectors<R, kAtOnce>(tile, group, v, x, sums);
-  }
-}
-#endif
-
-template <class Of>
-inline void multiply_tile(const WeightTile& tile, const GroupTerms& group, int64_t rows,
-                          const float* x, float* b, float* sums) {
-#if defined(SCALED_MM_HAS_FMA_F16C)
-  if (rows <= kLowbitStreamRows && group.plain) {
-    return with_constant<kLowbitStreamRows>(static_cast<int>(rows),
-                                            [&](auto r) { stream_tile<r>(tile, group, x, sums); });
-  }
-#endif
-  dequantize_tile<Of>(tile, group, b);
-  for (int n = 0; n < 8 * tile.vectors; n += kFloatPanel, b += tile.depth * kFloatPanel) {
-    for_each_tile(rows, kFloatTileRows, [&](int64_t first, int height) {
-      with_constant<kFloatTileRows>(height, [&](auto r) {
-        multiply_floats<r>(x + first * kLowbitXStride, b, tile.depth,
-                           sums + first * kLowbitCols + n);
-      });
-    });
-  }
-}
+#include "cpu/lowbit_group.h"
+#include "cpu/lowbit_tile.h"
 
 // Tasks that lie side by side in the same rows, and are multiplied together: a row of their words
 // is read in one go.
@@ -122,20 +47,48 @@ inline Span span_at(const LowbitProblem& p, const Tiling& tiling, int64_t task, 
   return s;
 }
 
-// The words of rows [k, k + depth) of a block of columns; those of the last block with zeros behind
-// them, in `padded`.
-inline WeightTile tile_at(const LowbitWeight& w, int64_t k, int depth, int64_t col,
-                          uint32_t* padded) {
-  const int words = static_cast<int>(std::min<int64_t>(kLowbitWords, (w.n - col) / 8));
-  const uint32_t* q = w.q.data + k * w.q.row_stride + col / 8;
-  if (words == kLowbitWords) return {q, w.q.row_stride, depth, kLowbitVectors, nullptr, 0};
-  for (int r = 0; r < depth; ++r) {
-    std::memcpy(padded + r * kLowbitWords, q + r * w.q.row_stride, words * sizeof(uint32_t));
-  }
-  return {padded, kLowbitWords, depth, words > 8 ? kLowbitVectors : kLowbitVectors / 2, nullptr, 0};
+// Columns of a block that the weight has, those of its padding included: a multiple of 8.
+inline int columns_at(const LowbitWeight& w, int64_t col) {
+  return static_cast<int>(std::min<int64_t>(kLowbitCols, w.padded_n() - col));
 }
 
-template <class Of>
+inline const uint32_t* words_at(const LowbitWeight& w, int64_t k, int64_t col) {
+  return w.q.data + k * w.q.row_stride + col * w.bits / 32;
+}
+
+// The words of rows [k, k + depth) of a block of columns; those of the last block with zeros behind
+// them, in `padded`.
+template <class Words>
+inline WeightTile tile_at(const LowbitWeight& w, int64_t k, int depth, int64_t col,
+                          uint32_t* padded) {
+  const int columns = columns_at(w, col);
+  const uint32_t* q = words_at(w, k, col);
+  if (columns == kLowbitCols) return {q, w.q.row_stride, depth, kLowbitVectors, nullptr, 0};
+  for (int r = 0; r < depth; ++r) {
+    std::memcpy(padded + r * Words::kWords, q + r * w.q.row_stride, columns * Words::kBits / 8);
+  }
+  // Columns whose words are taken apart together.
+  constexpr int kTogether = Words::kBits == 4 ? kLowbitCols / 2 : 32;
+  const int vectors = static_cast<int>(round_up(columns, kTogether)) / 8;
+  return {padded, Words::kWords, depth, vectors, nullptr, 0};
+}
+
+inline void activate(LowbitActivation activation, float* x, int count) {
+  const auto apply = [&](const auto& function) {
+    for (int i = 0; i < count; ++i) x[i] = function(x[i]);
+  };
+  using Ops = FunctionOps;
+  switch (activation) {
+    case LowbitActivation::none: return;
+    case LowbitActivation::relu: return apply([](float y) { return functions::relu<Ops>(y); });
+    case LowbitActivation::gelu: return apply([](float y) { return functions::gelu<Ops>(y); });
+    case LowbitActivation::gelu_tanh:
+      return apply([](float y) { return functions::gelu_tanh<Ops>(y); });
+    case LowbitActivation::silu: return apply([](float y) { return functions::silu<Ops>(y); });
+  }
+}
+
+template <class Of, class Words>
 inline void write_sums(const LowbitProblem& p, const Span& span, const float* sums) {
   for (int block = 0; block < span.blocks; ++block) {
     const int64_t col = span.col + block * kLowbitCols;
@@ -143,10 +96,11 @@ inline void write_sums(const LowbitProblem& p, const Span& span, const float* su
     float bias[kLowbitCols], sum[kLowbitCols];
     if (p.bias.data) widen_columns(p.bias, 0, col, bias, count);
     for (int64_t r = 0; r < span.rows; ++r, sums += kLowbitCols) {
-      to_columns(sums, sum);
+      Words::to_columns(sums, sum);
       if (p.bias.data) {
         for (int i = 0; i < count; ++i) sum[i] += bias[i];
       }
+      activate(p.activation, sum, count);
       Of::narrow(sum, p.d + (span.row + r) * p.w.n + col, count);
     }
   }
@@ -156,17 +110,17 @@ struct Scratch {
   explicit Scratch(int64_t rows)
       : x(static_cast<size_t>(rows) * kLowbitXStride),
         sums(static_cast<size_t>(std::max(rows * kLowbitCols, kLowbitMostSums))) {
-    std::fill(padded.data(), padded.data() + kLowbitDepth * kLowbitWords, 0u);
+    std::fill(padded.data(), padded.data() + kLowbitDepth * kLowbitMostWords, 0u);
   }
   Buffer<float> x, sums, b{kLowbitDepth * kLowbitCols};
-  Buffer<uint32_t> padded{kLowbitDepth * kLowbitWords};
+  Buffer<uint32_t> padded{kLowbitDepth * kLowbitMostWords};
 };
 
 // The sums of a span, tile by tile: from left to right, then down.
-template <class Of>
+template <class Of, class W>
 inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scratch) {
   const LowbitWeight& w = p.w;
-  GroupTerms group;
+  GroupTerms<Of, W> group;
   for (int64_t k = 0; k < w.k;) {
     const int64_t left = w.group - k % w.group;  // in this group
     const int depth = static_cast<int>(std::min<int64_t>(kLowbitDepth, left));
@@ -176,69 +130,124 @@ inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scr
     }
     for (int block = 0; block < span.blocks; ++block) {
       const int64_t col = span.col + block * kLowbitCols;
-      WeightTile tile = tile_at(w, k, depth, col, scratch.padded.data());
+      WeightTile tile = tile_at<typename W::Words>(w, k, depth, col, scratch.padded.data());
       if (block + 1 < span.blocks) {
-        tile.next = w.q.data + k * w.q.row_stride + col / 8 + kLowbitWords;
+        tile.next = words_at(w, k, col + kLowbitCols);
       } else if (k + 2 * depth <= w.k) {
-        tile.next = w.q.data + (k + depth) * w.q.row_stride + span.col / 8;
+        tile.next = words_at(w, k + depth, span.col);
       }
       tile.next_stride = w.q.row_stride;
-      group.load<Of>(w, k / w.group, col,
-                     static_cast<int>(std::min<int64_t>(kLowbitWords, (w.n - col) / 8)));
-      multiply_tile<Of>(tile, group, span.rows, scratch.x.data(), scratch.b.data(),
-                        scratch.sums.data() + block * span.rows * kLowbitCols);
+      group.load(w, k / w.group, col, columns_at(w, col));
+      multiply_tile(tile, group, span.rows, scratch.x.data(), scratch.b.data(),
+                    scratch.sums.data() + block * span.rows * kLowbitCols);
     }
     k += depth;
   }
 }
 
-template <class Of>
+template <class Of, class W>
 inline void multiply_of(const LowbitProblem& p, const Tiling& tiling, int64_t begin, int64_t end) {
   Scratch scratch(tiling.block_rows);
   for (int64_t task = begin; task < end;) {
     const Span span = span_at(p, tiling, task, end);
     std::fill_n(scratch.sums.data(), span.blocks * span.rows * kLowbitCols, 0.0f);
-    multiply_span<Of>(p, span, scratch);
-    write_sums<Of>(p, span, scratch.sums.data());
+    multiply_span<Of, W>(p, span, scratch);
+    write_sums<Of, typename W::Words>(p, span, scratch.sums.data());
     task += span.blocks;
   }
 }
 
-template <class Of>
+// A group's scales and zero points in the order of the columns, for dequantize_rows_of.
+template <class Of, class W>
+struct RowTerms {
+  Eight base[kLowbitVectors] = {};
+  float scale[kLowbitCols] = {}, zero[kLowbitCols] = {};
+
+  void load(const LowbitWeight& w, int64_t group, int64_t col, int columns) {
+    Of::widen(w.scales.data + group * w.scales.row_stride + col, scale, columns);
+    if constexpr (W::kReal) {
+      Of::widen(w.real_zeros.data + group * w.real_zeros.row_stride + col, zero, columns);
+    }
+    const Eight offset = Eight{} + static_cast<float>(w.offset());
+    for (int c = 0; c < columns / 8; ++c) {
+      base[c] = offset;
+      if (w.zero_point == ZeroPoint::integer) {
+        const uint32_t* zeros = w.zeros.data + group * w.zeros.row_stride + col * w.bits / 32;
+        W::Words::differences(zeros, c, Eight{}, base[c]);
+      }
+    }
+  }
+};
+
+template <class Of, class W>
 inline void dequantize_rows_of(const LowbitProblem& p, int64_t begin, int64_t end) {
   const LowbitWeight& w = p.w;
-  const Eight none = {};
-  Eight zero[kLowbitWords] = {}, scale[kLowbitWords] = {};
+  RowTerms<Of, W> group;
   for (int64_t col = 0; col < w.n; col += kLowbitCols) {
-    const int words = static_cast<int>(std::min<int64_t>(kLowbitWords, (w.n - col) / 8));
+    const int columns = columns_at(w, col);
     for (int64_t k = begin; k < end; ++k) {
-      if (k == begin || k % w.group == 0) {
-        const int64_t group = k / w.group;
-        float scales[kLowbitCols];
-        Of::widen(w.scales.data + group * w.scales.row_stride + col, scales, 8 * words);
-        std::memcpy(scale, scales, words * sizeof scale[0]);
-        const uint32_t* zeros = w.zeros.data + group * w.zeros.row_stride + col / 8;
-        for (int c = 0; c < words; ++c) differences(zeros[c], none, zero[c]);
-      }
-      const uint32_t* q = w.q.data + k * w.q.row_stride + col / 8;
-      float products[kLowbitCols];
-      for (int c = 0; c < words; ++c) {
+      if (k == begin || k % w.group == 0) group.load(w, k / w.group, col, columns);
+      uint16_t rounded[kLowbitCols];
+      for (int c = 0; c < columns / 8; ++c) {
         Eight d;
-        differences(q[c], zero[c], d);
-        d *= scale[c];
-        std::memcpy(products + 8 * c, &d, sizeof d);
+        float differences[8];
+        W::Words::differences(words_at(w, k, col), c, group.base[c], d);
+        std::memcpy(differences, &d, sizeof d);
+        round_exactly<Of, W::kReal>(differences, group.scale + 8 * c, group.zero + 8 * c, 8,
+                                    rounded + 8 * c);
       }
-      Of::narrow(products, p.d + k * w.n + col, 8 * words);
+      const int64_t count = std::min<int64_t>(columns, w.n - col);
+      std::memcpy(p.d + k * w.n + col, rounded, count * sizeof(uint16_t));
     }
   }
 }
 
+// Rows [begin, end) of X' [M, K], row-major.
+template <class Of>
+inline void prepare_rows_of(const LowbitProblem& p, uint16_t* to, int64_t begin, int64_t end) {
+  constexpr int64_t kSome = 256;
+  const int64_t columns = p.w.k;
+  Buffer<float> factors(p.pre_scale.data ? static_cast<size_t>(columns) : 0);
+  if (p.pre_scale.data) widen_columns(p.pre_scale, 0, 0, factors.data(), columns);
+  const auto source = [&](int64_t k) { return p.order ? int64_t{p.order[k]} : k; };
+  for (int64_t row = begin; row < end; ++row) {
+    const uint16_t* x = p.x.data + row * p.x.row_stride;
+    for (int64_t first = 0; first < columns; first += kSome) {
+      const int64_t count = std::min(kSome, columns - first);
+      uint16_t* part = to + row * columns + first;
+      for (int64_t i = 0; i < count; ++i) part[i] = x[source(first + i) * p.x.col_stride];
+      if (!p.pre_scale.data) continue;
+      float wide[kSome];
+      Of::widen(part, wide, count);
+      for (int64_t i = 0; i < count; ++i) wide[i] *= factors[source(first + i)];
+      Of::narrow(wide, part, count);
+    }
+  }
+}
+
+// use(format, weights): their types as values.
+template <class Use>
+inline void with_lowbit_types(const LowbitWeight& w, const Use& use) {
+  with_dtype16(w.dtype, [&](auto dtype) {
+    with_weights(w, [&](auto weights) { use(Format<dtype>{}, weights); });
+  });
+}
+
+inline void lowbit_prepare(const LowbitProblem& p, uint16_t* to, int64_t begin, int64_t end) {
+  const FloatEnvironment environment;
+  with_dtype16(p.w.dtype, [&](auto dtype) { prepare_rows_of<Format<dtype>>(p, to, begin, end); });
+}
+
 inline void lowbit_gemm(const LowbitProblem& p, const Tiling& tiling, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
-  with_dtype16(p.w.dtype, [&](auto dtype) { multiply_of<Format<dtype>>(p, tiling, begin, end); });
+  with_lowbit_types(p.w, [&](auto format, auto weights) {
+    multiply_of<decltype(format), decltype(weights)>(p, tiling, begin, end);
+  });
 }
 
 inline void lowbit_dequantize(const LowbitProblem& p, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
-  with_dtype16(p.w.dtype, [&](auto dtype) { dequantize_rows_of<Format<dtype>>(p, begin, end); });
+  with_lowbit_types(p.w, [&](auto format, auto weights) {
+    dequantize_rows_of<decltype(format), decltype(weights)>(p, begin, end);
+  });
 }

@@ -59,56 +59,89 @@ LowbitWeight check_awq_weight(const Tensor& qweight, const Tensor& scales, const
   return w;
 }
 
-// 16-bit elements of a packed weight, or none where its sizes are no weight's.
-std::optional<int64_t> packed_elements(int64_t k, int64_t n, int64_t group, int64_t layout) {
+constexpr int64_t kSectionBytes = 16;  // of which sections of layout 0 begin at multiples
+
+// Sections of a packed weight in layout 0: where each begins, and the end of the last, in bytes.
+struct Sections {
+  int64_t scales, zeros, end;
+};
+
+Sections sections_of(const LowbitWeight& w) {
+  const int64_t groups = w.group ? w.k / w.group : 0, row = w.padded_n() * w.bits / 8;
+  const auto behind = [](int64_t begin, int64_t bytes) {
+    return begin + round_up(bytes, kSectionBytes);
+  };
+  Sections s;
+  s.scales = behind(0, w.k * row);
+  s.zeros = behind(s.scales, 2 * groups * w.padded_n());
+  const int64_t zeros_row = w.zero_point == ZeroPoint::none   ? 0
+                            : w.zero_point == ZeroPoint::real ? 2 * w.padded_n()
+                                                              : row;
+  s.end = behind(s.zeros, groups * zeros_row);
+  return s;
+}
+
+// A weight of (K, N, G, bits, zero point, layout), or none where these are no weight's.
+std::optional<LowbitWeight> weight_of(const std::vector<int64_t>& sizes) {
+  if (sizes.size() != 6) return std::nullopt;
   constexpr int64_t kMost = int64_t{1} << 31;  // of rows and of columns, so that nothing overflows
-  if (k < 0 || k >= kMost || n < 0 || n >= kMost || n % 8 != 0) return std::nullopt;
+  const auto [k, n, group, bits, zero, layout] =
+      std::tie(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]);
+  if (k < 0 || k >= kMost || n < 0 || n >= kMost || (bits != 4 && bits != 8)) return std::nullopt;
   if (k > 0 ? group < 1 || k % group != 0 : group != 0) return std::nullopt;
-  if (layout == 0) {
-    const int64_t groups = group ? k / group : 0;
-    return k * n / 4 + groups * n + groups * n / 4;
-  }
-  if (layout != 1 || group % 32 != 0 || k == 0 || n == 0) return std::nullopt;
-  return ceil_div(k, kUnitRows) * ceil_div(n, kUnitChannels) * (unit_bytes(unit_sets(group)) / 2);
+  if (zero < 0 || zero >= kNumZeroPoints || layout < 0 || layout > 1) return std::nullopt;
+  if (layout == 1 && (group % 32 != 0 || k == 0 || n == 0)) return std::nullopt;
+  LowbitWeight w;
+  w.k = k, w.n = n, w.group = group, w.bits = static_cast<int>(bits);
+  w.packing = layout == 1 ? Packing::units : bits == 4 ? Packing::awq : Packing::plain;
+  w.zero_point = static_cast<ZeroPoint>(zero);
+  return w;
+}
+
+int64_t packed_bytes(const LowbitWeight& w) {
+  if (w.packing != Packing::units) return sections_of(w).end;
+  return ceil_div(w.k, kUnitRows) * ceil_div(w.n, kUnitChannels) *
+         unit_bytes(w.bits, w.zero_point, unit_sets(w.group));
 }
 
 LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t>& sizes) {
-  if (sizes.size() != 4) refuse("sizes", "be (K, N, G, layout)", shape_text(sizes));
-  const auto [k, n, group, layout] = std::tie(sizes[0], sizes[1], sizes[2], sizes[3]);
-  const std::optional<int64_t> elements = packed_elements(k, n, group, layout);
-  if (!elements) {
-    refuse(
-        "sizes",
-        "be (K, N, G, layout) with N a multiple of 8, G a divisor of K (0 for K = 0) and layout 0"
-        " or, for groups of a multiple of 32, 1",
-        shape_text(sizes));
+  const std::optional<LowbitWeight> found = weight_of(sizes);
+  if (!found) {
+    refuse("sizes",
+           "be (K, N, G, bits, zero point, layout) with G a divisor of K (0 for K = 0), 4 or 8 "
+           "bits, zero point 0, 1 or 2, and layout 0 or, for groups of a multiple of 32, 1",
+           shape_text(sizes));
   }
-  LowbitWeight w;
-  w.k = k, w.n = n, w.group = group;
+  LowbitWeight w = *found;
   w.dtype = must_be_16_bit_float("packed", packed);
-  if (packed.dim() != 1 || packed.size(0) != *elements ||
-      (*elements > 1 && packed.stride(0) != 1)) {
+  const int64_t elements = packed_bytes(w) / 2;
+  if (packed.dim() != 1 || packed.size(0) != elements || (elements > 1 && packed.stride(0) != 1)) {
     refuse("packed",
-           cat("be a contiguous buffer of shape ", shape_text({*elements}), " for K=", k, ", N=", n,
-               ", G=", group),
+           cat("be a contiguous buffer of shape ", shape_text({elements}), " for K=", w.k,
+               ", N=", w.n, ", G=", w.group, ", ", w.bits, " bits"),
            shape(packed));
   }
   const auto* const data = static_cast<const uint8_t*>(packed.const_data_ptr());
-  const int alignment = layout == 0 ? 4 : 16;
-  if (reinterpret_cast<uintptr_t>(data) % alignment != 0) {
-    refuse("packed", cat("begin at a multiple of ", alignment, " bytes"),
-           cat("an address ", reinterpret_cast<uintptr_t>(data) % alignment, " bytes past one"));
+  if (const auto past = reinterpret_cast<uintptr_t>(data) % kSectionBytes) {
+    refuse("packed", cat("begin at a multiple of ", kSectionBytes, " bytes"),
+           cat("an address ", past, " bytes past one"));
   }
-  if (layout == 1) {
-    w.packing = Packing::units;
+  if (w.packing == Packing::units) {
     w.units = data;
     return w;
   }
-  const int64_t groups = group ? k / group : 0;
-  const auto* const scales = data + k * n / 2;
-  w.q = {reinterpret_cast<const uint32_t*>(data), n / 8, 1};
-  w.scales = {reinterpret_cast<const uint16_t*>(scales), n, 1};
-  w.zeros = {reinterpret_cast<const uint32_t*>(scales + 2 * groups * n), n / 8, 1};
+  const Sections at = sections_of(w);
+  const auto halves = [&](int64_t begin) {
+    return Matrix<const uint16_t>{reinterpret_cast<const uint16_t*>(data + begin), w.padded_n(), 1};
+  };
+  const auto words = [&](int64_t begin) {
+    const auto* const first = reinterpret_cast<const uint32_t*>(data + begin);
+    return Matrix<const uint32_t>{first, w.padded_n() * w.bits / 32, 1};
+  };
+  w.q = words(0);
+  w.scales = halves(at.scales);
+  if (w.zero_point == ZeroPoint::integer) w.zeros = words(at.zeros);
+  if (w.zero_point == ZeroPoint::real) w.real_zeros = halves(at.zeros);
   return w;
 }
 
@@ -128,11 +161,22 @@ Checked<LowbitProblem> check_awq_dequantize(const Tensor& qweight, const Tensor&
   return checked;
 }
 
+Checked<LowbitProblem> check_mixed_dequantize(const Tensor& packed,
+                                              const std::vector<int64_t>& sizes) {
+  Checked<LowbitProblem> checked;
+  LowbitProblem& p = checked.problem;
+  p.w = check_packed_weight(packed, sizes);
+  p.m = p.w.k;
+  add_output(checked, new_empty(packed, {p.w.k, p.w.n}, scalar_type(p.w.dtype)));
+  return checked;
+}
+
 namespace {
 
-// What of a product the kind of weight does not matter to; `weight` is the tensor that holds q.
-void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const Tensor& weight,
-                const char* scales, const std::optional<Tensor>& bias,
+// What of a product the kind of weight does not matter to. `weight` is the argument that holds q,
+// `scales` the one whose dtype is that of the scales.
+void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const char* weight,
+                const Tensor& q, const char* scales, const std::optional<Tensor>& bias,
                 const std::optional<Tensor>& out) {
   LowbitProblem& p = checked.problem;
   const ScalarType dtype = scalar_type(p.w.dtype);
@@ -140,7 +184,7 @@ void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const Tensor& 
     refuse(scales, "be of x's dtype " + name(x.scalar_type()), name(dtype));
   }
   if (x.size(x.dim() - 1) != p.w.k) {
-    refuse("x", cat("have K=", p.w.k, " columns, the rows of qweight"), shape(x));
+    refuse("x", cat("have K=", p.w.k, " columns, the rows of ", weight), shape(x));
   }
   p.m = count_rows(x);
   p.x = fold_rows<uint16_t>(x, checked.inputs);
@@ -156,7 +200,7 @@ void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const Tensor& 
   add_output(checked, output_tensor(out, "x", x, sizes_with_last(x, p.w.n), dtype));
   if (!out) return;
   must_lie_apart(*out, "x", x);
-  must_lie_apart(*out, "qweight", weight);
+  must_lie_apart(*out, weight, q);
   if (bias) must_lie_apart(*out, "bias", *bias);
 }
 
@@ -174,21 +218,65 @@ Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, co
   Checked<LowbitProblem> checked;
   must_be_tokens(x, "qweight", qweight);
   checked.problem.w = check_awq_weight(qweight, scales, qzeros, checked.inputs);
-  check_rest(checked, x, qweight, "scales", bias, out);
+  check_rest(checked, x, "qweight", qweight, "scales", bias, out);
   if (!out) return checked;
   must_lie_apart(*out, "scales", scales);
   must_lie_apart(*out, "qzeros", qzeros);
   return checked;
 }
 
-Checked<LowbitProblem> check_awq_gemm_packed(const Tensor& x, const Tensor& packed,
-                                             const std::vector<int64_t>& sizes,
-                                             const std::optional<Tensor>& bias,
-                                             const std::optional<Tensor>& out) {
+namespace {
+
+LowbitActivation check_activation(const std::optional<std::string>& wanted) {
+  if (!wanted) return LowbitActivation::none;
+  std::string names;
+  for (int i = 1; i < kNumLowbitActivations; ++i) {
+    if (*wanted == kLowbitActivationNames[i]) return static_cast<LowbitActivation>(i);
+    names += (i > 1 ? ", " : "") + std::string(kLowbitActivationNames[i]);
+  }
+  refuse("activation", "be None or one of " + names, *wanted);
+}
+
+const int32_t* check_order(const Tensor& order, const Tensor& x, int64_t k,
+                           std::vector<Tensor>& copies) {
+  must_be("order", order, ScalarType::Int);
+  must_share_device("order", order, "x", x);
+  if (order.dim() != 1 || order.size(0) != k) {
+    refuse("order", cat("have shape ", shape_text({k}), ", an element for each column of x"),
+           shape(order));
+  }
+  const bool dense = order.stride(0) == 1 || k <= 1;
+  const Tensor& elements = dense ? order : copies.emplace_back(row_major_copy(order));
+  return static_cast<const int32_t*>(elements.const_data_ptr());
+}
+
+EpilogueOperand check_pre_scale(const Tensor& pre_scale, const Tensor& x, int64_t k,
+                                std::vector<Tensor>& copies) {
+  must_be_float32_or("pre_scale", pre_scale, "x's", x.scalar_type());
+  must_share_device("pre_scale", pre_scale, "x", x);
+  if (!is_per_column(pre_scale, k)) {
+    refuse("pre_scale", cat("have K=", k, " elements, in shape ", per_column_text(k)),
+           shape(pre_scale));
+  }
+  return operand_along(epilogue::Axis::Row, pre_scale, copies);
+}
+
+}  // namespace
+
+Checked<LowbitProblem> check_mixed_mm(const MixedArguments& given) {
   Checked<LowbitProblem> checked;
-  must_be_tokens(x, "packed", packed);
-  checked.problem.w = check_packed_weight(packed, sizes);
-  check_rest(checked, x, packed, "packed", bias, out);
+  LowbitProblem& p = checked.problem;
+  must_be_tokens(given.x, "packed", given.packed);
+  p.w = check_packed_weight(given.packed, given.sizes);
+  p.activation = check_activation(given.activation);
+  check_rest(checked, given.x, "packed", given.packed, "packed", given.bias, given.out);
+  if (given.order) p.order = check_order(*given.order, given.x, p.w.k, checked.inputs);
+  if (given.pre_scale) {
+    p.pre_scale = check_pre_scale(*given.pre_scale, given.x, p.w.k, checked.inputs);
+  }
+  if (!given.out) return checked;
+  if (given.order) must_lie_apart(*given.out, "order", *given.order);
+  if (given.pre_scale) must_lie_apart(*given.out, "pre_scale", *given.pre_scale);
   return checked;
 }
 

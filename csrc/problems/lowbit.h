@@ -1,20 +1,25 @@
 // The lowbit family: weights of few bits in groups, beside 16-bit activations.
 //
-//   W[k, n] = (q[k, n] - z[g, n]) * s[g, n],   g = k / group
+//   W[k, n] = (q[k, n] - z[g, n]) * s[g, n]   or   q[k, n] * s[g, n] + z[g, n],   g = k / group
 //
 // Bits, packing, group and kind of zero point are fields, so that a kernel can say which it takes.
 #pragma once
 
+#include <string>
+
+#include "integers.h"
 #include "problems/tensors.h"
 
 namespace scaled_mm {
 
-// Where the values of a weight lie in its words.
-//   awq: eight columns to a word of q [K, N / 8]; nibble i of word c belongs to column
-//        8 c + {0, 2, 4, 6, 1, 3, 5, 7}[i] (docs/lowbit.md). Zero points are packed alike.
+// Where the values of a weight lie in its words. A value is stored unsigned: where q is signed,
+// with 2^(bits - 1) added.
+//   awq: 4 bits. Eight columns to a word of q [K, N / 8]; nibble i of word c belongs to column
+//        8 c + {0, 2, 4, 6, 1, 3, 5, 7}[i] (docs/lowbit.md). Integer zero points are packed alike.
+//   plain: 8 bits. Four columns to a word, the first in its lowest byte. Zero points alike.
 //   units: blocks of kUnitChannels x kUnitRows with their scales and zero points, in the order of
 //        the tensor cores' registers (docs/lowbit.md, "The packed form").
-enum class Packing : uint8_t { awq, units };
+enum class Packing : uint8_t { awq, plain, units };
 
 inline constexpr int kUnitChannels = 64, kUnitRows = 128;
 // Of a unit's words; of one of its sets of scales (16 bits) and zero points (4 bits).
@@ -24,8 +29,34 @@ inline constexpr int kUnitSetBytes = kUnitChannels * 2 + kUnitChannels / 2;
 constexpr int unit_sets(int64_t group) { return group % 128 == 0 ? 1 : group % 64 == 0 ? 2 : 4; }
 constexpr int unit_bytes(int sets) { return kUnitWordBytes + sets * kUnitSetBytes; }
 
-// What is taken from a value before it is scaled. integer: z has the bits and packing of q.
-enum class ZeroPoint : uint8_t { integer };
+// What W is of a value q and its group's scale s and zero point z, rounded once:
+//   none:    q s         q signed
+//   integer: (q - z) s   q and z unsigned, of as many bits
+//   real:    q s + z     q signed, z a float of the scales' dtype
+enum class ZeroPoint : uint8_t { none, integer, real };
+inline constexpr int kNumZeroPoints = 3;
+inline constexpr const char* kZeroPointNames[kNumZeroPoints] = {"none", "integer", "float"};
+
+// What a product's elements go through after the bias (csrc/functions.h).
+enum class LowbitActivation : uint8_t { none, relu, gelu, gelu_tanh, silu };
+inline constexpr int kNumLowbitActivations = 5;
+inline constexpr const char* kLowbitActivationNames[kNumLowbitActivations] = {
+    "none", "relu", "gelu", "gelu_tanh", "silu"};
+
+// Bits that a group takes for a column besides its rows' values.
+constexpr int group_bits(int bits, ZeroPoint zero_point) {
+  return 16 + (zero_point == ZeroPoint::none ? 0 : zero_point == ZeroPoint::real ? 16 : bits);
+}
+
+// Of a unit's set of any weight: 64 scales of 16 bits, and zero points. Four bits without zero
+// points have those all the same, 8 as values are stored with 8 added: one kernel serves both.
+constexpr int unit_set_bytes(int bits, ZeroPoint zero_point) {
+  const bool constant = zero_point == ZeroPoint::none && bits == 4;
+  return kUnitChannels * group_bits(bits, constant ? ZeroPoint::integer : zero_point) / 8;
+}
+constexpr int unit_bytes(int bits, ZeroPoint zero_point, int sets) {
+  return kUnitChannels * kUnitRows * bits / 8 + sets * unit_set_bytes(bits, zero_point);
+}
 
 // A weight W [K, N]. Rows may lie apart; the elements of a row lie side by side. Packed in units it
 // has those instead of q, zeros and scales.
@@ -33,18 +64,26 @@ struct LowbitWeight {
   int64_t k = 0;
   int64_t n = 0;
   int64_t group = 0;  // rows of W that share a row of scales and zero points; divides k
-  int bits = 4;       // of a value
+  int bits = 4;       // of a value: 4 or 8
   Packing packing = Packing::awq;
   ZeroPoint zero_point = ZeroPoint::integer;
-  Matrix<const uint32_t> q;        // [K, N * bits / 32]
-  Matrix<const uint32_t> zeros;    // [K / group, N * bits / 32]
-  Matrix<const uint16_t> scales;   // [K / group, N]
-  const uint8_t* units = nullptr;  // [ceil(K / kUnitRows), ceil(N / kUnitChannels)]
-  DType dtype = DType::float16;    // of the scales and of W; a 16-bit one
+  Matrix<const uint32_t> q;           // [K, padded_n() * bits / 32]
+  Matrix<const uint32_t> zeros;       // [K / group, padded_n() * bits / 32], if they are integers
+  Matrix<const uint16_t> scales;      // [K / group, padded_n()]
+  Matrix<const uint16_t> real_zeros;  // the same, if they are real
+  const uint8_t* units = nullptr;     // [ceil(K / kUnitRows), ceil(N / kUnitChannels)]
+  DType dtype = DType::float16;       // of the scales and of W; a 16-bit one
+
+  // Columns that words, scales and zero points have: whole words.
+  int64_t padded_n() const { return round_up(n, 8); }
+  // What is taken from a stored value, where that is the same for all.
+  int offset() const { return zero_point == ZeroPoint::integer ? 0 : 1 << (bits - 1); }
 };
 
-// D [M, N] = X [M, K] W [K, N] + bias [N]; without X, D is W itself. D is row-major without gaps, X
-// and D are of W's dtype, a bias is of that dtype or float32.
+// D [M, N] = f(X' [M, K] W [K, N] + bias [N]); without X, D is W itself. D is row-major without
+// gaps, X and D are of W's dtype, a bias and a pre_scale of that dtype or float32.
+//
+//   X'[m, k] = RN16(x[m, order[k]] * pre_scale[order[k]]), the product in float32
 struct LowbitProblem {
   // All that the choice of a kernel may depend on.
   struct Size {
@@ -61,7 +100,8 @@ struct LowbitProblem {
     // Of the weight: words, scales and zero points. Of every operand once and of D.
     double weight_bytes() const {
       const double weights = double(n) * double(k);
-      return weights * bits / 8 + (group ? (2 + bits / 8.0) * weights / double(group) : 0.0);
+      const double of_groups = group_bits(bits, zero_point) / 8.0;
+      return weights * bits / 8 + (group ? of_groups * weights / double(group) : 0.0);
     }
     double bytes() const { return weight_bytes() + 2 * double(m) * (double(n) + double(k)); }
   };
@@ -69,7 +109,10 @@ struct LowbitProblem {
   int64_t m = 0;
   Matrix<const uint16_t> x;
   LowbitWeight w;
+  const int32_t* order = nullptr;  // [K], elements of 0 .. K - 1; or absent
+  EpilogueOperand pre_scale;       // [K], one for each column of x; or absent
   EpilogueOperand bias;
+  LowbitActivation activation = LowbitActivation::none;
   uint16_t* d = nullptr;
 
   Size size() const { return {m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point, w.dtype}; }
@@ -82,15 +125,22 @@ Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, co
                                       const Tensor& qzeros, const std::optional<Tensor>& bias,
                                       const std::optional<Tensor>& out);
 
-// A weight of `sizes` (K, N, G, layout) as pack_awq lays it out (scaled_mm/ops/packed_awq.py):
-// layout 0, AWQ's tensors one behind the other, or 1, units, which is CUDA's.
-Checked<LowbitProblem> check_awq_gemm_packed(const Tensor& x, const Tensor& packed,
-                                             const std::vector<int64_t>& sizes,
-                                             const std::optional<Tensor>& bias,
-                                             const std::optional<Tensor>& out);
+// A weight as pack_weight and pack_awq lay it out (scaled_mm/ops/packed_words.py, docs/lowbit.md),
+// of `sizes` (K, N, G, bits, zero point, layout). Layout 0 is words, layout 1 units.
+Checked<LowbitProblem> check_mixed_dequantize(const Tensor& packed,
+                                              const std::vector<int64_t>& sizes);
 
-// awq_gemm as the dispatcher calls it, into a new tensor or into `out`, over what runs a checked
-// problem on a backend; x is for a backend that has to copy it first.
+struct MixedArguments {
+  Tensor x, packed;
+  std::vector<int64_t> sizes;
+  std::optional<Tensor> order, pre_scale, bias;
+  std::optional<std::string> activation;
+  std::optional<Tensor> out;
+};
+Checked<LowbitProblem> check_mixed_mm(const MixedArguments& given);
+
+// The products as the dispatcher calls them, into a new tensor or into `out`, over what runs a
+// checked problem on a backend; x is for a backend that has to copy it first.
 template <void (*run)(Checked<LowbitProblem>&, const Tensor& x)>
 struct LowbitOps {
   static Tensor awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales,
@@ -105,17 +155,22 @@ struct LowbitOps {
     Checked<LowbitProblem> checked = check_awq_gemm(x, qweight, scales, qzeros, bias, out);
     run(checked, x);
   }
-  static Tensor awq_gemm_packed(const Tensor& x, const Tensor& packed,
-                                const std::vector<int64_t>& sizes,
-                                const std::optional<Tensor>& bias) {
-    Checked<LowbitProblem> checked = check_awq_gemm_packed(x, packed, sizes, bias, std::nullopt);
+  static Tensor mixed_mm(const Tensor& x, const Tensor& packed, const std::vector<int64_t>& sizes,
+                         const std::optional<Tensor>& order, const std::optional<Tensor>& pre_scale,
+                         const std::optional<Tensor>& bias,
+                         const std::optional<std::string>& activation) {
+    Checked<LowbitProblem> checked =
+        check_mixed_mm({x, packed, sizes, order, pre_scale, bias, activation, std::nullopt});
     run(checked, x);
     return checked.outputs[0];
   }
-  static void awq_gemm_packed_out(const Tensor& x, const Tensor& packed,
-                                  const std::vector<int64_t>& sizes,
-                                  const std::optional<Tensor>& bias, const Tensor& out) {
-    Checked<LowbitProblem> checked = check_awq_gemm_packed(x, packed, sizes, bias, out);
+  static void mixed_mm_out(const Tensor& x, const Tensor& packed, const std::vector<int64_t>& sizes,
+                           const std::optional<Tensor>& order,
+                           const std::optional<Tensor>& pre_scale,
+                           const std::optional<Tensor>& bias,
+                           const std::optional<std::string>& activation, const Tensor& out) {
+    Checked<LowbitProblem> checked =
+        check_mixed_mm({x, packed, sizes, order, pre_scale, bias, activation, out});
     run(checked, x);
   }
 };

@@ -7,6 +7,8 @@
     quantize.py    quantize_int8, quantize_weight_int8
     produce.py     rms_norm_quantize_int8 and its like: producers that write int8
     lowbit.py      awq_dequantize, awq_gemm; pack_awq and PackedAWQ in packed_awq.py
+    mixed.py       mixed_mm; pack_weight and MixedWeight in mixed_weight.py, which has the layout of
+                   packed_words.py
 
 All other checks, and the kernels, are in csrc. Beside each signature stands the shape-only kernel
 that `torch.compile` and `torch.export` run.
@@ -15,6 +17,8 @@ that `torch.compile` and `torch.export` run.
 from .azp import azp_adj, azp_with_adj
 from .int8 import int8_mm, pack_weight_int8, scaled_mm
 from .lowbit import awq_dequantize, awq_gemm
+from .mixed import mixed_mm
+from .mixed_weight import MixedWeight, pack_weight
 from .packed_awq import PackedAWQ, pack_awq
 from .packed_weight import PackedWeight
 from .produce import (
@@ -28,6 +32,7 @@ from .produce import (
 from .quantize import quantize_int8, quantize_weight_int8
 
 __all__ = [
+    "MixedWeight",
     "PackedAWQ",
     "PackedWeight",
     "awq_dequantize",
@@ -37,7 +42,9 @@ __all__ = [
     "gelu_quantize_int8",
     "int8_mm",
     "layer_norm_quantize_int8",
+    "mixed_mm",
     "pack_awq",
+    "pack_weight",
     "pack_weight_int8",
     "produce_int8",
     "quantize_int8",

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .arguments import accept, accept_out, explained, written
-from .packed_awq import PackedAWQ, packed_elements
-from .shapes import (
-    awq_sizes,
-    must,
-    must_have_dim,
-    must_share_device,
-    output,
-    shape_text,
-    sizes_text,
-)
+from .packed_awq import PackedAWQ
+from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
 _awq_gemm = torch.ops.scaled_mm.awq_gemm.default
 _awq_gemm_out = torch.ops.scaled_mm.awq_gemm.out
-_awq_gemm_packed = torch.ops.scaled_mm.awq_gemm_packed.default
-_awq_gemm_packed_out = torch.ops.scaled_mm.awq_gemm_packed.out
+_mixed_mm = torch.ops.scaled_mm.mixed_mm.default
+_mixed_mm_out = torch.ops.scaled_mm.mixed_mm.out
 
 
 def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
@@ -93,8 +84,7 @@ def awq_gemm(
         if scales is not None or qzeros is not None:
             raise TypeError("scales and qzeros must be absent beside a PackedAWQ, got a Tensor")
         operands["qweight"] = qweight.data
-        sizes = [qweight.k, qweight.n, qweight.group, qweight.layout]
-        ops, weight = (_awq_gemm_packed, _awq_gemm_packed_out), (qweight.data, sizes)
+        ops, weight = (_mixed_mm, _mixed_mm_out), (qweight.data, qweight.sizes)
     else:
         operands |= {"qweight": qweight, "scales": scales, "qzeros": qzeros}
         ops, weight = (_awq_gemm, _awq_gemm_out), (qweight, scales, qzeros)
@@ -132,32 +122,6 @@ def _awq_gemm_shape(
 
 for _name in ("awq_gemm", "awq_gemm.out"):
     torch.library.register_fake(f"scaled_mm::{_name}", _awq_gemm_shape)
-
-
-def _awq_gemm_packed_shape(
-    x: Tensor,
-    packed: Tensor,
-    sizes: Sequence[int],
-    *,
-    bias: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor | None:
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
-    must_share_device("x", x, packed=packed, bias=bias)
-    if len(sizes) != 4:
-        raise ValueError(f"sizes must be (K, N, G, layout), got {sizes_text(sizes)}")
-    k, n, group, layout = sizes
-    size = packed_elements(k, n, group, layout)
-    must_have_dim("packed", packed, packed.dim() == 1, "be a packed buffer")
-    rule = f"be a contiguous buffer of shape ({size},) for K={k}, N={n}, G={group}"
-    must("packed", packed.shape[0] == size, lambda: rule, lambda: shape_text(packed))
-    columns = x.shape[-1] == k
-    must("x", columns, lambda: f"have K={k} columns, the rows of qweight", lambda: shape_text(x))
-    return output(out, "x", x, [*x.shape[:-1], n], x.dtype)
-
-
-for _name in ("awq_gemm_packed", "awq_gemm_packed.out"):
-    torch.library.register_fake(f"scaled_mm::{_name}", _awq_gemm_packed_shape)
 
 
 @torch.library.register_fake("scaled_mm::awq_dequantize")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .arguments import accept
+from .packed_words import INTEGER, join, split, words_elements
 from .shapes import awq_sizes
 
 WORDS, UNITS = 0, 1
@@ -60,8 +61,16 @@ class PackedAWQ:
             got = f"shape {tuple(self.data.shape)}"
             sizes = f"K={self.k}, N={self.n}, G={self.group}"
             raise ValueError(f"data must be of shape ({size},) for {sizes}, got {got}")
-        groups = self.k // self.group if self.group else 0
-        return (_split if self.layout == WORDS else _from_units)(self, groups)
+        if self.layout == WORDS:
+            q, scales, zeros = split(self.data, self.k, self.n, self.group, 4, INTEGER)
+            assert zeros is not None
+            return q.clone(), scales.clone(), zeros.clone()
+        return _from_units(self, self.k // self.group)
+
+    @property
+    def sizes(self) -> list[int]:
+        """What the ops take to know the buffer: (K, N, G, bits, kind of zero point, layout)."""
+        return [self.k, self.n, self.group, 4, INTEGER, self.layout]
 
 
 torch.export.register_dataclass(PackedAWQ, serialized_type_name="scaled_mm.PackedAWQ")
@@ -96,11 +105,8 @@ def pack_awq(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> PackedAWQ:
     k, n = awq_sizes(qweight, scales, qzeros)
     group = k // scales.shape[0] if k else 0
     layout = _layout(qweight.device, k, n, group)
-    if layout == WORDS:
-        parts = (x.contiguous().view(-1).view(scales.dtype) for x in (qweight, scales, qzeros))
-        data = torch.cat(tuple(parts))
-    else:
-        data = to_units(qweight, scales, qzeros)
+    make = join if layout == WORDS else to_units
+    data = make(qweight, scales, qzeros)
     if data.is_cuda:
         # A kernel that begins early may follow this one, but not what wrote the buffer.
         data.new_zeros(1)
@@ -121,19 +127,8 @@ def sets_of(group: int) -> int:
 def packed_elements(k: int, n: int, group: int, layout: int) -> int:
     """16-bit elements of a packed weight."""
     if layout == WORDS:
-        groups = k // group if group else 0
-        return k * n // 4 + groups * n + groups * n // 4
+        return words_elements(k, n, group, 4, INTEGER)
     return -(-k // _DEPTH) * -(-n // _PANEL) * (4 * _WORDS + sets_of(group) * _SET) // 2
-
-
-# --- layout 0 -------------------------------------------------------------------------------------
-
-
-def _split(packed: PackedAWQ, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    k, n = packed.shape
-    q, s, z = packed.data.split((k * n // 4, groups * n, groups * n // 4))
-    words = (q.view(torch.int32).view(k, n // 8), z.view(torch.int32).view(groups, n // 8))
-    return words[0].clone(), s.view(groups, n).clone(), words[1].clone()
 
 
 # --- layout 1 -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ changes no bit (`float_mode.py`).
     int8.py          the products; accuracy.py how good an output of theirs is
     quantize.py      the quantisers
     producers.py     norms and activations that write int8; functions.py their exp and erf
-    lowbit.py        int4
+    lowbit.py        int4 in AWQ's words; mixed.py 4 and 8 bits in general
     arrays.py        tensors to numpy and back
     float_mode.py    the mode that all of it is computed in
 """
@@ -23,6 +23,7 @@ from .epilogues import EPILOGUES as EPILOGUES
 from .epilogues import choose_epilogue as choose_epilogue
 from .int8 import azp_adj, azp_with_adj, check, int8_mm, scaled_mm, scaled_mm_exact
 from .lowbit import awq_dequantize, awq_gemm, awq_gemm_bound
+from .mixed import mixed_dequantize, mixed_mm, mixed_mm_bound
 from .producers import produce_int8
 from .quantize import quantize_int8, quantize_int8_exact, quantize_weight_int8
 
@@ -35,6 +36,9 @@ __all__ = [
     "azp_with_adj",
     "check",
     "int8_mm",
+    "mixed_dequantize",
+    "mixed_mm",
+    "mixed_mm_bound",
     "produce_int8",
     "quantize_int8",
     "quantize_int8_exact",

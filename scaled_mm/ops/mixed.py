@@ -1,0 +1,117 @@
+"""`mixed_mm`: products of 16-bit activations and a weight of 4 or 8 bits (docs/lowbit.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arguments import accept, accept_out, explained, written
+from .mixed_weight import LAYOUT_SIZES, MixedWeight
+from .shapes import must, must_have_dim, must_share_device, output, shape_text, sizes_text
+
+_mixed_mm = torch.ops.scaled_mm.mixed_mm.default
+_mixed_mm_out = torch.ops.scaled_mm.mixed_mm.out
+
+
+def mixed_mm(
+    x: Tensor,
+    w: MixedWeight,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    pre_scale: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`D = f(x' W + bias)` with a weight of 4 or 8 bits (W4A16, W8A16), which is not written to
+    memory as floats: on the CPU never, on a GPU not while the tokens are few.
+
+    `x' = x * pre_scale`, rounded to x's dtype. Products and sums are float32; the same call gives
+    the same bits on every run (docs/numerics.md has the bound on their error). On the CPU they
+    depend on neither threads nor the rows around.
+
+    Args:
+        x: float16 or bfloat16 [..., K], any strides.
+        w: a weight from `pack_weight` or a constructor of `MixedWeight`, its scales of x's dtype.
+        bias: x's dtype or float32, [N] or [1, N]; added in float32.
+        activation: what f is: None (nothing), "relu", "gelu" (by erf), "gelu_tanh" or "silu". It is
+            computed in float32, before D is rounded.
+        pre_scale: x's dtype or float32, [K] or [1, K]: a factor for each input channel, as AWQ's
+            `pre_quant_scale`; multiplied in float32.
+        out: a tensor of D's dtype and shape to write D into, as for `scaled_mm`.
+
+    Returns:
+        D [..., N] of x's dtype; `out` itself, where it is given.
+
+    Raises:
+        ValueError: an operand breaks a rule above, or requires grad in grad mode. The message names
+            argument, rule and value.
+        TypeError: an operand is no tensor, w no `MixedWeight`, activation no string.
+
+    Source: TensorRT-LLM's and FasterTransformer's weight-only ("fpA intB") products; AWQ (Lin et
+    al., 2023) for pre_scale.
+    """
+    if not isinstance(w, MixedWeight):
+        raise TypeError(f"w must be a MixedWeight (see pack_weight), got {type(w).__name__}")
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError(f"activation must be a string, got {type(activation).__name__}")
+    given = {"order": w.order, "pre_scale": pre_scale, "bias": bias, "out": out}
+    options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
+    operands = {"x": x, "packed": w.data}
+    accept(operands, options)
+    if activation is not None:
+        options["activation"] = activation
+    try:
+        if out is None:
+            return _mixed_mm(x, w.data, w.sizes, **options)
+        accept_out(out)
+        _mixed_mm_out(x, w.data, w.sizes, **options)
+        return written(out)
+    except (MemoryError, NotImplementedError) as error:
+        raise explained(error, {**operands, **options}) from None
+
+
+# --- shapes only ----------------------------------------------------------------------------------
+
+
+def _must_be_packed(packed: Tensor, sizes: Sequence[int]) -> tuple[int, int]:
+    """(K, N) of a packed weight."""
+    if len(sizes) != 6:
+        rule = "be (K, N, G, bits, zero point, layout)"
+        raise ValueError(f"sizes must {rule}, got {sizes_text(sizes)}")
+    k, n, group, bits, zero, layout = sizes
+    size = LAYOUT_SIZES[layout](k, n, group, bits, zero)
+    must_have_dim("packed", packed, packed.dim() == 1, "be a packed buffer")
+    rule = f"be a contiguous buffer of shape ({size},) for K={k}, N={n}, G={group}, {bits} bits"
+    must("packed", packed.shape[0] == size, lambda: rule, lambda: shape_text(packed))
+    return k, n
+
+
+def _mixed_mm_shape(
+    x: Tensor,
+    packed: Tensor,
+    sizes: Sequence[int],
+    *,
+    order: Tensor | None = None,
+    pre_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_share_device("x", x, packed=packed, order=order, pre_scale=pre_scale, bias=bias)
+    k, n = _must_be_packed(packed, sizes)
+    columns = x.shape[-1] == k
+    must("x", columns, lambda: f"have K={k} columns, the rows of packed", lambda: shape_text(x))
+    return output(out, "x", x, [*x.shape[:-1], n], x.dtype)
+
+
+for _name in ("mixed_mm", "mixed_mm.out"):
+    torch.library.register_fake(f"scaled_mm::{_name}", _mixed_mm_shape)
+
+
+@torch.library.register_fake("scaled_mm::mixed_dequantize")
+def _(packed: Tensor, sizes: Sequence[int]) -> Tensor:
+    return packed.new_empty([*_must_be_packed(packed, sizes)])

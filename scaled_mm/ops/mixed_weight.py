@@ -1,0 +1,244 @@
+"""`MixedWeight`, `pack_weight`: a weight of 4 or 8 bits laid out for the kernels, once
+(docs/lowbit.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .arguments import accept
+from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
+
+VERSION = 1
+"""Of the layouts: another one where a buffer of before would be read wrongly."""
+
+ZEROS = ("none", "integer", "float")
+"""Kinds of zero points, by the numbers that the ops take."""
+
+LAYOUT_SIZES: dict[int, Callable[[int, int, int, int, int], int]] = {0: words_elements}
+"""16-bit elements of a buffer of (K, N, G, bits, zero), for each layout."""
+
+
+class Unpacked(NamedTuple):
+    """What a `MixedWeight` was packed from; rows in the order in which the groups lie."""
+
+    q: Tensor
+    """int8 [K, N], one value to a byte; uint8 where zero points are integers."""
+    scales: Tensor
+    """float16 or bfloat16 [K/G, N]."""
+    zeros: Tensor | None
+    """uint8 [K/G, N], or of the scales' dtype, or None."""
+    order: Tensor | None
+    """int32 [K]: row k of q belongs to input channel order[k]; None: to channel k."""
+
+
+@dataclass(frozen=True)
+class MixedWeight:
+    """A weight W [K, N] of 4 or 8 bits laid out for the kernels by `pack_weight`; `mixed_mm` takes
+    it.
+
+    Opaque, and particular to this version of the format and to the device: keep plain tensors in
+    checkpoints (`unpack` gives them back) and pack again after loading.
+
+    Nobody may write `data`: a product on CUDA begins to read it while the kernel before on its
+    stream still runs (docs/lowbit.md says why that is right after `pack_weight`).
+
+    Attributes:
+        data: float16 or bfloat16 [bytes / 2], the buffer; its dtype is that of the scales, its
+            elements are not all floats.
+        order: int32 [K], or None: row k of the buffer is multiplied by column order[k] of x.
+        k: rows of W.
+        n: columns of W.
+        group: rows that share scales and zero points.
+        bits: of a value, 4 or 8.
+        zero: "none", "integer" or "float", as `pack_weight` says.
+        layout: 0, q, scales and zero points one behind the other; 1, units.
+        version: of the format.
+
+    Raises:
+        ValueError: version is another than this library's.
+    """
+
+    data: Tensor
+    order: Tensor | None
+    k: int
+    n: int
+    group: int
+    bits: int
+    zero: str
+    layout: int
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(
+                f"version must be {VERSION}, the packed format of this library, got {self.version}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, N), the shape of the weight that was packed."""
+        return (self.k, self.n)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the scales, of W, and of the x that it multiplies."""
+        return self.data.dtype
+
+    @property
+    def sizes(self) -> list[int]:
+        """What the ops take to know the buffer: (K, N, G, bits, kind of zero point, layout)."""
+        return [self.k, self.n, self.group, self.bits, ZEROS.index(self.zero), self.layout]
+
+    def unpack(self) -> Unpacked:
+        """The tensors that were packed, bit for bit, as copies.
+
+        Raises:
+            ValueError: data has not the size of a packed weight of these sizes.
+        """
+        k, n, group, bits, zero, layout = self.sizes
+        size = LAYOUT_SIZES[layout](k, n, group, bits, zero)
+        if self.data.shape != (size,):
+            got = f"shape {tuple(self.data.shape)}"
+            of = f"K={self.k}, N={self.n}, G={self.group}, {self.bits} bits"
+            raise ValueError(f"data must be of shape ({size},) for {of}, got {got}")
+        q, scales, zeros = _UNPACK[layout](self.data, k, n, group, bits, zero)
+        if self.zero != "integer":
+            q = (q ^ 1 << (self.bits - 1)).view(torch.int8)
+            if self.bits == 4:
+                q = q << 4 >> 4  # the sign comes along
+        order = None if self.order is None else self.order.clone()
+        return Unpacked(q, scales, zeros, order)
+
+    def dequantize(self) -> Tensor:
+        """W [K, N] of the scales' dtype, each element rounded once; row k is input channel k's."""
+        w: Tensor = torch.ops.scaled_mm.mixed_dequantize(self.data, self.sizes)
+        return w if self.order is None else torch.empty_like(w).index_copy_(0, self.order.long(), w)
+
+    def g_idx(self) -> Tensor:
+        """int32 [K], the group of each input channel, as GPTQ checkpoints have it."""
+        groups = torch.arange(self.k, device=self.data.device, dtype=torch.int32)
+        groups = groups // max(1, self.group)
+        if self.order is None:
+            return groups
+        return torch.empty_like(groups).index_copy_(0, self.order.long(), groups)
+
+
+torch.export.register_dataclass(MixedWeight, serialized_type_name="scaled_mm.MixedWeight")
+
+_UNPACK = {0: unpack_words}
+
+
+def pack_weight(
+    q: Tensor,
+    scales: Tensor,
+    *,
+    bits: int,
+    zeros: Tensor | None = None,
+    g_idx: Tensor | None = None,
+) -> MixedWeight:
+    """Lays a weight of 4 or 8 bits out the way the kernels read it best, once for many products.
+
+        zeros absent:    W[k, n] = q[k, n] * s[g, n]
+        zeros integers:  W[k, n] = (q[k, n] - z[g, n]) * s[g, n]
+        zeros floats:    W[k, n] = q[k, n] * s[g, n] + z[g, n]          g = k // G, or g_idx[k]
+
+    each rounded once, to the scales' dtype.
+
+    Args:
+        q: [K, N], one value to a byte. With integer zeros uint8, 0 .. 2^bits - 1; else int8,
+            -2^(bits-1) .. 2^(bits-1) - 1.
+        scales: float16 or bfloat16 [K/G, N]; its number of rows, which must divide K, says what the
+            group size G is. [N] for one scale per channel (G = K).
+        bits: of a value, 4 or 8.
+        zeros: uint8 of the scales' shape, 0 .. 2^bits - 1; or of the scales' dtype and shape.
+        g_idx: an integer tensor [K], the group of each row ("act-order" when it is not sorted);
+            each group has G rows. None: k // G.
+
+    Returns:
+        A `MixedWeight` on q's device.
+
+    Raises:
+        ValueError: an operand breaks a rule above.
+        TypeError: an operand is no tensor.
+    """
+    given = {"zeros": zeros, "g_idx": g_idx}
+    accept({"q": q, "scales": scales}, {name: t for name, t in given.items() if t is not None})
+    if scales.dim() == 1:
+        scales = scales[None]
+        zeros = zeros[None] if zeros is not None and zeros.dim() == 1 else zeros
+    zero = NONE if zeros is None else FLOAT if zeros.is_floating_point() else INTEGER
+    _check(q, scales, zeros, bits, zero)
+    (k, n), groups = q.shape, len(scales)
+    group = k // groups if k else 0
+    order = None if g_idx is None else _order_of(g_idx, k, groups)
+    if order is not None:
+        q = q[order.long()]
+    stored = q if zero == INTEGER else _unsigned(q, bits)
+    data = pack_words(stored, scales, zeros, bits)
+    if data.is_cuda:
+        # A kernel that begins early may follow this one, but not what wrote the buffer.
+        data.new_zeros(1)
+    return MixedWeight(data, order, k, n, group, bits, ZEROS[zero], 0)
+
+
+def _unsigned(q: Tensor, bits: int) -> Tensor:
+    """Stored values of signed ones: 2^(bits-1) more."""
+    return (q.view(torch.uint8) ^ 1 << (bits - 1)) & (1 << bits) - 1
+
+
+def _check(q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, zero: int) -> None:
+    if bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, got {bits!r}")
+    dtype = torch.uint8 if zero == INTEGER else torch.int8
+    if q.dtype != dtype or q.dim() != 2:
+        why = "with" if zero == INTEGER else "without"
+        rule = f"be {str(dtype)[6:]} [K, N] {why} integer zeros"
+        raise ValueError(f"q must {rule}, got {str(q.dtype)[6:]} of shape {tuple(q.shape)}")
+    if scales.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"scales must be float16 or bfloat16, got {str(scales.dtype)[6:]}")
+    (k, n), shape = q.shape, tuple(scales.shape)
+    if scales.dim() != 2 or shape[1] != n or (k and (shape[0] == 0 or k % shape[0])):
+        rule = f"be [K/G, N] with N={n} and G a divisor of K={k}"
+        raise ValueError(f"scales must {rule}, got shape {shape}")
+    if zeros is not None:
+        dtype = scales.dtype if zero == FLOAT else torch.uint8
+        if zeros.dtype != dtype or zeros.shape != scales.shape:
+            rule = f"be uint8 or {str(scales.dtype)[6:]} of shape {shape}, as scales"
+            got = f"{str(zeros.dtype)[6:]} of shape {tuple(zeros.shape)}"
+            raise ValueError(f"zeros must {rule}, got {got}")
+    for name, t in (("scales", scales), ("zeros", zeros)):
+        if t is not None and t.device != q.device:
+            raise ValueError(f"{name} must be on the device of q ({q.device}), got {t.device}")
+    if bits == 4:
+        low = 0 if zero == INTEGER else -8
+        _must_be_in("q", q, low, low + 15)
+        if zero == INTEGER and zeros is not None:
+            _must_be_in("zeros", zeros, 0, 15)
+
+
+def _must_be_in(name: str, values: Tensor, low: int, high: int) -> None:
+    if values.numel():
+        least, most = (int(x) for x in torch.aminmax(values))
+        if least < low or most > high:
+            raise ValueError(f"{name} must be in {low}..{high}, got {least}..{most}")
+
+
+def _order_of(g_idx: Tensor, k: int, groups: int) -> Tensor | None:
+    """Where each row of the sorted weight comes from; None where it is sorted already."""
+    if g_idx.is_floating_point() or g_idx.shape != (k,):
+        got = f"{str(g_idx.dtype)[6:]} of shape {tuple(g_idx.shape)}"
+        raise ValueError(f"g_idx must be an integer tensor of shape ({k},), got {got}")
+    _must_be_in("g_idx", g_idx, 0, groups - 1)
+    counts = torch.bincount(g_idx, minlength=groups)
+    if k and bool((counts * groups != k).any()):
+        rule = f"give each of the {groups} groups as many of the K={k} rows"
+        raise ValueError(f"g_idx must {rule}, got {counts.tolist()[:8]}")
+    order = torch.argsort(g_idx, stable=True)
+    if bool((order == torch.arange(k, device=order.device)).all()):
+        return None
+    return order.to(torch.int32)
