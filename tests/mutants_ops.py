@@ -25,6 +25,40 @@ MUTANTS = [
         },
     ),
     *of(
+        "scaled_mm/ops/int8.py",
+        "test_plain",
+        {
+            "short-way-in-graphs": ("if is_compiling():", "if False:"),
+            "short-way-gives-float32": (
+                "activation is None and out_dtype is torch.bfloat16:",
+                "activation is None:",
+            ),
+            "short-way-without-bias": (
+                "scale_b, bias, shape, settled)",
+                "scale_b, None, shape, settled)",
+            ),
+            "short-way-never-early": (
+                "b.data, [b.k, b.n], b.settled",
+                "b.data, [b.k, b.n], False",
+            ),
+            "short-way-with-gradients": (
+                "not isinstance(bias, Tensor) or bias.requires_grad",
+                "not isinstance(bias, Tensor)",
+            ),
+            "short-way-of-a-layer-that-has-more": (
+                "(not given or given.keys() == _BIAS)",
+                "True",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/arguments.py",
+        "test_plain",
+        {
+            "gradient-of-a-scale": ("c.requires_grad or d.requires_grad", "c.requires_grad"),
+        },
+    ),
+    *of(
         "scaled_mm/ops/arguments.py",
         "test_memory",
         {

@@ -34,6 +34,8 @@ SCHEMAS = {
     "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, "
     "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
     "int[]? b_shape=None, bool b_settled=False, Tensor(a!) out) -> ()",
+    "_scaled_mm_plain": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
+    "int[]? b_shape, bool b_settled) -> Tensor",
     "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor",
     "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "
     "Tensor(a!) out) -> ()",
@@ -148,6 +150,12 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
         "scaled_mm",
         (A[:0], B, ONE, S_B),
         {"azp": ZERO, "azp_adj": ADJ, "activation": "reglu"},
+    ),
+    "plain": ("_scaled_mm_plain", (A, B, S_A, S_B, None, None, False), {}),
+    "plain packed 3d": (
+        "_scaled_mm_plain",
+        (WIDE_A, PACKED.data, torch.ones(2, 3, 1), S_B, BIAS, PACKED.shape, False),
+        {},
     ),
     "int8_mm": ("int8_mm", (A, B), {}),
     "int8_mm packed 3d": ("int8_mm", (WIDE_A, PACKED.data), BY_SHAPE),

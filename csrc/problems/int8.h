@@ -90,6 +90,11 @@ struct Int8Ops {
                                     residual, activation, out_dtype, b_shape, b_settled,
                                     std::nullopt));
   }
+  static Tensor scaled_mm_plain(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                                const Tensor& scale_b, const std::optional<Tensor>& bias,
+                                const Shape& b_shape, bool b_settled) {
+    return scaled_mm(a, b, scale_a, scale_b, bias, {}, {}, {}, {}, {}, {}, b_shape, b_settled);
+  }
   static void scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                             const Tensor& scale_b, const std::optional<Tensor>& bias,
                             const std::optional<Tensor>& azp, const std::optional<Tensor>& azp_adj,

@@ -22,6 +22,21 @@ def accept(operands: dict[str, Tensor], options: dict[str, Tensor] = NONE_GIVEN)
                 _refuse(name, operand)
 
 
+def are_tensors(a: object, b: object, c: object, d: object) -> bool:
+    """Whether `accept` would let these pass: the same question of four, without names for them,
+    which cost a call more than the question."""
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and isinstance(c, Tensor)
+        and isinstance(d, Tensor)
+        and (
+            not torch.is_grad_enabled()
+            or not (a.requires_grad or b.requires_grad or c.requires_grad or d.requires_grad)
+        )
+    )
+
+
 def _refuse(name: str, operand: object) -> None:
     if not isinstance(operand, Tensor):
         raise TypeError(f"{name} must be a Tensor, got {type(operand).__name__}")
@@ -82,7 +97,9 @@ def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:
 
 def factor_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:
     """The same for products, which may be told more of a packed buffer."""
-    weight, packed = weight_arguments(b)
-    if isinstance(b, PackedWeight) and b.settled and not torch.compiler.is_exporting():
+    if not isinstance(b, PackedWeight):
+        return b, {}
+    packed: dict[str, Any] = {"b_shape": [b.k, b.n]}
+    if b.settled and not torch.compiler.is_exporting():
         packed["b_settled"] = True  # an exported program gets its buffers from elsewhere
-    return weight, packed
+    return b.data, packed

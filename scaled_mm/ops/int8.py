@@ -7,16 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from .arguments import accept, accept_out, explained, factor_arguments, written
+from .arguments import accept, accept_out, are_tensors, explained, factor_arguments, written
 from .packed_weight import PackedWeight, settle
 from .shapes import must, must_share_device, output, product_sizes, weight_sizes
 
 _scaled_mm = torch.ops.scaled_mm.scaled_mm.default
 _scaled_mm_out = torch.ops.scaled_mm.scaled_mm.out
+# Not the overload, whose __call__ is a Python function that does nothing but call this.
+_scaled_mm_plain = torch.ops.scaled_mm._scaled_mm_plain.default._op
 _int8_mm = torch.ops.scaled_mm.int8_mm.default
 _int8_mm_out = torch.ops.scaled_mm.int8_mm.out
 _pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
+
+_BIAS = {"bias"}
 
 
 def scaled_mm(
@@ -81,11 +86,7 @@ def scaled_mm(
     Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
     algebra, Shazeer (2020) for ReGLU.
     """
-    weight, packed = factor_arguments(b)
-    operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b}
     options: dict[str, Any] = {}  # only what is not a default: each costs the dispatcher 0.6 us
-    if bias is not None:
-        options["bias"] = bias
     if azp is not None:
         options["azp"] = azp
     if azp_adj is not None:
@@ -96,7 +97,17 @@ def scaled_mm(
         options["residual"] = residual
     if out is not None:
         options["out"] = out
-    accept(operands, options)
+    if not options and activation is None and out_dtype is torch.bfloat16:
+        product = plain_product(a, b, scale_a, scale_b, bias)
+        if product is not None:
+            return product
+    if bias is not None:
+        options["bias"] = bias
+    weight, packed = factor_arguments(b)
+    if not are_tensors(a, weight, scale_a, scale_b):
+        accept({"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b})
+    if options:
+        accept(options)
     if out_dtype is not torch.bfloat16:
         if not isinstance(out_dtype, torch.dtype):
             raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
@@ -112,7 +123,37 @@ def scaled_mm(
         _scaled_mm_out(a, weight, scale_a, scale_b, **options, **packed)
         return written(out)
     except (MemoryError, NotImplementedError) as error:
-        raise explained(error, {**operands, **options}) from None
+        operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b, **options}
+        raise explained(error, operands) from None
+
+
+def plain_product(
+    a: Tensor,
+    b: Tensor | PackedWeight,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+) -> Tensor | None:
+    """`scaled_mm` of these operands in bfloat16, by the shortest way there is to the library, which
+    asks of them what it asks of any.
+
+    None where the general way has to look at them: one is no tensor or wants a gradient, the op
+    gave an error that is to be explained, or a graph is being made, which is to hold `scaled_mm`.
+    """
+    if is_compiling():
+        return None
+    if isinstance(b, PackedWeight):
+        weight, shape, settled = b.data, [b.k, b.n], b.settled
+    else:
+        weight, shape, settled = b, None, False
+    if not are_tensors(a, weight, scale_a, scale_b):
+        return None
+    if bias is not None and (not isinstance(bias, Tensor) or bias.requires_grad):
+        return None
+    try:
+        return _scaled_mm_plain(a, weight, scale_a, scale_b, bias, shape, settled)
+    except (MemoryError, NotImplementedError):
+        return None
 
 
 def accepted(
@@ -129,6 +170,10 @@ def accepted(
     Args:
         given: bias, azp, azp_adj, azp_with_adj where there are any; it is the callee's.
     """
+    if out_dtype is torch.bfloat16 and (not given or given.keys() == _BIAS):
+        product = plain_product(a, b, scale_a, scale_b, given.get("bias"))
+        if product is not None:
+            return product
     weight, packed = factor_arguments(b)
     given.update(packed)
     if out_dtype is not torch.bfloat16:
@@ -232,6 +277,19 @@ def _int8_mm_shape(
     out: Tensor | None = None,
 ) -> Tensor | None:
     return output(out, "a", a, product_sizes(a, b, b_shape), torch.int32)
+
+
+@torch.library.register_fake("scaled_mm::_scaled_mm_plain")
+def _(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    b_shape: Sequence[int] | None,
+    b_settled: bool,
+) -> Tensor | None:
+    return _scaled_mm_shape(a, b, scale_a, scale_b, bias=bias, b_shape=b_shape)
 
 
 for _form in ("", ".out"):

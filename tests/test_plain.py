@@ -1,0 +1,131 @@
+"""The short way that `scaled_mm` takes for its commonest operands (`ops.int8.plain_product`): it is
+taken where it should be, and nothing but time tells it from the general way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+import scaled_mm
+from scaled_mm.nn import ScaledLinear
+from scaled_mm.ops import int8
+
+
+def int8_values(*shape: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(-128, 128, shape, np.int8))
+
+
+A, B = int8_values(4, 24), int8_values(10, 24).t()
+PACKED = scaled_mm.pack_weight_int8(B)
+S_A, S_B = torch.linspace(0.1, 1, 4)[:, None], torch.linspace(-1, 1, 10)
+BIAS = torch.linspace(-5, 5, 10)
+OPERANDS = {"a": A, "b": B, "scale_a": S_A, "scale_b": S_B}
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the short way was gone, for each call that came to it."""
+    gone: list[bool] = []
+
+    def watched(*operands: Any) -> Tensor | None:
+        product = plain(*operands)
+        gone.append(product is not None)
+        return product
+
+    plain = int8.plain_product
+    monkeypatch.setattr(int8, "plain_product", watched)
+    return gone
+
+
+@pytest.mark.parametrize("b", [B, B.contiguous(), PACKED], ids=["plain", "row-major", "packed"])
+@pytest.mark.parametrize("bias", [None, BIAS, BIAS.bfloat16()], ids=["", "float32", "bfloat16"])
+def test_same_bits(ways: list[bool], b: Any, bias: Tensor | None) -> None:
+    short = scaled_mm.scaled_mm(A, b, S_A, S_B, bias=bias)
+    assert ways == [True]
+    weight, packed = (b.data, {"b_shape": [24, 10]}) if b is PACKED else (b, {})
+    general = torch.ops.scaled_mm.scaled_mm(A, weight, S_A, S_B, bias=bias, **packed)
+    assert short.dtype == torch.bfloat16
+    assert torch.equal(short.view(torch.int16), general.view(torch.int16))
+
+
+def test_general_way_of_everything_else(ways: list[bool]) -> None:
+    adj = scaled_mm.azp_adj(B)
+    for options in (
+        {"azp": torch.ones(4, 1, dtype=torch.int32), "azp_adj": adj},
+        {"azp_with_adj": adj},
+        {"residual": torch.ones(4, 10)},
+        {"activation": "reglu"},
+        {"out_dtype": torch.float32},
+        {"out": torch.empty(4, 10, dtype=torch.bfloat16)},
+    ):
+        scaled_mm.scaled_mm(**OPERANDS, **options)
+    assert ways == []
+
+
+def test_settled_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(int8, "_scaled_mm_plain", lambda *given: told.append(given[4:]) or A)
+    packed = scaled_mm.pack_weight_int8(B)
+    scaled_mm.scaled_mm(A, packed, S_A, S_B)
+    int8.settle(packed)
+    scaled_mm.scaled_mm(A, packed, S_A, S_B, bias=BIAS)
+    scaled_mm.scaled_mm(A, B, S_A, S_B)
+    assert told == [(None, [24, 10], False), (BIAS, [24, 10], True), (None, None, False)]
+
+
+@pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b", "bias"])
+def test_no_tensor(ways: list[bool], name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a Tensor, got list"):
+        scaled_mm.scaled_mm(**{**OPERANDS, "bias": BIAS, name: [1.0]})
+    assert ways == [False]
+
+
+@pytest.mark.parametrize("name", ["scale_a", "scale_b", "bias"])
+def test_gradients(ways: list[bool], name: str) -> None:
+    operands = {**OPERANDS, "bias": BIAS}
+    operands[name] = operands[name].clone().requires_grad_()
+    with pytest.raises(ValueError, match=f"{name} must not require grad"):
+        scaled_mm.scaled_mm(**operands)
+    assert ways == [False]
+    with torch.no_grad():
+        assert scaled_mm.scaled_mm(**operands).shape == (4, 10)
+
+
+def test_operand_that_the_dispatcher_refuses(ways: list[bool]) -> None:
+    with pytest.raises(ValueError, match=r"scale_a must be a dense tensor, got layout"):
+        scaled_mm.scaled_mm(A, B, S_A.to_sparse(), S_B)
+    assert ways == [False]
+
+
+def test_layer(ways: list[bool]) -> None:
+    layer = ScaledLinear.from_linear(nn.Linear(24, 10).bfloat16().requires_grad_(False))
+    x = torch.linspace(-1, 1, 48).reshape(2, 24).bfloat16()
+    short = layer(x)
+    assert ways == [True]
+    q, scale, _ = scaled_mm.quantize_int8(x)
+    weight, scale_b = layer.weight.t(), layer.weight_scale.view(1, -1)
+    assert torch.equal(short, scaled_mm.scaled_mm(q, weight, scale, scale_b, bias=layer.bias))
+
+
+@pytest.mark.parametrize("give", [dict, lambda **more: {"bias": BIAS, **more}], ids=["", "bias"])
+def test_graphs_hold_the_general_op(give: Callable[..., dict[str, Any]]) -> None:
+    """Whoever reads or matches a graph finds one op for every form."""
+    found = []
+
+    def backend(graph: GraphModule, _: Any) -> Callable[..., Any]:
+        found.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled_mm.scaled_mm, fullgraph=True, backend=backend)
+    assert torch.equal(
+        compiled(A, B, S_A, S_B, **give()), scaled_mm.scaled_mm(A, B, S_A, S_B, **give())
+    )
+    assert torch.ops.scaled_mm.scaled_mm.default in found
+    assert not any("_scaled_mm_plain" in str(target) for target in found)
