@@ -15,8 +15,11 @@ import mutants_host
 import mutants_layers
 import mutants_models
 import mutants_ops
+import mutants_parallel
+import mutants_producers
 import mutants_product
 import mutants_validate
+import mutants_writers
 from mutant import Mutant
 
 PARTS = (
@@ -30,6 +33,9 @@ PARTS = (
     mutants_files,
     mutants_checkpoint,
     mutants_engines,
+    mutants_producers,
+    mutants_writers,
+    mutants_parallel,
     mutants_cuda,
 )
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
