@@ -1,18 +1,14 @@
 """Each allocation of each op on a GPU fails once; a part of soak_cuda.py, in a process of its own.
 
 A failure must come out as torch.OutOfMemoryError, leave no memory behind, and change no later
-result. torch's allocator is replaced for the whole process, before CUDA starts.
+result. failing_allocator.py is in force before this module is imported, which starts CUDA.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,27 +16,8 @@ from awq_cases import AwqCase
 from cuda_support import DEVICE, NAMES, forced, how_many_differ, kernels, named, on_device
 from test_cuda_streams import Work
 from torch import Tensor
-from torch.utils import cpp_extension
 
 import scaled_mm
-
-SOURCE = Path(__file__).with_name("failing_allocator.cpp")
-
-
-def loaded(name: str) -> str:
-    """The file of a library that this process has loaded."""
-    found = re.search(rf"/\S*/{name}\S*$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-    assert found, f"{name} is not loaded"
-    return found[0]
-
-
-def compile_allocator(folder: Path) -> Path:
-    library = folder / "failing_allocator.so"
-    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
-    libraries = [loaded("libcudart.so"), loaded("libc10.so")]
-    command = ["c++", "-std=c++20", "-shared", "-fPIC", *includes, str(SOURCE), *libraries]
-    subprocess.run([*command, "-o", str(library)], check=True)
-    return library
 
 
 def calls(work: Work) -> Iterator[tuple[str, str, Callable[[], Any]]]:
@@ -111,18 +88,11 @@ class Planted:
             self.hooks.arm(0)
 
 
-def main() -> None:
+def main(hooks: ctypes.CDLL) -> None:
     """Prints the figures as JSON, in the last line."""
-    with tempfile.TemporaryDirectory() as folder:
-        library = compile_allocator(Path(folder))
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(str(library), "allocate", "release")
-        torch.cuda.memory.change_current_allocator(allocator)
-        hooks = ctypes.CDLL(str(library))
-        hooks.arm.argtypes = [ctypes.c_long]
-        hooks.count_made.restype = hooks.count_live.restype = ctypes.c_long
-        planted = Planted(hooks)
-        for row, what, call in calls(Work(device=DEVICE)):
-            with forced(row):
-                planted.try_each(f"{what} {row}", call)
-        figures = {"calls": planted.calls, "failures": planted.failures, "wrong": planted.wrong}
-        print(json.dumps(figures), flush=True)
+    planted = Planted(hooks)
+    for row, what, call in calls(Work(device=DEVICE)):
+        with forced(row):
+            planted.try_each(f"{what} {row}", call)
+    figures = {"calls": planted.calls, "failures": planted.failures, "wrong": planted.wrong}
+    print(json.dumps(figures), flush=True)

@@ -10,11 +10,15 @@ import ctypes
 import itertools
 import mmap
 import sys
+from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from awq_cases import AwqCase
 from helpers import each_isa
+from produce_cases import PRODUCERS, ProduceCase
 from torch import Tensor
 
 import scaled_mm
@@ -47,8 +51,7 @@ class Guarded:
         return placed.t() if column_major else placed
 
 
-NAMES = ("a", "b", "packed", "scale_a", "scale_b", "bias", "azp", "azp_adj", "residual")
-GUARDED = {name: Guarded() for name in (*NAMES, "x", "scale", "w")}
+GUARDED: defaultdict[str, Guarded] = defaultdict(Guarded)  # by the operand's name
 RNG = np.random.default_rng(0)
 
 
@@ -125,7 +128,64 @@ def quantisers(m: int, k: int, at_end: bool, dtype: torch.dtype) -> None:
     expect(scaled_mm.quantize_weight_int8(w)[0], reference.quantize_weight_int8(w)[0], "weight", k)
 
 
+def placed(operands: dict[str, Any], at_end: bool) -> dict[str, Any]:
+    """The operands in guarded memory; what is no tensor as it is."""
+    return {
+        name: GUARDED[name].place(x, at_end) if isinstance(x, Tensor) else x
+        for name, x in operands.items()
+    }
+
+
+def int4(m: int, n: int, k: int, group: int, at_end: bool, dtype: torch.dtype) -> None:
+    operands = AwqCase("guarded", k, n, group, dtype, "signed", (m,), dtype).product()
+    there = placed(operands, at_end)
+    weight = ("qweight", "scales", "qzeros")
+    packed = scaled_mm.pack_awq(*(there[name] for name in weight))
+    packed = replace(packed, data=GUARDED["packed"].place(packed.data, at_end))
+    rest = {name: x for name, x in there.items() if name not in weight}
+    expected = reference.awq_dequantize(*(operands[name] for name in weight))
+    for isa in each_isa():
+        context = (isa, m, n, k, group, at_end, dtype)
+        got = scaled_mm.awq_dequantize(*(there[name] for name in weight))
+        expect(got, expected, "awq_dequantize", *context)
+        wanted = scaled_mm.awq_gemm(**operands)
+        expect(scaled_mm.awq_gemm(**there), wanted, "awq_gemm", *context)
+        expect(scaled_mm.awq_gemm(**rest, qweight=packed), wanted, "awq_gemm packed", *context)
+
+
+def producers(m: int, k: int, at_end: bool, dtype: torch.dtype) -> None:
+    for producer in PRODUCERS:
+        case = ProduceCase("guarded", producer, shape=(m, k), dtype=dtype, other=True, smooth=True)
+        operands = case.build(RNG)
+        expected = reference.produce_int8(**operands)[0]
+        there = placed(operands, at_end)
+        for isa in each_isa():
+            got = torch.ops.scaled_mm.produce_int8(**there)[0]
+            expect(got, expected, producer, isa, m, k, at_end, dtype)
+
+
+def widened(count: int, at_end: bool, dtype: torch.dtype) -> None:
+    words = torch.from_numpy(RNG.integers(-(2**31), 2**31, count, np.int32))
+    there = GUARDED["words"].place(words, at_end)
+    for bits in (4, 8):
+        how = {"bits": bits, "signed": True, "dtype": dtype}
+        wanted = torch.ops.scaled_mm._widen(words, **how)
+        expect(torch.ops.scaled_mm._widen(there, **how), wanted, "_widen", count, at_end, how)
+
+
 def main() -> None:
+    halves = (torch.float16, torch.bfloat16)
+    for n, at_end, dtype in itertools.product(range(8, 201, 8), (True, False), halves):
+        int4(1 + n // 8 % 5, n, 64, 32, at_end, dtype)
+        widened(n // 8, at_end, dtype)
+    for k, at_end in itertools.product((1, 3, 16, 17, 33, 100, 129, 260), (True, False)):
+        int4(1 + k % 9, 72, k, k, at_end, halves[k % 2])
+    for k, at_end in itertools.product((*range(1, 40), 63, 65, 130), (True, False)):
+        producers(1 + k % 3, k, at_end, (torch.float32, *halves)[k % 3])
+    int8_ops()
+
+
+def int8_ops() -> None:
     ends, orders = (True, False), (True, False)
     for k, at_end, order in itertools.product(range(1, 71), ends, orders):
         product(1 + k % 20, 1 + k * 7 % 40, k, at_end, order, torch.float32)

@@ -102,10 +102,6 @@ MUTANTS = [
                     "dequantize_rows_of"
                 ),
             ),
-            "int4-words-behind-the-last-column": (
-                "if (words == kLowbitWords) return",
-                "if (true) return",
-            ),
             "int4-group-of-the-piece": (
                 "const int64_t left = w.group - k % w.group;",
                 "const int64_t left = kLowbitDepth;",
@@ -117,6 +113,16 @@ MUTANTS = [
             "int4-rows-of-the-last-span": (
                 "p.d + (span.row + r) * p.w.n + col, count",
                 "p.d + r * p.w.n + col, count",
+            ),
+        },
+    ),
+    *of(
+        "csrc/cpu/lowbit_rows.h",
+        "test_guard_pages",
+        {
+            "int4-words-behind-the-last-column": (
+                "if (words == kLowbitWords) return",
+                "if (true) return",
             ),
         },
     ),

@@ -55,8 +55,9 @@ def trimmed(path: Path, content: bytes, isas: list[str], rows: list[str] | None)
             content = content.replace(line, b"")
     elif path.suffix == ".table" and rows is not None:
         lines = content.decode().splitlines(keepends=True)
-        named = ((re.match(r"KERNEL\((\w+)", line), line) for line in lines)
-        content = "".join(x for name, x in named if not name or name[1] in rows).encode()
+        named = [(re.match(r"KERNEL\((\w+)", line), line) for line in lines]
+        if any(name and name[1] in rows for name, _ in named):  # else it would be empty
+            content = "".join(x for name, x in named if not name or name[1] in rows).encode()
     return content
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -33,12 +34,13 @@ from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_devi
 from helpers import assert_bits
 from produce_cases import PRODUCE_CASES
 from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
-from test_cuda_awq import ALL_ARMS, for_arm, name_of, streamed
+from test_cuda_awq import ALL_ARMS, PACKED, for_arm, name_of, streamed
 from test_produce import OUTPUTS, produce
 from torch import Tensor
 
 import scaled_mm
 from scaled_mm import reference
+from scaled_mm.explain import explain_awq
 
 ENDS: tuple[dict[str, Any], ...] = (
     {},
@@ -193,6 +195,16 @@ def run_dequantize(options: argparse.Namespace, verdict: Wrong) -> None:
         assert_unchanged(there, operands, case)
 
 
+def takes(arm: str, case: AwqCase) -> bool:
+    """Whether the arm, which is forced, computes the case itself."""
+    m = math.prod(case.rows)
+    if 0 in (m, case.n, case.k):
+        return False
+    units = PACKED in arm and case.group % 32 == 0
+    chosen = explain_awq(m, case.n, case.k, group=case.group, packed=units).chosen
+    return chosen is not None and chosen.name == name_of(arm).rpartition("/")[2]
+
+
 def run_int4(options: argparse.Namespace, verdict: Wrong) -> None:
     """Products within their bound, by every arm that takes the shape."""
     for case in awq_cases(options.count):
@@ -203,6 +215,8 @@ def run_int4(options: argparse.Namespace, verdict: Wrong) -> None:
         exact, bound = reference.awq_gemm_bound(**operands)
         for arm in ALL_ARMS if options.rows is None else options.rows:
             with forced(name_of(arm)):
+                if options.own and not takes(arm, case):
+                    continue
                 got = scaled_mm.awq_gemm(**for_arm(arm, there))
             within = (got.cpu().double() - exact).abs() <= bound
             verdict.compare({"awq_gemm": within}, {"awq_gemm": torch.ones_like(within)}, arm, case)
@@ -225,6 +239,9 @@ def main() -> int:
         type=lambda names: names.split(","),
         metavar="NAMES",
         help="kernels of int8 or int4, separated by commas (default: all)",
+    )
+    parser.add_argument(
+        "--own", action="store_true", help="leave out what an int4 kernel hands to another one"
     )
     parser.add_argument("--count", type=int, default=300, help="calls of each kernel, about")
     options = parser.parse_args()

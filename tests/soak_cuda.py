@@ -45,6 +45,7 @@ from torch import Tensor
 import scaled_mm
 
 BLOCK = 500  # calls of one seed; a process takes a block at a time
+DEVICE_BLOCK = 100  # the same of calls on two GPUs
 STREAMS = 64
 
 
@@ -185,33 +186,38 @@ def streams(options: argparse.Namespace) -> dict[str, Any]:
     return {"streams": STREAMS, "turns": options.turns, **asdict(tally)}
 
 
-def graphs(options: argparse.Namespace) -> dict[str, Any]:
+def graph(row: str, replays: int) -> Tally:
     """Two sets of values take turns in the operands of one graph."""
-    work, other = works(2)
+    tally, (work, other) = Tally(), works(2)
     originals = [x.clone() for x in work.memories]
-    tally = Tally()
-    for row in ROWS:
-        with forced(row):
-            graph, got = capture(work)
-        for i in range(options.replays):
-            if i % 10 == 0:
-                right = other if i % 20 else work
-                work.write(other.memories if i % 20 else originals)
-            replay(graph)
-            tally_of(right, got, tally, "replay", i, row)
-        work.write(originals)
-    return {"graphs": len(ROWS), "replays": options.replays, **asdict(tally)}
+    with forced(row):
+        captured, got = capture(work)
+    for i in range(replays):
+        if i % 10 == 0:
+            right = other if i % 20 else work
+            work.write(other.memories if i % 20 else originals)
+        replay(captured)
+        tally_of(right, got, tally, "replay", i, row)
+    return tally
+
+
+def graphs(options: argparse.Namespace) -> dict[str, Any]:
+    """Each row in a process of the pool."""
+    total = Tally()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, spawn) as pool:
+        for tally in pool.map(graph, ROWS, [options.replays] * len(ROWS)):
+            total.join(tally)
+    return {"graphs": len(ROWS), "replays": options.replays, **asdict(total)}
 
 
 # ---- devices -------------------------------------------------------------------------------------
 
 
-def devices(options: argparse.Namespace) -> dict[str, Any]:
+def device_block(number: int, calls: int) -> Tally:
     """The other device is current in every call, and stays it."""
-    if torch.cuda.device_count() < 2:
-        return {"left out": "there is one GPU"}
-    rng, tally = np.random.default_rng(20), Tally()
-    for i in range(options.device_calls):
+    rng, tally = np.random.default_rng([20, number]), Tally()
+    for i in range(calls):
         name, operands, op = random_call(rng)
         expected = outputs(op(**operands))
         there = on_device(operands, f"cuda:{i % 2}")
@@ -220,16 +226,36 @@ def devices(options: argparse.Namespace) -> dict[str, Any]:
             got = outputs(op(**there))
             assert torch.cuda.current_device() == 1 - i % 2
         assert all(x.device.index == i % 2 for x in got)
-        compare(got, expected, tally, "on the other device", name, row, i)
-    return asdict(tally)
+        compare(got, expected, tally, "on the other device", name, row, f"{number}, {i}")
+    return tally
+
+
+def devices(options: argparse.Namespace) -> dict[str, Any]:
+    if torch.cuda.device_count() < 2:
+        return {"left out": "there is one GPU"}
+    total = Tally()
+    blocks = -(-options.device_calls // DEVICE_BLOCK)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, spawn) as pool:
+        for tally in pool.map(device_block, range(blocks), [DEVICE_BLOCK] * blocks):
+            total.join(tally)
+    return asdict(total)
 
 
 # ---- memory --------------------------------------------------------------------------------------
 
 
+FAILING = """
+import failing_allocator
+hooks = failing_allocator.install()
+import failing_memory  # which starts CUDA
+failing_memory.main(hooks)
+"""
+
+
 def memory(options: argparse.Namespace) -> dict[str, Any]:
     """In a process of its own, whose allocator fails where it is told to."""
-    said = run_python("import failing_memory; failing_memory.main()", timeout=600)
+    said = run_python(FAILING, timeout=600)
     print(said, end="")
     return dict(json.loads(said.splitlines()[-1]))
 

@@ -70,6 +70,24 @@ def test_saturation_is_counted() -> None:
     assert any("saturated must be <= 1.00%, got 25.00%" in line for line in report.failures())
 
 
+def test_saturation_beside_a_zero_point() -> None:
+    """Calibrated for 0 to 1: the grid's ends are -128 and 127, and 1.5 alone is beyond them."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    config = QuantConfig("static-asymmetric")
+    made = quantize_model(model, config, [torch.tensor([[0.0, 1, 0.25, 0.5]])])
+    report = validate(model, made, [torch.tensor([[0.0, 0.5, 1, 1.5]])], stride=1)
+    assert report.layers[0].saturated == 1 / 4
+
+
+def test_outliers_are_those_beside_the_median() -> None:
+    """One channel lifts the mean beyond another one, the median stays."""
+    model = nn.Sequential(nn.Linear(32, 3))
+    x = torch.ones(2, 32)
+    x[:, 3], x[:, 17] = 20, 2000
+    report = validate(model, quantize_model(model), [x], stride=1)
+    assert report.layers[0].outlier_channels == (3, 17)
+
+
 def test_outliers_and_smoothing() -> None:
     without = validated(QuantConfig("static")).layers[4]
     smooth = validated(QuantConfig("static", smoothing=Smoothing(into_norms=False))).layers
