@@ -102,6 +102,10 @@ MUTANTS = [
                     "dequantize_rows_of"
                 ),
             ),
+            "int4-last-columns-unwritten": (
+                "col < w.n; col += kLowbitCols) {\n    const int words",
+                "col + kLowbitCols <= w.n; col += kLowbitCols) {\n    const int words",
+            ),
             "int4-group-of-the-piece": (
                 "const int64_t left = w.group - k % w.group;",
                 "const int64_t left = kLowbitDepth;",
