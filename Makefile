@@ -24,8 +24,8 @@ export SCALED_MM_CUDA := 0
 PIP := $(VENV)/bin/python -m pip install --quiet --no-warn-conflicts -c tools/constraints.txt
 INSTALL := $(PIP) --no-build-isolation -e
 PYTEST := python -m pytest -q
-# A process for each core, which takes a file of tests at a time.
-PARALLEL := -n logical --maxprocesses 8 --dist loadfile
+# A process for each core; one that has nothing left takes tests from another.
+PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
 .PHONY: help demo test docs test-slow test-all mutate mutate-sample gpu-mutate bench build lint format \
         abi oldest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \

@@ -2,7 +2,8 @@
 
     python tests/soak_cuda.py                         every part
     python tests/soak_cuda.py products --count 1000   one part, with other counts
-    python tests/soak_cuda.py --json FILE             the figures, too
+    python tests/soak_cuda.py --json FILE             the figures, too; other parts' stay in it
+    python tests/soak_cuda.py --json FILE --record docs/reliability.md    run nothing; write them
 
     products   random calls (shapes, layouts, epilogues, dtypes) against the CPU backend, by hashes
     streams    calls on 64 streams at once
@@ -23,6 +24,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -38,6 +40,7 @@ from awq_cases import SCALES, AwqCase
 from cases import Operands, random_case
 from cuda_support import DEVICE, ROWS, forced, named, on_device, random_large_case
 from helpers import bits, run_python
+from mutate_record import record
 from quantize_cases import random_quantize_case
 from test_cuda_streams import Work, capture, replay
 from torch import Tensor
@@ -47,6 +50,7 @@ import scaled_mm
 BLOCK = 500  # calls of one seed; a process takes a block at a time
 DEVICE_BLOCK = 100  # the same of calls on two GPUs
 STREAMS = 64
+BEGIN, END = "<!-- soak_cuda.py: begin -->", "<!-- soak_cuda.py: end -->"
 
 
 @dataclass
@@ -271,6 +275,42 @@ def wrong(figures: Any) -> int:
     return own + sum(wrong(x) for x in figures.values())
 
 
+def of_before(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a file, if they are of the same machine and kernels."""
+    if path is None or not path.is_file():
+        return {}
+    kept: dict[str, Any] = json.loads(path.read_text())
+    return kept if head.items() <= kept.items() else {}
+
+
+def table(total: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    lines = [
+        f"On an {total['device']}, torch {total['torch']}, {total['kernels']} int8 kernels:",
+        "",
+    ]
+    lines += ["| Part | what ran | wrong |", "|---|---|---:|"]
+    for name in PARTS:
+        figures = total.get(name)
+        ran = "not run"
+        if figures is not None and "left out" not in figures:
+            pairs = (
+                f"{key} {x:,}" for key, x in flat(figures) if key not in ("different", "wrong")
+            )
+            ran = ", ".join(pairs)
+        lines.append(f"| `{name}` | {ran} | {'' if ran == 'not run' else wrong(figures)} |")
+    return "\n".join(lines)
+
+
+def flat(figures: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Counts by name, those of parts summed up."""
+    counts = Counter({name: x for name, x in figures.items() if isinstance(x, int)})
+    for x in figures.values():
+        if isinstance(x, dict):
+            counts.update({name: n for name, n in x.items() if isinstance(n, int)})
+    yield from counts.items()
+
+
 def run(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in options.parts or PARTS:
         start = time.monotonic()
@@ -289,12 +329,18 @@ def main() -> int:
     parser.add_argument("--replays", type=int, default=1000, help="of each graph")
     parser.add_argument("--device-calls", type=int, default=4000, help="on two GPUs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="written after each part")
+    parser.add_argument("--record", type=Path, metavar="FILE.md", help="run nothing; write figures")
     options = parser.parse_args()
     if unknown := [part for part in options.parts if part not in PARTS]:
         parser.error(f"PART must be one of {', '.join(PARTS)}, got {unknown[0]}")
+    if options.record is not None:
+        figures = table(json.loads(options.json.read_text()))
+        options.record.write_text(record(options.record.read_text(), figures, (BEGIN, END)))
+        return 0
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE
     total: dict[str, Any] = {"device": name, "torch": torch.__version__, "kernels": len(ROWS) - 1}
     print(json.dumps(total), flush=True)
+    total |= of_before(options.json, total)
     for part, figures in run(options):
         total[part] = figures
         if options.json:
