@@ -12,6 +12,7 @@ import mutants_cuda
 import mutants_engines
 import mutants_files
 import mutants_host
+import mutants_kernels
 import mutants_layers
 import mutants_models
 import mutants_ops
@@ -37,6 +38,7 @@ PARTS = (
     mutants_writers,
     mutants_parallel,
     mutants_cuda,
+    mutants_kernels,
 )
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 
