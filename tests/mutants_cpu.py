@@ -56,8 +56,8 @@ MUTANTS = [
         "test_awq",
         {
             "scale-of-the-first-group": (
-                "w.scales.data + group * w.scales.row_stride + col, scales",
-                "w.scales.data + 0 * group * w.scales.row_stride + col, scales",
+                "w.scales.data + group * w.scales.row_stride + col, scale, columns",
+                "w.scales.data + 0 * group * w.scales.row_stride + col, scale, columns",
             ),
             "int4-bias-of-the-first-block": (
                 "widen_columns(p.bias, 0, col, bias, count)",
@@ -69,8 +69,8 @@ MUTANTS = [
                 "",
             ),
             "int4-group-not-advanced": (
-                "group.load<Of>(w, k / w.group, col,",
-                "group.load<Of>(w, 0, col,",
+                "group.load(w, k / w.group, col, columns_at(w, col));",
+                "group.load(w, 0, col, columns_at(w, col));",
             ),
             "int4-column-stride-of-x-ignored": (
                 "widen_strided<Of>(from, p.x.col_stride,",
@@ -84,35 +84,29 @@ MUTANTS = [
         {
             "int4-mode-of-the-caller": (
                 (
-                    "int64_t begin, int64_t end) {\n  const FloatEnvironment environment;\n  "
-                    "with_dtype16(p.w.dtype, [&](auto dtype) { multiply_of"
+                    "const FloatEnvironment environment;\n  with_lowbit_types(p.w, "
+                    "[&](auto format, auto weights) {\n    multiply_of"
                 ),
-                (
-                    "int64_t begin, int64_t end) {\n  with_dtype16(p.w.dtype, [&](auto dtype) { "
-                    "multiply_of"
-                ),
+                ("with_lowbit_types(p.w, [&](auto format, auto weights) {\n    multiply_of"),
             ),
             "int4-dequantised-in-the-caller-s-mode": (
                 (
-                    "int64_t begin, int64_t end) {\n  const FloatEnvironment environment;\n  "
-                    "with_dtype16(p.w.dtype, [&](auto dtype) { dequantize_rows_of"
+                    "const FloatEnvironment environment;\n  with_lowbit_types(p.w, "
+                    "[&](auto format, auto weights) {\n    dequantize_rows_of"
                 ),
-                (
-                    "int64_t begin, int64_t end) {\n  with_dtype16(p.w.dtype, [&](auto dtype) { "
-                    "dequantize_rows_of"
-                ),
+                ("with_lowbit_types(p.w, [&](auto format, auto weights) {\n    dequantize_rows_of"),
             ),
             "int4-last-columns-unwritten": (
-                "col < w.n; col += kLowbitCols) {\n    const int words",
-                "col + kLowbitCols <= w.n; col += kLowbitCols) {\n    const int words",
+                "col < w.n; col += kLowbitCols) {\n    const int columns",
+                "col + kLowbitCols <= w.n; col += kLowbitCols) {\n    const int columns",
             ),
             "int4-group-of-the-piece": (
                 "const int64_t left = w.group - k % w.group;",
                 "const int64_t left = kLowbitDepth;",
             ),
             "int4-zeros-of-the-first-group": (
-                "w.zeros.data + group * w.zeros.row_stride + col / 8;\n        for",
-                "w.zeros.data + 0 * group + col / 8;\n        for",
+                "w.zeros.data + group * w.zeros.row_stride + col * w.bits / 32;\n        W::",
+                "w.zeros.data + 0 * group + col * w.bits / 32;\n        W::",
             ),
             "int4-rows-of-the-last-span": (
                 "p.d + (span.row + r) * p.w.n + col, count",
@@ -125,7 +119,7 @@ MUTANTS = [
         "test_guard_pages",
         {
             "int4-words-behind-the-last-column": (
-                "if (words == kLowbitWords) return",
+                "if (columns == kLowbitCols) return",
                 "if (true) return",
             ),
         },
@@ -143,7 +137,7 @@ MUTANTS = [
         },
     ),
     *of(
-        "csrc/cpu/lowbit_words.h",
+        "csrc/cpu/lowbit_group.h",
         "test_guards_int4 test_awq",
         {
             "int4-overflow-split": (
@@ -163,14 +157,20 @@ MUTANTS = [
                 ),
             ),
             "int4-zero-scale-not-plain": (
-                "(size == 0) | ((size >=",
-                "((size >=",
+                "fit &= none | ((size >= kLeast)",
+                "fit &= ((size >= kLeast)",
                 "the other path computes the same, slower",
             ),
             "int4-split-by-a-bit-less": ("high = 0x1p13f, least", "high = 0x1p12f, least"),
+        },
+    ),
+    *of(
+        "csrc/cpu/lowbit_words.h",
+        "test_guards_int4 test_awq",
+        {
             "int4-unshifted-nibbles": (
-                "{1, 0x1p-4f, 0x1p-8f, 0x1p-12f}",
-                "{1, 0x1p-4f, 0x1p-8f, 0x1p-8f}",
+                "static_cast<float>(1 << 4 * (v / 2 % 4))",
+                "static_cast<float>(1 << 4 * (v / 2 % 3))",
             ),
         },
     ),

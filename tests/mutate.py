@@ -342,7 +342,10 @@ def judge_all(
     with jobs(options.jobs, base, plan) as pool:  # these know how long the tests took
         running = {pool.submit(judge_here, mutant): mutant for mutant in chosen}
         for done in as_completed(running):
-            yield running[done], done.result()
+            try:
+                yield running[done], done.result()
+            except Exception as error:  # of this one; the others are judged
+                yield running[done], Verdict("BROKEN", repr(error))
 
 
 def try_tests(tests: set[str], plan: Plan, pool: ProcessPoolExecutor) -> None:
