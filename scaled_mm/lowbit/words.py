@@ -1,4 +1,4 @@
-"""Eight values of 4 bits to an int32 word, in the orders of AWQ and GPTQ."""
+"""Values of 4 bits (and 8) to int32 words, in the orders of AWQ, GPTQ and compressed-tensors."""
 
 from __future__ import annotations
 
@@ -45,3 +45,34 @@ def unpack(words: Tensor, order: tuple[int, ...] = INTERLEAVED) -> Tensor:
         byte = packed[..., nibble // 2]
         values[..., j] = byte >> 4 if nibble % 2 else byte & 15
     return values.flatten(-2)
+
+
+def pack_dense(values: Tensor, bits: int) -> Tensor:
+    """Values of 4 or 8 bits to words, the first in the lowest bits: [..., L] -> int32
+    [..., ceil(L bits / 32)]. A last word that is not full ends in zeros.
+
+    Args:
+        values: uint8 [..., L], below 2^bits.
+        bits: 4 or 8.
+    """
+    padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % _per_word(bits)))
+    if bits == 4:
+        return pack(padded, SEQUENTIAL)
+    return padded.contiguous().unflatten(-1, (-1, 4)).view(torch.int32).squeeze(-1)
+
+
+def unpack_dense(words: Tensor, bits: int, length: int) -> Tensor:
+    """The inverse of `pack_dense`: int32 [..., words] -> uint8 [..., length]."""
+    if length > words.shape[-1] * _per_word(bits):
+        raise ValueError(f"words must hold {length} values, got {tuple(words.shape)}")
+    if bits == 4:
+        values = unpack(words, SEQUENTIAL)
+    else:
+        values = words.contiguous().unsqueeze(-1).view(torch.uint8).flatten(-2)
+    return values[..., :length]
+
+
+def _per_word(bits: int) -> int:
+    if bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, got {bits}")
+    return 32 // bits

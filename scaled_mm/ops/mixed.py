@@ -78,7 +78,7 @@ def mixed_mm(
 
 def _must_be_packed(packed: Tensor, sizes: Sequence[int]) -> tuple[int, int]:
     """(K, N) of a packed weight."""
-    if len(sizes) != 6:
+    if len(sizes) != 6 or sizes[-1] not in LAYOUT_SIZES:
         rule = "be (K, N, G, bits, zero point, layout)"
         raise ValueError(f"sizes must {rule}, got {sizes_text(sizes)}")
     k, n, group, bits, zero, layout = sizes

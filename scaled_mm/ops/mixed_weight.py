@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..layouts import Layout, restore_weights_of_mixed_gemm
+from ..lowbit.words import unpack, unpack_dense
 from .arguments import accept
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
 
@@ -79,6 +81,96 @@ class MixedWeight:
                 f"version must be {VERSION}, the packed format of this library, got {self.version}"
             )
 
+    @classmethod
+    def from_awq(cls, qweight: Tensor, scales: Tensor, qzeros: Tensor) -> MixedWeight:
+        """The weight of an AWQ checkpoint: (q - z) s, 4 bits.
+
+        Args:
+            qweight, scales, qzeros: as for `awq_dequantize`.
+        """
+        accept({"qweight": qweight, "scales": scales, "qzeros": qzeros})
+        return pack_weight(unpack(qweight), scales, zeros=unpack(qzeros), bits=4)
+
+    @classmethod
+    def from_gptq(
+        cls,
+        qweight: Tensor,
+        scales: Tensor,
+        qzeros: Tensor,
+        g_idx: Tensor | None = None,
+        *,
+        version: int,
+        bits: int = 4,
+    ) -> MixedWeight:
+        """The weight of a GPTQ checkpoint: (q - z) s.
+
+        Args:
+            qweight: int32 [K bits/32, N], values along K, the first in the lowest bits.
+            scales: float16 or bfloat16 [K/G, N].
+            qzeros: int32 [K/G, ceil(N bits/32)], zero points along N, the first in the lowest bits.
+            g_idx: int32 [K], the group of each row ("act-order" when it is not sorted), or None.
+            version: 1 or 2, which the checkpoint's config tells and the tensors do not: version 1
+                stores z - 1, modulo 2^bits.
+            bits: 4 or 8.
+        """
+        accept({"qweight": qweight, "scales": scales, "qzeros": qzeros})
+        if version not in (1, 2):
+            raise ValueError(f"version must be 1 (zeros stored less 1) or 2, got {version!r}")
+        k = qweight.shape[0] * 32 // bits
+        q = unpack_dense(qweight.t(), bits, k).t().contiguous()
+        zeros = unpack_dense(qzeros, bits, q.shape[1]) + (2 - version)  # modulo 256
+        return pack_weight(q, scales, zeros=zeros & (1 << bits) - 1, g_idx=g_idx, bits=bits)
+
+    @classmethod
+    def from_compressed_tensors(
+        cls,
+        weight_packed: Tensor,
+        weight_scale: Tensor,
+        weight_zero_point: Tensor | None = None,
+        g_idx: Tensor | None = None,
+        *,
+        bits: int,
+        k: int,
+    ) -> MixedWeight:
+        """The weight of compressed-tensors' pack-quantized format (W4A16, W8A16): q s, or with zero
+        points (q - z) s.
+
+        Args:
+            weight_packed: int32 [N, ceil(K bits/32)], q + 2^(bits-1) along K, the first in the
+                lowest bits.
+            weight_scale: float16 or bfloat16 [N, K/G].
+            weight_zero_point: int32 [ceil(N bits/32), K/G], z + 2^(bits-1) along N; or None.
+            g_idx: an integer tensor [K], weight_g_idx: the group of each row, or None.
+            bits: 4 or 8.
+            k: input features; the format's weight_shape is (N, K).
+        """
+        accept({"weight_packed": weight_packed, "weight_scale": weight_scale})
+        q = unpack_dense(weight_packed, bits, k).t().contiguous()
+        scales = weight_scale.t().contiguous()
+        if weight_zero_point is None:
+            return pack_weight(_signed(q, bits), scales, g_idx=g_idx, bits=bits)
+        zeros = unpack_dense(weight_zero_point.t(), bits, scales.shape[1]).contiguous()
+        return pack_weight(q, scales, zeros=zeros, g_idx=g_idx, bits=bits)
+
+    @classmethod
+    def from_tensorrt_llm(
+        cls, prepared: Tensor, scales: Tensor, zeros: Tensor | None = None, *, layout: Layout
+    ) -> MixedWeight:
+        """A weight that was prepared for TensorRT-LLM's or FasterTransformer's mixed GEMM: q s, or
+        with zero points q s + z.
+
+        Args:
+            prepared: int8 [K, N], or [K, N/2] with 4 bits (docs/layouts.md).
+            scales: float16 or bfloat16 [K/G, N], or [N].
+            zeros: of scales' dtype and shape, as the engines have them: multiplied by the scale
+                beforehand, and added.
+            layout: `scaled_mm.layouts.layout_of` the GPU that it was prepared for; the bytes do not
+                tell, and a wrong one gives a wrong weight.
+        """
+        accept({"prepared": prepared, "scales": scales})
+        q = restore_weights_of_mixed_gemm(prepared, layout)
+        return pack_weight(q, scales, zeros=zeros, bits=layout.bits)
+
     @property
     def shape(self) -> tuple[int, int]:
         """(K, N), the shape of the weight that was packed."""
@@ -108,9 +200,7 @@ class MixedWeight:
             raise ValueError(f"data must be of shape ({size},) for {of}, got {got}")
         q, scales, zeros = _UNPACK[layout](self.data, k, n, group, bits, zero)
         if self.zero != "integer":
-            q = (q ^ 1 << (self.bits - 1)).view(torch.int8)
-            if self.bits == 4:
-                q = q << 4 >> 4  # the sign comes along
+            q = _signed(q, self.bits)
         order = None if self.order is None else self.order.clone()
         return Unpacked(q, scales, zeros, order)
 
@@ -184,6 +274,11 @@ def pack_weight(
         # A kernel that begins early may follow this one, but not what wrote the buffer.
         data.new_zeros(1)
     return MixedWeight(data, order, k, n, group, bits, ZEROS[zero], 0)
+
+
+def _signed(stored: Tensor, bits: int) -> Tensor:
+    """Signed values of stored ones, which are 2^(bits-1) more."""
+    return (stored - (1 << (bits - 1))).view(torch.int8)  # modulo 256
 
 
 def _unsigned(q: Tensor, bits: int) -> Tensor:

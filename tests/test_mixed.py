@@ -1,0 +1,340 @@
+"""`mixed_mm`: products within their bound, on every instruction set; what it refuses; as an op of
+torch (weights: test_mixed_weights.py)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import assert_bits, bytes_of, each_isa
+from hypothesis import given
+from hypothesis import strategies as st
+from mixed_cases import DTYPES, KINDS, MIXED_CASES, MixedCase
+from test_awq import assert_bounded
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import scaled_mm
+from scaled_mm import mixed_mm, pack_weight, reference
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+]
+FINITE = [
+    name
+    for name, case in MIXED_CASES.items()
+    if case.scales not in ("large", "special", "wide")
+    or (case.scales, case.dtype) == ("wide", torch.bfloat16)
+]
+kinds = pytest.mark.parametrize(("bits", "zero"), KINDS)
+
+
+def shape_of(given: dict[str, Any]) -> tuple[int, ...]:
+    return (*given["x"].shape[:-1], given["w"].n)
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_product_within_the_bound(name: str) -> None:
+    given, plain = MIXED_CASES[name].product()
+    before = bytes_of([*given.values(), given["w"].data])
+    exact, bound = reference.mixed_mm_bound(**plain)
+    for isa in each_isa():
+        got = mixed_mm(**given)
+        assert (got.shape, got.dtype) == (shape_of(given), given["x"].dtype)
+        assert_bounded(got, exact, bound, isa, name)
+    after = bytes_of([*given.values(), given["w"].data])
+    assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("name", FINITE[:: len(FINITE) // 30])
+def test_the_reference_is_within_its_own_bound(name: str) -> None:
+    _, plain = MIXED_CASES[name].product()
+    assert_bounded(reference.mixed_mm(**plain), *reference.mixed_mm_bound(**plain), name)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_an_activation_has_the_bits_of_its_sequence(isa: str, activation: str) -> None:
+    """x = I: no sum is rounded, so D is the reference's to the bit."""
+    plain = MixedCase("activation", 8, "none", 64, 40, 64, scales="signed").plain()
+    plain["scales"] *= 0.05
+    w, eye = pack_weight(**plain), torch.eye(64).half()
+    bias = torch.linspace(-3, 3, 40)
+    got = mixed_mm(eye, w, bias=bias, activation=activation)
+    q, scales, _, _ = w.unpack()
+    assert_bits(got, reference.mixed_mm(eye, q, scales, bias=bias, activation=activation))
+
+
+@kinds
+def test_order_and_pre_scale_are_those_of_a_prepared_x(isa: str, bits: int, zero: str) -> None:
+    """The same bits as without them over x', which the reference makes."""
+    for dtype, pre in itertools.product(DTYPES, (torch.float32, None)):
+        case = MixedCase(f"p{pre}", bits, zero, 320, 72, 32, dtype, rows=(5,), shuffled=True)
+        given, _ = case.product()
+        w = given["w"]
+        pre_scale = None if pre is None else torch.linspace(0.3, 1.7, 320)
+        got = mixed_mm(given["x"], w, pre_scale=pre_scale)
+        prepared = reference.mixed.prepared(given["x"], w.order, pre_scale)
+        expected = torch.ops.scaled_mm.mixed_mm(prepared, w.data, w.sizes)
+        assert_bits(got, expected, dtype, pre)
+
+
+@kinds
+def test_bits_depend_on_neither_threads_nor_other_rows(
+    isa: str, threads: None, bits: int, zero: str
+) -> None:
+    case = MixedCase("large", bits, zero, 320, 392, 64, torch.bfloat16, rows=(140,))
+    given, _ = case.product()
+    whole = mixed_mm(**given)
+    for count in (1, 3, 8):
+        torch.set_num_threads(count)
+        assert_bits(mixed_mm(**given), whole, count)
+    x = given.pop("x")
+    for i, j in ((0, 1), (5, 7), (9, 12), (20, 24), (30, 35), (60, 120)):
+        assert_bits(mixed_mm(x[i:j], **given), whole[i:j], i, j)
+
+
+@kinds
+def test_special_values_reach_the_output(isa: str, bits: int, zero: str) -> None:
+    plain = MixedCase("special", bits, zero, 128, 264, 32, torch.bfloat16).plain()
+    plain["scales"][3, 17] = torch.nan
+    plain["scales"][1, 200] = torch.inf
+    w = pack_weight(**plain)
+    x = torch.linspace(0.5, 1, 70 * 128).reshape(70, 128).bfloat16()
+    for rows in (1, 3, 70):
+        got = mixed_mm(x[:rows], w)
+        assert got[:, 17].isnan().all()
+        assert not got[:, 200].isfinite().any()
+        assert got[:, [n for n in range(264) if n not in (17, 200)]].isfinite().all()
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(KINDS),
+    m=st.integers(1, 9),
+    n=st.integers(1, 160),
+    groups=st.integers(1, 5),
+    group=st.integers(1, 40),
+    half=st.sampled_from(DTYPES),
+    activation=st.sampled_from([None, "relu", "gelu", "gelu_tanh", "silu"]),
+    scales=st.sampled_from(["usual", "signed", "subnormal"]),
+    shuffled=st.booleans(),
+)
+def test_any_problem(isa: str, seed: int, kind: tuple[int, str], m: int, **sizes: Any) -> None:
+    n, groups, group = sizes["n"], sizes["groups"], sizes["group"]
+    more = {name: sizes[name] for name in ("activation", "scales", "shuffled")}
+    name, k = f"any{seed}", groups * group
+    case = MixedCase(name, *kind, k, n, group, sizes["half"], rows=(m,), **more)
+    given, plain = case.product()
+    assert_bounded(mixed_mm(**given), *reference.mixed_mm_bound(**plain), case)
+
+
+def test_awq_and_mixed_products_are_one(isa: str) -> None:
+    rng = np.random.default_rng(0)
+    plain = MixedCase("awq", 4, "integer", 96, 40, 32).plain(rng)
+    words = tuple(
+        scaled_mm.awq.pack(plain[name]) if name != "scales" else plain[name]
+        for name in ("q", "scales", "zeros")
+    )
+    x = torch.linspace(-1, 1, 5 * 96).reshape(5, 96).half()
+    assert_bits(mixed_mm(x, pack_weight(**plain)), scaled_mm.awq_gemm(x, *words))
+
+
+# --- out ------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_written_in_place(isa: str, bits: int, zero: str) -> None:
+    case = MixedCase("out", bits, zero, n=21, rows=(2, 5), bias=torch.float32, shuffled=True)
+    given, _ = case.product()
+    expected = mixed_mm(**given)
+    buffer = torch.full((3 + expected.numel() + 5,), 77.0, dtype=expected.dtype)
+    out = buffer[3:-5].view(expected.shape)
+    assert mixed_mm(**given, out=out) is out
+    assert_bits(out, expected)
+    assert set(buffer[:3].tolist() + buffer[-5:].tolist()) == {77.0}
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+GOOD, _ = MixedCase("good", 8, "none", 64, 24, 32, rows=(5,)).product()
+W, X = GOOD["w"], GOOD["x"]
+SHUFFLED, _ = MixedCase("shuffled", 4, "float", 64, 24, 32, rows=(5,), shuffled=True).product()
+OP = torch.ops.scaled_mm.mixed_mm
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "x float32": ({"x": X.float()}, "x must be float16 or bfloat16, got float32"),
+    "x 0d": ({"x": X[0, 0]}, "x must have at least one dimension"),
+    "x columns": ({"x": X[:, 1:]}, r"x must have K=64 columns, the rows of packed, got shape \(5,"),
+    "x other": ({"x": X.bfloat16()}, "packed must be of x's dtype bfloat16, got float16"),
+    "x grad": ({"x": X.clone().requires_grad_()}, "x must not require grad"),
+    "bias": ({"bias": torch.ones(23)}, r"bias must have N=24 elements, .*got shape \(23,\)"),
+    "bias other": ({"bias": torch.ones(24).bfloat16()}, "bias must be .*, got bfloat16"),
+    "bias grad": ({"bias": torch.ones(24, requires_grad=True)}, "bias must not require grad"),
+    "pre_scale": ({"pre_scale": torch.ones(63)}, r"pre_scale must have K=64 elements.*\(63,\)"),
+    "pre_scale 2d": ({"pre_scale": torch.ones(64, 1)}, r"pre_scale must have .*\(64, 1\)"),
+    "pre_scale int": ({"pre_scale": torch.ones(64).int()}, "pre_scale must be .*, got int32"),
+    "pre_scale grad": (
+        {"pre_scale": torch.ones(64, requires_grad=True)},
+        "pre_scale must not require grad",
+    ),
+    "activation": (
+        {"activation": "tanh"},
+        "activation must be None or one of relu, gelu, gelu_tanh, silu, got tanh",
+    ),
+    "activation none": ({"activation": "none"}, "activation must be None or one of"),
+    "out shape": ({"out": X.new_empty(5, 23)}, r"out must .*got shape \(5, 23\)"),
+    "out dtype": ({"out": torch.empty(5, 24)}, "out must .*got float32"),
+    "out over x": ({"out": X.view(-1)[: 5 * 24].view(5, 24)}, "out must"),
+    "out over packed": ({"out": W.data[: 5 * 24].view(5, 24)}, "out must"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    change, message = REFUSED[name]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        mixed_mm(**{**GOOD, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w": W.data}, r"w must be a MixedWeight \(see pack_weight\), got Tensor"),
+        ({"x": [1.0]}, "x must be a Tensor, got list"),
+        ({"bias": 1.0}, "bias must be a Tensor, got float"),
+        ({"pre_scale": 2}, "pre_scale must be a Tensor, got int"),
+        ({"activation": torch.relu}, "activation must be a string, got builtin_function_or_method"),
+    ],
+    ids=["w", "x", "bias", "pre_scale", "activation"],
+)
+def test_of_another_type(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        mixed_mm(**{**GOOD, **change})
+
+
+ORDER = torch.arange(64, dtype=torch.int32)
+OP_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "order int64": ({"order": ORDER.long()}, "order must be int32, got int64"),
+    "order short": ({"order": ORDER[1:]}, r"order must have shape \(64,\), .*got shape \(63,\)"),
+    "order high": ({"order": ORDER + 1}, r"order must name columns 0..63 of x, got 64"),
+    "order negative": ({"order": ORDER - 1}, r"order must name columns 0..63 of x, got -1"),
+    "long": (
+        {"packed": torch.cat([W.data, W.data])},
+        "packed must be a contiguous buffer of shape",
+    ),
+    "strided": ({"packed": W.data.repeat_interleave(2)[::2]}, "packed must be a contiguous buffer"),
+    "2d": ({"packed": W.data[None]}, "packed must be a contiguous buffer"),
+    "integers": ({"packed": W.data.view(torch.int16)}, "packed must be float16 or bfloat16"),
+    "moved": (
+        {"packed": torch.cat([W.data, W.data])[1 : 1 + len(W.data)]},
+        "packed must begin at a multiple of 16 bytes, got an address 2 bytes past one",
+    ),
+    "units": (
+        {"sizes": [64, 64, 32, 8, 0, 1], "packed": W.data[:0]},
+        "packed must be a contiguous",
+    ),
+}
+SIZES = ([64, 24, 32, 8, 0], [64, 24, 48, 8, 0, 0], [-64, 24, 32, 8, 0, 0], [64, 24, 0, 8, 0, 0])
+SIZES += ([64, 24, 32, 3, 0, 0], [64, 24, 32, 8, 3, 0], [64, 24, 32, 8, -1, 0])
+SIZES += ([64, 24, 32, 8, 0, 2], [64, 24, 16, 8, 0, 1], [2**40, 24, 2**40, 8, 0, 0])
+OP_REFUSED |= {f"{x}": ({"sizes": x}, r"sizes must be \(K, N, G, bits, zero point") for x in SIZES}
+
+
+@pytest.mark.parametrize("name", OP_REFUSED)
+def test_the_op_refuses(name: str) -> None:
+    change, message = OP_REFUSED[name]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        OP(**{"x": X, "packed": W.data, "sizes": W.sizes, **change})
+    if "sizes" in change:
+        with pytest.raises(ValueError, match=f"^{message}"):
+            torch.ops.scaled_mm.mixed_dequantize(change.get("packed", W.data), change["sizes"])
+
+
+# --- as ops of torch ------------------------------------------------------------------------------
+
+FULL, _ = MixedCase(
+    "full",
+    *(4, "integer", 64, 24, 32),
+    rows=(2, 3),
+    bias=torch.float32,
+    pre_scale=torch.float32,
+    activation="silu",
+    shuffled=True,
+).product()
+CALLS = {"plain": GOOD, "shuffled": SHUFFLED, "full": FULL, "empty": {**GOOD, "x": X[:0]}}
+
+
+def of_the_op(given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    w = given["w"]
+    options = {name: x for name, x in given.items() if name not in ("x", "w")}
+    return (given["x"], w.data, w.sizes), {**options, "order": w.order}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_opcheck(name: str) -> None:
+    arguments, options = of_the_op(CALLS[name])
+    torch.library.opcheck(OP.default, arguments, options)
+    out = torch.empty_like(OP(*arguments, **options))
+    torch.library.opcheck(OP.out, arguments, {**options, "out": out})
+    torch.library.opcheck(torch.ops.scaled_mm.mixed_dequantize.default, arguments[1:])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_fake_metadata_is_real(name: str) -> None:
+    arguments, options = of_the_op(CALLS[name])
+    with FakeTensorMode() as mode:
+
+        def faked(x: Any) -> Any:
+            return mode.from_tensor(x) if isinstance(x, Tensor) else x
+
+        fakes = [faked(x) for x in arguments]
+        fake = OP(*fakes, **{name: faked(x) for name, x in options.items()})
+        weight = torch.ops.scaled_mm.mixed_dequantize(*fakes[1:])
+    real, plain = OP(*arguments, **options), torch.ops.scaled_mm.mixed_dequantize(*arguments[1:])
+    for made, expected in ((fake, real), (weight, plain)):
+        assert (made.shape, made.dtype) == (expected.shape, expected.dtype)
+        assert made.stride() == expected.stride()
+
+
+FAKE_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "x 0d": ({"x": X[0, 0]}, "x must have at least one dimension"),
+    "x columns": ({"x": X[:, 1:]}, "x must have K=64 columns, the rows of packed"),
+    "sizes": ({"sizes": [64, 24, 32, 8, 0]}, r"sizes must be \(K, N, G, bits, zero point, layout"),
+    "layout": ({"sizes": [64, 24, 32, 8, 0, 7]}, r"sizes must be \(K, N, G, bits, zero point, lay"),
+    "packed": ({"packed": W.data[1:]}, "packed must be a contiguous buffer of shape"),
+    "packed 2d": ({"packed": W.data[None]}, "packed must be a packed buffer"),
+    "bias": ({"bias": torch.ones(24)}, "bias must be on the device of x"),
+    "order": ({"order": ORDER}, "order must be on the device of x"),
+    "pre_scale": ({"pre_scale": torch.ones(64)}, "pre_scale must be on the device of x"),
+}
+
+
+@pytest.mark.parametrize("name", FAKE_REFUSED)
+def test_shape_only_kernels_refuse(name: str) -> None:
+    change, message = FAKE_REFUSED[name]
+    given = {"x": X, "packed": W.data, "sizes": W.sizes, **change}
+    for operand in ("x", "packed"):
+        given[operand] = given[operand].to("meta")
+    with pytest.raises(ValueError, match=f"^{message}"):
+        OP(**given)
+
+
+def test_compiled_and_exported() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pre = torch.linspace(0.5, 2, 64)
+            return mixed_mm(x, SHUFFLED["w"], activation="gelu", pre_scale=pre)
+
+    layer, x = Layer(), SHUFFLED["x"]
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (5, 3):
+        assert_bits(compiled(x[:rows]), layer(x[:rows]))
+
+    def product(x: Tensor, w: scaled_mm.MixedWeight) -> Tensor:
+        return mixed_mm(x, w)
+
+    function = torch.compile(product, fullgraph=True, backend="aot_eager")
+    assert_bits(function(x, SHUFFLED["w"]), product(x, SHUFFLED["w"]))

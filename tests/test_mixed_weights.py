@@ -1,0 +1,321 @@
+"""`pack_weight`: what was packed comes back, and every value becomes the weight it stands for, to
+the bit (products: test_mixed.py)."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from awq_cases import AwqCase
+from helpers import ISAS, assert_bits, each_isa
+from mixed_cases import DTYPES, KINDS, MIXED_CASES, MixedCase
+from torch import Tensor
+
+import scaled_mm
+from scaled_mm import MixedWeight, awq, layouts, pack_weight, reference
+from scaled_mm.lowbit.words import pack_dense
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+kinds = pytest.mark.parametrize(("bits", "zero"), KINDS)
+
+
+# --- there and back -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MIXED_CASES)
+def test_there_and_back(name: str) -> None:
+    case = MIXED_CASES[name]
+    plain = case.plain()
+    w = pack_weight(**plain)
+    assert (w.shape, w.dtype, w.bits, w.zero) == ((case.k, case.n), case.dtype, *_kind(case))
+    q, scales, zeros, order = w.unpack()
+    rows = torch.arange(case.k) if order is None else order.long()
+    assert_bits(q, plain["q"][rows])
+    assert_bits(scales, plain["scales"])
+    assert_bits(zeros, plain.get("zeros"))
+    g_idx = plain.get("g_idx", torch.arange(case.k) // max(1, case.group))
+    assert torch.equal(w.g_idx(), g_idx.int())
+    assert (order is not None) == case.shuffled
+    for x in (q, scales, zeros):
+        assert x is None or x.is_contiguous()
+
+
+def _kind(case: MixedCase) -> tuple[int, str]:
+    return case.bits, case.zero
+
+
+@pytest.mark.parametrize("name", [n for n in MIXED_CASES if "-scales-" in n or "-k" in n])
+def test_dequantized(name: str) -> None:
+    case = MIXED_CASES[name]
+    plain = case.plain()
+    w = pack_weight(**plain)
+    expected = reference.mixed_dequantize(plain["q"], plain["scales"], plain.get("zeros"))
+    for isa in each_isa():
+        assert_bits(w.dequantize(), expected, isa)
+
+
+@kinds
+def test_rows_of_scattered_groups_come_back(bits: int, zero: str) -> None:
+    plain = MixedCase("scattered", bits, zero, 96, 20, 16, shuffled=True).plain()
+    w = pack_weight(**plain)
+    groups = plain["g_idx"]
+    zeros = plain.get("zeros")
+    every = reference.mixed_dequantize(
+        plain["q"], plain["scales"][groups], None if zeros is None else zeros[groups]
+    )
+    assert_bits(w.dequantize(), every)
+
+
+# --- every value ----------------------------------------------------------------------------------
+
+
+def every_value(bits: int, zero: str, scales: Tensor, zeros: Tensor | None) -> dict[str, Any]:
+    """Row u of each group of 2^bits rows holds the u-th value in all columns."""
+    low = 0 if zero == "integer" else -(1 << (bits - 1))
+    dtype = torch.uint8 if zero == "integer" else torch.int8
+    values = torch.arange(low, low + (1 << bits)).to(dtype)
+    groups, n = scales.shape
+    plain = {"q": values.repeat(groups)[:, None].repeat(1, n), "scales": scales, "bits": bits}
+    return plain | ({} if zeros is None else {"zeros": zeros})
+
+
+def columns_of(bits: int, zero: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Every value with every significand of a scale, and zero points of several sizes."""
+    one = torch.ones((), dtype=dtype).view(torch.int16)
+    step = 2.0 ** (-10 if dtype == torch.float16 else -7)
+    scales = (one + torch.arange(round(1 / step), dtype=torch.int16)).view(dtype)
+    if zero == "none":
+        return every_value(bits, zero, scales[None] * 2**-4, None)
+    generator = torch.Generator().manual_seed(bits)
+    s = (scales[None] * 2.0 ** torch.tensor([-14, -9, -5, -1])[:, None]).to(dtype)
+    if zero == "integer":
+        z = torch.randint(0, 1 << bits, s.shape, generator=generator).to(torch.uint8)
+        z[:2, :4] = torch.tensor([0, 1, (1 << bits) - 1, 1 << (bits - 1)])
+        return every_value(bits, zero, s, z)
+    sizes = 2.0 ** torch.randint(-13, 12, s.shape, generator=generator)
+    z = (torch.randn(s.shape, generator=generator) * sizes).to(dtype)
+    z[:, ::7] = 0
+    return every_value(bits, zero, s, z)
+
+
+@dtypes
+@kinds
+def test_every_value_with_every_significand(bits: int, zero: str, dtype: torch.dtype) -> None:
+    """Dequantised, and by a product with the identity, of few rows (words to sums) and of many."""
+    plain = columns_of(bits, zero, dtype)
+    w = pack_weight(**plain)
+    q, scales, zeros = plain["q"], plain["scales"], plain.get("zeros")
+    expected = reference.mixed_dequantize(q, scales, zeros)
+    finite = expected.isfinite().all(0)
+    eye = torch.eye(w.k, dtype=dtype)
+    some = torch.cat([eye[: 1 << bits : 5], eye[-3:]])  # a row of each phase in the last group too
+    for isa in each_isa():
+        assert_bits(w.dequantize(), expected, isa)
+        whole = scaled_mm.mixed_mm(eye, w)
+        assert torch.equal(whole[:, finite], expected[:, finite]), isa  # but for a zero's sign
+        for rows in (1, 3):
+            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in some.split(rows)])
+            wanted = torch.cat([expected[: 1 << bits : 5], expected[-3:]])
+            assert torch.equal(got[:, finite], wanted[:, finite]), (isa, rows)
+
+
+@dtypes
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_pair_of_value_and_zero_point(bits: int, dtype: torch.dtype) -> None:
+    """All (q, z), each in a column and row of its own, through every path."""
+    most = 1 << bits
+    z = torch.arange(most).to(torch.uint8)[None]
+    s = torch.linspace(0.3, 2, most).to(dtype)[None]
+    plain = every_value(bits, "integer", s, z)
+    w = pack_weight(**plain)
+    expected = reference.mixed_dequantize(plain["q"], s, z)
+    eye = torch.eye(most, dtype=dtype)
+    for isa in each_isa():
+        assert_bits(w.dequantize(), expected, isa)
+        for rows in (2, most):
+            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
+            assert torch.equal(got, expected), (isa, rows)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_float_zero_point_is_added_before_the_one_rounding(isa: str, bits: int) -> None:
+    """Products halfway between two numbers of 16 bits, which the least zero point decides; rounded
+    to float32 in between, it would be lost."""
+    cases = {
+        torch.float16: (1 + 2**-10, 2.0**-24),
+        torch.bfloat16: (1 + 2**-7, 2.0**-60),
+    }
+    for dtype, (scale, least) in cases.items():
+        zeros = torch.tensor([[0.0, least, -least, 2.0**-20, -(2.0**-20)]]).to(dtype)
+        plain = every_value(bits, "float", torch.full((1, 5), scale).to(dtype), zeros)
+        w = pack_weight(**plain)
+        expected = reference.mixed_dequantize(plain["q"], plain["scales"], zeros)
+        assert_bits(w.dequantize(), expected)
+        assert bool((expected != expected[:, :1]).any())
+        for rows in (1, 1 << bits):
+            eye = torch.eye(1 << bits, dtype=dtype)
+            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
+            assert torch.equal(got, expected)
+
+
+# --- from other packings --------------------------------------------------------------------------
+
+
+def assert_same_weight(got: MixedWeight, expected: MixedWeight) -> None:
+    assert got.sizes == expected.sizes
+    assert_bits(got.data, expected.data)
+    assert_bits(got.order, expected.order)
+
+
+def test_from_awq() -> None:
+    words = AwqCase("from-awq", 96, 40, 32).weight()
+    w = MixedWeight.from_awq(**words)
+    assert_bits(w.dequantize(), scaled_mm.awq_dequantize(**words))
+    assert_bits(w.data, scaled_mm.pack_awq(**words).data)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_from_gptq(bits: int, version: int, act_order: bool) -> None:
+    plain = MixedCase("gptq", bits, "integer", 96, 24, 32, shuffled=act_order).plain()
+    plain["zeros"][0, :3] = torch.tensor([0, 1, (1 << bits) - 1])
+    stored = (plain["zeros"] - (2 - version)) & (1 << bits) - 1
+    qweight = pack_dense(plain["q"].t(), bits).t().contiguous()
+    qzeros = pack_dense(stored, bits)
+    g_idx = plain.get("g_idx")
+    options = {"version": version, "bits": bits}
+    w = MixedWeight.from_gptq(qweight, plain["scales"], qzeros, g_idx, **options)
+    assert_same_weight(w, pack_weight(**plain))
+    if bits == 4:  # what reads GPTQ's words for AWQ's kernels says the same
+        known = awq.from_gptq(qweight, plain["scales"], qzeros, g_idx, version=version)
+        assert_bits(w.dequantize(), known.dequantize())
+
+
+@pytest.mark.parametrize("zero", ["none", "integer"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_from_compressed_tensors(bits: int, zero: str) -> None:
+    """K of no whole word, as the format allows."""
+    plain = MixedCase("compressed", bits, zero, 90, 21, 30, torch.bfloat16).plain()
+    half = 1 << (bits - 1)
+    unsigned = plain["q"] if zero == "integer" else (plain["q"].int() + half).to(torch.uint8)
+    packed = pack_dense(unsigned.t(), bits)
+    assert packed.shape == (21, -(-90 * bits // 32))
+    stored = None if zero == "none" else pack_dense(plain["zeros"], bits).t()
+    w = MixedWeight.from_compressed_tensors(
+        packed, plain["scales"].t().contiguous(), stored, bits=bits, k=90
+    )
+    assert_same_weight(w, pack_weight(**plain))
+
+
+@pytest.mark.parametrize("zero", ["none", "float"])
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_from_tensorrt_llm(bits: int, sm: int, zero: str) -> None:
+    plain = MixedCase("trt", bits, zero, 128, 64, 64).plain()
+    for interleave in (False, True):
+        layout = layouts.layout_of(sm, bits=bits, interleave=interleave)
+        prepared = layouts.preprocess_weights_for_mixed_gemm(plain["q"], layout)
+        w = MixedWeight.from_tensorrt_llm(
+            prepared, plain["scales"], plain.get("zeros"), layout=layout
+        )
+        assert_same_weight(w, pack_weight(**plain))
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+GOOD = MixedCase("good", 4, "integer", 64, 8, 16).plain()
+SIGNED = MixedCase("good", 4, "float", 64, 8, 16).plain()
+UNEVEN = torch.tensor([0] * 17 + [1] * 15 + [2] * 16 + [3] * 16)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "bits": ({**GOOD, "bits": 3}, "bits must be 4 or 8, got 3"),
+    "q signed": ({**GOOD, "q": GOOD["q"].view(torch.int8)}, "q must be uint8 [K, N] with integer"),
+    "q unsigned": ({**SIGNED, "q": GOOD["q"]}, "q must be int8 [K, N] without integer zeros, got"),
+    "q 1d": ({**GOOD, "q": GOOD["q"][0]}, "q must be uint8 [K, N] with integer zeros, got uint8"),
+    "q 16": ({**GOOD, "q": GOOD["q"] | 16}, "q must be in 0..15, got "),
+    "q 8": ({**SIGNED, "q": SIGNED["q"].abs() + 1}, "q must be in -8..7, got "),
+    "z 16": ({**GOOD, "zeros": GOOD["zeros"] | 16}, "zeros must be in 0..15, got "),
+    "float32": ({**SIGNED, "scales": SIGNED["scales"].float()}, "scales must be float16 or"),
+    "group": ({**GOOD, "scales": GOOD["scales"][:3]}, "scales must be [K/G, N] with N=8 and G a"),
+    "n": ({**GOOD, "scales": GOOD["scales"][:, 1:]}, "scales must be [K/G, N] with N=8 and G a"),
+    "no group": ({**GOOD, "scales": GOOD["scales"][:0]}, "scales must be [K/G, N] with N=8 and"),
+    "zeros": ({**GOOD, "zeros": GOOD["zeros"][1:]}, "zeros must be uint8 or float16 of shape"),
+    "zeros half": ({**SIGNED, "zeros": SIGNED["zeros"].bfloat16()}, "zeros must be uint8 or float"),
+    "zeros int32": ({**GOOD, "zeros": GOOD["zeros"].int()}, "zeros must be uint8 or float16 of"),
+    "device": ({**GOOD, "scales": GOOD["scales"].to("meta")}, "scales must be on the device of q"),
+    "g_idx float": ({**GOOD, "g_idx": torch.zeros(64)}, "g_idx must be an integer tensor of shape"),
+    "g_idx short": ({**GOOD, "g_idx": torch.zeros(63).int()}, "g_idx must be an integer tensor of"),
+    "g_idx range": ({**GOOD, "g_idx": torch.arange(64) // 15}, "g_idx must be in 0..3, got 0..4"),
+    "g_idx uneven": ({**GOOD, "g_idx": UNEVEN}, "g_idx must give each of the 4 groups as many"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_packing_refuses(name: str) -> None:
+    operands, message = REFUSED[name]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        pack_weight(**operands)
+
+
+def test_other_refusals() -> None:
+    with pytest.raises(TypeError, match=r"^q must be a Tensor, got list$"):
+        pack_weight([], GOOD["scales"], bits=4)
+    scales = GOOD["scales"].clone().requires_grad_()
+    with pytest.raises(ValueError, match=r"^scales must not require grad"):
+        pack_weight(**{**GOOD, "scales": scales})
+    w = pack_weight(**GOOD)
+    with pytest.raises(ValueError, match=r"^version must be 1, .*, got 2$"):
+        replace(w, version=2)
+    with pytest.raises(ValueError, match=r"^data must be of shape .*, got shape"):
+        replace(w, data=w.data[:-1]).unpack()
+    words = torch.zeros(8, 8, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^version must be 1 .* or 2, got 3$"):
+        MixedWeight.from_gptq(words, GOOD["scales"], words[:4, :1], version=3)
+
+
+# --- as an object ---------------------------------------------------------------------------------
+
+
+def test_one_scale_for_each_channel() -> None:
+    plain = MixedCase("channels", 8, "none", 64, 8, 64).plain()
+    flat = {**plain, "scales": plain["scales"][0]}
+    assert_same_weight(pack_weight(**flat), pack_weight(**plain))
+    with_zeros = MixedCase("channels", 8, "float", 64, 8, 64).plain()
+    flat = {**with_zeros, "scales": with_zeros["scales"][0], "zeros": with_zeros["zeros"][0]}
+    assert_same_weight(pack_weight(**flat), pack_weight(**with_zeros))
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
+def test_copied(way: Any) -> None:
+    w = pack_weight(**MixedCase("copied", 4, "float", shuffled=True).plain())
+    assert_same_weight(way(w), w)
+
+
+def test_strided_operands() -> None:
+    plain = MixedCase("strided", 8, "integer", 64, 24, 16).plain()
+    apart = {
+        name: x.t().contiguous().t() if isinstance(x, Tensor) and x.dim() == 2 else x
+        for name, x in plain.items()
+    }
+    assert not apart["q"].is_contiguous()
+    assert_same_weight(pack_weight(**apart), pack_weight(**plain))
+
+
+def test_the_bits_do_not_depend_on_the_instruction_set() -> None:
+    """Where there is an fma, sums have one order: all instruction sets give the same bits."""
+    fused = [isa for isa in ISAS if isa != "portable"]
+    for bits, zero in itertools.product((4, 8), ("none", "float")):
+        made, _ = MixedCase(f"isa-{bits}", bits, zero, 256, 136, 64, rows=(7,)).product()
+        got = []
+        for isa in fused:
+            with scaled_mm._library.forced_cpu_isa(isa):
+                got.append(scaled_mm.mixed_mm(**made))
+        for one in got[1:]:
+            assert_bits(one, got[0])
