@@ -14,6 +14,7 @@ import mutants_files
 import mutants_host
 import mutants_kernels
 import mutants_layers
+import mutants_lowbit
 import mutants_models
 import mutants_ops
 import mutants_parallel
@@ -26,6 +27,7 @@ from mutant import Mutant
 PARTS = (
     mutants_product,
     mutants_cpu,
+    mutants_lowbit,
     mutants_host,
     mutants_ops,
     mutants_layers,
