@@ -77,9 +77,8 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "_explain_int8(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
       "int capability, int sms, float bytes_per_us, float mhz) -> str");
   ops.def(
-      "_explain_lowbit(int m, int n, int k, int group, bool packed, str device, int capability, "
-      "int sms, "
-      "float bytes_per_us, float mhz) -> str");
+      "_explain_lowbit(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
+      "str device, int capability, int sms, float bytes_per_us, float mhz) -> str");
   ops.def("_gpus() -> str");
   ops.def("_fingerprint(str arch) -> str");
   ops.def(

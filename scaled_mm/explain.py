@@ -4,7 +4,15 @@ The choice is the library's own, the code that picks at every call, asked for an
 be there.
 """
 
-from .cli.explain import Explanation, KernelChoice, explain, explain_awq
+from .cli.explain import Explanation, KernelChoice, explain, explain_awq, explain_mixed
 from .cli.gpus import DEVICES, Device
 
-__all__ = ["DEVICES", "Device", "Explanation", "KernelChoice", "explain", "explain_awq"]
+__all__ = [
+    "DEVICES",
+    "Device",
+    "Explanation",
+    "KernelChoice",
+    "explain",
+    "explain_awq",
+    "explain_mixed",
+]

@@ -7,7 +7,7 @@ from test_explain import text_of
 
 from scaled_mm import _library
 from scaled_mm.cli import main
-from scaled_mm.explain import DEVICES, explain_awq
+from scaled_mm.explain import DEVICES, explain_awq, explain_mixed
 
 TAKES_PACKED = "takes packed words (pack_awq)"
 
@@ -122,3 +122,52 @@ def test_a_forced_kernel_of_int4():
         found = explain_awq(1, 4096, 4096, group=16, device=DEVICES["H200"])
         assert len(found.notes) == 1
         assert found.notes[0].startswith("SCALED_MM_KERNEL=stream_8 does not serve: it does not")
+
+
+# --- weight-only products -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bits", "zeros", "of_group"),
+    [(8, "none", 16), (8, "integer", 24), (8, "float", 32), (4, "none", 16), (4, "float", 32)],
+)
+@pytest.mark.parametrize("group", [64, None])
+def test_the_library_answers_for_weight_only_products(bits, zeros, of_group, group):
+    """Bytes of the weight: its values, and a group's scale and zero point for each column."""
+    found = explain_mixed(16, 64, 256, bits=bits, zeros=zeros, group=group, device=DEVICES["H200"])
+    groups = 256 // (group or 256)
+    assert found.weight_bytes == 256 * 64 * bits // 8 + groups * 64 * of_group // 8
+    assert (found.bits, found.group, found.arch) == (bits, group or 256, "sm90")
+    assert found.kernels
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"bits": 3}, "bits must be 4 or 8, got 3"),
+        ({"zeros": "real"}, "zeros must be one of none, integer, float, got real"),
+        ({"group": 48}, "group must be a divisor of k=64, got 48"),
+        ({"group": 16}, "group must be a multiple of 32 where the weight is packed, got 16"),
+        ({"out_dtype": "float32"}, "out_dtype must be one of bfloat16, float16, got float32"),
+        ({"k": -1}, "k must be at least 0, got -1"),
+    ],
+    ids=str,
+)
+def test_refusals_of_weight_only_products(arguments, said):
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        explain_mixed(**{"m": 1, "n": 64, "k": 64, **arguments})
+
+
+def test_command_of_weight_only_products(capsys):
+    line = ["explain", "16", "4096", "8192", "--bits", "8", "--device", "H200"]
+    assert main([*line, "--group", "128", "--zeros", "integer", "--packed"]) == 0
+    assert "M=16 N=4096 K=8192, int8 in groups of 128, bfloat16" in capsys.readouterr().out
+    assert main([*line, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["bits"], found["group"]) == (8, 8192)
+    for more, said in (
+        (["--awq"], "--bits must be left out with --awq, got 8"),
+        (["--activation", "reglu"], "--activation must be left out with --bits, got reglu"),
+    ):
+        assert main([*line, *more]) == 2
+        assert said in capsys.readouterr().err

@@ -66,8 +66,8 @@ SCHEMAS = {
     "_widen": "(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor",
     "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
     "int capability, int sms, float bytes_per_us, float mhz) -> str",
-    "_explain_lowbit": "(int m, int n, int k, int group, bool packed, str device, "
-    "int capability, int sms, float bytes_per_us, float mhz) -> str",
+    "_explain_lowbit": "(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
+    "str device, int capability, int sms, float bytes_per_us, float mhz) -> str",
     "_gpus": "() -> str",
     "_fingerprint": "(str arch) -> str",
     "_tune": "(str device, int capability, int sms, float memory_share, str kernels, "

@@ -115,12 +115,18 @@ std::string explain_int8(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
       size, {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }
 
-std::string explain_lowbit(int64_t m, int64_t n, int64_t k, int64_t group, bool packed,
-                           std::string device, int64_t capability, int64_t sms, double bytes_per_us,
-                           double mhz) {
-  const Packing packing = packed ? Packing::units : Packing::awq;
+std::string explain_lowbit(int64_t m, int64_t n, int64_t k, int64_t group, int64_t bits,
+                           int64_t zero_point, bool packed, std::string device, int64_t capability,
+                           int64_t sms, double bytes_per_us, double mhz) {
+  const Packing words = bits == 4 ? Packing::awq : Packing::plain;
   return explain<LowbitProblem>(
-      {.m = m, .n = n, .k = k, .group = group, .packing = packing},
+      {.m = m,
+       .n = n,
+       .k = k,
+       .group = group,
+       .bits = static_cast<int>(bits),
+       .packing = packed ? Packing::units : words,
+       .zero_point = static_cast<ZeroPoint>(zero_point)},
       {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }
 

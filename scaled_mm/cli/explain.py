@@ -21,6 +21,7 @@ from scaled_mm_cli.words import MOST
 from .. import _library, tuning
 from ..bench.cases import DTYPES
 from ..ops import scaled_mm
+from ..ops.mixed_weight import ZEROS
 from .gpus import DEVICES, Device, chosen_device, local_device
 
 
@@ -61,9 +62,11 @@ class Explanation:
     cpu_isa: str
     """What would run on the CPU of this machine."""
     group: int | None = None
-    """Of an int4 weight; None: int8."""
+    """Of a weight that is multiplied by 16-bit activations; None: the product is int8."""
+    bits: int = 8
+    """Of the weight's values."""
     weight_bytes: int | None = None
-    """Of the weight; of an int4 one words, zero points and scales."""
+    """Of the weight; of one in groups its values, zero points and scales."""
     weight_floor_us: float | None = None
     """Those bytes at the device's bandwidth."""
     gpu_class: str | None = None
@@ -82,7 +85,7 @@ class Explanation:
 
     @property
     def empty(self) -> bool:
-        """Whether no kernel runs: there is no D, or of an int4 product nothing but the bias."""
+        """Whether no kernel runs: there is no D, or of a weight in groups nothing but the bias."""
         return 0 in (self.m, self.n) or (self.group is not None and self.k == 0)
 
     @property
@@ -110,15 +113,16 @@ def ask_library(
     return _library.explain("int8", m, n, k, out_dtype, activation or "none", *device.facts)
 
 
-def ask_library_awq(
-    m: int, n: int, k: int, device: Device, group: int, packed: bool = False
+def ask_library_lowbit(
+    m: int, n: int, k: int, device: Device, group: int, packed: bool, bits: int, zeros: str
 ) -> dict[str, Any]:
-    """The library's answer for int4.
+    """The library's answer for a weight of 4 or 8 bits.
 
     Raises:
         ValueError: SCALED_MM_KERNEL names no kernel.
     """
-    return _library.explain("lowbit", m, n, k, group, packed, *device.facts)
+    weight = (group, bits, ZEROS.index(zeros), packed)
+    return _library.explain("lowbit", m, n, k, *weight, *device.facts)
 
 
 def explain(
@@ -164,7 +168,6 @@ def explain_awq(
     packed: bool = False,
     out_dtype: str = "bfloat16",
     device: Device | None = None,
-    ask: Callable[..., dict[str, Any]] | None = None,
 ) -> Explanation:
     """How `awq_gemm` would compute D [M, N] = x [M, K] W [K, N] on a GPU.
 
@@ -175,23 +178,66 @@ def explain_awq(
             are multiples of 32.
         out_dtype: bfloat16 or float16; the choice is the same.
         device: the GPU; None: the local one, or an H200 where there is none.
-        ask: what answers, with the arguments of `ask_library_awq`; None: that.
+
+    Raises:
+        ValueError: an argument breaks a rule, or SCALED_MM_KERNEL names no kernel.
+    """
+    if n % 8:
+        raise ValueError(f"n must be a multiple of 8, got {n}")
+    return explain_mixed(
+        *(m, n, k),
+        bits=4,
+        zeros="integer",
+        group=group,
+        packed=packed,
+        out_dtype=out_dtype,
+        device=device,
+    )
+
+
+def explain_mixed(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    bits: int = 8,
+    zeros: str = "none",
+    group: int | None = None,
+    packed: bool = True,
+    out_dtype: str = "bfloat16",
+    device: Device | None = None,
+) -> Explanation:
+    """How `mixed_mm` would compute D [M, N] = x [M, K] W [K, N] on a GPU.
+
+    Args:
+        m, n, k: the sizes.
+        bits: of a weight's value, 4 or 8.
+        zeros: the kind of zero points: none, integer or float.
+        group: rows of W that share scales and zero points; a divisor of K. None: K.
+        packed: whether the weight is packed in units (docs/lowbit.md); its groups then are
+            multiples of 32, or K.
+        out_dtype: bfloat16 or float16; the choice is the same.
+        device: the GPU; None: the local one, or an H200 where there is none.
 
     Raises:
         ValueError: an argument breaks a rule, or SCALED_MM_KERNEL names no kernel.
     """
     check_sizes(m, n, k)
-    if n % 8:
-        raise ValueError(f"n must be a multiple of 8, got {n}")
-    if group < 1 or k % group:
+    rows = k if group is None else group
+    if bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, got {bits}")
+    if zeros not in ZEROS:
+        raise ValueError(f"zeros must be one of {', '.join(ZEROS)}, got {zeros}")
+    if (rows < 1 and k) or k % max(1, rows):
         raise ValueError(f"group must be a divisor of k={k}, got {group}")
-    if packed and group % 32:
+    if packed and rows % 32 and rows != k:
         raise ValueError(f"group must be a multiple of 32 where the weight is packed, got {group}")
     if out_dtype not in ("bfloat16", "float16"):
         raise ValueError(f"out_dtype must be one of bfloat16, float16, got {out_dtype}")
     gpu = device or local_device() or DEVICES["H200"]
-    answer = (ask or ask_library_awq)(m, n, k, gpu, group, packed)
-    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu, group=group)
+    answer = ask_library_lowbit(m, n, k, gpu, rows, packed, bits, zeros)
+    question = {"m": m, "n": n, "k": k, "out_dtype": out_dtype, "device": gpu}
+    return made_of(answer, **question, group=rows, bits=bits)
 
 
 def check_sizes(m: int, n: int, k: int) -> None:
@@ -270,17 +316,26 @@ def command(
     sms: int | None,
     bandwidth: float | None,
     awq: bool,
-    group: int,
+    bits: int | None,
+    zeros: str,
+    group: int | None,
     packed: bool,
     as_json: bool,
 ) -> None:
     gpu = chosen_device(device, sms, bandwidth)
-    if awq and activation is not None:
-        raise ValueError(f"--activation must be left out with --awq, got {activation}")
-    if packed and not awq:
-        raise ValueError("--packed must stand beside --awq, got it alone")
+    lowbit = "--awq" if awq else "--bits"
+    if awq and bits is not None:
+        raise ValueError(f"--bits must be left out with --awq, got {bits}")
+    if (awq or bits) and activation is not None:
+        raise ValueError(f"--activation must be left out with {lowbit}, got {activation}")
+    if packed and not (awq or bits):
+        raise ValueError("--packed must stand beside --awq or --bits, got it alone")
     if awq:
-        found = explain_awq(m, n, k, group=group, packed=packed, out_dtype=dtype, device=gpu)
+        rows = 128 if group is None else group
+        found = explain_awq(m, n, k, group=rows, packed=packed, out_dtype=dtype, device=gpu)
+    elif bits is not None:
+        kind: dict[str, Any] = {"bits": bits, "zeros": zeros, "group": group, "packed": packed}
+        found = explain_mixed(m, n, k, **kind, out_dtype=dtype, device=gpu)
     else:
         found = explain(m, n, k, out_dtype=dtype, activation=activation, device=gpu)
     if as_json:
@@ -302,7 +357,7 @@ def rates_text(found: Explanation) -> str:
 def show(found: Explanation, console: RichConsole) -> None:
     """Print the kernels, then what the times are to be measured by."""
     gpu, kernel = found.device, found.chosen
-    weight = "" if found.group is None else f"int4 in groups of {found.group}, "
+    weight = "" if found.group is None else f"int{found.bits} in groups of {found.group}, "
     lines(
         console,
         f"M={found.m} N={found.n} K={found.k}, {weight}{found.out_dtype}, on "

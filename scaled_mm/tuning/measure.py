@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import awq, ops
 from .._library import forced_kernels
-from ..cli.explain import ask_library, ask_library_awq
+from ..cli.explain import ask_library, ask_library_lowbit
 from ..cli.gpus import Device
 
 ROUNDS = 3
@@ -60,7 +60,7 @@ def ask(family: str, m: int, n: int, k: int, device: Device) -> dict[str, Any]:
     """What the library says of a shape."""
     if family == "int8":
         return ask_library(m, n, k, device, torch.bfloat16, None)
-    return ask_library_awq(m, n, k, device, GROUP)
+    return ask_library_lowbit(m, n, k, device, GROUP, False, 4, "integer")
 
 
 class Int8:

@@ -23,8 +23,16 @@ def options(
     ] = None,
     bandwidth: Annotated[float | None, typer.Option(help="TB/s of memory, if another.")] = None,
     awq: Annotated[bool, typer.Option("--awq", help="Of an int4 product, awq_gemm.")] = False,
-    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
-    packed: Annotated[bool, typer.Option("--packed", help="The int4 weight is packed.")] = False,
+    bits: Annotated[
+        int | None, typer.Option(help="Of a weight-only product, mixed_mm: 4 or 8.")
+    ] = None,
+    zeros: Annotated[str, typer.Option(help="Its zero points: none, integer, float.")] = "none",
+    group: Annotated[
+        int | None, typer.Option(min=1, help="Rows to a scale. Default: 128; with --bits all.")
+    ] = None,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="The weight of --awq or --bits is packed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """See `scaled_mm.cli.explain.command`."""
