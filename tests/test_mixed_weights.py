@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from awq_cases import AwqCase
@@ -126,6 +127,15 @@ def test_every_value_with_every_significand(bits: int, zero: str, dtype: torch.d
             assert torch.equal(got[:, finite], wanted[:, finite]), (isa, rows)
 
 
+@pytest.mark.parametrize(("bits", "shift"), [(11, 13), (8, 16)])
+def test_the_splitting_rounds_every_significand(bits: int, shift: int) -> None:
+    """What the CPU's kernels round by (csrc/cpu/lowbit_group.h), in numpy: ties too."""
+    t = np.arange(2**23, 2**24, dtype=np.float32)
+    w = t * np.float32(2**shift) - t * np.float32(2**shift - 1)
+    unit = 2.0 ** (24 - bits)
+    assert np.array_equal(w, np.rint(t.astype(np.float64) / unit) * unit)
+
+
 @dtypes
 @pytest.mark.parametrize("bits", [4, 8])
 def test_every_pair_of_value_and_zero_point(bits: int, dtype: torch.dtype) -> None:
@@ -163,6 +173,44 @@ def test_a_float_zero_point_is_added_before_the_one_rounding(isa: str, bits: int
             eye = torch.eye(1 << bits, dtype=dtype)
             got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
             assert torch.equal(got, expected)
+
+
+@kinds
+def test_layout_0_is_as_drawn(bits: int, zero: str) -> None:
+    """Section by section, as docs/lowbit.md has it: rows of 24 columns for 21."""
+    k, n, group = 20, 21, 10
+    plain = MixedCase("drawn", bits, zero, k, n, group, torch.bfloat16).plain()
+    memory = pack_weight(**plain).data.view(torch.uint8)
+
+    def stored(x: Tensor) -> Tensor:
+        values = x.int() + (0 if zero == "integer" else 1 << (bits - 1))
+        padded = torch.zeros(len(x), 24, dtype=torch.uint8)
+        padded[:, :n] = values.to(torch.uint8)
+        if bits == 8:
+            return padded
+        nibble = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of column 0 .. 7
+        words = (padded.long().view(len(x), 3, 8) << 4 * nibble).sum(-1)
+        return _wrapped(words)
+
+    def halves(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 24 - n))
+
+    sections = [stored(plain["q"]), halves(plain["scales"])]
+    if zero != "none":
+        sections.append(stored(plain["zeros"]) if zero == "integer" else halves(plain["zeros"]))
+    begin = 0
+    for section in sections:
+        expected = section.contiguous().view(-1).view(torch.uint8)
+        assert torch.equal(memory[begin : begin + len(expected)], expected)
+        end = begin + -(-len(expected) // 16) * 16
+        assert not memory[begin + len(expected) : end].any()
+        begin = end
+    assert begin == len(memory)
+
+
+def _wrapped(words: Tensor) -> Tensor:
+    """As int32, bit 31 its sign."""
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
 # --- from other packings --------------------------------------------------------------------------
