@@ -167,7 +167,7 @@ MUTANTS = [
             ),
             "int4-bound-ignored": ("beyond=int((~(fraction <= 1)).sum())", "beyond=0"),
             "empty-call-observed": (
-                "if not len(x):\n            return\n",
+                "        if not len(x):\n            return\n",
                 "",
                 (
                     "an empty call changes no sum, and its extremes are refused by torch "

@@ -18,6 +18,7 @@ from torch import nn
 from scaled_mm import QuantConfig, load_quantized, quantize_model, reference
 from scaled_mm.checkpoint import W8A8
 from scaled_mm.checkpoint.config import read_quantization
+from scaled_mm.checkpoint.fields import Fields
 from scaled_mm.checkpoint.files import TensorFile
 from scaled_mm.cli import main
 from scaled_mm.nn import AWQLinear, ScaledLinear
@@ -67,6 +68,15 @@ def test_the_bound_of_a_sum(dtype: torch.dtype) -> None:
     assert report.worst_of_bound == pytest.approx(ulp / bound, rel=1e-12)
     assert report.beyond == (ulp > bound)
     assert check(2 - 4 * ulp, dtype, bias=torch.ones(1)).beyond == 1
+
+
+# --- fields of JSON ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, "1", None])
+def test_what_is_no_integer(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^f: bits must be an integer in 0\.\.8, got "):
+        Fields("f").integer("bits", value, 0, 8)
 
 
 # --- validation's thresholds ----------------------------------------------------------------------

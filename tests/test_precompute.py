@@ -82,6 +82,13 @@ def test_the_terms_are_added_and_the_rest_is_kept(name: str, shards: int, tmp_pa
     assert_bits(model, original)
 
 
+def test_torch_has_its_threads_again(tmp_path: Path, threads: None) -> None:
+    source = variant(tmp_path / "in", "dynamic-asymmetric", 1)
+    torch.set_num_threads(3)
+    precompute(source, tmp_path / "out")
+    assert torch.get_num_threads() == 3
+
+
 def test_offsets_stay_aligned(tmp_path: Path) -> None:
     """The terms have an odd number of channels; eight-byte elements stay in front of them."""
     state = tensors(False, False)
