@@ -220,7 +220,6 @@ MUTANTS = [
             "not-synced": (
                 "file.flush()\n            os.fsync(descriptor)",
                 "file.flush()",
-                "only a power failure tells",
             ),
             "partial-left-behind": ("temporary.unlink(missing_ok=True)\n        raise", "raise"),
             "mark-forgotten": ('{**self._file.metadata, MARK: "1"}', "{**self._file.metadata}"),

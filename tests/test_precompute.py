@@ -206,11 +206,14 @@ def damaged(path: Path, how: str) -> None:
         content += b"\0"
     elif how == "a-bit":
         content[-1] ^= 1
+    elif how == "header":
+        assert content.count(b'"F32"')
+        content = content.replace(b'"F32"', b'"I32"', 1)
     path.write_bytes(content)
 
 
 @pytest.mark.usefixtures("buffer")
-@pytest.mark.parametrize("how", ["truncated", "longer", "a-bit", "other-source"])
+@pytest.mark.parametrize("how", ["truncated", "longer", "a-bit", "header", "other-source"])
 def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path) -> None:
     source, out = variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out"
     precompute(source, out)
