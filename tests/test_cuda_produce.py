@@ -65,7 +65,17 @@ def test_random(seed: int) -> None:
         assert_case(case, case.build(rng))
 
 
-SHAPES = ((1, 4096), (1, 14336), (16, 28672), (700, 4096), (600, 14336), (9000, 768), (400, 5120))
+SHAPES = (
+    (1, 4096),
+    (1, 14336),
+    (33, 1032),
+    (2, 32768),
+    (16, 28672),
+    (700, 4096),
+    (600, 14336),
+    (9000, 768),
+    (400, 5120),
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -75,6 +85,14 @@ def test_shapes_of_models(producer: str, shape: tuple[int, int]) -> None:
         more: dict[str, Any] = {"dtype": dtype, "other": True, "symmetric": symmetric}
         case = ProduceCase("model", producer, "scaled", shape, **more)
         assert_case(case, case.build())
+
+
+@pytest.mark.parametrize("wide", ["weight", "bias"])
+def test_a_weight_and_a_bias_of_two_dtypes(wide: str) -> None:
+    case = ProduceCase("mixed", "layer_norm", shape=(5, 1032), dtype=torch.bfloat16)
+    operands = case.build()
+    operands[wide] = operands[wide].float() + 1e-3
+    assert_case(case, operands)
 
 
 @pytest.mark.parametrize("producer", FUNCTIONS)

@@ -12,61 +12,75 @@
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/produce_row.cuh"
+#include "cuda/common/produce_team.cuh"
 #include "integers.h"
 #include "namespace.h"
 
 namespace scaled_mm::cuda {
 namespace {
 
-constexpr int kMaxTeam = 512;  // threads, a power of two
-constexpr int kWarpTeams = 4;  // rows of a block whose teams are warps
+constexpr int kWarpTeams = 4;      // rows of a block whose teams are warps
+constexpr int kLeastOfBlock = 64;  // groups of a block in a cluster
+constexpr int kManyGroups = 512;   // to a multiprocessor: from here on a thread holds several
 
-// The row of a team, group by group: use(group, v) with the values in v.
-template <class P, int kHeld>
+// A row of a team, group by group.
+template <class P, class A, class T>
 class Groups {
  public:
-  __device__ explicit Groups(const P& producer) : producer_(producer) {
+  static constexpr int kHeld = A::kHeld;
+
+  __device__ Groups(const P& producer, const T& team, Exchange& exchange, int64_t row)
+      : producer_(producer), team_(team), exchange_(exchange), row_(row) {
     // Loads in flight together: of more the registers would spill, from 10.0 on sooner.
 #if __CUDA_ARCH__ >= 1000
-    constexpr int kOfFour = 1;
+    constexpr int kWordsAtOnce = 4;
 #else
-    constexpr int kOfFour = 4;
+    constexpr int kWordsAtOnce = kHeld > 4 ? 8 : 16;
 #endif
-    constexpr int kAtOnce = kHeld == 8 ? 2 : kHeld == 4 ? kOfFour : 1;
+    constexpr int kAtOnce = std::clamp(kWordsAtOnce / Words<A::dtype>::kWords, 1, kMost);
+    Inputs<A::dtype> inputs[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kHeld; i += kAtOnce) producer_.template load<kAtOnce>(held_ + i, i);
-  }
-
-  template <class Use>
-  __device__ void each(const Use& use) {
-    if constexpr (kHeld > 0) {
+    for (int i = 0; i < kHeld; i += kAtOnce) {
+      producer_.template fetch<kAtOnce>(inputs, row, group(i), team.size());
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) use(producer_.group(i), held_[i]);
-    } else {
-#pragma unroll 1
-      for (int i = 0; producer_.group(i) < producer_.groups(); ++i) {
-        producer_.template load<1>(held_, i);
-        use(producer_.group(i), held_[0]);
+      for (int j = 0; j < kAtOnce; ++j) {
+        producer_.take(row, group(i + j), inputs[j], held_[i + j]);
       }
     }
   }
 
+  __device__ int group(int i) const { return team_.thread() + i * team_.size(); }
+
+  // use(group, v) of every group that there is, which may change v where it is held.
+  template <class Use>
+  __device__ void each(const Use& use) {
+    if constexpr (kHeld > 0) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (producer_.has(group(i))) use(group(i), held_[i]);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; producer_.has(group(i)); ++i) use(group(i), again(i));
+    }
+  }
+
   // The sum of f(v) over the row, in the contract's order. Without registers that hold the row the
-  // team is kMaxTeam: the thread has kSlots lanes and comes round to each in turn.
+  // team is kMaxTeam: the thread has kSlots lanes and comes round to each in turn. `which`: of the
+  // row's sums.
   template <class F>
-  __device__ float sum(const F& f, float* shared) {
+  __device__ float sum(const F& f, int which) {
     constexpr int kSlots = kHeld > 0 ? kHeld : kSumLanes / kMaxTeam;
     float slots[kSlots] = {};
     if constexpr (kHeld > 0) {
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) slots[i] = sum_of_group(producer_.group(i), held_[i], f);
+      for (int i = 0; i < kHeld; ++i) slots[i] = sum_of_group(group(i), held_[i], f);
     } else {
 #pragma unroll 1
-      for (int first = 0; producer_.group(first) < producer_.groups(); first += kSlots) {
+      for (int first = 0; producer_.has(group(first)); first += kSlots) {
 #pragma unroll
         for (int i = 0; i < kSlots; ++i) {
-          producer_.template load<1>(held_, first + i);
-          slots[i] += sum_of_group(producer_.group(first + i), held_[0], f);
+          slots[i] += sum_of_group(group(first + i), again(first + i), f);
         }
       }
     }
@@ -75,54 +89,117 @@ class Groups {
 #pragma unroll
       for (int i = 0; i < half; ++i) slots[i] += slots[i + half];
     }
-    return sum_of_team(slots[0], shared);
+    return T::sum(slots[0], exchange_.sums[which]);
   }
 
  private:
+  using Floats = float[kSumGroup];
+
   template <class F>
-  __device__ float sum_of_group(int group, const float (&v)[kSumGroup], const F& f) const {
+  __device__ float sum_of_group(int group, const Floats& v, const F& f) const {
     float term[kSumGroup];
 #pragma unroll
     for (int e = 0; e < kSumGroup; ++e) term[e] = f(v[e]);
     producer_.clear_beyond(group, term);
-    return ((term[0] + term[4]) + (term[2] + term[6])) +
-           ((term[1] + term[5]) + (term[3] + term[7]));
+    const float sum =
+        ((term[0] + term[4]) + (term[2] + term[6])) + ((term[1] + term[5]) + (term[3] + term[7]));
+    return producer_.has(group) ? sum : 0.0f;
+  }
+  __device__ Floats& again(int i) {
+    Inputs<A::dtype> inputs;
+    producer_.template fetch<1>(&inputs, row_, group(i), 0);
+    producer_.take(row_, group(i), inputs, held_[0]);
+    return held_[0];
   }
 
+  static constexpr int kMost = kHeld > 0 ? kHeld : 1;
   const P& producer_;
-  float held_[kHeld > 0 ? kHeld : 1][kSumGroup];
+  const T& team_;
+  Exchange& exchange_;
+  int64_t row_;
+  float held_[kMost][kSumGroup];
 };
 
-template <Producer producer, DType dtype, int kHeld>
+// q of four values: of any, of those of a range that made the quantiser, of those of a symmetric
+// one.
+struct AnyBytes {
+  const Quantizer& by;
+  __device__ uint32_t operator()(const float* v) const {
+    return pack(by.exact(v[0]), by.exact(v[1]), by.exact(v[2]), by.exact(v[3]));
+  }
+};
+struct LimitedBytes {
+  const Quantizer& by;
+  __device__ uint32_t operator()(const float* v) const {
+    return pack(by.quick_limited(v[0]), by.quick_limited(v[1]), by.quick_limited(v[2]),
+                by.quick_limited(v[3]));
+  }
+};
+struct QuickBytes {
+  const Quantizer& by;
+  __device__ uint32_t operator()(const float* v) const {
+    return pack(by.quick(v[0]), by.quick(v[1]), by.quick(v[2]), by.quick(v[3]));
+  }
+};
+struct SymmetricBytes {
+  const Quantizer& by;
+  __device__ uint32_t operator()(const float* v) const {
+    return __byte_perm(__byte_perm(by.low_byte(v[0]), by.low_byte(v[1]), 0x0040),
+                       __byte_perm(by.low_byte(v[2]), by.low_byte(v[3]), 0x0040), 0x5410);
+  }
+};
+
+// kClusters: a team is a cluster's blocks, in x, and its row is y.
+template <Producer producer, class A, bool kClusters>
 __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p) {
-  __shared__ float sums[2][kMaxTeam];
-  __shared__ Range ranges[kMaxTeam / 32];
+  __shared__ Exchange exchange;
+  using P = typename RowOf<A, producer>::type;
+  const Team<kClusters> team(!p.given);
   wait_for_dependencies();
   launch_dependents();  // not before: the next kernel's blocks would crowd the one before this one
-  const int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  const int64_t index = kClusters ? blockIdx.y : int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (index >= p.rows) return;
-  using P = typename RowOf<(kHeld > 0), dtype, producer>::type;
-  const P from(p, index);
-  Groups<P, kHeld> row(from);
-  const auto finish = from.finisher(row, sums);
+  P from(p);
+  from.keep(team.thread());
+  Groups<P, A, Team<kClusters>> row(from, team, exchange, index);
+  const auto finish = from.finisher(row);
+  const auto change = [&](int group, float (&v)[kSumGroup]) {
+    finish(group, v);
+    if (p.smooth) from.times_smooth(group, v);
+  };
+  if constexpr (A::kHeld > 0) row.each(change);
+  const auto each = [&](auto use) {
+    row.each([&](int group, float (&v)[kSumGroup]) {
+      if constexpr (A::kHeld == 0) change(group, v);
+      use(group, v);
+    });
+  };
 
+  Extremes extremes;
+  const auto extend = [&](bool symmetric) {
+    each([&](int group, float (&v)[kSumGroup]) {
+      from.clear_beyond(group, v);
+      extremes.extend(v, symmetric);
+    });
+  };
   Range range;
   if (!p.given) {
-    Extremes extremes;
-    row.each([&](int group, float (&v)[kSumGroup]) {
-      finish(group, v);
-      from.clear_beyond(group, v);
-      extremes.extend(v, p.symmetric);
-    });
-    range = range_of_team(extremes.range(), ranges);
-  } else if (kHeld > 0) {
-    row.each([&](int group, float (&v)[kSumGroup]) { finish(group, v); });
+    p.symmetric ? extend(true) : extend(false);
+    range = team.range(extremes, exchange, p.symmetric);
   }
-  const Quantizer by = from.quantizer(range);
-  row.each([&](int group, float (&v)[kSumGroup]) {
-    if (kHeld == 0) finish(group, v);
-    from.store(group, v, by);
-  });
+  const Quantizer by = from.quantizer(index, range, team.thread() == 0);
+  const auto store = [&](auto bytes) {
+    each([&](int group, float (&v)[kSumGroup]) { from.store(index, group, v, bytes); });
+  };
+  if (!by.is_quick) {
+    store(AnyBytes{by});
+  } else if (p.given) {
+    store(LimitedBytes{by});
+  } else if (p.symmetric) {
+    store(SymmetricBytes{by});
+  } else {
+    store(QuickBytes{by});
+  }
 }
 
 // --- launches ----------------------------------------------------------------------------------
@@ -138,40 +215,74 @@ bool is_aligned(const ProduceProblem& p) {
          aligned(p.bias.data, 0) && aligned(p.smooth, 0);
 }
 
+// How the rows are shared out.
 struct Teams {
-  int threads;  // of a row
-  int held;     // groups that a thread holds; 0: more than it can
+  int threads;     // of a block
+  int held;        // groups that a thread holds; 0: more than it can
+  int blocks = 1;  // of a team: a cluster
 };
 
-// Few rows get as many threads as they have groups, many rows about four groups to a thread.
-Teams teams_for(const ProduceProblem& p, int sms) {
-  const int64_t groups = ceil_div(p.cols, kSumGroup);
-  if (groups > 8 * kMaxTeam || !is_aligned(p)) return {kMaxTeam, 0};
-  const int most = p.rows > 2 * sms ? 4 : 1;
+bool is_wide(const ProduceProblem& p) {
+  return (p.weight.data && p.weight.dtype == DType::float32) ||
+         (p.bias.data && p.bias.dtype == DType::float32);
+}
+bool is_mixed(const ProduceProblem& p) {
+  return p.weight.data && p.bias.data && p.weight.dtype != p.bias.dtype;
+}
+
+// The threads of whole warps that `each` parts of a row take, one group to a thread.
+int warps_for(int64_t groups, int each) {
+  return static_cast<int>(32 * ceil_div(groups, int64_t{32} * each));
+}
+
+// Few rows get as many threads as they have groups, in several blocks where a block is too slow or
+// too small; many rows about four groups to a thread.
+Teams teams_for(const ProduceProblem& p, const Device& device) {
+  const int64_t groups = ceil_div(p.cols, kSumGroup), sms = device.sms;
+  if (groups > 8 * kMaxTeam || !is_aligned(p) || is_mixed(p)) return {kMaxTeam, 0};
+  int blocks = 1;
+  while (!is_norm(p.producer) && device.launches_early && blocks < kMaxCluster &&
+         groups >= 2 * blocks * kLeastOfBlock && p.rows * 2 * blocks <= sms) {
+    blocks *= 2;
+  }
+  if (blocks > 1 && groups <= blocks * kMaxTeam) {
+    return {warps_for(groups, blocks), 1, blocks};
+  }
+  const int most = p.rows > sms && p.rows * groups > kManyGroups * sms ? 4 : 1;
   int threads = 32;
-  while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;
+  while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;  // sums want it
+  if (!is_norm(p.producer)) threads = warps_for(std::min<int64_t>(groups, threads * most), most);
   const int64_t each = ceil_div(groups, threads);
   if (each > 4 && p.x_dtype == DType::float32) return {kMaxTeam, 0};  // their registers would spill
   return {threads, each <= 1 ? 1 : each <= 4 ? 4 : 8};
 }
 
-template <Producer producer, DType dtype>
+template <Producer producer, DType dtype, DType weights>
 void launch(const ProduceProblem& p, const Scope& scope) {
-  const Teams teams = teams_for(p, scope.device.sms);
+  const Teams teams = teams_for(p, scope.device);
   LaunchShape shape;
+  if (teams.blocks > 1) {
+    if constexpr (!is_norm(producer)) {
+      shape.block = dim3(teams.threads);
+      shape.grid = dim3(teams.blocks, static_cast<unsigned>(p.rows));
+      shape.cluster = dim3(teams.blocks);
+      return launch_early(produce_rows<producer, Access<dtype, weights, 1>, true>, shape, scope, p);
+    }
+  }
   shape.block = dim3(teams.threads, teams.threads == 32 ? kWarpTeams : 1);
   shape.grid = dim3(static_cast<unsigned>(ceil_div(p.rows, shape.block.y)));
+  const auto run = [&](auto held) {
+    launch_early(produce_rows<producer, Access<dtype, weights, held>, false>, shape, scope, p);
+  };
   switch (teams.held) {
-    case 1: return launch_early(produce_rows<producer, dtype, 1>, shape, scope, p);
-    case 4: return launch_early(produce_rows<producer, dtype, 4>, shape, scope, p);
+    case 1: return run(std::integral_constant<int, 1>{});
+    case 4: return run(std::integral_constant<int, 4>{});
     case 8:
-      if constexpr (dtype != DType::float32) {
-        return launch_early(produce_rows<producer, dtype, 8>, shape, scope, p);
-      }
+      if constexpr (dtype != DType::float32) return run(std::integral_constant<int, 8>{});
       break;
     default: break;
   }
-  launch_early(produce_rows<producer, dtype, 0>, shape, scope, p);
+  run(std::integral_constant<int, 0>{});
 }
 
 void run(const ProduceProblem& p, const Tensor& q) {
@@ -180,7 +291,12 @@ void run(const ProduceProblem& p, const Tensor& q) {
   must_fit("x", "columns", p.cols);
   const Scope scope(q);
   with_producer(p.producer, [&](auto producer) {
-    with_dtype(p.x_dtype, [&](auto dtype) { launch<producer, dtype>(p, scope); });
+    with_dtype(p.x_dtype, [&](auto dtype) {
+      if constexpr (is_norm(producer) && dtype != DType::float32) {
+        if (is_wide(p)) return launch<producer, dtype, DType::float32>(p, scope);
+      }
+      launch<producer, dtype, dtype>(p, scope);
+    });
   });
 }
 

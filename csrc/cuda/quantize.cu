@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "cuda/common/device.h"
+#include "cuda/common/launch.cuh"
 #include "cuda/common/quantize_row.cuh"
 #include "integers.h"
 #include "namespace.h"
@@ -28,6 +29,8 @@ constexpr int kTileBlocks = 4;     // of such blocks an SM holds
 // beyond the chunks that its team holds is read twice.
 template <class Format, int kElements>
 __global__ void __launch_bounds__(kMaxTeam) quantize_rows(const QuantizeProblem p) {
+  wait_for_dependencies();
+  launch_dependents();
   const int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (index >= p.rows) return;
   const RowPart<Format, kElements> row(p, index, 0, p.cols + 1);
@@ -84,6 +87,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     range_of_tiles(const QuantizeProblem p,  //
                    const Tiles tiles,        //
                    Range* ranges) {          // [gridDim.x]
+  wait_for_dependencies();
+  launch_dependents();
   const int64_t teams = int64_t{gridDim.x} * blockDim.y;
   int64_t number = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   Range range;
@@ -119,6 +124,8 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
                    const Tiles tiles,        //
                    const Range* ranges,      // what range_of_tiles found; absent: scales are given
                    const int num_ranges) {
+  wait_for_dependencies();
+  launch_dependents();
   Quantizer by;
   if (ranges) by = quantizer_of_all(p, ranges, num_ranges);
   const int64_t teams = int64_t{gridDim.x} * blockDim.y;
@@ -188,10 +195,10 @@ template <class Format, int kElements>
 void launch_rows(const QuantizeProblem& p, const Scope& scope) {
   const int each = p.rows > 2 * scope.device.sms ? kRowChunks : 1;
   const int team = team_size(count_chunks(p.cols, kElements), each, kMaxTeam);
-  const dim3 block(team, team == 32 ? 4 : 1);
-  const auto blocks = static_cast<unsigned>(ceil_div(p.rows, block.y));
-  quantize_rows<Format, kElements><<<blocks, block, 0, scope.stream>>>(p);
-  check(cudaGetLastError(), "quantize_rows");
+  LaunchShape shape;
+  shape.block = dim3(team, team == 32 ? 4 : 1);
+  shape.grid = dim3(static_cast<unsigned>(ceil_div(p.rows, shape.block.y)));
+  launch_early(quantize_rows<Format, kElements>, shape, scope, p);
 }
 
 template <class Format, int kElements>
@@ -208,15 +215,14 @@ void launch_tiles(const QuantizeProblem& p, const Scope& scope) {
   const int64_t most = p.given ? kMaxBlocks : sms * kTileBlocks * kTileThreads / (team * block.y);
   const auto blocks =
       static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tiles.count, block.y), 1, most));
+  const LaunchShape shape{dim3(blocks), block};
   Range* ranges = nullptr;
   if (!p.given) {
     ranges = scope.allocate<Range>(blocks);
-    range_of_tiles<Format, kElements><<<blocks, block, 0, scope.stream>>>(p, tiles, ranges);
-    check(cudaGetLastError(), "range_of_tiles");
+    launch_early(range_of_tiles<Format, kElements>, shape, scope, p, tiles, ranges);
   }
-  quantize_tiles<Format, kElements>
-      <<<blocks, block, 0, scope.stream>>>(p, tiles, ranges, static_cast<int>(blocks));
-  check(cudaGetLastError(), "quantize_tiles");
+  launch_early(quantize_tiles<Format, kElements>, shape, scope, p, tiles, ranges,
+               static_cast<int>(blocks));
 }
 
 template <class Format, int kElements>

@@ -1,11 +1,12 @@
 // What the kernel of produce.cu does to one row: how its inputs are read and q written, and the
 // producers. Groups of eight columns are numbered within the row; thread t of the team has groups
-// t, t + team, ...
+// t, t + team, ... (produce_team.cuh).
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/common/group.cuh"
+#include "cuda/common/produce_team.cuh"
 #include "cuda/common/quantizer.cuh"
 #include "functions.h"
 #include "problems/produce.h"
@@ -27,123 +28,56 @@ struct FunctionOps {
   }
 };
 
-// --- what a team of threads does together: a warp, or a block -----------------------------------
+// --- a row --------------------------------------------------------------------------------------
 
-// The sum of the team's values by halves. `shared`: [team], used once.
-__device__ inline float sum_of_team(float value, float* shared) {
-  const int team = blockDim.x, lane = threadIdx.x % 32;
-  if (team > 32) {
-    shared[threadIdx.x] = value;
-    __syncthreads();
-    float part[16];  // of the warps
-#pragma unroll
-    for (int i = 0; i < 16; ++i) part[i] = 32 * i < team ? shared[32 * i + lane] : 0.0f;
-#pragma unroll
-    for (int half = 8; half > 0; half /= 2) {
-#pragma unroll
-      for (int i = 0; i < half; ++i) part[i] += part[i + half];
-    }
-    value = part[0];
-  }
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(~0u, value, distance);
-  }
-  return value;
-}
-
-// max, or a NaN that stays.
-__device__ inline float max_or_nan(float x, float y) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
-  return larger;
-#else
-  return x != x || y != y ? x + y : fmaxf(x, y);
-#endif
-}
-
-// The largest of a thread's elements, and of their negatives, and 0; or NaN. Symmetric quantisers
-// need but the largest magnitude, in `hi`.
-struct Extremes {
-  float hi = 0.0f, minus_lo = 0.0f;
-
-  __device__ void extend(const float (&v)[kSumGroup], bool symmetric) {
-    if (symmetric) {
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) hi = max_or_nan(hi, fabsf(v[e]));
-    } else {
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) {
-        hi = max_or_nan(hi, v[e]);
-        minus_lo = max_or_nan(minus_lo, -v[e]);
-      }
-    }
-  }
-  __device__ Range range() const { return {-minus_lo, hi, __fmaf_rn(hi, 0.0f, minus_lo * 0.0f)}; }
+// How the groups of a row are read. kVectors: every group is whole and begins at a multiple of 16
+// bytes. kHeld: as many of them a thread holds; 0: none. `weights`: the dtype of a norm's weight
+// and bias, where they are not read by read_floats.
+template <DType kDType, DType kWeights, int kHeldGroups>
+struct Access {
+  static constexpr DType dtype = kDType, weights = kWeights;
+  static constexpr int kHeld = kHeldGroups;
+  static constexpr bool kVectors = kHeld > 0;
 };
 
-// The range of the team's, in every thread. `shared`: [team / 32], used once.
-__device__ inline Range range_of_team(Range range, Range* shared) {
-  range = range_of_warp(range);
-  if (blockDim.x == 32) return range;
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = range;
-  __syncthreads();
-  const int lane = threadIdx.x % 32;
-  return range_of_warp(lane < blockDim.x / 32 ? shared[lane] : Range{});
-}
-
-// --- a row --------------------------------------------------------------------------------------
+// A group of x and of the other input, as they come.
+template <DType dtype>
+struct Inputs {
+  Words<dtype> x, other;
+};
 
 // What all producers share: x, the other input, and q. Groups that the row has not are zeros, as
 // are the columns that its last group has not.
-template <bool kVectors, DType dtype>
+template <class A>
 class RowBase {
-  using Storage = typename Format<dtype>::storage;
-
  public:
-  static constexpr int kWordsOfGroup = Words<dtype>::kWords;
+  static constexpr bool kVectors = A::kVectors;
+  using Of = Format<A::dtype>;
+  using Storage = typename Of::storage;
+  using Floats = float[kSumGroup];
 
-  __device__ RowBase(const ProduceProblem& p, int64_t index)
-      : p_(p),
-        index_(index),
-        cols_(static_cast<int>(p.cols)),
-        x_(static_cast<const Storage*>(p.x.data) + index * p.x.row_stride),
-        other_(p.other.data ? static_cast<const Storage*>(p.other.data) + index * p.other.row_stride
-                            : nullptr) {}
+  __device__ explicit RowBase(const ProduceProblem& p) : p_(p), cols_(static_cast<int>(p.cols)) {}
 
-  __device__ int cols() const { return cols_; }
   __device__ int groups() const { return (cols_ + kSumGroup - 1) / kSumGroup; }
-  __device__ int group(int i) const { return threadIdx.x + i * blockDim.x; }
+  __device__ bool has(int group) const { return group * kSumGroup < cols_; }
 
-  // kCount of the thread's groups, from its `first` on: x where there is no other input, else what
-  // combine(group, v, other) makes of it. All loads are in flight together.
-  template <int kCount, class Combine>
-  __device__ void load_with(float (*v)[kSumGroup], int first, const Combine& combine) const {
-    Words<dtype> x[kCount], other[kCount];
+  // Begins to read kCount groups of a row, the team's `step` apart: all are in flight together.
+  template <int kCount>
+  __device__ void fetch(Inputs<A::dtype>* to, int64_t row, int group, int step) const {
+    const Storage* const x = row_of<const Storage>(p_.x, row);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      x[i] = read_group<kVectors, dtype>(x_, group(first + i), cols_);
+      to[i].x = read_group<kVectors, A::dtype>(x, group + i * step, cols_);
     }
-    if (other_) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        other[i] = read_group<kVectors, dtype>(other_, group(first + i), cols_);
-      }
-    }
+    if (!p_.other.data) return;
+    const Storage* const other = row_of<const Storage>(p_.other, row);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      float values[kSumGroup];
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) values[e] = x[i][e];
-      combine(group(first + i), values, other[i]);
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) v[i][e] = values[e];
+      to[i].other = read_group<kVectors, A::dtype>(other, group + i * step, cols_);
     }
   }
 
-  __device__ void times_smooth(int group, float (&v)[kSumGroup]) const {
-    if (!p_.smooth) return;
+  __device__ void times_smooth(int group, Floats& v) const {
     float by[kSumGroup];
     read_floats<kVectors>({p_.smooth, DType::float32}, group, cols_, by);
 #pragma unroll
@@ -151,41 +85,33 @@ class RowBase {
   }
 
   // The row's quantiser: of a range, which is written down, or of what is given.
-  __device__ Quantizer quantizer(const Range& range) const {
-    float& scale = p_.scale[index_ * p_.scale_stride];
-    int32_t* const azp = p_.azp ? p_.azp + index_ * p_.azp_stride : nullptr;
+  __device__ Quantizer quantizer(int64_t row, const Range& range, bool first) const {
+    float& scale = p_.scale[row * p_.scale_stride];
+    int32_t* const azp = p_.azp ? p_.azp + row * p_.azp_stride : nullptr;
     if (p_.given) return quantizer_given(scale, azp ? *azp : 0, p_.symmetric);
     const Quantizer by = quantizer_of(range, p_.symmetric);
-    if (threadIdx.x == 0) {
+    if (first) {
       scale = by.scale;
       if (azp) *azp = by.azp;
     }
     return by;
   }
 
-  // What counts in sums and ranges: 0 for columns that the row has not.
-  __device__ void clear_beyond(int group, float (&v)[kSumGroup]) const {
+  // What counts in a sum or a range: zeros for columns that the row has not.
+  __device__ void clear_beyond(int group, Floats& v) const {
+    if constexpr (!kVectors) {
 #pragma unroll
-    for (int e = 0; e < kSumGroup; ++e) {
-      if (group * kSumGroup + (kVectors ? 0 : e) >= cols_) v[e] = 0.0f;
+      for (int e = 0; e < kSumGroup; ++e) {
+        if (group * kSumGroup + e >= cols_) v[e] = 0.0f;
+      }
     }
   }
 
-  __device__ void store(int group, const float (&v)[kSumGroup], const Quantizer& by) const {
-    if (group * kSumGroup >= cols_) return;
-    int32_t q[kSumGroup];
-    if (!by.is_quick) {
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) q[e] = by.exact(v[e]);
-    } else if (p_.given) {
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) q[e] = by.quick_limited(v[e]);
-    } else {
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) q[e] = by.quick(v[e]);
-    }
-    const uint2 words = make_uint2(pack(q[0], q[1], q[2], q[3]), pack(q[4], q[5], q[6], q[7]));
-    int8_t* const to = p_.q + index_ * p_.cols + group * kSumGroup;
+  // q of a group that the row has: bytes(v) of four values as a word.
+  template <class Bytes>
+  __device__ void store(int64_t row, int group, const Floats& v, const Bytes& bytes) const {
+    const uint2 words = make_uint2(bytes(v), bytes(v + 4));
+    int8_t* const to = p_.q + row * p_.cols + group * kSumGroup;
     if constexpr (kVectors) {
       *reinterpret_cast<uint2*>(to) = words;
     } else {
@@ -198,36 +124,39 @@ class RowBase {
   }
 
  protected:
+  template <class T>
+  static __device__ T* row_of(const Matrix<const void>& matrix, int64_t row) {
+    return static_cast<T*>(matrix.data) + row * matrix.row_stride;
+  }
+
   const ProduceProblem& p_;
-  int64_t index_;
   int cols_;
-  const Storage *x_, *other_;
 };
 
 // --- the producers ------------------------------------------------------------------------------
 //
-// load<n>(v, first)     n of the thread's groups from its `first` on, as far as a row's sum is not
-// needed finisher(row, sums)   finish(group, v), which does the rest
+// keep(group)                  reads what is the same for every row, as far as it is held
+// take(row, group, inputs, v)  a group of a row, before what needs the row's sum
+// finisher(row)                finish(group, v), which does the rest but smooth
 
 // function(x) or function(x) other.
-template <bool kVectors, DType dtype, Producer producer>
-class FunctionRow : public RowBase<kVectors, dtype> {
+template <class A, Producer producer>
+class FunctionRow : public RowBase<A> {
  public:
-  using RowBase<kVectors, dtype>::RowBase;
+  using RowBase<A>::RowBase;
+  using Floats = float[kSumGroup];
 
-  template <int kCount>
-  __device__ void load(float (*v)[kSumGroup], int first) const {
-    this->template load_with<kCount>(v, first, [&](int, auto& x, const auto& other) {
+  __device__ void keep(int) {}
+  __device__ void take(int64_t, int, const Inputs<A::dtype>& inputs, Floats& v) const {
 #pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) x[e] = function(x[e]);
-      if (!this->other_) return;
+    for (int e = 0; e < kSumGroup; ++e) v[e] = function(inputs.x[e]);
+    if (!this->p_.other.data) return;
 #pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) x[e] *= other[e];
-    });
+    for (int e = 0; e < kSumGroup; ++e) v[e] *= inputs.other[e];
   }
   template <class Row>
-  __device__ auto finisher(Row&, float (*)[512]) const {
-    return [this](int group, float (&v)[kSumGroup]) { this->times_smooth(group, v); };
+  __device__ auto finisher(Row&) const {
+    return [](int, Floats&) {};
   }
 
  private:
@@ -240,37 +169,83 @@ class FunctionRow : public RowBase<kVectors, dtype> {
   }
 };
 
-// x, or x + other rounded to x's dtype and written down; what norms are made of.
-template <bool kVectors, DType dtype>
-class SummedRow : public RowBase<kVectors, dtype> {
+// A weight or bias of a norm: read once for all rows where a thread holds one group, else again for
+// each, out of the nearest cache.
+template <class A, uint32_t kNeutralBits>
+class Weights {
  public:
-  using RowBase<kVectors, dtype>::RowBase;
+  __device__ Weights(const EpilogueOperand& operand, int cols) : operand_(operand), cols_(cols) {}
 
-  template <int kCount>
-  __device__ void load(float (*v)[kSumGroup], int first) const {
-    this->template load_with<kCount>(v, first, [&](int group, auto& x, const auto& other) {
-      if (this->other_) add(group, x, other);
-    });
+  __device__ void keep(int group) {
+    if constexpr (kKept) kept_ = read(group);
+  }
+  __device__ void get(int group, float (&to)[kSumGroup]) const {
+    if constexpr (A::kHeld == 0) {
+      if (operand_.data) return read_floats<false>(operand_, group, cols_, to);
+#pragma unroll
+      for (int e = 0; e < kSumGroup; ++e) to[e] = __uint_as_float(kNeutralBits);
+    } else {
+      const Words words = kKept ? kept_ : read(group);
+#pragma unroll
+      for (int e = 0; e < kSumGroup; ++e) to[e] = words[e];
+    }
+  }
+
+ private:
+  using Words = cuda::Words<A::weights>;
+  static constexpr bool kKept = A::kHeld == 1;
+
+  __device__ Words read(int group) const {
+    if (operand_.data) return read_group<true, A::weights>(operand_.data, group, cols_);
+    Words words;
+    constexpr float kNeutral = __builtin_bit_cast(float, kNeutralBits);
+#pragma unroll
+    for (int i = 0; i < Words::kWords; ++i) {
+      if constexpr (A::weights == DType::float32) {
+        words.word[i] = kNeutralBits;
+      } else {
+        words.word[i] = Format<A::weights>::narrow(kNeutral, kNeutral);
+      }
+    }
+    return words;
+  }
+
+  const EpilogueOperand& operand_;
+  int cols_;
+  Words kept_;
+};
+
+// x, or x + other rounded to x's dtype and written down; what norms are made of.
+template <class A>
+class SummedRow : public RowBase<A> {
+ public:
+  using Floats = float[kSumGroup];
+
+  __device__ explicit SummedRow(const ProduceProblem& p)
+      : RowBase<A>(p), weight_(p.weight, this->cols_) {}
+
+  __device__ void keep(int group) { weight_.keep(group); }
+  __device__ void take(int64_t row, int group, const Inputs<A::dtype>& inputs, Floats& v) const {
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) v[e] = inputs.x[e];
+    if (this->p_.other.data) add(row, group, inputs.other, v);
   }
 
  protected:
-  __device__ void read_weights(const EpilogueOperand& operand, float neutral, int group,
-                               float (&to)[kSumGroup]) const {
-    if (operand.data) return read_floats<kVectors>(operand, group, this->cols_, to);
-#pragma unroll
-    for (int e = 0; e < kSumGroup; ++e) to[e] = neutral;
-  }
   __device__ float reciprocal_root(float sum) const {
     const float mean = __fdiv_rn(sum, static_cast<float>(this->cols_));
     return __fdiv_rn(1.0f, __fsqrt_rn(mean + this->p_.eps));
   }
 
- private:
-  using Of = Format<dtype>;
-  using Storage = typename Of::storage;
+  Weights<A, 0x3f800000> weight_;  // 1 where it is absent
 
-  __device__ void add(int group, float (&x)[kSumGroup], const Words<dtype>& other) const {
-    Words<dtype> words;
+ private:
+  using Of = Format<A::dtype>;
+  using Storage = typename Of::storage;
+  using Words = cuda::Words<A::dtype>;
+
+  __device__ void add(int64_t row, int group, const Words& other, Floats& x) const {
+    Words words;
 #pragma unroll
     for (int e = 0; e < kSumGroup; ++e) x[e] += other[e];
     if constexpr (Of::kPerWord == 1) {
@@ -282,15 +257,14 @@ class SummedRow : public RowBase<kVectors, dtype> {
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) x[e] = words[e];
     }
-    write(group, words);
+    if (this->has(group)) write(row, group, words);
   }
-  __device__ void write(int group, const Words<dtype>& words) const {
-    if (group * kSumGroup >= this->cols_) return;
+  __device__ void write(int64_t row, int group, const Words& words) const {
     Storage* const to =
-        static_cast<Storage*>(this->p_.sum) + this->index_ * this->cols_ + group * kSumGroup;
-    if constexpr (kVectors) {
+        static_cast<Storage*>(this->p_.sum) + row * this->p_.cols + group * kSumGroup;
+    if constexpr (A::kVectors) {
 #pragma unroll
-      for (int i = 0; i < Words<dtype>::kWords / 4; ++i) {
+      for (int i = 0; i < Words::kWords / 4; ++i) {
         reinterpret_cast<uint4*>(to)[i] = words.vector[i];
       }
     } else {
@@ -304,60 +278,66 @@ class SummedRow : public RowBase<kVectors, dtype> {
 };
 
 // x r weight with r = 1 / sqrt(mean of squares + eps).
-template <bool kVectors, DType dtype>
-class RmsNormRow : public SummedRow<kVectors, dtype> {
+template <class A>
+class RmsNormRow : public SummedRow<A> {
  public:
-  using SummedRow<kVectors, dtype>::SummedRow;
+  using SummedRow<A>::SummedRow;
 
   template <class Row>
-  __device__ auto finisher(Row& row, float (*sums)[512]) const {
-    const float r = this->reciprocal_root(row.sum([](float x) { return x * x; }, sums[0]));
+  __device__ auto finisher(Row& row) const {
+    const float r = this->reciprocal_root(row.sum([](float x) { return x * x; }, 0));
     return [this, r](int group, float (&v)[kSumGroup]) {
       float weight[kSumGroup];
-      this->read_weights(this->p_.weight, 1.0f, group, weight);
+      this->weight_.get(group, weight);
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) v[e] = v[e] * r * weight[e];
-      this->times_smooth(group, v);
     };
   }
 };
 
 // (x - mean) r weight + bias with r = 1 / sqrt(mean of (x - mean)^2 + eps).
-template <bool kVectors, DType dtype>
-class LayerNormRow : public SummedRow<kVectors, dtype> {
+template <class A>
+class LayerNormRow : public SummedRow<A> {
  public:
-  using SummedRow<kVectors, dtype>::SummedRow;
+  __device__ explicit LayerNormRow(const ProduceProblem& p)
+      : SummedRow<A>(p), bias_(p.bias, this->cols_) {}
 
+  __device__ void keep(int group) {
+    SummedRow<A>::keep(group);
+    bias_.keep(group);
+  }
   template <class Row>
-  __device__ auto finisher(Row& row, float (*sums)[512]) const {
+  __device__ auto finisher(Row& row) const {
     const float mean =
-        __fdiv_rn(row.sum([](float x) { return x; }, sums[0]), static_cast<float>(this->cols_));
-    const float r = this->reciprocal_root(
-        row.sum([mean](float x) { return (x - mean) * (x - mean); }, sums[1]));
+        __fdiv_rn(row.sum([](float x) { return x; }, 0), static_cast<float>(this->cols_));
+    const float r =
+        this->reciprocal_root(row.sum([mean](float x) { return (x - mean) * (x - mean); }, 1));
     return [this, mean, r](int group, float (&v)[kSumGroup]) {
       float weight[kSumGroup], bias[kSumGroup];
-      this->read_weights(this->p_.weight, 1.0f, group, weight);
-      this->read_weights(this->p_.bias, -0.0f, group, bias);
+      this->weight_.get(group, weight);
+      bias_.get(group, bias);
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) {
         v[e] = __fmaf_rn((v[e] - mean) * r, weight[e], bias[e]);
       }
-      this->times_smooth(group, v);
     };
   }
+
+ private:
+  Weights<A, 0x80000000> bias_;  // -0 where it is absent
 };
 
-template <bool kVectors, DType dtype, Producer producer>
+template <class A, Producer producer>
 struct RowOf {
-  using type = FunctionRow<kVectors, dtype, producer>;
+  using type = FunctionRow<A, producer>;
 };
-template <bool kVectors, DType dtype>
-struct RowOf<kVectors, dtype, Producer::rms_norm> {
-  using type = RmsNormRow<kVectors, dtype>;
+template <class A>
+struct RowOf<A, Producer::rms_norm> {
+  using type = RmsNormRow<A>;
 };
-template <bool kVectors, DType dtype>
-struct RowOf<kVectors, dtype, Producer::layer_norm> {
-  using type = LayerNormRow<kVectors, dtype>;
+template <class A>
+struct RowOf<A, Producer::layer_norm> {
+  using type = LayerNormRow<A>;
 };
 
 }  // namespace scaled_mm::cuda

@@ -91,6 +91,9 @@ struct Quantizer {
     return __float_as_int(quotient(x) + kShift) + (azp - kShiftBits);
   }
 
+  // The same of a symmetric quantiser, whose q is within int8: in the lowest byte.
+  __device__ uint32_t low_byte(float x) const { return __float_as_uint(quotient(x) + 12582912.0f); }
+
   // For any x.
   __device__ int32_t quick_limited(float x) const {
     x = x == x ? x : for_nan;
