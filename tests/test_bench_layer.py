@@ -37,7 +37,7 @@ def test_every_contender_computes_the_layer(name: str) -> None:
         for row in measured["rows"]:
             assert row["verdict"] == ""
             assert row["microseconds"] > 0
-            bound = {"float32": 1e-6, "bf16": 0.01, "ours": 0.04}[row["name"]]
+            bound = {"float32": 1e-6, "bf16": 0.01, "ours": 0.04, "torch.ao": 0.06}[row["name"]]
             assert row["error"] <= bound
 
 

@@ -10,6 +10,7 @@ own weights, of the same values, in as many copies as keep them out of the last-
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -108,6 +109,21 @@ def fp8_weight(w: Tensor) -> tuple[Tensor, Tensor]:
     return (w.float() / scale.t()).to(FP8), scale
 
 
+def torch_dynamic(x: Tensor, weight: Any) -> Tensor:
+    """torch.ao's dynamically quantised Linear: one scale for all tokens, 7 bits of activations."""
+    y: Tensor = torch.ops.quantized.linear_dynamic(x.contiguous(), weight, reduce_range=True)
+    return y
+
+
+def torch_weight(w: Tensor) -> Any:
+    scale = w.abs().amax(1).float() / 127
+    zeros = torch.zeros(len(w), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to drop these dtypes one day
+        q = torch.quantize_per_channel(w.float(), scale, zeros, 0, torch.qint8)
+        return torch.ops.quantized.linear_prepack(q, None)
+
+
 # --- the layer, of ours: every quantiser but o's is behind what makes its input -------------------
 
 
@@ -166,6 +182,15 @@ CONTENDERS = [
     Contender("ours compiled", "the same under torch.compile", our_weight, compiled=True),
     Contender(
         "float32", "torch, eager", lambda w: w.float(), dense, False, ("cpu",), torch.float32
+    ),
+    Contender(
+        "torch.ao",
+        "torch's dynamically quantised Linears, float32 between them, eager",
+        torch_weight,
+        torch_dynamic,
+        False,
+        ("cpu",),
+        torch.float32,
     ),
     Contender("bf16", "torch, eager", lambda w: w.clone(), dense),
     Contender("bf16 compiled", "under torch.compile", lambda w: w.clone(), dense, True),
