@@ -87,7 +87,7 @@ MUTANTS = [
                 "True",
             ),
             "norm-taken-on-trust": (
-                "if bool(((want.double() - y).abs() <= close).all()):",
+                "if bool(((want - y).abs() <= close).all()):",
                 "if True:",
             ),
             "fused-where-it-is": (

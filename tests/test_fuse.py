@@ -88,10 +88,13 @@ def output(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("family", MODELS)
 def test_models_of_transformers(family: str) -> None:
     model, batch = built(family)
-    quantized = quantize_model(model)
+    quantized = quantize_model(model, fuse=False)
     fused = fuse_model(quantized, batch)
     assert fused_kinds(fused) == MODELS[family][2]
     assert not fused_kinds(quantized)
+    where_safe = quantize_model(model, None, [batch] if family == "ViT" else None, fuse=None)
+    assert fused_kinds(where_safe) == MODELS[family][2]  # the others have an example of their own
+    assert_bits(output(where_safe, batch), output(fused, batch))
     before, after = output(quantized, batch), output(fused, batch)
     noise = (output(model, batch) - before).norm()
     assert (after - before).norm() <= 0.1 * noise  # where a float32 lies at a tie, q may differ
@@ -117,7 +120,8 @@ def test_validate_sees_through_it(family: str, scheme: str) -> None:
     fused = quantize_model(model, SCHEMES[scheme], [batch], fuse=True)
     assert fused_kinds(fused) == MODELS[family][2]
     report = validate(model, fused, [batch], stride=5)
-    plain = validate(model, quantize_model(model, SCHEMES[scheme], [batch]), [batch], stride=5)
+    unfused = quantize_model(model, SCHEMES[scheme], [batch], fuse=False)
+    plain = validate(model, unfused, [batch], stride=5)
     assert [layer.name for layer in report.layers] == [layer.name for layer in plain.layers]
     assert sum(layer.checked for layer in report.layers) > 0
     assert sum(layer.off_r1 for layer in report.layers) == 0
@@ -191,6 +195,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_norms(name: str, dtype: torch.dtype) -> None:
     x = torch.randn(2, 7, 64).to(dtype)
+    x[1] /= 512  # eps counts
     model = quantize_model(Block(copy.deepcopy(NORMS[name])).to(dtype))
     fused = fuse_model(model, x)
     assert fused_kinds(fused) == {"FusedNorm": 1}
@@ -275,6 +280,92 @@ def test_compiles_as_one_graph() -> None:
     with torch.inference_mode():
         for rows in (7, 3):
             assert_bits(compiled(x[:, :rows]), fused(x[:, :rows]))
+
+
+# --- safe, and the default ------------------------------------------------------------------------
+
+
+def mlp() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8))
+    return model, torch.randn(5, 64)
+
+
+@torch.no_grad()
+def test_where_it_is_safe() -> None:
+    model, x = mlp()
+    both = {"FusedNorm": 1, "FusedActivation": 1}
+    assert fused_kinds(quantize_model(model, None, [x], fuse=None)) == both
+    assert fused_kinds(quantize_model(model, QuantConfig("static"), [x], fuse=None)) == both
+    assert not fused_kinds(quantize_model(model, fuse=None))  # there is nothing to run it on
+    assert not fused_kinds(quantize_model(model, QuantConfig("static"), [x]))
+    fused = quantize_model(model, None, [x], fuse=None)
+    again = fuse_model(fused, x)
+    assert fused_kinds(again) == both
+    assert_bits(again(x), fused(x))
+
+
+def test_a_model_that_does_not_run_on_its_own_example() -> None:
+    model, _ = mlp()
+    model.dummy_inputs = {"no_argument_of_it": torch.ones(1)}
+    assert not fused_kinds(quantize_model(model, fuse=None))
+    model.dummy_inputs = {"input": torch.ones(2, 64)}
+    assert fused_kinds(quantize_model(model, fuse=None)) == {"FusedNorm": 1, "FusedActivation": 1}
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("hook", ["forward_pre", "forward", "full_backward", None])
+def test_what_somebody_watches_stays(place: int, hook: str | None) -> None:
+    """Modules 0 and 1 are one site, 2 and 3 the other."""
+    model, x = mlp()
+    quantized = quantize_model(model, fuse=False)
+    if hook is None:
+        quantized[place].forward = quantized[place].forward
+    else:
+        getattr(quantized[place], f"register_{hook}_hook")(lambda *_: None)
+    kind = "FusedActivation" if place < 2 else "FusedNorm"
+    assert fused_kinds(fuse_model(quantized, x)) == {kind: 1}
+
+
+class Fickle(nn.Module):
+    """Another reader of the norm's output, and another Linear, for other shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(64), nn.Linear(64, 64)
+        self.other = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        if len(x) == 1:
+            return self.linear(y)
+        z = (
+            2 * y.float()
+            - y / 4
+            + torch.cat([y, x], -1)[..., :64].to(y.dtype)
+            + nn.functional.gelu(y)
+        )
+        return z + self.other(y) + y.mean(-1, keepdim=True)
+
+
+@torch.no_grad()
+def test_a_reader_that_nobody_knew_of() -> None:
+    torch.manual_seed(1)
+    model = Fickle()
+    quantized = quantize_model(model, QuantConfig(include=("linear",)), fuse=False)
+    fused = fuse_model(quantized, torch.randn(1, 64))
+    assert fused_kinds(fused) == {"FusedNorm": 1}
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(fused(x), quantized(x), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_produced_has_what_tensors_have() -> None:
+    made = Produced.make({"x": torch.randn(3, 8)}, {"producer": "relu"})
+    assert_bits(made.plain(), made.inputs["x"].relu())
+    assert_bits(made.abs(), made.plain())
+    assert_bits(-made, -made.plain())
+    assert_bits(1 - made @ torch.eye(8), 1 - made.plain())
+    with pytest.raises(AttributeError, match=r"^'Produced' object has no attribute 'no_method'$"):
+        made.no_method  # noqa: B018
 
 
 def test_refusals() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from ..ops import produce_int8
 
@@ -32,7 +33,9 @@ class Produced:
         options         its others, by the names of `reference.produce_int8`; "producer" says which
 
     It has a tensor's shape, and those of its methods that code between a norm and its Linears
-    calls: rows may be told apart in another way, columns not. No torch function takes it.
+    calls: rows may be told apart in another way, columns not. Whatever else is done to it, by a
+    torch function, an operator or another method of tensors, is done to `plain()`, so that a reader
+    that nobody knew of reads what it always did.
     """
 
     def __init__(
@@ -87,6 +90,22 @@ class Produced:
         y: Tensor = norms[producer]() if producer in norms else ACTIVATIONS[producer](x)
         return y * self.inputs["times"].float() if "times" in self.inputs else y
 
+    def plain(self) -> Tensor:
+        """The activation as a tensor of its dtype, made by torch's functions."""
+        return self.unquantized().to(self.dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map(plain, (args, dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.plain(), name)
+
     def contiguous(self) -> Produced:
         return self
 
@@ -112,6 +131,25 @@ class Produced:
         per_row = [t if t is None or t.numel() == 1 else change(t) for t in (self.scale, self.azp)]
         inputs = {name: change(t) for name, t in self.inputs.items()}
         return Produced(inputs, self.options, (change(self.q), per_row[0], per_row[1]))  # type: ignore[arg-type]
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "matmul", "pow")
+
+
+def _operator(name: str) -> Any:
+    def operate(self: Produced, *others: Any) -> Any:
+        return getattr(self.plain(), name)(*map(plain, others))
+
+    return operate
+
+
+for _name in ("__neg__", *(f"__{r}{name}__" for r in ("", "r") for name in _OPERATORS)):
+    setattr(Produced, _name, _operator(_name))
+
+
+def plain(x: Any) -> Any:
+    """What is produced as a tensor; all else as it is."""
+    return x.plain() if isinstance(x, Produced) else x
 
 
 def joined(rows: Sequence[Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -110,6 +110,16 @@ def agree(linears: tuple[ScaledLinear, ...]) -> bool:
     )
 
 
+def unwatched(*modules: nn.Module) -> bool:
+    """Whether nobody has hooked the modules, or put another forward in their own one's place: what
+    is called before or after them would get int8 rows for a tensor."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return not any(
+        "forward" in module.__dict__ or any(getattr(module, name, None) for name in hooks)
+        for module in modules
+    )
+
+
 def _equal(x: Any, y: Any) -> bool:
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return torch.equal(x, y)
@@ -142,29 +152,30 @@ def activation_of(module: nn.Module) -> str | None:
 @torch.no_grad()
 def norm_of(module: nn.Module, x: Tensor) -> Options | None:
     """How the norm computes: producer, eps_used, from_one; None where no producer does so."""
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if eps is None and isinstance(module, nn.RMSNorm):
-        eps = torch.finfo(x.dtype).eps
-    if not isinstance(eps, float):
-        return None
-    want = module(x)
-    weight, bias = cast(Tensor, module.weight).double(), getattr(module, "bias", None)
-    wide = x.double()
-    root = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    tries: list[tuple[Options, Tensor]] = []
-    if bias is None:
-        tries = [
-            ({"producer": "rms_norm", "from_one": False}, wide * root * weight),
-            ({"producer": "rms_norm", "from_one": True}, wide * root * (1 + weight)),
-        ]
-    shift = None if bias is None else bias.double()
-    normed = nn.functional.layer_norm(wide, wide.shape[-1:], weight, shift, eps)
-    tries.append(({"producer": "layer_norm", "from_one": False}, normed))
-    for how, y in tries:
-        close = 8 * torch.finfo(x.dtype).eps * y.abs().amax().clamp_min(1e-6)
-        if bool(((want.double() - y).abs() <= close).all()):
-            return {**how, "eps_used": eps}
+    given = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    possible = [given] if isinstance(given, float) else []
+    if given is None and isinstance(module, nn.RMSNorm):  # x's dtype's or float32's, as torch is
+        possible = [torch.finfo(dtype).eps for dtype in (torch.float32, x.dtype)]
+    x = torch.cat([x, x / 256])  # of small elements eps makes much
+    want = module(x).double()
+    for eps in possible:
+        for how, y in _norms(module, x.double(), eps):
+            close = 8 * torch.finfo(x.dtype).eps * y.abs().amax(-1, keepdim=True).clamp_min(1e-6)
+            if bool(((want - y).abs() <= close).all()):
+                return {**how, "eps_used": eps}
     return None
+
+
+def _norms(module: nn.Module, x: Tensor, eps: float) -> Iterator[tuple[Options, Tensor]]:
+    """What producers make of x with the module's weights."""
+    weight, bias = cast(Tensor, module.weight).double(), getattr(module, "bias", None)
+    if bias is None:
+        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        yield {"producer": "rms_norm", "from_one": False}, normed * weight
+        yield {"producer": "rms_norm", "from_one": True}, normed * (1 + weight)
+    shift = None if bias is None else bias.double()
+    normed = nn.functional.layer_norm(x, x.shape[-1:], weight, shift, eps)
+    yield {"producer": "layer_norm", "from_one": False}, normed
 
 
 @torch.no_grad()
@@ -240,7 +251,7 @@ def _inputs(model: nn.Module, modules: Mapping[str, nn.Module], call: Any) -> di
 @torch.no_grad()
 def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
     """Name -> the fused module for its place."""
-    modules = dict(model.named_modules())
+    modules = {n: m for n, m in model.named_modules() if not isinstance(m, _Fused)}
     linears = {n: m for n, m in modules.items() if type(m) is ScaledLinear}  # no parallel ones
     made: dict[str, nn.Module] = {}
     parents = {
@@ -252,7 +263,7 @@ def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
         found = gated_mlp_of(parents[name], x)
         if found is not None:
             down = linears[f"{name}.{found[1][2]}" if name else found[1][2]]
-            if agree((down,)):
+            if agree((down,)) and unwatched(parents[name], *parents[name].children()):
                 options = {"producer": found[0], "roles": found[1]}
                 made[name] = FusedGatedMLP.of(parents[name], (down,), **options)
     norms = {n: m for n, m in modules.items() if is_norm(m)}
@@ -260,13 +271,28 @@ def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
     groups, samples = _traced(model, norms | {n: modules[n] for n in acts}, linears, call)
     for name, fed in groups.items():
         readers = tuple(linears[n] for n in fed)
-        if not agree(readers):
+        if not (agree(readers) and unwatched(modules[name], *readers)):
             continue
         if name in acts:
             made[name] = FusedActivation.of(modules[name], readers, producer=acts[name])
         elif (how := norm_of(modules[name], samples[name])) is not None:
             made[name] = FusedNorm.of(modules[name], readers, **how)
     return made
+
+
+def example_of(model: nn.Module) -> Any:
+    """A batch that the model brings along, as those of transformers do; else None."""
+    example = getattr(model, "dummy_inputs", None)
+    return example if isinstance(example, Mapping) and example else None
+
+
+def fused_where_safe(model: Model, batch: Any) -> Model:
+    """`fuse_model` in place; the model as it is where it holds no `ScaledLinear`, or does not run
+    on the batch."""
+    try:
+        return fuse_model(model, batch, inplace=True)
+    except Exception:  # whatever the model raises: it was not asked for
+        return model
 
 
 def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
@@ -282,12 +308,23 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
 
     One kernel then does what three did. A producer does not round to the model's dtype before it
     quantises (docs/numerics.md, section 6), so outputs differ from the unfused model's by as much
-    as roundings to that dtype do. State dicts keep their names. What a module computes is found by
-    trial, and what no producer computes stays as it is; so does a norm whose output is read by
-    anything else, such as the residual of a BERT. The model must do the same for every batch.
+    as roundings to that dtype do. State dicts keep their names.
+
+    What is replaced is safe to replace:
+
+    - What the module computes was found by trial on its own input; no class is known by name.
+    - Its output went to nothing but `ScaledLinear`s (no subclasses) that quantise alike, each row
+      by itself or all by a known scale. A norm that a residual reads too, as in BERT, stays.
+    - Neither it nor one of its readers has a hook, or a forward that was put in its own one's
+      place: they would see int8 rows.
+    - Should another batch take another way through the model, or a reader be exchanged: whoever
+      else reads the output gets the float activation, made anew (`nn.produced.Produced`).
+
+    The readers of one norm keep one static scale: a state dict in which they have several must be
+    loaded before the model is fused.
 
     Args:
-        model: any module; what it does may depend on nothing but shapes.
+        model: any module; on other batches it may do other things.
         batch: in any form that `quantize_model` takes for its calibration.
         inplace: change `model` itself; else `model` stays as it is.
 

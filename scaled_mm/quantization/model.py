@@ -14,7 +14,7 @@ from .config import SCHEMES as SCHEMES
 from .config import QuantConfig as QuantConfig
 from .config import Scheme as Scheme
 from .feeds import divided
-from .fuse import fuse_model
+from .fuse import example_of, fuse_model, fused_where_safe
 from .layers import as_linear, check, is_conv1d, matching, matrices, named
 from .observe import Call, as_calls
 from .report import attach, report_of
@@ -64,7 +64,7 @@ def quantize_model(
     config: QuantConfig | None = None,
     calibration: Iterable[Any] | None = None,
     *,
-    fuse: bool = False,
+    fuse: bool | None = False,
     inplace: bool = False,
 ) -> Model:
     """Replaces Linears by `ScaledLinear`s.
@@ -92,7 +92,9 @@ def quantize_model(
         calibration: batches, for static schemes and for smoothing: each a tensor or a tuple
             (positional arguments), a mapping (keyword arguments; its attention_mask excludes
             padding) or an `observe.Call`.
-        fuse: `fuse_model` the result, by the first batch of the calibration.
+        fuse: `fuse_model` the result, by the first batch of the calibration. None: where that is
+            safe (`fuse_model` says what is) and there is a batch: one of the calibration, or the
+            model's `dummy_inputs` (models of transformers), should it run on them.
         inplace: change `model` itself, which frees each float weight; else `model` stays as it is
             and shares nothing with the result.
 
@@ -119,10 +121,10 @@ def quantize_model(
     known = Calibration()
     static = [name for name in found if not config.scheme_for(name).dynamic]
     calls: Sequence[Call] = ()
-    if static or config.smoothing or fuse:
-        if calibration is None:
-            what = "a static scheme or smoothing" if static or config.smoothing else "fuse=True"
-            raise ValueError(f"calibration must be given for {what}, got None")
+    if calibration is None and (static or config.smoothing or fuse):
+        what = "a static scheme or smoothing" if static or config.smoothing else "fuse=True"
+        raise ValueError(f"calibration must be given for {what}, got None")
+    if calibration is not None and (static or config.smoothing or fuse is not False):
         calls = as_calls(calibration)
     if static or config.smoothing:
         known = calibrated(model, found, calls, config)
@@ -150,7 +152,10 @@ def quantize_model(
     prepare_saving(changed, conv1d)
     attach(changed, report)
     report.warn(stacklevel=2)
-    return fuse_model(changed, calls[0], inplace=True) if fuse else changed
+    if fuse:
+        return fuse_model(changed, calls[0], inplace=True)
+    batch = calls[0] if calls else example_of(changed)
+    return changed if fuse is False or batch is None else fused_where_safe(changed, batch)
 
 
 def prepare_model(
