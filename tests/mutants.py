@@ -11,6 +11,7 @@ import mutants_cpu
 import mutants_cuda
 import mutants_engines
 import mutants_files
+import mutants_fuse
 import mutants_host
 import mutants_kernels
 import mutants_layers
@@ -34,6 +35,7 @@ PARTS = (
     mutants_models,
     mutants_validate,
     mutants_files,
+    mutants_fuse,
     mutants_checkpoint,
     mutants_engines,
     mutants_producers,

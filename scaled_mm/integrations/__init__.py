@@ -2,6 +2,8 @@
 
     transformers.py   `from_pretrained` runs quantised folders on ScaledLinear and AWQLinear
     stored.py         a loaded layer's tensors as its file held them, to be saved again
+    inductor.py       a pass of torch.compile that puts producers into its graphs
+    patterns.py       what norms and activations look like there
     vllm.py           the plug-in: what vLLM calls when it starts
     vllm_kernels.py   vLLM's two kinds of linear kernel, on this library's ops
     vllm_weights.py   vLLM's parameters as these ops take them; without vLLM

@@ -1,0 +1,199 @@
+"""`torch.compile` with producers: what `fuse_model` does to modules, done to inductor's graph.
+
+    from scaled_mm.integrations import inductor
+    compiled = torch.compile(quantize_model(model), options=inductor.options())
+
+Before inductor makes kernels of a graph, a pass goes over it (`InductorPass`):
+
+    several quantisers of one tensor, alike     one
+    norm or activation -> quantiser             the producer of both
+    x + residual -> norm's producer             the producer of all three
+
+The first and the last change no bit of the model's output. The second gives the bits that
+`fuse_model` gives the model: a producer does not round to the model's dtype before it quantises
+(docs/numerics.md, section 6). A model that is fused already keeps every bit.
+
+Norms and activations are found by what they compute, as `patterns.py` writes it in torch's
+functions; a norm or activation that anything else reads too stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from .patterns import Match, find, patterns
+
+_OPS = torch.ops.scaled_mm
+_QUANTIZERS = (_OPS.quantize_int8.default, _OPS.quantize_int8_static.default)
+_PRODUCE = _OPS.produce_int8.default
+_PURE = ("aten", "prims")  # in these graphs
+_SLOT = "joint_custom_pre_pass"
+
+
+class InductorPass(CustomGraphPass):
+    """The pass, for whoever has other passes too: `torch._inductor.config.joint_custom_pre_pass`
+    takes one. It knows graphs of inference (`torch.no_grad`)."""
+
+    def __init__(self) -> None:
+        patterns()  # traced here, and not within the trace of a model
+
+    def __call__(self, graph: fx.Graph) -> None:
+        _share(graph, _QUANTIZERS)
+        for node in list(graph.nodes):
+            if node.target in _QUANTIZERS:
+                _produce(graph, node)
+        _share(graph, (_PRODUCE,))
+        for node in list(graph.nodes):
+            if node.target is _PRODUCE:
+                _take_residual(graph, node)
+        graph.eliminate_dead_code()
+
+    def uuid(self) -> Any:
+        """Changes with the pass: compiled programs are kept under it."""
+        files = (Path(__file__), Path(__file__).with_name("patterns.py"))
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def options(**others: Any) -> dict[str, Any]:
+    """The `options=` of torch.compile with the pass, and others of inductor's.
+
+    Raises:
+        RuntimeError: this torch has no place for such a pass.
+    """
+    if _SLOT not in torch._inductor.list_options():
+        raise RuntimeError(f"torch {torch.__version__} must have inductor's {_SLOT}, got none")
+    return {_SLOT: InductorPass(), **others}
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+def _share(graph: fx.Graph, targets: Iterable[Any]) -> None:
+    """Keeps one of the nodes that do the same to the same."""
+    seen: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.target not in targets:
+            continue
+        key = (node.target, node.args, tuple(sorted(node.kwargs.items(), key=lambda x: x[0])))
+        first = seen.setdefault(key, node)
+        if first is not node:
+            _parts_to(graph, node, first, range(4))
+
+
+def _parts_to(graph: fx.Graph, old: fx.Node, new: fx.Node, places: Iterable[int]) -> None:
+    """Lets the readers of old's parts read those of new, old's i-th is new's places[i]-th."""
+    parts = dict(enumerate(places))
+    for reader in list(old.users):
+        place: Any = reader.args[1]
+        with graph.inserting_before(reader):
+            part = _part(graph, new, parts[place])
+        reader.replace_all_uses_with(part)
+        graph.erase_node(reader)
+    graph.erase_node(old)
+
+
+def _part(graph: fx.Graph, node: fx.Node, place: int) -> fx.Node:
+    part = graph.call_function(operator.getitem, (node, place))
+    part.meta["val"] = node.meta["val"][place]
+    return part
+
+
+def _produce(graph: fx.Graph, node: fx.Node) -> None:
+    """Puts the producer in the place of a quantiser and what it reads."""
+    y: Any = node.args[0]
+    if any(reader.target not in _QUANTIZERS for reader in y.users):
+        return None
+    match = find(y)
+    if match is None:
+        return None
+    given = _options_of(node)
+    if given is None:
+        return None
+    with graph.inserting_before(node):
+        made = _call(graph, match, given)
+    if node.target is _QUANTIZERS[0]:
+        return _parts_to(graph, node, made, (0, 1, 2))
+    with graph.inserting_before(node):
+        q = _part(graph, made, 0)
+    node.replace_all_uses_with(q)
+    graph.erase_node(node)
+    return None
+
+
+def _options_of(node: fx.Node) -> dict[str, Any] | None:
+    """How it quantises, as a producer takes it; None where no producer does."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    names = [argument.name for argument in schema.arguments]
+    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    given |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    given.pop("x")
+    if node.target is _QUANTIZERS[0]:
+        return {"symmetric": given["symmetric"]} if given["per_token"] else None
+    scales = {name: t for name, t in given.items() if t is not None}
+    return {**scales, "symmetric": "azp" not in scales}
+
+
+def _call(graph: fx.Graph, match: Match, given: dict[str, Any]) -> fx.Node:
+    node = graph.call_function(_PRODUCE, (match.producer, match.x), {**match.options, **given})
+    _shapes(node)
+    return node
+
+
+def _shapes(node: fx.Node) -> None:
+    """What the node's outputs look like, as inductor wants to know."""
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+    mode = node.args[1].meta["val"].fake_mode  # type: ignore[union-attr]
+    with mode:
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _take_residual(graph: fx.Graph, node: fx.Node) -> None:
+    """x + residual in front of a norm's producer becomes its own, for all who read the sum."""
+    total: Any = node.args[1]
+    norm = node.args[0] in ("rms_norm", "layer_norm")
+    if not norm or node.kwargs.get("residual") is not None or not _is_sum(total):
+        return
+    late: dict[fx.Node, None] = {}
+    others = [n for n in node.all_input_nodes if n is not total]
+    if not all(_movable(n, total, late) for n in others):
+        return  # not known yet where the sum is wanted
+    for other in sorted(late):
+        total.prepend(other)
+    x, residual = total.args
+    with graph.inserting_before(total):
+        made = graph.call_function(
+            _PRODUCE, (node.args[0], x), {**node.kwargs, "residual": residual}
+        )
+        _shapes(made)
+        h = _part(graph, made, 3)
+    _parts_to(graph, node, made, range(3))
+    total.replace_all_uses_with(h)
+    graph.erase_node(total)
+
+
+def _movable(node: fx.Node, place: fx.Node, late: dict[fx.Node, None]) -> bool:
+    """Whether it is there at `place`, or can be: one of aten's operations on such. These are added
+    to `late`."""
+    if node < place:
+        return True
+    aten = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _PURE
+    late[node] = None
+    return aten and all(n is not place and _movable(n, place, late) for n in node.all_input_nodes)
+
+
+def _is_sum(node: fx.Node) -> bool:
+    if node.target is not torch.ops.aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    x, y = ((n.meta.get("val") if isinstance(n, fx.Node) else None) for n in node.args)
+    out = node.meta["val"]
+    return all(
+        isinstance(t, Tensor) and t.dtype == out.dtype and t.shape == out.shape for t in (x, y)
+    )

@@ -1,0 +1,139 @@
+"""Bugs for mutants.py: producers in models and in inductor's graphs."""
+
+from __future__ import annotations
+
+from mutant import of
+
+MUTANTS = [
+    *of(
+        "scaled_mm/quantization/fuse.py",
+        "test_fuse",
+        {
+            "fused-under-somebodys-hook": (
+                "if not (agree(readers) and unwatched(modules[name], *readers)):",
+                "if not agree(readers):",
+            ),
+            "hooks-of-the-norm-alone": (
+                "unwatched(modules[name], *readers)",
+                "unwatched(modules[name])",
+            ),
+            "fused-twice": (
+                "for n, m in model.named_modules() if not isinstance(m, _Fused)",
+                "for n, m in model.named_modules()",
+            ),
+            "eps-of-the-dtype-alone": (
+                "for dtype in (torch.float32, x.dtype)]",
+                "for dtype in (x.dtype,)]",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/quantization/model.py",
+        "test_fuse::test_where_it_is_safe",
+        {
+            "fused-though-told-not-to": ("if fuse is False or batch is None", "if batch is None"),
+            "never-fused-by-itself": ("if fuse is False or batch is None", "if not fuse"),
+        },
+    ),
+    *of(
+        "scaled_mm/nn/produced.py",
+        "test_fuse",
+        {
+            "torch-gets-what-is-produced": (
+                "args, kwargs = tree_map(plain, (args, dict(kwargs or {})))",
+                "args, kwargs = args, dict(kwargs or {})",
+            ),
+            "plain-in-float32": ("self.unquantized().to(self.dtype)", "self.unquantized()"),
+            "second-factor-forgotten": (
+                'if "times" in self.inputs else y',
+                "if False else y",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/integrations/inductor.py",
+        "test_inductor",
+        {
+            "an-activation-that-others-read": (
+                "if any(reader.target not in _QUANTIZERS for reader in y.users):",
+                "if False:",
+            ),
+            "one-scale-taken-for-one-a-token": (
+                'return {"symmetric": given["symmetric"]} if given["per_token"] else None',
+                'return {"symmetric": given["symmetric"]}',
+            ),
+            "symmetric-whatever-was-asked": (
+                '"symmetric": "azp" not in scales',
+                '"symmetric": True',
+            ),
+            "sum-of-any-shapes": ("t.dtype == out.dtype and t.shape == out.shape", "True"),
+            "sum-before-its-weight": (
+                "if not all(_movable(n, total, late) for n in others):",
+                "if False:",
+            ),
+            "quantisers-that-differ-shared": (
+                "tuple(sorted(node.kwargs.items(), key=lambda x: x[0]))",
+                "()",
+            ),
+            "scaled-sum": ("or node.kwargs or len(node.args) != 2", "or len(node.args) != 2"),
+        },
+    ),
+    *of(
+        "scaled_mm/integrations/patterns.py",
+        "test_inductor",
+        {
+            "any-constant": (
+                "return type(want) is type(got) and bool(want == got)",
+                "return type(want) is type(got)",
+            ),
+            "any-dimension": (
+                "yield [_last(d, 2) for d in a], [_last(d, rank) for d in b]",
+                "pass",
+            ),
+            "two-inputs-for-one": (
+                "return self.bound[want] is got",
+                "return True",
+            ),
+            "read-in-between": (
+                "if any(reader not in inner for n in inner - {y} for reader in n.users):",
+                "if False:",
+            ),
+            "factors-that-are-broadcast": (
+                "if not shape or any(_value(node).shape != wanted for node in others):",
+                "if not shape:",
+            ),
+            "factors-in-one-order": (
+                "if want.target in _SYMMETRIC and len(got.args) == 2:",
+                "if False:",
+            ),
+        },
+    ),
+    *of(
+        "csrc/cuda/common/produce_team.cuh",
+        "test_cuda_produce",
+        {
+            "cuda-range-of-one-block": ("all *= gridDim.x;", ""),
+            "cuda-range-before-it-is-there": (
+                "      arrive();\n      wait();\n      all",
+                "      all",
+            ),
+            "cuda-nan-is-lost": (
+                'asm("max.NaN.f32 %0, %1, %2;"',
+                'asm("max.f32 %0, %1, %2;"',
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/produce.cu",
+        "test_cuda_produce",
+        {
+            "cuda-columns-that-are-not-there": (
+                "return producer_.has(group) ? sum : 0.0f;",
+                "return sum;",
+            ),
+            "cuda-weights-of-two-dtypes": ("|| is_mixed(p)", ""),
+        },
+        gpu=True,
+    ),
+]

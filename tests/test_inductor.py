@@ -1,0 +1,273 @@
+"""The pass over inductor's graphs: what it finds, that bits are `fuse_model`'s, and that what it
+needs of torch is where it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bits, extra
+from test_fuse import built, output
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch.nn import functional
+
+from scaled_mm import QuantConfig, fuse_model, ops, quantize_model
+from scaled_mm.integrations import inductor
+from scaled_mm.integrations.patterns import FUNCTIONS, patterns
+
+PRODUCE = torch.ops.scaled_mm.produce_int8.default
+QUANTIZERS = (
+    torch.ops.scaled_mm.quantize_int8.default,
+    torch.ops.scaled_mm.quantize_int8_static.default,
+)
+
+
+def compiled(model: Callable[..., Any], found: list[fx.Graph], **options: Any) -> Any:
+    """torch.compile of the model as far as inductor's pass, and the graph run as it is then."""
+
+    def finish(module: fx.GraphModule, _: Any) -> Any:
+        inductor.InductorPass()(module.graph)
+        module.graph.lint()
+        module.recompile()
+        found.append(module.graph)
+        return module
+
+    torch._dynamo.reset()
+    backend = aot_autograd(
+        fw_compiler=finish, inference_compiler=finish, decompositions=select_decomp_table()
+    )
+    return torch.compile(model, backend=backend, fullgraph=True, **options)
+
+
+def producers(graph: fx.Graph) -> dict[str, int]:
+    names = (
+        str(n.args[0]) + (" of a sum" if "residual" in n.kwargs else "")
+        for n in graph.nodes
+        if n.target is PRODUCE
+    )
+    return dict(Counter(names))
+
+
+def quantizers(graph: fx.Graph) -> int:
+    return sum(n.target in QUANTIZERS for n in graph.nodes)
+
+
+class RMSNorm(nn.Module):
+    """As transformers writes Llama's."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(columns))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.to(x.dtype)
+
+
+class MLP(nn.Module):
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(96, 64)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Two residuals, as a Llama's; a GELU or the like for `act`."""
+
+    def __init__(self, norm: Callable[[], nn.Module], act: nn.Module) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = norm(), norm()
+        self.q, self.k, self.o = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.mlp = MLP(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        x = x + self.o(torch.sin(self.q(y)) + self.k(y))
+        return x + self.mlp(self.norm2(x))
+
+
+NORMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "rms": (partial(nn.RMSNorm, 64, eps=1e-5), "rms_norm"),
+    "rms of default eps": (partial(nn.RMSNorm, 64), "rms_norm"),
+    "rms of transformers": (partial(RMSNorm, 64), "rms_norm"),
+    "layer": (partial(nn.LayerNorm, 64), "layer_norm"),
+    "layer without bias": (partial(nn.LayerNorm, 64, bias=False), "layer_norm"),
+}
+ACTS = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "relu": nn.ReLU()}
+SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", NORMS)
+def test_bits_are_those_of_the_fused_model(norm: str, dtype: torch.dtype) -> None:
+    place = list(NORMS).index(norm)
+    act, scheme = list(ACTS)[place % 4], SCHEMES[place % 4]
+    torch.manual_seed(place)
+    make, producer = NORMS[norm]
+    model, x = Block(make, ACTS[act]).to(dtype), torch.randn(2, 5, 64).to(dtype)
+    quantized = quantize_model(model, QuantConfig(scheme), [x], fuse=False)
+    fused = fuse_model(quantized, x)
+    for start in (quantized, fused):
+        graphs: list[fx.Graph] = []
+        with torch.no_grad():
+            assert_bits(compiled(start, graphs)(x), fused(x), start is fused)
+        (graph,) = graphs
+        apart = 2 * ("static" in scheme and start is quantized)  # each reader's scale is its own
+        assert producers(graph) == {producer: 1 + apart, f"{producer} of a sum": 1, act: 1}
+        assert quantizers(graph) == 1  # the input of o
+
+
+@pytest.mark.parametrize(("family", "sums"), [("Llama", 3), ("Gemma", 3), ("OPT", 1)])
+def test_sums_in_models_of_transformers(family: str, sums: int) -> None:
+    extra("transformers")
+    model, batch = built(family)
+    quantized = quantize_model(model, fuse=False)
+    fused = fuse_model(quantized, batch)
+    graphs: list[fx.Graph] = []
+
+    @torch.no_grad()
+    def run(ids: Tensor) -> Tensor:
+        return fused(ids, use_cache=False)[0]
+
+    got = compiled(run, graphs)(batch["input_ids"])  # float layers may round otherwise
+    torch.testing.assert_close(got, output(fused, batch), rtol=1e-5, atol=1e-6)
+    found = Counter[str]()
+    for graph in graphs:
+        found.update(producers(graph))
+    assert sum(n for name, n in found.items() if name.endswith("of a sum")) == sums
+
+
+def test_smaller_shapes_are_the_same_program() -> None:
+    torch.manual_seed(0)
+    model, x = Block(NORMS["layer"][0], ACTS["gelu"]), torch.randn(2, 6, 64)
+    quantized = quantize_model(model, fuse=False)
+    fused = fuse_model(quantized, x)  # before: it reads the weights, and would cost a trace
+    graphs: list[fx.Graph] = []
+    program = compiled(quantized, graphs, dynamic=True)
+    with torch.no_grad():
+        for rows in (6, 3, 5, 4):
+            fewer = x[:, :rows].contiguous()
+            assert_bits(program(fewer), fused(fewer))
+    assert len(graphs) <= 2  # the first may be of its own size
+
+
+# --- what stays -----------------------------------------------------------------------------------
+
+
+def quantized(y: Tensor, **options: Any) -> Tensor:
+    q, scale, _ = ops.quantize_int8(y, **options)
+    return q.float() * scale
+
+
+WEIGHT = torch.linspace(0.5, 1.5, 64)
+STAY: dict[str, Callable[[Tensor], Any]] = {
+    "an activation that others read": lambda x: (y := x.relu(), quantized(y)),
+    "between": lambda x: (s := torch.sigmoid(x), quantized(x * s))[1] + s,
+    "one scale for all": lambda x: quantized(x.relu(), per_token=False),
+    "another function": lambda x: quantized(x.tanh()),
+    "a factor that is broadcast": lambda x: quantized(x.relu() * x[:, :1]),
+    "columns that are no dimension of a norm": lambda x: quantized(
+        functional.layer_norm(x, tuple(x.shape), None, None)
+    ),
+    "a root of something else": lambda x: quantized(
+        WEIGHT * (x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6))
+    ),
+    "squares of another": lambda x: quantized(
+        WEIGHT * (x * torch.rsqrt((x + 1).pow(2).mean(-1, keepdim=True) + 1e-6))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_stays(name: str) -> None:
+    x = torch.randn(64, 64)
+    graphs: list[fx.Graph] = []
+    with torch.no_grad():
+        got, want = compiled(STAY[name], graphs)(x), STAY[name](x)
+    assert not producers(graphs[0])
+    for one, two in zip(got, want, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_quantisers_that_do_the_same_are_one() -> None:
+    def several(x: Tensor) -> tuple[Tensor, ...]:
+        return quantized(x), quantized(x), quantized(x, symmetric=False), quantized(x + 1)
+
+    x = torch.randn(4, 64)
+    graphs: list[fx.Graph] = []
+    with torch.no_grad():
+        got = compiled(several, graphs)(x)
+    assert quantizers(graphs[0]) == 3
+    for one, two in zip(got, several(x), strict=True):
+        assert_bits(one, two)
+
+
+@pytest.mark.parametrize("form", ["other dtype", "broadcast", "factor", "weight from the sum"])
+def test_sums_that_stay(form: str) -> None:
+    def sums(x: Tensor, y: Tensor) -> Tensor:
+        h = torch.add(x, y, alpha=2) if form == "factor" else x + y
+        w = h[0].float().abs() if form == "weight from the sum" else None
+        q, scale, _ = ops.rms_norm_quantize_int8(h, w, 1e-5)
+        return q.float() * scale + h
+
+    x = torch.randn(4, 64).bfloat16()
+    y = {"other dtype": x.float(), "broadcast": x[:1]}.get(form, x.flip(0))
+    graphs: list[fx.Graph] = []
+    with torch.no_grad():
+        assert_bits(compiled(sums, graphs)(x, y), sums(x, y))
+    assert producers(graphs[0]) == {"rms_norm": 1}
+
+
+# --- torch ----------------------------------------------------------------------------------------
+
+
+def test_what_it_needs_of_torch_is_there() -> None:
+    """Where this fails a new torch has moved something; `inductor.py` and `patterns.py` alone know
+    of it."""
+    assert inductor._SLOT in torch._inductor.list_options()
+    assert {p.producer for p in patterns()} == {name for name, _, _ in FUNCTIONS}
+    assert isinstance(inductor.InductorPass().uuid(), str)
+    given = inductor.options(max_autotune=False)
+    assert set(given) == {inductor._SLOT, "max_autotune"}
+
+
+def test_a_torch_without_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor, "list_options", list)
+    with pytest.raises(RuntimeError, match=r"^torch .* must have inductor's joint_custom_pre_pass"):
+        inductor.options()
+
+
+def test_inductor_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `torch.compile` itself, on a program small enough that inductor takes little time."""
+    torch._dynamo.reset()
+    calls: list[dict[str, int]] = []
+    whole = inductor.InductorPass.__call__
+
+    def counted(self: inductor.InductorPass, graph: fx.Graph) -> None:
+        whole(self, graph)
+        calls.append(producers(graph))
+
+    monkeypatch.setattr(inductor.InductorPass, "__call__", counted)
+    x, w = torch.randn(4, 64).bfloat16(), torch.randn(64).bfloat16()
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.quantize_int8(functional.layer_norm(x, (64,), w))[:2]
+
+    options = inductor.options(fx_graph_cache=False)
+    with torch.no_grad():
+        got = torch.compile(program, options=options)(x)
+        want = ops.layer_norm_quantize_int8(x, w, None, 1e-5)
+    for one, two in zip(got, want, strict=False):
+        assert_bits(one, two)
+    assert calls == [{"layer_norm": 1}]
