@@ -14,6 +14,7 @@ from . import observe as observe
 from . import smoothquant as smoothquant
 from . import tuning as tuning
 from .checkpoint import load_quantized, save_quantized
+from .lowbit.grouped import GroupedWeight, quantize_weight_grouped
 from .ops import (
     MixedWeight,
     PackedAWQ,
@@ -41,6 +42,7 @@ from .quantization import (
     QuantizationReport,
     QuantizationWarning,
     Scheme,
+    WeightScheme,
     fuse_model,
     prepare_model,
     quantization_report,
@@ -55,6 +57,7 @@ except PackageNotFoundError:  # a source tree that was built in place and never 
 tuning.load()  # after the version, without which it cannot tell what is stale
 
 __all__ = [
+    "GroupedWeight",
     "MixedWeight",
     "PackedAWQ",
     "PackedWeight",
@@ -62,6 +65,7 @@ __all__ = [
     "QuantizationReport",
     "QuantizationWarning",
     "Scheme",
+    "WeightScheme",
     "awq",
     "awq_dequantize",
     "awq_gemm",
@@ -83,6 +87,7 @@ __all__ = [
     "quantization_report",
     "quantize_int8",
     "quantize_model",
+    "quantize_weight_grouped",
     "quantize_weight_int8",
     "reference",
     "relu_quantize_int8",

@@ -13,6 +13,8 @@ SCHEMES = (
     "static",
     "static-asymmetric",
 )
+WEIGHTS = "w8a16 or w4a16 (-gN for groups of N, -asymmetric)"
+"""Schemes of weights alone."""
 HYBRID = "hybrid"
 """Of `validate`: a mixture for MiniLM."""
 STRIDE = 7

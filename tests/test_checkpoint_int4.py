@@ -315,6 +315,8 @@ def test_precompute_has_nothing_to_add(tmp_path: Path) -> None:
     from scaled_mm.precompute import precompute
 
     write_toy(tmp_path / "in", Form("awq"))
-    with pytest.raises(ValueError, match=r"is int4 \(AutoAWQ, groups of 16\), without azp terms"):
+    with pytest.raises(
+        ValueError, match=r"is weight-only \(AutoAWQ, groups of 16\), without azp terms"
+    ):
         precompute(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()

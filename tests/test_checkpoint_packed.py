@@ -1,4 +1,4 @@
-"""compressed-tensors' packed int4 (W4A16): tiny Llamas that the package wrote, read and run."""
+"""compressed-tensors' packed weights (W4A16, W8A16): tiny Llamas of the package, read and run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from checkpoint_cases import state_of, write
 from helpers import assert_bits, extra
 from safetensors.torch import save_file
-from test_checkpoint_int4 import assert_layers_within_their_bound, weight_of
 from test_checkpoint_llama import IDS, llama, relative
 from torch import Tensor, nn
+from weight_only_cases import assert_layers_within_their_bound, digits, plainly, weight_of
 
 from scaled_mm import load_quantized
 from scaled_mm.checkpoint import Checkpoint, quantised_layers
-from scaled_mm.nn import AWQLinear
+from scaled_mm.nn import WeightOnlyLinear
 
 ct = extra("compressed_tensors")
 transformers = extra("transformers")
@@ -28,8 +28,19 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "channel": {"strategy": "channel"},
     "channel-asymmetric": {"strategy": "channel", "symmetric": False},
     "weight-order": {"strategy": "group", "group_size": 8, "actorder": "weight"},
+    "8-bit": {"num_bits": 8, "strategy": "channel"},
+    "8-bit-asymmetric": {"num_bits": 8, "strategy": "channel", "symmetric": False},
+    "8-bit-groups": {"num_bits": 8, "strategy": "group", "group_size": 16},
 }
-names = pytest.mark.parametrize("name", [*WEIGHTS, "act-order"])
+names = pytest.mark.parametrize("name", [*WEIGHTS, "act-order", "8-bit-act-order"])
+
+
+def arguments(name: str) -> dict[str, Any]:
+    return {"num_bits": 4, **WEIGHTS[name]}
+
+
+def bits_of(name: str) -> int:
+    return 8 if name.startswith("8-bit") else 4
 
 
 def written(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> Path:
@@ -44,7 +55,7 @@ def written(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> Pat
     from compressed_tensors.quantization.utils import calculate_qparams
 
     model = llama(dtype)
-    weights = QuantizationArgs(num_bits=4, **WEIGHTS[name])
+    weights = QuantizationArgs(**arguments(name))
     groups = {"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}
     apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
     for module in model.modules():
@@ -63,13 +74,13 @@ def written(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> Pat
     return folder
 
 
-def with_act_order(folder: Path, source: Path) -> Path:
+def with_act_order(folder: Path, source: Path, bits: int) -> Path:
     """What the package wrote for `actorder: group` until 0.19: features of a group scattered."""
     state = state_of(source)
     for name in [key for key in state if key.endswith(".weight_packed")]:
-        q = digits(state[name]).flatten(-2)
+        q = digits(state[name], bits).flatten(-2)
         at = torch.randperm(q.shape[1], generator=torch.Generator().manual_seed(q.shape[1]))
-        words = q[:, at].unflatten(1, (-1, 8)) * 16 ** torch.arange(8)
+        words = q[:, at].unflatten(1, (-1, 32 // bits)) * 2 ** (bits * torch.arange(32 // bits))
         state[name] = words.sum(-1).to(torch.int32)
         state[name.replace("_packed", "_g_idx")] = (at // 16).int()
     config = json.loads((source / "config.json").read_text())
@@ -85,31 +96,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root, there = tmp_path_factory.mktemp("packed"), {}
 
     def folder(name: str) -> Path:
-        if name not in there and name == "act-order":
-            there[name] = with_act_order(root / name, folder("symmetric"))
+        if name not in there and name.endswith("act-order"):
+            source = "symmetric" if name == "act-order" else "8-bit-groups"
+            there[name] = with_act_order(root / name, folder(source), bits_of(name))
         elif name not in there:
             there[name] = written(root / name, name)
         return there[name]
 
     return folder
-
-
-def digits(words: Tensor) -> Tensor:
-    """The eight hexadecimal digits of each word, the lowest first: [..., 8]."""
-    return words.to(torch.int64).unsqueeze(-1) % 2**32 // 16 ** torch.arange(8) % 16
-
-
-def plainly(tensors: dict[str, Tensor]) -> Tensor:
-    """W [K, N] of a layer's tensors, without the library: (q - z) * s in float64, rounded once."""
-
-    scale = tensors["weight_scale"]
-    q = digits(tensors["weight_packed"]).flatten(-2).t()
-    z = torch.full(scale.shape, 8)
-    if "weight_zero_point" in tensors:
-        z = digits(tensors["weight_zero_point"]).transpose(1, 2).flatten(0, 1)
-    k = len(q)
-    g = tensors.get("weight_g_idx", torch.arange(k) // (k // scale.shape[1])).long()
-    return ((q - z.t()[g]).double() * scale.t()[g].double()).to(scale.dtype)
 
 
 def parts_of(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -127,19 +121,20 @@ def test_a_llama_of_the_package(name: str, made: Any) -> None:
         {key: x for key, x in state.items() if x.dtype == torch.bfloat16 and "weight_" not in key},
         strict=False,
     )
-    layers = {x: m for x, m in model.named_modules() if isinstance(m, AWQLinear)}
+    layers = {x: m for x, m in model.named_modules() if isinstance(m, WeightOnlyLinear)}
     assert len(layers) == 14
     for layer, module in layers.items():
         tensors = parts_of(state, layer)
         assert ("weight_zero_point" in tensors) == name.endswith("asymmetric")
-        weight = plainly(tensors)
+        weight = plainly(tensors, bits_of(name))
         assert_bits(weight_of(module), weight, layer)
         floats.get_submodule(layer).weight.copy_(weight.t())
-        assert (module.order is not None) == (name == "act-order")
+        assert module.act_order == name.endswith("act-order") and module.bits == bits_of(name)
     assert assert_layers_within_their_bound(model, IDS) == 14
     exact = floats(IDS).logits
     assert 0 < relative(model(IDS).logits, exact) < 4 * torch.finfo(torch.bfloat16).eps
-    assert relative(exact, original(IDS).logits) > 0.05  # what int4 itself costs
+    cost = relative(exact, original(IDS).logits)
+    assert cost > (0.05 if bits_of(name) == 4 else 0.004)  # what the quantisation itself costs
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -147,9 +142,7 @@ def test_the_weights_are_those_that_the_package_unpacks(name: str, made: Any) ->
     from compressed_tensors.compressors import PackedQuantizationCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    scheme = QuantizationScheme(
-        targets=["Linear"], weights=QuantizationArgs(num_bits=4, **WEIGHTS[name])
-    )
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments(name)))
     layer = "model.layers.1.mlp.down_proj"
     tensors = parts_of(state_of(made(name)), layer)
     theirs = PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
@@ -157,7 +150,7 @@ def test_the_weights_are_those_that_the_package_unpacks(name: str, made: Any) ->
     assert_bits(weight_of(model.get_submodule(layer)), theirs.t().to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("name", ["asymmetric", "act-order"])
+@pytest.mark.parametrize("name", ["asymmetric", "act-order", "8-bit-asymmetric"])
 def test_transformers_loads_and_saves_it(name: str, made: Any, tmp_path: Path) -> None:
     import scaled_mm.integrations.transformers as ours
 
@@ -220,8 +213,10 @@ def _leave_float(config: dict[str, Any], state: dict[str, Tensor]) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "8-bit": (_weights(num_bits=8), "weights.num_bits must be 4, got 8"),
-    "no-bits": (_weights(num_bits=None), "weights.num_bits must be 4, got None"),
+    "2-bit": (_weights(num_bits=2), "weights.num_bits must be 4 or 8, got 2"),
+    "no-bits": (_weights(num_bits=None), "weights.num_bits must be 4 or 8, got None"),
+    "bits-true": (_weights(num_bits=True), "weights.num_bits must be 4 or 8, got True"),
+    "other-bits": (_weights(num_bits=8), "weight_shape must hold [48, 40], as weight_packed says"),
     "float": (_weights(type="float"), "weights.type must be int, got 'float'"),
     "dynamic": (_weights(dynamic=True), "weights.dynamic must be false, got true"),
     "group-0": (_weights(group_size=0), "group_size must be null, -1 or at least 1, got 0"),
@@ -240,7 +235,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no-weights": (_group(weights=None), "weights must be an object, got None"),
     "other-format": (_group(format="int-quantized"), "format must be one of pack-quantized"),
-    "float-layer": (_leave_float, f"is int4, but quantization_config leaves {LAYER} float"),
+    "float-layer": (_leave_float, f"is packed, but quantization_config leaves {LAYER} float"),
     "groups-of-7": (_weights(group_size=7), "as many features K as groups of 7 hold, got K="),
     "no-scale": (_tensor("weight_scale", lambda x: None), "weight_scale is missing: the scheme is"),
     "no-zeros": (_tensor("weight_zero_point", lambda x: None), "weight_zero_point is missing"),
@@ -256,8 +251,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
         _tensor("weight_g_idx", lambda x: torch.zeros(48, dtype=torch.int32)),
         "weight_g_idx must not be there",
     ),
-    "words-1-D": (_tensor("weight_packed", lambda x: x[0]), "shape [N, K/8], N a multiple of 8"),
-    "channels": (_tensor("weight_packed", lambda x: x[:79]), "N a multiple of 8, got [79, 6]"),
+    "words-1-D": (_tensor("weight_packed", lambda x: x[0]), "must have shape [N, K/8], got [6]"),
+    "channels": (
+        _tensor("weight_packed", lambda x: x[:79]),
+        "weight_shape must hold [79, 48], as weight_packed says, got [80, 48]",
+    ),
+    "shape-64": (_tensor("weight_shape", lambda x: x.float()), "must be I64 or I32, got F32"),
+    "features": (
+        _tensor("weight_shape", lambda x: x - torch.tensor([0, 8])),
+        "weight_shape must hold [80, 48], as weight_packed says, got [80, 40]",
+    ),
     "zeros-shape": (_tensor("weight_zero_point", lambda x: x[1:]), "shape [10, 3], got [9, 3]"),
     "extra": (_tensor("perm", lambda x: torch.ones(2)), "perm is not understood"),
 }
@@ -276,7 +279,7 @@ def test_what_does_not_fit_is_refused(name: str, made: Any, tmp_path: Path) -> N
         load_quantized(model, tmp_path)
     text = str(refusal.value)
     assert said in text and text.startswith(str(tmp_path)) and len(text) < 400
-    assert all(type(m) is not AWQLinear for m in model.modules())
+    assert all(type(m) is not WeightOnlyLinear for m in model.modules())
 
 
 def test_features_scattered_over_unequal_groups_are_refused(made: Any, tmp_path: Path) -> None:
@@ -292,7 +295,9 @@ def test_features_scattered_over_unequal_groups_are_refused(made: Any, tmp_path:
 def test_precompute_has_nothing_to_add(made: Any, tmp_path: Path) -> None:
     from scaled_mm.precompute import precompute
 
-    with pytest.raises(ValueError, match=r"is int4 \(packed int4, symmetric, one group\), without"):
+    with pytest.raises(
+        ValueError, match=r"is weight-only \(packed int4, symmetric, one group\), without"
+    ):
         precompute(made("channel"), tmp_path / "out")
 
 

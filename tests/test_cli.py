@@ -18,7 +18,7 @@ from scaled_mm import _library
 from scaled_mm.bench import cases, layer
 from scaled_mm.cli import COMMANDS, bench, gpus, info, main
 from scaled_mm.demo.run import STRIDE
-from scaled_mm.quantization import config
+from scaled_mm.quantization import schemes
 from scaled_mm.tuning import measure
 from scaled_mm.validate import Thresholds, compare, targets
 from scaled_mm_cli import words
@@ -161,7 +161,8 @@ def test_every_command_is_there_and_documented():
 
 def test_the_words_of_help_texts_are_the_library_s():
     limits = Thresholds()
-    assert (tuple(config.SCHEMES), targets.HYBRID) == (words.SCHEMES, words.HYBRID)
+    assert (tuple(schemes.SCHEMES), targets.HYBRID) == (words.SCHEMES, words.HYBRID)
+    assert schemes.NAMES_OF_WEIGHTS == words.WEIGHTS
     assert (tuple(cases.DTYPES), tuple(cases.EPILOGUES)) == (words.DTYPES, words.EPILOGUES)
     assert tuple(layer.LAYERS) == words.LAYERS
     assert (tuple(bench.DEFAULT_SHAPES), tuple(gpus.DEVICES)) == (words.DEVICES, words.GPUS)

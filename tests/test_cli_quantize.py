@@ -236,7 +236,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     for line in (
         "2 layers: dynamic symmetric, per token, weights per channel",
         "12 layers: static asymmetric, per tensor, weights per channel",
-        "74.2% of the parameters are int8",
+        "74.2% of the parameters are quantised",
         "10 layers are smoothed, and the norms in front divided",
         "Linears that stay float: lm_head",
         "copied along: README.md, generation_config.json, tokenizer.json",

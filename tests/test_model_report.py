@@ -100,7 +100,7 @@ def test_report_is_text_and_json() -> None:
     made = quantize_model(seeded(Tied))
     report = quantization_report(made)
     for text in (
-        "int8: 1 layer, 44.4%",
+        "quantised: 1 layer, 44.4%",
         "float: 1 matrix",
         "lm_head.weight",
         "skip has 'lm_head'",

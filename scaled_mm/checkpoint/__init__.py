@@ -6,7 +6,7 @@
     config.py     quantization_config: which layer is quantised how; targets.py its lists of names
                   and patterns; config_int4.py AWQ's and GPTQ's form
     layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_int4.py int4
-                  of AutoAWQ and GPTQ, layers_packed.py int4 of compressed-tensors
+                  of AutoAWQ and GPTQ, layers_packed.py W4A16 and W8A16 of compressed-tensors
     loading.py    load_quantized, load_float
     saving.py     save_quantized; compressed_tensors.py the config and names that it writes,
                   shards.py files whose tensors are made one at a time
@@ -19,7 +19,7 @@
 A refusal is a `ValueError` that names the file, and within it the tensor or the key.
 """
 
-from .config import W8A8, PackedScheme, PackedW4A16, W8A8Scheme
+from .config import W8A8, PackedScheme, PackedWeights, W8A8Scheme
 from .config_int4 import W4A16
 from .files import Entry, TensorFile
 from .folder import Checkpoint
@@ -41,7 +41,7 @@ __all__ = [
     "LowbitLayer",
     "PackedLayer",
     "PackedScheme",
-    "PackedW4A16",
+    "PackedWeights",
     "QuantisedLayer",
     "QuantizeReport",
     "ShardReport",

@@ -17,6 +17,7 @@ from ..quantization.feeds import find_feeds
 from ..quantization.observe import Call, as_calls, evaluating
 from .blocks import Walk, blocks_of
 from .compressed_tensors import NO_PLACE
+from .config import PackedScheme
 from .files import TensorFile
 from .float_model import load_model
 from .quantize_plan import Plan
@@ -66,14 +67,15 @@ def calibrate(plan: Plan, batches: Sequence[Any]) -> Calibrated:
         config, norms, found = _whole(plan, calls)
     else:
         how = "block by block"
-    static = [name for name in plan.schemes if not config.scheme_for(name).dynamic]
+    static = [name for name in plan.schemes if config.scheme_for(name).static]
     found.check(static)
     found.warn(config, calls, stacklevel=3)
     tensors: dict[str, Tensor] = {}
     for name in plan.schemes:
         smooth = found.smooth.get(name)
         if smooth is not None and smooth.norm is None:
-            raise ValueError(f"{name}: {NO_PLACE}")
+            weights = isinstance(plan.schemes[name], PackedScheme)
+            raise ValueError(f"{name}: {'pre_scale' if weights else 'input_smooth'} {NO_PLACE}")
         ranges, extent = found.ranges.get(name), found.extents.get(name)
         scale, azp = input_scale(config.scheme_for(name), ranges, smooth, extent)
         if scale is not None:

@@ -1,4 +1,6 @@
-"""compressed-tensors' int-quantized format, as it is written: a layer's tensors, and the config.
+"""compressed-tensors' formats, as they are written: a layer's tensors, and the config.
+
+int-quantized (W8A8):
 
     NAME.weight             int8 [N, K]
     NAME.weight_scale       float32 [N, 1]
@@ -6,8 +8,13 @@
     NAME.input_scale        float32 [1], static
     NAME.input_zero_point   int8 [1], static asymmetric
 
-Zero-point terms (`azp_adj`, `azp_with_adj`) follow from these and are left out. The format has no
-place for a factor on each input channel (`input_smooth`); a layer that has one is refused.
+Zero-point terms (`azp_adj`, `azp_with_adj`) follow from these and are left out.
+
+pack-quantized (W8A16, W4A16): what the state dict of a `WeightOnlyLinear` holds; `layers_packed.py`
+lists it.
+
+The formats have no place for a factor on each input channel (`input_smooth`, `pre_scale`), nor for
+zero points that are floats or an activation; a layer that has one is refused.
 
 Source: the format of the compressed-tensors package, 0.20.
 """
@@ -20,16 +27,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn import ScaledLinear
-from .config import W8A8Scheme
+from ..nn import ScaledLinear, WeightOnlyLinear
+from .config import PackedScheme, W8A8Scheme
 
-FORMAT = "int-quantized"
+Saved = ScaledLinear | WeightOnlyLinear
+"""The layers that the formats have a place for."""
+AnyLayerScheme = W8A8Scheme | PackedScheme
+_FORMATS = {W8A8Scheme: "int-quantized", PackedScheme: "pack-quantized"}
 _EIGHT_BITS = {"num_bits": 8, "type": "int", "group_size": None}
 
 
-def scheme_of_layer(layer: ScaledLinear) -> W8A8Scheme:
-    """How a layer is quantised, in the format's words."""
-    return W8A8Scheme(layer.dynamic, layer.symmetric, layer.per_token, per_channel=True)
+def scheme_of_layer(layer: Saved) -> AnyLayerScheme:
+    """How a layer is quantised, in the formats' words."""
+    if isinstance(layer, ScaledLinear):
+        return W8A8Scheme(layer.dynamic, layer.symmetric, layer.per_token, per_channel=True)
+    group = -1 if layer.group_size == layer.in_features else layer.group_size
+    return PackedScheme(layer.bits, group, layer.zero == "none", layer.act_order)
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -37,19 +50,23 @@ def is_linear(module: nn.Module) -> bool:
     return any(each.__name__ == "Linear" for each in type(module).__mro__)
 
 
-def layer_tensors(name: str, layer: ScaledLinear, float_dtype: torch.dtype) -> dict[str, Tensor]:
+def layer_tensors(name: str, layer: Saved, float_dtype: torch.dtype) -> dict[str, Tensor]:
     """The tensors of one layer by their names in the file.
 
     Args:
         name: of the layer.
-        layer: any `ScaledLinear` without `input_smooth`.
+        layer: any that the formats have a place for.
         float_dtype: of the model's other tensors; the bias gets it where it loses nothing by that.
 
     Raises:
-        ValueError: the layer has `input_smooth`.
+        ValueError: the layer has something that the formats have no place for.
     """
-    refuse_smooth(name, layer)
+    refuse_homeless(name, layer)
     state = layer.state_dict()
+    if isinstance(layer, WeightOnlyLinear):
+        if (bias := state.get("bias")) is not None:
+            state["bias"] = narrowed(bias, float_dtype)
+        return {f"{name}.{part}": x for part, x in state.items()}
     tensors = {"weight": state["weight"], "weight_scale": state["weight_scale"]}
     if (bias := state.get("bias")) is not None:
         tensors["bias"] = narrowed(bias, float_dtype)
@@ -67,33 +84,47 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 NO_PLACE = (
-    "input_smooth has no place in compressed-tensors' format: smooth only layers whose norm can be "
+    "has no place in compressed-tensors' format: smooth only layers whose norm can be "
     "divided instead, or save the state_dict"
 )
 
 
-def refuse_smooth(name: str, layer: ScaledLinear) -> None:
-    """ValueError where the layer multiplies its input by a factor for each channel."""
-    if layer.input_smooth is not None:
-        raise ValueError(f"{name}: {NO_PLACE}")
+def homeless(layer: Saved) -> str | None:
+    """What of a layer the formats have no place for; None: nothing."""
+    if isinstance(layer, ScaledLinear):
+        return None if layer.input_smooth is None else "input_smooth"
+    if layer.pre_scale is not None:
+        return "pre_scale"
+    if layer.zero == "float":
+        return "weight_offset"
+    return None if layer.activation is None else "activation"
+
+
+def refuse_homeless(name: str, layer: Saved) -> None:
+    """ValueError where a layer has something that the formats have no place for."""
+    if (what := homeless(layer)) is not None:
+        raise ValueError(f"{name}: {what} {NO_PLACE}")
 
 
 def quantization_config(
-    schemes: Mapping[str, W8A8Scheme], floats: Sequence[str] | None
+    schemes: Mapping[str, AnyLayerScheme], floats: Sequence[str] | None
 ) -> dict[str, Any]:
     """The `quantization_config` of config.json.
 
     Args:
         schemes: name of each quantised layer -> its scheme.
         floats: names of all Linears that stay float; None: unknown, so that each layer is named.
+
+    Raises:
+        ValueError: the schemes are of several formats.
     """
-    groups: dict[W8A8Scheme, list[str]] = {}
+    groups: dict[AnyLayerScheme, list[str]] = {}
     for name, scheme in schemes.items():
         groups.setdefault(scheme, []).append(name)
     by_class = len(groups) == 1 and floats is not None
     return {
         "quant_method": "compressed-tensors",
-        "format": FORMAT,
+        "format": _FORMATS[one_kind(schemes)],
         # Without it, transformers takes the int8 weights for float ones.
         "quantization_status": "compressed",
         "global_compression_ratio": None,
@@ -106,7 +137,31 @@ def quantization_config(
     }
 
 
-def _group(scheme: W8A8Scheme, targets: Sequence[str]) -> dict[str, Any]:
+def one_kind(schemes: Mapping[str, AnyLayerScheme]) -> type[AnyLayerScheme]:
+    """The one kind of all schemes; a file of two formats is read by few.
+
+    Raises:
+        ValueError: there are two, with a layer of each.
+    """
+    first = {type(schemes[name]): name for name in reversed(list(schemes))}
+    if len(first) > 1:
+        got = " and ".join(f"{schemes[name]} at {name}" for name in first.values())
+        raise ValueError(f"layers must be all W8A8 or all weight-only to be saved, got {got}")
+    return next(iter(first), W8A8Scheme)
+
+
+def _group(scheme: AnyLayerScheme, targets: Sequence[str]) -> dict[str, Any]:
+    weights, inputs = _w8a8(scheme) if isinstance(scheme, W8A8Scheme) else _weight_only(scheme)
+    return {
+        "targets": list(targets),
+        "weights": weights,
+        "input_activations": inputs,
+        "output_activations": None,
+        "format": _FORMATS[type(scheme)],
+    }
+
+
+def _w8a8(scheme: W8A8Scheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
     weights = {
         **_EIGHT_BITS,
         "strategy": "channel" if scheme.per_channel else "tensor",
@@ -119,10 +174,18 @@ def _group(scheme: W8A8Scheme, targets: Sequence[str]) -> dict[str, Any]:
         "symmetric": scheme.symmetric,
         "dynamic": scheme.dynamic,
     }
-    return {
-        "targets": list(targets),
-        "weights": weights,
-        "input_activations": inputs,
-        "output_activations": None,
-        "format": FORMAT,
+    return weights, inputs
+
+
+def _weight_only(scheme: PackedScheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    grouped = scheme.group_size != -1
+    weights = {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": scheme.symmetric,
+        "strategy": "group" if grouped else "channel",
+        "group_size": scheme.group_size if grouped else None,
+        "dynamic": False,
+        "actorder": "group" if scheme.act_order else None,
     }
+    return weights, None

@@ -6,7 +6,7 @@ What compressed-tensors (llm-compressor) writes for W8A8:
      "config_groups": {"group_0": {"targets": ["Linear"], "weights": {...},
                                    "input_activations": {...}}}}
 
-and for W4A16 the same with the format "pack-quantized", where input_activations is null.
+and for W4A16 and W8A16 the same with the format "pack-quantized", where input_activations is null.
 
 Keys come and go between its versions: one that says nothing (null, false, empty) is passed over;
 one that says something which is not understood is refused by name. AutoAWQ's and GPTQ's forms are
@@ -64,18 +64,21 @@ class W8A8Scheme:
 
 @dataclass(frozen=True)
 class PackedScheme:
-    """How the Linears of one group are quantised: int4 weights, activations in float."""
+    """How the Linears of one group are quantised: 4- or 8-bit weights, activations in float."""
 
+    bits: int
+    """Of a weight, 4 or 8."""
     group_size: int
     """Input features that share a scale; -1: all of them."""
     symmetric: bool
     """Without zero points."""
-    act_order: bool
+    act_order: bool = False
     """The features of a group lie scattered; `weight_g_idx` says where."""
 
     def __str__(self) -> str:
         groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
-        return f"packed int4, {'symmetric' if self.symmetric else 'asymmetric'}, {groups}"
+        kind = "symmetric" if self.symmetric else "asymmetric"
+        return f"packed int{self.bits}, {kind}, {groups}"
 
 
 Scheme = TypeVar("Scheme", W8A8Scheme, PackedScheme)
@@ -113,14 +116,14 @@ class W8A8(_Groups[W8A8Scheme]):
     """The groups of a compressed-tensors checkpoint with int8 weights and activations."""
 
 
-class PackedW4A16(_Groups[PackedScheme]):
-    """The groups of a compressed-tensors checkpoint with packed int4 weights."""
+class PackedWeights(_Groups[PackedScheme]):
+    """The groups of a compressed-tensors checkpoint with packed weights of 4 or 8 bits."""
 
     def __str__(self) -> str:
         return ", ".join(sorted({str(scheme) for _, scheme in self.groups}))
 
 
-Quantization = W8A8 | PackedW4A16 | W4A16
+Quantization = W8A8 | PackedWeights | W4A16
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> Quantization | None:
@@ -161,7 +164,7 @@ def read_settings(where: str, fields: Any) -> Quantization:
 class _Reader(Fields):
     """Reads compressed-tensors' form."""
 
-    def quantization(self, fields: dict[str, Any]) -> W8A8 | PackedW4A16:
+    def quantization(self, fields: dict[str, Any]) -> W8A8 | PackedWeights:
         stored = fields.get("format")
         formats = (_PACKED,) if stored == _PACKED else _FORMATS
         if stored not in formats:
@@ -177,7 +180,7 @@ class _Reader(Fields):
             self.refuse(f"config_groups must be at most {_MAX_GROUPS}, got {len(groups)}")
         ignore = self._targets("ignore", fields.get("ignore") or [])
         if stored == _PACKED:
-            return PackedW4A16(self._groups(groups, formats, self._packed_scheme), ignore)
+            return PackedWeights(self._groups(groups, formats, self._packed_scheme), ignore)
         return W8A8(self._groups(groups, formats, self._w8a8_scheme), ignore)
 
     def _groups(
@@ -223,7 +226,7 @@ class _Reader(Fields):
         """`weights` or `input_activations` of W8A8."""
         if not isinstance(fields, dict):
             self.refuse(f"{at} must be an object (both are 8 bits in W8A8), got {shown(fields)}")
-        made = self._arguments(at, fields, bits=8, orders=_ORDERS_OF_GPTQ)
+        made = self._arguments(at, fields, bits=(8,), orders=_ORDERS_OF_GPTQ)
         if made["group_size"] != -1:
             self.refuse(f"{at}.group_size must be null, got {made['group_size']}")
         if made["strategy"] is None:
@@ -238,7 +241,7 @@ class _Reader(Fields):
         at = f"{at}.weights"
         if not isinstance(fields, dict):
             self.refuse(f"{at} must be an object, got {shown(fields)}")
-        made = self._arguments(at, fields, bits=4, orders=(*_ORDERS_OF_GPTQ, "group"))
+        made = self._arguments(at, fields, bits=(4, 8), orders=(*_ORDERS_OF_GPTQ, "group"))
         if made["dynamic"]:
             self.refuse(f"{at}.dynamic must be false, got true")
         grouped = made["group_size"] != -1
@@ -250,10 +253,10 @@ class _Reader(Fields):
                 f"got {shown(made['strategy'])} and {made['group_size']}"
             )
         act_order = fields.get("actorder") == "group"
-        return PackedScheme(made["group_size"], made["symmetric"], act_order)
+        return PackedScheme(made["bits"], made["group_size"], made["symmetric"], act_order)
 
     def _arguments(
-        self, at: str, fields: dict[str, Any], bits: int, orders: tuple[str, ...]
+        self, at: str, fields: dict[str, Any], bits: tuple[int, ...], orders: tuple[str, ...]
     ) -> dict[str, Any]:
         """What `weights` or `input_activations` says, with the package's defaults filled in;
         group_size -1: none."""
@@ -262,14 +265,17 @@ class _Reader(Fields):
         if fields.get("actorder") in orders:
             told.add("actorder")
         self.understood(at, fields, known | told)
-        for key, wanted in (("num_bits", bits), ("type", "int")):
-            got = fields.get(key, 8 if key == "num_bits" else "int")
-            if type(got) is not type(wanted) or got != wanted:
-                self.refuse(f"{at}.{key} must be {wanted}, got {repr(got)[:80]}")
+        choices: dict[str, tuple[Any, ...]] = {"num_bits": bits, "type": ("int",)}
+        said = {"num_bits": fields.get("num_bits", 8), "type": fields.get("type", "int")}
+        for key, wanted in choices.items():
+            if type(said[key]) is not type(wanted[0]) or said[key] not in wanted:
+                rule = " or ".join(map(str, wanted))
+                self.refuse(f"{at}.{key} must be {rule}, got {repr(said[key])[:80]}")
         size = fields.get("group_size")
         if size is not None and (type(size) is not int or (size < 1 and size != -1)):
             self.refuse(f"{at}.group_size must be null, -1 or at least 1, got {repr(size)[:80]}")
         made = {
+            "bits": said["num_bits"],
             "symmetric": fields.get("symmetric", True),
             "dynamic": fields.get("dynamic", False),
             "strategy": fields.get("strategy"),

@@ -14,7 +14,7 @@ NAME.bias        float [N], or absent    float [N], or absent; AutoGPTQ writes z
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ _SEVENS = 0x77777777
 
 @dataclass(frozen=True)
 class LowbitLayer(QuantisedLayer):
-    """An int4 layer of any format: its scheme has a group_size, and may have an act_order."""
+    """A weight-only layer of any format: its scheme has a group_size, and may have an act_order."""
 
     scheme: W4A16 | PackedScheme
 
@@ -71,7 +71,11 @@ class LowbitLayer(QuantisedLayer):
         try:
             return AWQLinear.from_int4(weight, bias)
         except ValueError as error:
-            self.refuse(checkpoint, self.g_idx_part, str(error).removeprefix("g_idx "))
+            self.refuse_g_idx(checkpoint, error)
+
+    def refuse_g_idx(self, checkpoint: Checkpoint, error: ValueError) -> NoReturn:
+        """All else of the tensors was checked before a layer is made of them."""
+        self.refuse(checkpoint, self.g_idx_part, str(error).removeprefix("g_idx "))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..quantization.swap import unfuse
-from .config import PackedW4A16
+from .config import PackedWeights
 from .config_int4 import W4A16
 from .files import DTYPES
 from .folder import Checkpoint
@@ -38,7 +38,7 @@ def quantised_layers(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
         return {}
     if isinstance(settings, W4A16):
         return {**int4_layers(checkpoint, settings)}
-    if isinstance(settings, PackedW4A16):
+    if isinstance(settings, PackedWeights):
         return {**packed_layers(checkpoint, settings)}
     return {**int8_layers(checkpoint, settings)}
 
@@ -51,7 +51,7 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
     | compressed-tensors W8A8 | a `scaled_mm.nn.ScaledLinear`, scales widened to float32 |
     | AutoAWQ ("gemm"), 4 bits | a `scaled_mm.nn.AWQLinear` of the very words |
     | GPTQ v1 and v2, 4 bits | the same, repacked, W = (q - z) s unchanged; act-order as `order` |
-    | compressed-tensors W4A16 ("pack-quantized") | as GPTQ |
+    | compressed-tensors W4A16, W8A16 ("pack-quantized") | a `scaled_mm.nn.WeightOnlyLinear` |
 
     under the same name. The other parameters and buffers are filled from the tensors of their
     names, in the model's own dtypes. The model may be on the meta device: then what is loaded lies

@@ -101,7 +101,9 @@ def precompute(
     if source.quantization is None:
         raise ValueError(f"{source.folder}: is a float checkpoint, without quantization_config")
     if not isinstance(source.quantization, W8A8):
-        raise ValueError(f"{source.folder}: is int4 ({source.quantization}), without azp terms")
+        raise ValueError(
+            f"{source.folder}: is weight-only ({source.quantization}), without azp terms"
+        )
     layers = int8_layers(source, source.quantization)
     if not layers:
         raise ValueError(f"{source.folder}: has no int8 weight")

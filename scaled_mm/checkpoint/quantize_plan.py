@@ -14,13 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..nn import MAX_K
-from ..quantization import QuantConfig, Scheme
+from ..lowbit.grouped import scales_dtype
+from ..lowbit.stored import stored_sizes
+from ..quantization import QuantConfig
+from ..quantization.layers import why_not
 from ..quantization.model import linears
 from ..quantization.observe import as_call
-from .compressed_tensors import is_linear
-from .config import W8A8Scheme
-from .files import TensorFile
+from ..quantization.schemes import AnyScheme, WeightScheme
+from .compressed_tensors import AnyLayerScheme, is_linear, one_kind
+from .config import PackedScheme, W8A8Scheme
+from .files import DTYPES, NAMES, TensorFile
 from .float_model import skeleton
 from .folder import Checkpoint
 from .layer import FLOATS
@@ -43,7 +46,7 @@ class Plan:
 
     source: Checkpoint
     config: QuantConfig
-    schemes: Mapping[str, W8A8Scheme]
+    schemes: Mapping[str, AnyLayerScheme]
     floats: tuple[str, ...] | None
     computed: frozenset[str]
 
@@ -53,8 +56,8 @@ class Plan:
         them, and every weight [N, K] that it matches is taken for a Linear's.
 
         Raises:
-            ValueError: the checkpoint is quantised; config means no Linear, or one that has no
-                weight of its own there.
+            ValueError: the checkpoint is quantised; config means no Linear, one that has no weight
+                of its own there, or schemes that no one format has.
             ModuleNotFoundError: transformers is not installed, and `include` says nothing.
         """
         if source.quantization is not None:
@@ -66,20 +69,21 @@ class Plan:
             raise ValueError(
                 f"include must match a Linear that skip does not, got {', '.join(config.include)}"
             )
-        _check(source, model, found)
+        _check(source, model, found, config)
         floats = [
             name
             for name, module in model.named_modules(remove_duplicate=False)
             if (is_linear(module) or name in meant) and module not in found.values()
         ]
         schemes = {name: _in_words(config.scheme_for(name)) for name in found}
+        one_kind(schemes)
         computed = _computed(model) & source.where.keys()
         return cls(source, config, schemes, tuple(floats) if known else None, frozenset(computed))
 
     @property
     def calibrated(self) -> bool:
         """Whether the float model has to run."""
-        static = any(not scheme.dynamic for scheme in self.schemes.values())
+        static = any(self.config.scheme_for(name).static for name in self.schemes)
         return static or self.config.smoothing is not None
 
     @cached_property
@@ -99,14 +103,18 @@ class Plan:
         for entry in file.entries.values():
             layer = self.weights.get(entry.name)
             if layer is not None:
-                made += self._layer(layer, *entry.shape)
+                made += self._layer(layer, DTYPES[entry.dtype], *entry.shape)
             elif entry.name not in self.computed:
                 made.append(Planned(entry.name, entry.dtype, entry.shape))
         return made
 
-    def _layer(self, name: str, n: int, k: int) -> list[Planned]:
+    def _layer(self, name: str, dtype: torch.dtype, n: int, k: int) -> list[Planned]:
         scheme = self.schemes[name]
         parts: list[tuple[str, str, tuple[int, ...]]]
+        if isinstance(scheme, PackedScheme):
+            group = k if scheme.group_size == -1 else scheme.group_size
+            sizes = stored_sizes(n, k, scheme.bits, group, scheme.symmetric, scales_dtype(dtype))
+            return [Planned(f"{name}.{part}", NAMES[kind], size) for part, kind, size in sizes]
         parts = [("weight", "I8", (n, k)), ("weight_scale", "F32", (n, 1))]
         if not scheme.dynamic:
             parts.append(("input_scale", "F32", (1,)))
@@ -139,7 +147,9 @@ def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
     return model, False
 
 
-def _check(source: Checkpoint, model: nn.Module, found: Mapping[str, nn.Linear]) -> None:
+def _check(
+    source: Checkpoint, model: nn.Module, found: Mapping[str, nn.Linear], config: QuantConfig
+) -> None:
     """That every layer has a float weight of its own in the files, and no scales."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     shared = {*tied, *tied.values()}
@@ -157,9 +167,9 @@ def _check(source: Checkpoint, model: nn.Module, found: Mapping[str, nn.Linear])
         if entry.dtype not in FLOATS or entry.shape != wanted:
             rule = f"must be {' or '.join(FLOATS)} of shape {list(wanted)}"
             refuse(f"{weight} {rule}, got {entry.dtype} {list(entry.shape)}")
-        if entry.shape[1] > MAX_K:
-            refuse(f"{weight} must have at most {MAX_K} input features, got {entry.shape[1]}")
-        for part in ("weight_scale", "input_scale", "input_zero_point"):
+        if (reason := why_not(config.scheme_for(name), entry.shape[1])) is not None:
+            refuse(f"{weight} {reason}")
+        for part in ("weight_scale", "weight_packed", "input_scale", "input_zero_point"):
             if f"{name}.{part}" in source:
                 refuse(f"has {name}.{part} already, without quantization_config")
 
@@ -173,7 +183,9 @@ def _computed(model: nn.Module) -> set[str]:
     }
 
 
-def _in_words(scheme: Scheme) -> W8A8Scheme:
+def _in_words(scheme: AnyScheme) -> AnyLayerScheme:
+    if isinstance(scheme, WeightScheme):
+        return PackedScheme(scheme.bits, scheme.group_size, scheme.symmetric)
     per_token = scheme.dynamic if scheme.per_token is None else scheme.per_token
     return W8A8Scheme(scheme.dynamic, scheme.symmetric, per_token, per_channel=True)
 

@@ -1,4 +1,4 @@
-"""`quantize_checkpoint`: a float checkpoint in, a W8A8 checkpoint of compressed-tensors out.
+"""`quantize_checkpoint`: a float checkpoint in, a W8A8, W8A16 or W4A16 one out.
 
 The tensors of a shard are read, quantised and written one after the other, so that one weight is in
 memory at a time. A scheme that needs calibration runs the float model first, block by block where
@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..lowbit.grouped import quantize_weight_grouped, scales_dtype
+from ..lowbit.stored import stored
 from ..ops import quantize_weight_int8
 from ..quantization.model import QuantConfig
+from ..quantization.schemes import WeightScheme
 from .calibrating import CALIBRATION, Calibrated, calibrate, read_calibration, write_calibration
 from .compressed_tensors import quantization_config
 from .files import TensorFile
@@ -223,7 +227,15 @@ class _Run:
 
     def _layer(self, name: str, weight: Tensor, values: Calibrated) -> Iterator[tuple[str, Tensor]]:
         smooth = values.get(f"{name}.smooth")
-        q, scale = quantize_weight_int8(weight if smooth is None else weight.float() * smooth)
+        scheme, dtype = self._plan.config.scheme_for(name), scales_dtype(weight.dtype)
+        if smooth is not None:
+            weight = weight.float() * smooth
+        if isinstance(scheme, WeightScheme):
+            made = quantize_weight_grouped(weight.t(), dtype=dtype, **scheme.options())
+            tensors = stored(made, scheme.bits) | {"weight_shape": torch.tensor(weight.shape)}
+            yield from ((f"{name}.{part}", x) for part, x in tensors.items())
+            return
+        q, scale = quantize_weight_int8(weight)
         yield f"{name}.weight", q
         yield f"{name}.weight_scale", scale.view(-1, 1)
         for part in ("input_scale", "input_zero_point"):

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn import AWQLinear, ScaledLinear
+from ..nn import AWQLinear
 from .compressed_tensors import (
+    Saved,
     is_linear,
     layer_tensors,
     quantization_config,
-    refuse_smooth,
+    refuse_homeless,
     scheme_of_layer,
 )
 from .fields import read_json
@@ -45,7 +46,8 @@ def save_quantized(
     source: str | Path | None = None,
     max_shard_bytes: int = MAX_SHARD,
 ) -> None:
-    """Writes a model with `ScaledLinear`s as a W8A8 checkpoint of compressed-tensors.
+    """Writes a model with `ScaledLinear`s as a W8A8 checkpoint of compressed-tensors, one with
+    `WeightOnlyLinear`s as a W8A16 or W4A16 one.
 
     | file | holds |
     |---|---|
@@ -56,7 +58,8 @@ def save_quantized(
     `load_quantized` reads it back with the same bits. transformers reads it through the
     compressed-tensors package, with its own arithmetic. Layers of one scheme are one config
     group. Linears that stayed float are in `ignore`. Float tensors keep their dtype; a bias gets
-    that of the model where it loses nothing by it. Scales are float32.
+    that of the model where it loses nothing by it. Scales are float32 in W8A8, and of the layer's
+    16-bit dtype in weight-only layers.
 
     The folder has its name when it is whole: it is written under another one beside it.
 
@@ -69,11 +72,12 @@ def save_quantized(
         max_shard_bytes: a shard has at most so many bytes of tensors, unless one alone has more.
 
     Raises:
-        ValueError: the model has no `ScaledLinear`, or something that the format has no place for
-            (`input_smooth`, int4 layers, GPT-2's Conv1D), named; path is not new or empty.
+        ValueError: the model has no `ScaledLinear` or `WeightOnlyLinear`, or has both; or something
+            that the format has no place for (`input_smooth`, `pre_scale`, `AWQLinear`s, GPT-2's
+            Conv1D), named; path is not new or empty.
         OSError: a file cannot be read or written. Nothing is left then.
 
-    Source: compressed-tensors' int-quantized format.
+    Source: compressed-tensors' int-quantized and pack-quantized formats.
     """
     path = Path(path)
     layers = _layers(model)
@@ -103,23 +107,23 @@ def save_quantized(
         write_json(folder / CONFIG, config)
 
 
-def _layers(model: nn.Module) -> dict[str, ScaledLinear]:
+def _layers(model: nn.Module) -> dict[str, Saved]:
     """The quantised layers, each once, by its first name."""
-    layers: dict[str, ScaledLinear] = {}
+    layers: dict[str, Saved] = {}
     for name, module in model.named_modules():
         if isinstance(module, AWQLinear):
-            raise ValueError(f"model must have no int4 layers, got an AWQLinear at {name!r}")
-        if isinstance(module, ScaledLinear):
-            refuse_smooth(name, module)
+            raise ValueError(f"model must have no AWQLinear, got one at {name!r}")
+        if isinstance(module, Saved):
+            refuse_homeless(name, module)
             layers[name] = module
     if not layers:
-        raise ValueError("model must hold a ScaledLinear, got none")
+        raise ValueError("model must hold a ScaledLinear or WeightOnlyLinear, got none")
     if "" in layers:
-        raise ValueError("model must hold its ScaledLinears under names, got one by itself")
+        raise ValueError("model must hold its quantised layers under names, got one by itself")
     return layers
 
 
-def _check_kinds(model: nn.Module, layers: Mapping[str, ScaledLinear]) -> None:
+def _check_kinds(model: nn.Module, layers: Mapping[str, Saved]) -> None:
     """That the float model has Linears there: of a Conv1D the format's weight is the transpose, and
     its readers would take the int8 values for float ones."""
     own: Any = getattr(model, "config", None)
@@ -147,11 +151,11 @@ def _float_linears(model: nn.Module) -> list[str]:
     ]
 
 
-def _makes(model: nn.Module, layers: Mapping[str, ScaledLinear]) -> list[_Make]:
+def _makes(model: nn.Module, layers: Mapping[str, Saved]) -> list[_Make]:
     """All tensors, in the order of the modules."""
     floats: dict[str, dict[str, Tensor]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if not isinstance(module, ScaledLinear):
+        if not isinstance(module, Saved):
             floats[name] = _own_tensors(name, module)
     kept = _once(model, {name: x for own in floats.values() for name, x in own.items()})
     sizes: Counter[torch.dtype] = Counter()
@@ -230,7 +234,7 @@ def _config(model: nn.Module, source: Path | None) -> dict[str, Any]:
         fields = read_json(found) if found and found.is_file() else {}
     fields.pop("compression_config", None)  # another name of quantization_config, until 2024
     head: Any = getattr(model, "get_output_embeddings", lambda: None)
-    if isinstance(head(), ScaledLinear):  # transformers would put the embeddings in its place
+    if isinstance(head(), Saved):  # transformers would put the embeddings in its place
         fields["tie_word_embeddings"] = False
     return fields
 

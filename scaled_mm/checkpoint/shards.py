@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 
 from .fields import MAX_JSON
-from .files import DTYPES, Entry
+from .files import DTYPES, NAMES, Entry
 from .writing import new_file
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,9 @@ class Planned:
 
     @classmethod
     def like(cls, name: str, x: Tensor) -> Planned:
-        if x.dtype not in _NAMES:
+        if x.dtype not in NAMES:
             raise ValueError(f"{name} must have a dtype that safetensors has, got {x.dtype}")
-        return cls(name, _NAMES[x.dtype], tuple(x.shape))
+        return cls(name, NAMES[x.dtype], tuple(x.shape))
 
     @property
     def nbytes(self) -> int:

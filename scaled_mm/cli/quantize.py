@@ -1,4 +1,4 @@
-"""`scaled-mm quantize`: a float checkpoint in, a W8A8 checkpoint out."""
+"""`scaled-mm quantize`: a float checkpoint in, a W8A8, W8A16 or W4A16 checkpoint out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from ..checkpoint.float_model import read_lines, read_tokens, tokenized, vocabul
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
 from ..quantization.model import SCHEMES, QuantConfig
+from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
 from ..quantization.smoothquant import ALPHAS, Smoothing
 
 _SHOWN = 8
+KNOWN = f"{', '.join(SCHEMES)}, {NAMES_OF_WEIGHTS}"
 
 
 def show(report: QuantizeReport, console: RichConsole) -> None:
@@ -38,7 +40,7 @@ def show(report: QuantizeReport, console: RichConsole) -> None:
     told = [
         f"{count} layers: {scheme}" for scheme, count in Counter(report.layers.values()).items()
     ]
-    told.append(f"{report.share:.1%} of the parameters are int8")
+    told.append(f"{report.share:.1%} of the parameters are quantised")
     if report.calibration is not None:
         told.append(f"the float model was run {report.calibration}")
     if report.smoothed:
@@ -104,13 +106,11 @@ def config_of(
     pairs = []
     for each in overrides:
         pattern, equals, name = each.rpartition("=")
-        if not (pattern and equals) or name not in SCHEMES:
-            raise ValueError(
-                f"--override must be PATTERN=SCHEME, a scheme of {', '.join(SCHEMES)}, got {each}"
-            )
+        if not (pattern and equals) or known_scheme(name) is None:
+            raise ValueError(f"--override must be PATTERN=SCHEME, a scheme of {KNOWN}, got {each}")
         pairs.append((pattern, name))
-    if scheme not in SCHEMES:
-        raise ValueError(f"--scheme must be one of {', '.join(SCHEMES)}, got {scheme}")
+    if known_scheme(scheme) is None:
+        raise ValueError(f"--scheme must be one of {KNOWN}, got {scheme}")
     smoothing = None
     if search:
         smoothing = Smoothing(search=ALPHAS[::2])
@@ -131,7 +131,7 @@ def _batches(
 ) -> list[Any] | None:
     """What calibrates, as the command was told; None: nothing has to."""
     used = [config.scheme, *(scheme for _, scheme in config.overrides)]
-    static = any(not SCHEMES[str(scheme)].dynamic for scheme in used)
+    static = any(scheme_of(scheme).static for scheme in used)
     if not static and config.smoothing is None:
         if text is not None or tokens is not None:
             given = "--text" if text is not None else "--tokens"

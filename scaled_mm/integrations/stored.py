@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..checkpoint import Checkpoint, Int4Layer, PackedLayer, QuantisedLayer
 from ..checkpoint.compressed_tensors import narrowed
 from ..checkpoint.files import DTYPES
-from ..checkpoint.layers_packed import packed_tensors
 from ..lowbit.int4 import Int4, from_awq, to_gptq
 from ..nn import AWQLinear
 
@@ -37,8 +36,8 @@ def stored_tensors(
     held = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
     if isinstance(layer, Int4Layer) and layer.scheme.method == "gptq":
         held |= _as_gptq(module, layer.scheme.version)
-    if isinstance(layer, PackedLayer):
-        held |= packed_tensors(_unpacked(module))
+    if isinstance(layer, PackedLayer) and "weight_g_idx" not in held:  # where it lies in order
+        held["weight_g_idx"] = torch.arange(layer.k) // layer.group
     stored = {}
     for part in sorted(layer.parts):
         entry = checkpoint.entry(f"{layer.name}.{part}")

@@ -167,7 +167,7 @@ class ScaledLinear(nn.Module):
         if folded and smooth is None:
             raise ValueError("smooth must be given with folded=True, got None")
         if smooth is not None:
-            smooth = _divisors(smooth, linear)
+            smooth = divisors(smooth, linear)
         layer = cls(
             linear.in_features,
             linear.out_features,
@@ -337,7 +337,7 @@ def _one(argument: str, value: Any) -> Tensor:
     return given.reshape(1)
 
 
-def _divisors(smooth: Tensor, linear: nn.Linear) -> Tensor:
+def divisors(smooth: Tensor, linear: nn.Linear) -> Tensor:
     """SmoothQuant's s as the layer keeps it: float32 [K], on the weight's device."""
     shape = (linear.in_features,)
     if smooth.shape != shape or not bool(((smooth > 0) & smooth.isfinite()).all()):

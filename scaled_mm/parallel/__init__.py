@@ -8,7 +8,8 @@ or, without a whole layer in any process's memory, `load_quantized_sharded`.
 
     styles.py    the two styles: cut a layer in place, bring its input and output where they belong
     shares.py    which features a rank has, and which part of each tensor belongs to them
-    layers.py    the layers that share out their input features: they exchange sums
+    layers.py    the layers that share out their input features: they exchange sums;
+                 weight_only.py the same of weight-only layers
     layouts.py   what the ranks exchange
     sums.py      the epilogue on sums of all ranks
     loading.py   a checkpoint, of which each rank reads its part
@@ -17,11 +18,13 @@ or, without a whole layer in any process's memory, `load_quantized_sharded`.
 from .layers import RowwiseAWQLinear, RowwiseScaledLinear
 from .loading import load_quantized_sharded
 from .styles import ColwiseQuantizedParallel, RowwiseQuantizedParallel
+from .weight_only import RowwiseWeightOnlyLinear
 
 __all__ = [
     "ColwiseQuantizedParallel",
     "RowwiseAWQLinear",
     "RowwiseQuantizedParallel",
     "RowwiseScaledLinear",
+    "RowwiseWeightOnlyLinear",
     "load_quantized_sharded",
 ]

@@ -20,10 +20,10 @@ from ..checkpoint.layers import Int8Layer
 from ..checkpoint.layers_int4 import Int4Layer, LowbitLayer
 from ..checkpoint.layers_packed import PackedLayer
 from ..checkpoint.loading import layers_to_load, load_layers, whole
-from ..nn import AWQLinear, ScaledLinear
+from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from .layers import TERMS, RowwiseScaledLinear
 from .layouts import all_reduce
-from .shares import NIBBLES, Cut, Part, Side, cuts_of
+from .shares import NIBBLES, Cut, Part, Side, cuts_of, packed_cuts
 from .styles import QuantizedParallel
 
 
@@ -97,7 +97,9 @@ class LayerPart:
     def __init__(self, layer: QuantisedLayer, style: QuantizedParallel, mesh: DeviceMesh) -> None:
         self.layer, self.style, self.mesh = layer, style, mesh
         features = layer.n if style.side is Side.OUT else layer.k
-        self.kind = AWQLinear if isinstance(layer, LowbitLayer) else ScaledLinear
+        self.kind: type = ScaledLinear
+        if isinstance(layer, LowbitLayer):
+            self.kind = WeightOnlyLinear if isinstance(layer, PackedLayer) else AWQLinear
         self.group = layer.group if isinstance(layer, LowbitLayer) else 1
         try:
             self.share = style.share(self.kind, features, self.group, mesh)
@@ -133,29 +135,28 @@ class LayerPart:
 
     def _cuts(self) -> Mapping[str, Cut]:
         """As `cuts_of`, of the tensors that the checkpoint has."""
+        if isinstance(self.layer, PackedLayer):
+            group = None if self.group == self.layer.k else self.group
+            return packed_cuts(self.share.side, self.layer.scheme.bits, group)
         cuts, out = cuts_of(self.kind, self.share.side, self.group), self.share.side is Side.OUT
         if self._words_along_k():
             # Words hold eight rows of a column, AWQ's eight columns of a row.
             cuts = {**cuts, "qweight": Cut(1) if out else Cut(0, NIBBLES)}
-        if isinstance(self.layer, PackedLayer):  # the same tensors, turned round
-            cuts = {
-                "weight_packed": _turned(cuts["qweight"]),
-                "weight_zero_point": _turned(cuts["qzeros"]),
-                "weight_scale": _turned(cuts["scales"]),
-                **{name: cuts[name] for name in cuts.keys() & {"bias"}},
-            }
         return cuts
 
     def _words_along_k(self) -> bool:
-        gptq = isinstance(self.layer, Int4Layer) and self.layer.scheme.method == "gptq"
-        return gptq or isinstance(self.layer, PackedLayer)
+        return isinstance(self.layer, Int4Layer) and self.layer.scheme.method == "gptq"
 
     def _of_the_whole(self, checkpoint: Checkpoint) -> frozenset[str]:
         """Tensors from which nothing follows for a part of the weight."""
-        if self.share.side is Side.OUT:
+        out, packed = self.share.side is Side.OUT, isinstance(self.layer, PackedLayer)
+        per_word = 32 // self.layer.scheme.bits if isinstance(self.layer, PackedLayer) else NIBBLES
+        if packed and out and "weight_zero_point" in self.layer.parts:
+            self.share.must_be_whole(per_word, "the zero points in a word")
+        if out:
             return frozenset({"weight_shape"})
-        if self._words_along_k():
-            self.share.must_be_whole(NIBBLES, "the rows in a word")
+        if packed or self._words_along_k():
+            self.share.must_be_whole(per_word, "the rows in a word")
             self._refuse_act_order(checkpoint)
         return frozenset({*TERMS, "g_idx", "weight_g_idx", "weight_shape"})
 
@@ -166,11 +167,6 @@ class LayerPart:
                 reason = "is in act-order, which is not read in parts of its rows: use "
                 reason += "load_quantized and parallelize_module"
                 self.layer.refuse(checkpoint, part, reason)
-
-
-def _turned(cut: Cut) -> Cut:
-    """Of the transposed matrix."""
-    return Cut(1 - cut.axis, cut.unit)
 
 
 class CheckpointPart(Checkpoint):

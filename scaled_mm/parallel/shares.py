@@ -9,7 +9,7 @@ from enum import Enum
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..nn import AWQLinear
+from ..nn import AWQLinear, WeightOnlyLinear
 
 
 class Side(Enum):
@@ -115,6 +115,21 @@ def _int4(side: Side, group: int) -> Mapping[str, Cut]:
     }
 
 
+def packed_cuts(side: Side, bits: int, group: int | None) -> Mapping[str, Cut]:
+    """Of compressed-tensors' pack-quantized tensors; group None: one for all input features, whose
+    scales belong to every rank."""
+    words = Cut(1, 32 // bits) if side is Side.IN else Cut(0)
+    if side is Side.IN:
+        grouped = ("weight_scale", "weight_zero_point") if group is not None else ()
+        return {"weight_packed": words} | {name: Cut(1, group or 1) for name in grouped}
+    return {
+        "weight_packed": words,
+        "weight_scale": Cut(0),
+        "weight_zero_point": Cut(0, 32 // bits),
+        "bias": Cut(0),
+    }
+
+
 def cuts_of(kind: type, side: Side, group: int = 1) -> Mapping[str, Cut]:
     """The tensors that are cut; the others belong to every rank whole."""
     return _int4(side, group) if issubclass(kind, AWQLinear) else _INT8[side]
@@ -128,8 +143,12 @@ def check(kind: type, share: Share, group: int = 1) -> None:
     """Refuses shares that the kernels could not take.
 
     Raises:
-        ValueError: a share would cut a word or a group of int4, or K is too large for int8.
+        ValueError: a share would cut a word or a group, or K is too large for int8.
     """
+    if issubclass(kind, WeightOnlyLinear):
+        if share.side is Side.IN and group != share.size:  # one group may be cut: it has one scale
+            share.must_be_whole(group, "group_size")
+        return
     if issubclass(kind, AWQLinear):
         if share.side is Side.OUT:
             share.must_be_whole(NIBBLES, "the columns in a word")

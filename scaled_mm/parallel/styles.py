@@ -11,12 +11,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from ..nn import AWQLinear, ScaledLinear
+from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from .layers import RowwiseAWQLinear, RowwiseScaledLinear
 from .layouts import as_dtensor, bring
 from .shares import Share, Side, check, cuts_of
+from .weight_only import RowwiseWeightOnlyLinear, weight_only_part
 
-Quantised = ScaledLinear | AWQLinear
+Quantised = ScaledLinear | AWQLinear | WeightOnlyLinear
+_ROWWISE = {
+    AWQLinear: RowwiseAWQLinear,
+    ScaledLinear: RowwiseScaledLinear,
+    WeightOnlyLinear: RowwiseWeightOnlyLinear,
+}
 
 
 class QuantizedParallel(ParallelStyle):
@@ -72,8 +78,11 @@ class QuantizedParallel(ParallelStyle):
     def finish(self, layer: nn.Module, share: Share, mesh: DeviceMesh) -> None:
         """Makes a layer of this rank's features work together with those of the other ranks."""
         if self.side is Side.IN:
-            rowwise = RowwiseAWQLinear if isinstance(layer, AWQLinear) else RowwiseScaledLinear
-            layer.__class__ = rowwise
+            layer.__class__ = next(
+                made for kind, made in _ROWWISE.items() if isinstance(layer, kind)
+            )
+            if isinstance(layer, RowwiseWeightOnlyLinear) and "order" not in layer._buffers:
+                layer.register_buffer("order", None)
             layer.mesh = mesh  # type: ignore[assignment]
             layer.whole_features = share.size  # type: ignore[assignment]
         features = {side: getattr(layer, side.value) for side in Side} | {share.side: share.size}
@@ -101,12 +110,12 @@ class QuantizedParallel(ParallelStyle):
 
 
 class ColwiseQuantizedParallel(QuantizedParallel):
-    """Shares out the output features N of a `ScaledLinear` or `AWQLinear`, as torch's
-    `ColwiseParallel` does those of an `nn.Linear`, which it takes too.
+    """Shares out the output features N of a `ScaledLinear`, `WeightOnlyLinear` or `AWQLinear`, as
+    torch's `ColwiseParallel` does those of an `nn.Linear`, which it takes too.
 
     Each rank has the scales, bias and zero-point terms of its columns and computes them as the
     whole layer would; no rank waits for another. A `ScaledLinear` has the bits of the layer that is
-    not cut. So has an `AWQLinear` on the CPU; on a GPU, where the kernel depends on N, it keeps
+    not cut. So have the other two on the CPU; on a GPU, where the kernel depends on N, they keep
     within the bound of docs/lowbit.md.
 
     Args:
@@ -130,13 +139,13 @@ class ColwiseQuantizedParallel(QuantizedParallel):
 
 
 class RowwiseQuantizedParallel(QuantizedParallel):
-    """Shares out the input features K of a `ScaledLinear` or `AWQLinear`, as torch's
-    `RowwiseParallel` does those of an `nn.Linear`, which it takes too.
+    """Shares out the input features K of a `ScaledLinear`, `WeightOnlyLinear` or `AWQLinear`, as
+    torch's `RowwiseParallel` does those of an `nn.Linear`, which it takes too.
 
     | layer | ranks exchange | result |
     |---|---|---|
     | `ScaledLinear` | int32 sums; before, if dynamic, the range of each token | the same bits |
-    | `AWQLinear` | float32 sums; before, with act-order, the activations | within a bound |
+    | the others | float32 sums; before, with act-order, the activations | within a bound |
 
     "The same bits" are those of the layer that is not cut: integer sums do not depend on their
     order, and what follows them (zero points, scales, bias) is done once, on the whole sum. The
@@ -150,7 +159,8 @@ class RowwiseQuantizedParallel(QuantizedParallel):
 
     Raises:
         ValueError: when it is applied: the mesh has several dimensions; the layer is cut already;
-            K > 131071; AWQ whose K is not cut at multiples of the group.
+            K > 131071 in int8; K that is not cut at multiples of the group, where there are
+            several.
         TypeError: the module is no such layer.
 
     Features are cut as `torch.chunk` does. Every rank must hold the same layer: nothing is sent,
@@ -170,8 +180,8 @@ def must_be_whole(module: nn.Module) -> None:
     """
     if not isinstance(module, Quantised):
         raise TypeError(
-            "module must be a ScaledLinear, AWQLinear, nn.Linear or nn.Embedding, "
-            f"got {type(module).__name__}"
+            "module must be a ScaledLinear, WeightOnlyLinear, AWQLinear, nn.Linear or "
+            f"nn.Embedding, got {type(module).__name__}"
         )
     share = getattr(module, "share", None)
     if share is not None:
@@ -180,6 +190,8 @@ def must_be_whole(module: nn.Module) -> None:
 
 def _cut(layer: Quantised, share: Share) -> Quantised:
     """A layer of this rank's features."""
+    if isinstance(layer, WeightOnlyLinear):
+        return weight_only_part(layer, share)
     k, n = (share.count if share.side is side else getattr(layer, side.value) for side in _KN)
     biased = layer.bias is not None
     if isinstance(layer, AWQLinear):

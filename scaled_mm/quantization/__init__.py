@@ -1,8 +1,8 @@
-"""Models in int8: calibrated, smoothed, replaced, and looked at.
+"""Models in int8, or with weights in 8 or 4 bits: calibrated, smoothed, replaced, and looked at.
 
 model.py         quantize_model, prepare_model; swap.py puts modules into places
 fuse.py          fuse_model: norms and activations that write int8
-config.py        QuantConfig, Scheme
+config.py        QuantConfig; schemes.py Scheme, WeightScheme
 layers.py        which modules can be quantised, and what else holds matrices
 report.py        what was quantised, and what was not
 calibrate.py     ranges of activations
@@ -11,10 +11,11 @@ observe.py       the inputs and outputs of layers on batches
 inspect.py       a layer's own noise, and its bits against the reference
 """
 
-from .config import SCHEMES, QuantConfig, Scheme
+from .config import QuantConfig
 from .fuse import fuse_model
 from .model import prepare_model, quantize_model
 from .report import QuantizationReport, QuantizationWarning, quantization_report
+from .schemes import SCHEMES, Scheme, WeightScheme
 
 __all__ = [
     "SCHEMES",
@@ -22,6 +23,7 @@ __all__ = [
     "QuantizationReport",
     "QuantizationWarning",
     "Scheme",
+    "WeightScheme",
     "fuse_model",
     "prepare_model",
     "quantization_report",

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..nn import ScaledLinear
+from ..nn import ScaledLinear, WeightOnlyLinear
 from .calibrate import Ranges, clipped, collect, static_scale, warn_of_clipping
-from .config import QuantConfig, Scheme
+from .config import QuantConfig
 from .layers import as_linear
 from .observe import Call
+from .schemes import AnyScheme, WeightScheme
 from .smoothquant import Decided, Smooth, decide
 
 
@@ -80,17 +81,17 @@ def calibrated(
     extents: dict[str, Tensor] = {}
     lost: dict[str, float] = {}
     if config.percentile is not None:
-        layers = {name: x for name, x in found.items() if not config.scheme_for(name).dynamic}
+        layers = {name: x for name, x in found.items() if config.scheme_for(name).static}
         divisors = {name: part.s for name, part in decided.smooth.items()}
         extents, lost = clipped(model, layers, calls, ranges, divisors, config.percentile)
     return Calibration(decided, ranges, extents, lost)
 
 
 def input_scale(
-    scheme: Scheme, ranges: Ranges | None, smooth: Smooth | None, extent: Tensor | None
+    scheme: AnyScheme, ranges: Ranges | None, smooth: Smooth | None, extent: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """A static layer's scale [1] and zero point [1]; None, None of a dynamic one."""
-    if scheme.dynamic:
+    """A static layer's scale [1] and zero point [1]; None, None of any other."""
+    if not scheme.static:
         return None, None
     assert ranges is not None
     if extent is None:
@@ -101,19 +102,23 @@ def input_scale(
 @torch.no_grad()
 def quantised(
     module: nn.Module,
-    scheme: Scheme,
+    scheme: AnyScheme,
     ranges: Ranges | None,
     smooth: Smooth | None,
     extent: Tensor | None,
-) -> ScaledLinear:
-    scale, azp = input_scale(scheme, ranges, smooth, extent)
-    made = ScaledLinear.from_linear(
-        as_linear(module),
+) -> ScaledLinear | WeightOnlyLinear:
+    options = {
         **scheme.options(),
-        input_scale=scale,
-        input_azp=azp,
-        smooth=smooth.s if smooth else None,
-        folded=smooth is not None and smooth.norm is not None,
-    )
+        "smooth": smooth.s if smooth else None,
+        "folded": smooth is not None and smooth.norm is not None,
+    }
+    made: ScaledLinear | WeightOnlyLinear
+    if isinstance(scheme, WeightScheme):
+        made = WeightOnlyLinear.from_linear(as_linear(module), **options)
+    else:
+        scale, azp = input_scale(scheme, ranges, smooth, extent)
+        made = ScaledLinear.from_linear(
+            as_linear(module), input_scale=scale, input_azp=azp, **options
+        )
     made.smooth_alpha = smooth.alpha if smooth else None
     return made

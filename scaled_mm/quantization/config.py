@@ -1,73 +1,15 @@
-"""`Scheme` and `QuantConfig`: what `quantize_model` is to do."""
+"""`QuantConfig`: what `quantize_model` is to do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
+from .schemes import AnyScheme, scheme_of
 from .smoothquant import Smoothing, refuse_strings
 
 NOT_BY_DEFAULT = ("lm_head", "*.lm_head")
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How the activations of a layer are quantised; weights always are per output channel.
-
-    Args:
-        dynamic: True: scales at run time. False: one for the layer, from calibration.
-        symmetric: True: no zero point.
-        per_token: dynamic only: one scale for each token (True, and None), or one for the whole
-            activation (False).
-    """
-
-    dynamic: bool = True
-    symmetric: bool = True
-    per_token: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.per_token and not self.dynamic:
-            raise ValueError("per_token must be False when dynamic=False, got per_token=True")
-
-    def options(self) -> dict[str, Any]:
-        """The arguments of `ScaledLinear`."""
-        return {
-            "dynamic": self.dynamic,
-            "symmetric": self.symmetric,
-            "per_token": self.per_token,
-        }
-
-
-SCHEMES = {
-    "dynamic": Scheme(),
-    "dynamic-asymmetric": Scheme(symmetric=False),
-    "dynamic-tensor": Scheme(per_token=False),
-    "dynamic-tensor-asymmetric": Scheme(symmetric=False, per_token=False),
-    "static": Scheme(dynamic=False),
-    "static-asymmetric": Scheme(dynamic=False, symmetric=False),
-}
-
-
-def scheme_of(scheme: Scheme | str) -> Scheme:
-    """A scheme by its name; ValueError lists them."""
-    if isinstance(scheme, Scheme):
-        return scheme
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
-    return SCHEMES[scheme]
-
-
-def name_of(scheme: Scheme) -> str:
-    """The name of a scheme in `SCHEMES`."""
-    per_token = scheme.dynamic if scheme.per_token is None else scheme.per_token
-    kind = (scheme.dynamic, scheme.symmetric, per_token)
-    names = {
-        (known.dynamic, known.symmetric, known.dynamic and known.per_token is None): name
-        for name, known in SCHEMES.items()
-    }
-    return names[kind]
 
 
 @dataclass(frozen=True)
@@ -80,7 +22,8 @@ class QuantConfig:
     has by default.
 
     Args:
-        scheme: of all layers that no override matches: a `Scheme`, or the name of one.
+        scheme: of all layers that no override matches: a `Scheme` (8-bit weights and activations),
+            a `WeightScheme` (weights alone), or the name of one.
         include: patterns of the layers to replace.
         skip: patterns of those of them to leave as they are.
         overrides: pairs of pattern and scheme; the first pair that matches a layer goes before
@@ -94,10 +37,10 @@ class QuantConfig:
         TypeError: include or skip is one string, or holds what is none; overrides are not pairs.
     """
 
-    scheme: Scheme | str = "dynamic"
+    scheme: AnyScheme | str = "dynamic"
     include: tuple[str, ...] = ("*",)
     skip: tuple[str, ...] = NOT_BY_DEFAULT
-    overrides: tuple[tuple[str, Scheme | str], ...] = ()
+    overrides: tuple[tuple[str, AnyScheme | str], ...] = ()
     smoothing: Smoothing | None = None
     percentile: float | None = None
 
@@ -112,7 +55,7 @@ class QuantConfig:
         if self.percentile is not None and not 50 < self.percentile <= 100:
             raise ValueError(f"percentile must be in (50, 100], got {self.percentile:g}")
 
-    def scheme_for(self, name: str) -> Scheme:
+    def scheme_for(self, name: str) -> AnyScheme:
         """The scheme of one layer."""
         given = (scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern))
         return scheme_of(next(given, self.scheme))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import MAX_K
+from .schemes import AnyScheme, WeightScheme
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -26,7 +27,7 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def quantisable(module: nn.Module) -> bool:
-    """Whether a `ScaledLinear` can stand for the module."""
+    """Whether a quantised layer can stand for the module."""
     return type(module) is nn.Linear or is_conv1d(module)
 
 
@@ -52,15 +53,24 @@ def named(model: nn.Module) -> dict[nn.Module, list[str]]:
     return names
 
 
-def check(name: str, module: nn.Module) -> None:
-    """ValueError where the module's weight cannot be quantised; nothing is changed."""
+def check(name: str, module: nn.Module, scheme: AnyScheme) -> None:
+    """ValueError where the module's weight cannot be quantised so; nothing is changed."""
     weight = as_linear(module).weight
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"{name}.weight must be float32, bfloat16 or float16, got {str(weight.dtype)[6:]}"
         )
-    if weight.shape[1] > MAX_K:
-        raise ValueError(f"{name} must have at most {MAX_K} inputs, got {weight.shape[1]}")
+    if (text := why_not(scheme, weight.shape[1])) is not None:
+        raise ValueError(f"{name} {text}")
+
+
+def why_not(scheme: AnyScheme, k: int) -> str | None:
+    """Why a layer of K inputs cannot have a scheme; None: it can."""
+    if isinstance(scheme, WeightScheme):
+        group = k if scheme.group_size == -1 else scheme.group_size
+        fits = f"must have a multiple of {group} inputs for {scheme}, got {k}"
+        return fits if group and k % group else None
+    return f"must have at most {MAX_K} inputs, got {k}" if k > MAX_K else None
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> str | None:

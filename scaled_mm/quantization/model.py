@@ -1,4 +1,4 @@
-"""`quantize_model`: the Linears of any module in int8."""
+"""`quantize_model`: the Linears of any module in int8, or their weights in 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any, TypeVar
 from torch import nn
 
 from .._progress import progress
-from ..nn import ScaledLinear
+from ..lowbit.grouped import scales_dtype
+from ..nn import ScaledLinear, WeightOnlyLinear
 from .calibration import Calibration, calibrated, quantised
-from .config import SCHEMES as SCHEMES
 from .config import QuantConfig as QuantConfig
-from .config import Scheme as Scheme
 from .feeds import divided
 from .fuse import example_of, fuse_model, fused_where_safe
 from .layers import as_linear, check, is_conv1d, matching, matrices, named
 from .observe import Call, as_calls
 from .report import attach, report_of
 from .saving import prepare_saving
+from .schemes import SCHEMES as SCHEMES
+from .schemes import AnyScheme, WeightScheme
+from .schemes import Scheme as Scheme
 from .swap import Swap
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -67,7 +69,7 @@ def quantize_model(
     fuse: bool | None = False,
     inplace: bool = False,
 ) -> Model:
-    """Replaces Linears by `ScaledLinear`s.
+    """Replaces Linears by `ScaledLinear`s, or `WeightOnlyLinear`s where a scheme is of weights.
 
     Every Linear that `config` means is quantised on its own, a fused qkv as the one Linear that it
     is; the Conv1D of transformers (GPT-2's) is taken for the Linear that it is too. A module in
@@ -99,12 +101,13 @@ def quantize_model(
             and shares nothing with the result.
 
     Returns:
-        The quantised model, of the same class (a `ScaledLinear` if `model` is a Linear itself).
+        The quantised model, of the same class (a quantised layer if `model` is a Linear itself).
 
     Raises:
         ValueError: config means no Linear, or has a pattern that matches none; a weight is not
-            float, or has more than 131071 columns; calibration is missing where the config or fuse
-            needs it, is empty, gives NaN, or does not reach a static layer.
+            float, has more than 131071 columns (in int8), columns that are no multiple of its
+            group, or values that its scheme cannot hold; calibration is missing where the config or
+            fuse needs it, is empty, gives NaN, or does not reach a static layer.
         TypeError: a batch has none of the forms above.
 
     Warns:
@@ -117,9 +120,9 @@ def quantize_model(
     if not found:
         raise ValueError(f"include must match a Linear that skip does not, got {config.include}")
     for name, module in found.items():
-        check(name, module)
+        check(name, module, config.scheme_for(name))
     known = Calibration()
-    static = [name for name in found if not config.scheme_for(name).dynamic]
+    static = [name for name in found if config.scheme_for(name).static]
     calls: Sequence[Call] = ()
     if calibration is None and (static or config.smoothing or fuse):
         what = "a static scheme or smoothing" if static or config.smoothing else "fuse=True"
@@ -161,7 +164,7 @@ def quantize_model(
 def prepare_model(
     model: Model, config: QuantConfig | None = None, *, inplace: bool = False
 ) -> Model:
-    """`quantize_model` without values: empty `ScaledLinear`s, to load a state dict into.
+    """`quantize_model` without values: empty quantised layers, to load a state dict into.
 
     Args, Returns: as for `quantize_model`, but nothing is calibrated. What the state dict has of
     smoothing is taken with it.
@@ -169,13 +172,22 @@ def prepare_model(
     config = config or QuantConfig()
     swap = Swap(model, inplace)
     for name, module in linears(model, config).items():
-        linear = as_linear(module)
-        made = ScaledLinear(
-            linear.in_features,
-            linear.out_features,
-            linear.bias is not None,
-            device=linear.weight.device,
-            **config.scheme_for(name).options(),
-        )
-        swap.replace(module, made)
+        swap.replace(module, _empty(name, as_linear(module), config.scheme_for(name)))
     return swap.finished()
+
+
+def _empty(name: str, linear: nn.Linear, scheme: AnyScheme) -> nn.Module:
+    check(name, linear, scheme)
+    sizes, biased = (linear.in_features, linear.out_features), linear.bias is not None
+    weight = linear.weight
+    if not isinstance(scheme, WeightScheme):
+        return ScaledLinear(*sizes, biased, device=weight.device, **scheme.options())
+    return WeightOnlyLinear(
+        *sizes,
+        biased,
+        bits=scheme.bits,
+        group_size=scheme.group_size,
+        zero="none" if scheme.symmetric else "integer",
+        dtype=scales_dtype(weight.dtype),
+        device=weight.device,
+    )

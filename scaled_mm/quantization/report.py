@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from .config import QuantConfig, name_of
+from .config import QuantConfig
 from .layers import as_linear, matching, matrices, multiplied, named, why_float
+from .schemes import name_of
 from .smoothquant import Smooth
 
 ENOUGH = 0.5
@@ -63,7 +64,7 @@ class QuantizationReport:
 
     @property
     def share(self) -> float:
-        """The part of the matrix parameters that is int8 now."""
+        """The part of the matrix parameters that is quantised now."""
         return self._share(asked=True)
 
     @property
@@ -83,7 +84,7 @@ class QuantizationReport:
     def __str__(self) -> str:
         count = _count(self.layers, "layer", "layers")
         lines = [
-            f"int8: {count}, {self.share:.1%} of the matrix parameters",
+            f"quantised: {count}, {self.share:.1%} of the matrix parameters",
             *(f"  {line}" for line in map(_layer_line, self.layers)),
         ]
         if self.floats:
@@ -182,7 +183,7 @@ def quantization_report(model: nn.Module) -> QuantizationReport:
 
     Returns:
         The layers with their schemes and SmoothQuant's alphas, what stayed float and why, and the
-        share of the matrix parameters that is int8. `print` shows it.
+        share of the matrix parameters that is quantised. `print` shows it.
 
     Raises:
         ValueError: the model does not come from `quantize_model`.

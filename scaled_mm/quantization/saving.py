@@ -13,8 +13,6 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from ..nn import ScaledLinear
-
 _METHOD = "save_pretrained"
 
 
@@ -44,19 +42,30 @@ def _savers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _configure(prefix: str, owner: nn.Module) -> str | None:
     """Gives the model's config its quantization_config; a text: why there can be none."""
     # The checkpoint package reads layers from files, and so is built upon this one.
-    from ..checkpoint.compressed_tensors import is_linear, quantization_config, scheme_of_layer
+    from ..checkpoint.compressed_tensors import (
+        Saved,
+        homeless,
+        is_linear,
+        one_kind,
+        quantization_config,
+        scheme_of_layer,
+    )
 
     schemes, floats = {}, []
     for name, module in owner.named_modules(remove_duplicate=False):
-        if isinstance(module, ScaledLinear):
-            if module.input_smooth is not None:
-                return f"{prefix}{name} has input_smooth"
+        if isinstance(module, Saved):
+            if (what := homeless(module)) is not None:
+                return f"{prefix}{name} has {what}"
             schemes[name] = scheme_of_layer(module)
         elif is_linear(module):
             floats.append(name)
     config: Any = getattr(owner, "config", None)
     if not callable(getattr(config, "to_diff_dict", None)):
         return f"{type(owner).__name__} has no config of transformers"
+    try:
+        one_kind(schemes)
+    except ValueError:
+        return "it has W8A8 and weight-only layers"
     if schemes:
         config.quantization_config = quantization_config(schemes, floats)
     return None

@@ -12,6 +12,7 @@ from torch import nn
 from ..checkpoint import Checkpoint
 from ..checkpoint.float_model import load_model, read_tokens, tokenized, vocabulary
 from ..quantization.model import SCHEMES, QuantConfig, quantize_model
+from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme
 from ..quantization.smoothquant import ALPHAS, Smoothing
 
 HYBRID = "hybrid"
@@ -28,10 +29,11 @@ def config_of(scheme: str, alpha: float | None, search: bool, everywhere: bool) 
         alpha = 0.75 if alpha is None else alpha
         overrides = tuple((pattern, "static-asymmetric") for pattern in NORM_FED)
         base = "dynamic-asymmetric"
-    elif scheme in SCHEMES:
+    elif known_scheme(scheme) is not None:
         overrides, base = (), scheme
     else:
-        raise ValueError(f"--scheme must be one of {', '.join((*SCHEMES, HYBRID))}, got {scheme}")
+        known = ", ".join((*SCHEMES, HYBRID, NAMES_OF_WEIGHTS))
+        raise ValueError(f"--scheme must be one of {known}, got {scheme}")
     layers = ("*",) if everywhere else None
     smoothing = None
     if search:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..words import LENGTH, SCHEMES
+from ..words import LENGTH, SCHEMES, WEIGHTS
 
 
 def options(
@@ -17,7 +17,7 @@ def options(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="A folder: new, empty, or of an interrupted run.")
     ],
-    scheme: Annotated[str, typer.Option(help=f"{', '.join(SCHEMES)}.")] = "dynamic",
+    scheme: Annotated[str, typer.Option(help=f"{', '.join(SCHEMES)}, {WEIGHTS}.")] = "dynamic",
     override: Annotated[
         list[str] | None,
         typer.Option(help="PATTERN=SCHEME for layers of these names; several may be given."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..words import COSINE, HYBRID, SATURATED, SCHEMES, SQNR, STRIDE
+from ..words import COSINE, HYBRID, SATURATED, SCHEMES, SQNR, STRIDE, WEIGHTS
 
 
 def options(
@@ -27,7 +27,7 @@ def options(
         ),
     ] = None,
     scheme: Annotated[
-        str, typer.Option(help=f"Of MiniLM: {', '.join(SCHEMES)}, or {HYBRID}.")
+        str, typer.Option(help=f"Of MiniLM: {', '.join(SCHEMES)}, {HYBRID}, {WEIGHTS}.")
     ] = "static-asymmetric",
     alpha: Annotated[
         float | None, typer.Option(help="Smooth the layers that a norm feeds (SmoothQuant).")

@@ -1,0 +1,407 @@
+"""`WeightOnlyLinear`: a linear layer with an 8- or 4-bit weight and 16-bit activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..lowbit.grouped import (
+    HALVES,
+    GroupedWeight,
+    group_rows,
+    quantize_weight_grouped,
+    scales_dtype,
+)
+from ..lowbit.stored import plain, stored
+from ..ops.mixed import MixedWeight, mixed_mm, pack_weight
+from .scaled_linear import divisors
+
+_WEIGHT = ("weight_packed", "weight_scale", "weight_zero_point", "weight_offset", "weight_g_idx")
+"""The buffers that `pack` puts together."""
+_SHAPE = "weight_shape"
+ZEROS = ("none", "integer", "float")
+ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    None: lambda y: y,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+"""What the layers take, in torch's functions: `mixed_mm` has its own."""
+
+
+class WeightOnlyLinear(nn.Module):
+    """A linear layer whose weight stays in 8 or 4 bits while it is multiplied by.
+
+        y = activation(x' W + bias),    x' = x * pre_scale
+
+    with one of
+
+        W[k, n] = q[k, n] * s[g, n]                     zero = "none"
+        W[k, n] = (q[k, n] - z[g, n]) * s[g, n]         zero = "integer"
+        W[k, n] = q[k, n] * s[g, n] + offset[g, n]      zero = "float"
+
+    where g is k // group_size, or g_idx[k] (act-order). `scaled_mm.mixed_mm` says what is rounded.
+
+    State dict, under the names and in the words of compressed-tensors where it has them (b bits,
+    K input and N output features, groups of G; `scaled_mm/lowbit/stored.py` draws the words):
+        weight_packed       int32 [N, ceil(K b / 32)]
+        weight_scale        float16 or bfloat16 [N, K/G]
+        weight_zero_point   int32 [ceil(N b / 32), K/G], zero = "integer"
+        weight_offset       of the scales' dtype [N, K/G], zero = "float"
+        weight_g_idx        int32 [K], with act-order
+        weight_shape        int64 [2]: N and K
+        bias                of the scales' dtype or float32 [N], or None
+        pre_scale           float32 [K], or None: factors on the activations, as AWQ and SmoothQuant
+                            have them
+
+    The layer packs its weight for the kernels when it is filled (`from_linear`, a loaded state
+    dict): then that is the weight's only copy, and the first five are None until `unpack()`. A
+    state dict has them under their names all the same. Moving, converting or loading the layer
+    packs again. Of a layer that was unpacked, the next call packs.
+
+    x is brought to the scales' dtype, y back to x's. `.half()` and `.bfloat16()` convert scales,
+    offsets and bias; `.float()` and `.double()` leave them as they are, for the kernels take 16
+    bits. A bias that is loaded or given in another dtype is brought to one of the two above.
+    `folded_smooth` and `smooth_alpha` are as in `ScaledLinear`.
+    """
+
+    weight_packed: Tensor  # this and the next four: None while the layer is packed
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None
+    weight_offset: Tensor | None
+    weight_g_idx: Tensor | None
+    bias: Tensor | None
+    pre_scale: Tensor | None
+    folded_smooth: Tensor | None
+    packed: MixedWeight | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        bits: int = 8,
+        group_size: int = -1,
+        zero: str = "none",
+        pre_scale: bool = False,
+        activation: str | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """An empty layer, to load a state dict into; act-order and pre_scale come with one that has
+        them. group_size -1 is in_features."""
+        super().__init__()
+        if bits not in (4, 8):
+            raise ValueError(f"bits must be 4 or 8, got {bits}")
+        if zero not in ZEROS:
+            raise ValueError(f"zero must be one of {', '.join(ZEROS)}, got {zero}")
+        if dtype not in HALVES:
+            raise ValueError(f"dtype must be float16 or bfloat16, got {str(dtype)[6:]}")
+        if activation not in ACTIVATIONS:
+            known = ", ".join(str(name) for name in ACTIVATIONS)
+            raise ValueError(f"activation must be one of {known}, got {activation}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.bits = bits
+        self.group_size = group_rows(in_features, group_size)
+        self.zero = zero
+        self.activation = activation
+        k, n, groups = in_features, out_features, in_features // self.group_size
+        words = 32 // bits
+        made: Mapping[str, tuple[bool, tuple[int, ...], torch.dtype]] = {
+            "weight_packed": (True, (n, -(-k // words)), torch.int32),
+            "weight_scale": (True, (n, groups), dtype),
+            "weight_zero_point": (zero == "integer", (-(-n // words), groups), torch.int32),
+            "weight_offset": (zero == "float", (n, groups), dtype),
+            "bias": (bias, (n,), dtype),
+            "pre_scale": (pre_scale, (k,), torch.float32),
+            "weight_g_idx": (False, (k,), torch.int32),
+        }
+        # Absent ones last: torch.export counts them when it numbers the buffers.
+        for name, (present, shape, kind) in sorted(made.items(), key=lambda item: not item[1][0]):
+            buffer = torch.zeros(shape, dtype=kind, device=device) if present else None
+            self.register_buffer(name, buffer)
+        self.register_buffer("folded_smooth", None, persistent=False)
+        self.smooth_alpha: float | None = None
+        self.packed = None
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        bits: int = 8,
+        group_size: int = -1,
+        symmetric: bool = True,
+        dtype: torch.dtype | None = None,
+        smooth: Tensor | None = None,
+        folded: bool = False,
+        activation: str | None = None,
+    ) -> WeightOnlyLinear:
+        """Quantises the weight of a float layer (`scaled_mm.quantize_weight_grouped`).
+
+        Args:
+            linear: the layer; left as it is. Of one on the meta device an empty layer is made.
+            bits, group_size, symmetric, dtype: as for `quantize_weight_grouped`.
+            smooth: float [K], positive: the weight is multiplied by it and the activation by
+                1 / smooth, which becomes pre_scale (AWQ's scales, SmoothQuant's s).
+            folded: whether the activation comes divided by smooth already, by the norm in front.
+            activation: as for `scaled_mm.mixed_mm`.
+
+        Raises:
+            ValueError: as `quantize_weight_grouped`; smooth that is not K positive finite values;
+                folded without smooth.
+        """
+        if folded and smooth is None:
+            raise ValueError("smooth must be given with folded=True, got None")
+        weight = linear.weight.detach()
+        dtype = dtype or scales_dtype(weight.dtype)
+        if weight.is_meta:
+            return cls(
+                linear.in_features,
+                linear.out_features,
+                linear.bias is not None,
+                bits=bits,
+                group_size=group_size,
+                zero="none" if symmetric else "integer",
+                pre_scale=smooth is not None and not folded,
+                activation=activation,
+                dtype=dtype,
+                device="meta",
+            )
+        if smooth is not None:
+            smooth = divisors(smooth, linear)
+            weight = weight.float() * smooth
+        made = quantize_weight_grouped(
+            weight.t(), bits=bits, group_size=group_size, symmetric=symmetric, dtype=dtype
+        )
+        factors = None if smooth is None or folded else 1 / smooth
+        layer = cls.from_grouped(
+            made, bits=bits, bias=linear.bias, pre_scale=factors, activation=activation
+        )
+        layer.folded_smooth = smooth if folded else None
+        return layer
+
+    @classmethod
+    def from_grouped(
+        cls,
+        weight: GroupedWeight,
+        *,
+        bits: int,
+        g_idx: Tensor | None = None,
+        bias: Tensor | None = None,
+        pre_scale: Tensor | None = None,
+        activation: str | None = None,
+    ) -> WeightOnlyLinear:
+        """A layer of plain tensors.
+
+        Args:
+            weight: q, scales and zeros, as `scaled_mm.pack_weight` takes them.
+            bits: of q.
+            g_idx: integer [K], the group of each row (act-order); None: k // G.
+            bias: floating [N]; kept in the scales' dtype or float32.
+            pre_scale: floating [K], kept as float32.
+            activation: as for `scaled_mm.mixed_mm`.
+
+        Raises:
+            ValueError, TypeError: as `scaled_mm.pack_weight`.
+        """
+        packed = pack_weight(weight.q, weight.scales, zeros=weight.zeros, bits=bits, g_idx=g_idx)
+        return cls.from_weight(packed, bias=bias, pre_scale=pre_scale, activation=activation)
+
+    @classmethod
+    def from_weight(
+        cls,
+        weight: MixedWeight,
+        *,
+        bias: Tensor | None = None,
+        pre_scale: Tensor | None = None,
+        activation: str | None = None,
+    ) -> WeightOnlyLinear:
+        """A layer of a packed weight, wherever that came from (`scaled_mm.MixedWeight`).
+
+        Args:
+            weight: not copied; nobody may write it.
+            bias, pre_scale, activation: as for `from_grouped`.
+        """
+        k, n = weight.shape
+        layer = cls(
+            k,
+            n,
+            False,
+            bits=weight.bits,
+            group_size=weight.group if k else -1,
+            zero=weight.zero,
+            activation=activation,
+            dtype=weight.data.dtype,
+            device="meta",
+        )
+        layer._hold(weight)
+        device = weight.data.device
+        if bias is not None:  # a copy, like all else: the layer may be loaded into
+            dtype = weight.data.dtype
+            kind = bias.dtype if bias.dtype in (dtype, torch.float32) else dtype
+            layer.bias = _vector("bias", bias, n).to(device, kind, copy=True)
+        if pre_scale is not None:
+            factors = _vector("pre_scale", pre_scale, k)
+            layer.pre_scale = factors.to(device, torch.float32, copy=True)
+        return layer
+
+    def pack(self) -> WeightOnlyLinear:
+        """Lays the weight out for the kernels (`scaled_mm.pack_weight`), which then is its only
+        copy. A weight on the meta device stays as it is. Returns the layer."""
+        if self.packed is None and not self.weight_packed.is_meta:
+            weight = plain(
+                self.weight_packed,
+                self.weight_scale,
+                self.weight_zero_point,
+                bits=self.bits,
+                k=self.in_features,
+            )
+            zeros = weight.zeros if self.weight_offset is None else self.weight_offset.t()
+            self._hold(
+                pack_weight(
+                    weight.q, weight.scales, zeros=zeros, bits=self.bits, g_idx=self.weight_g_idx
+                )
+            )
+        return self
+
+    def filled(self) -> MixedWeight:
+        """The packed weight; ValueError of a layer on the meta device."""
+        packed = self.packed or self.pack().packed
+        if packed is None:
+            raise ValueError("weight must have values to be multiplied by, got one on meta")
+        return packed
+
+    def unpack(self) -> WeightOnlyLinear:
+        """Undoes `pack`: the weight's buffers are there again. Returns the layer."""
+        if self.packed is not None:
+            self._buffers.update(self._plain(self.packed))
+            self.packed = None
+        return self
+
+    @property
+    def act_order(self) -> bool:
+        """Whether the rows of a group lie scattered."""
+        order = self.weight_g_idx if self.packed is None else self.packed.order
+        return order is not None
+
+    def _hold(self, packed: MixedWeight) -> None:
+        self.packed = packed
+        for name in _WEIGHT:  # last: torch.export miscounts buffers behind one that is None
+            self._buffers.pop(name, None)
+            self._buffers[name] = None
+
+    def _plain(self, packed: MixedWeight) -> dict[str, Tensor]:
+        """The buffers that a packed weight stands for."""
+        q, scales, zeros, order = packed.unpack()
+        made: dict[str, Tensor] = {}
+        if order is not None:  # rows back to where they came from
+            made["weight_g_idx"] = packed.g_idx()
+            q = torch.empty_like(q).index_copy_(0, order.long(), q)
+        if self.zero == "float":
+            made["weight_offset"] = zeros.t().contiguous()
+            zeros = None
+        return made | stored(GroupedWeight(q, scales, zeros), self.bits)
+
+    def forward(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """y [..., N] of x's dtype, which is floating [..., K]; out: a tensor of the same to write
+        it into, where x has the scales' dtype."""
+        if x.is_meta and self.packed is None and self.weight_packed.is_meta:
+            return x.new_empty((*x.shape[:-1], self.out_features))
+        packed = self.filled()
+        dtype = packed.data.dtype
+        if out is not None and x.dtype != dtype:
+            text = f"x must be {str(dtype)[6:]} where out is given, got {str(x.dtype)[6:]}"
+            raise ValueError(text)
+        y = mixed_mm(
+            x.to(dtype),
+            packed,
+            bias=self.bias,
+            activation=self.activation,
+            pre_scale=self.pre_scale,
+            out=out,
+        )
+        return y.to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WeightOnlyLinear:
+        packs = self.packed is not None
+        self.unpack()
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        halves = cast(Tensor, self._buffers["weight_scale"]).dtype in HALVES
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if buffer is None or moved is None or moved.dtype == buffer.dtype:
+                continue
+            if not halves or not buffer.is_floating_point() or name in _FACTORS:
+                self._buffers[name] = buffer.to(moved.device)  # words stay words
+        return self.pack() if packs else self
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        made = {} if self.packed is None else self._plain(self.packed)
+        made[_SHAPE] = torch.tensor([self.out_features, self.in_features])
+        destination.update({prefix + name: x for name, x in made.items()})
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        self.unpack()
+        shape = state_dict.pop(prefix + _SHAPE, None)
+        wanted = [self.out_features, self.in_features]
+        if shape is not None and not shape.is_meta and shape.tolist() != wanted:
+            args[4].append(f"{prefix}{_SHAPE} must hold {wanted}, got {shape.tolist()}")
+        self._make_room(state_dict, prefix)
+        dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        for name, dtype in dtypes.items():  # assign=True takes tensors as they are
+            loaded = cast(Tensor, self._buffers[name])
+            if loaded.dtype not in _LOADED.get(name, (dtype,)):
+                self._buffers[name] = loaded.to(dtype)
+        kind = self.weight_scale.dtype
+        for name, kinds in (("bias", (kind, torch.float32)), ("weight_offset", (kind,))):
+            x = self._buffers[name]
+            if x is not None and x.dtype not in kinds:
+                self._buffers[name] = x.to(kind)
+        self.pack()
+
+    def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Buffers for what a state dict has and the layer has not, or not so exactly."""
+        device = self.weight_scale.device
+        for name, dtype in (("weight_g_idx", torch.int32), ("pre_scale", torch.float32)):
+            if prefix + name in state_dict and self._buffers[name] is None:
+                self._buffers[name] = torch.empty(self.in_features, dtype=dtype, device=device)
+        given = state_dict.get(prefix + "bias")
+        if self.bias is not None and given is not None and given.dtype == torch.float32:
+            self.bias = self.bias.float()
+
+    def extra_repr(self) -> str:
+        dtype = self.weight_scale.dtype if self.packed is None else self.packed.data.dtype
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, bits={self.bits}, group_size={self.group_size}, "
+            f"zero={self.zero}, pre_scale={self.pre_scale is not None}, "
+            f"activation={self.activation}, dtype={str(dtype)[6:]}"
+        )
+
+
+_FACTORS = ("pre_scale", "folded_smooth")  # float32 whatever the module's dtype
+_LOADED = {"weight_scale": HALVES, "weight_offset": HALVES, "bias": (*HALVES, torch.float32)}
+"""What a buffer of a loaded state dict may be; the others keep the dtype that they had."""
+
+
+def _vector(name: str, x: Tensor, size: int) -> Tensor:
+    if x.shape != (size,) or not x.is_floating_point():
+        got = f"{str(x.dtype)[6:]} of shape {tuple(x.shape)}"
+        raise ValueError(f"{name} must be floating of shape ({size},), got {got}")
+    return x.detach()

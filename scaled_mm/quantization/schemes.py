@@ -1,0 +1,127 @@
+"""`Scheme` and `WeightScheme`: how a layer is quantised; and their names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the activations of a layer are quantised; weights always are per output channel.
+
+    Args:
+        dynamic: True: scales at run time. False: one for the layer, from calibration.
+        symmetric: True: no zero point.
+        per_token: dynamic only: one scale for each token (True, and None), or one for the whole
+            activation (False).
+    """
+
+    dynamic: bool = True
+    symmetric: bool = True
+    per_token: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.per_token and not self.dynamic:
+            raise ValueError("per_token must be False when dynamic=False, got per_token=True")
+
+    @property
+    def static(self) -> bool:
+        """Whether calibration has to reach the layer."""
+        return not self.dynamic
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `ScaledLinear`."""
+        return {
+            "dynamic": self.dynamic,
+            "symmetric": self.symmetric,
+            "per_token": self.per_token,
+        }
+
+
+@dataclass(frozen=True)
+class WeightScheme:
+    """How the weight of a layer is quantised whose activations stay in 16-bit float.
+
+    As a name: `w8a16` or `w4a16` (a scale for each output channel), with `-g128` behind it for
+    groups of 128 (or any other number of) input features, and then `-asymmetric` for zero points.
+
+    Args:
+        bits: of a weight, 8 or 4.
+        group_size: input features that share a scale; -1: all of them.
+        symmetric: True: no zero points.
+    """
+
+    bits: int = 8
+    group_size: int = -1
+    symmetric: bool = True
+
+    static = False  # nothing is calibrated
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ValueError(f"bits must be 4 or 8, got {self.bits}")
+        if self.group_size != -1 and self.group_size < 1:
+            raise ValueError(f"group_size must be -1 or at least 1, got {self.group_size}")
+
+    def __str__(self) -> str:
+        group = "" if self.group_size == -1 else f"-g{self.group_size}"
+        return f"w{self.bits}a16{group}{'' if self.symmetric else '-asymmetric'}"
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `WeightOnlyLinear.from_linear`."""
+        return {
+            "bits": self.bits,
+            "group_size": self.group_size,
+            "symmetric": self.symmetric,
+        }
+
+
+AnyScheme = Scheme | WeightScheme
+_WEIGHT_ONLY = re.compile(r"w([48])a16(?:-g([1-9][0-9]{0,8}))?(-asymmetric)?")
+NAMES_OF_WEIGHTS = "w8a16 or w4a16 (-gN for groups of N, -asymmetric)"
+
+SCHEMES = {
+    "dynamic": Scheme(),
+    "dynamic-asymmetric": Scheme(symmetric=False),
+    "dynamic-tensor": Scheme(per_token=False),
+    "dynamic-tensor-asymmetric": Scheme(symmetric=False, per_token=False),
+    "static": Scheme(dynamic=False),
+    "static-asymmetric": Scheme(dynamic=False, symmetric=False),
+}
+
+
+def known_scheme(name: str) -> AnyScheme | None:
+    """A scheme by its name; None: no scheme has it."""
+    if name in SCHEMES:
+        return SCHEMES[name]
+    found = _WEIGHT_ONLY.fullmatch(name)
+    if found is None:
+        return None
+    bits, group, asymmetric = found.groups()
+    return WeightScheme(int(bits), int(group or -1), not asymmetric)
+
+
+def scheme_of(scheme: AnyScheme | str) -> AnyScheme:
+    """A scheme by its name; ValueError lists them."""
+    if not isinstance(scheme, str):
+        return scheme
+    found = known_scheme(scheme)
+    if found is None:
+        known = f"{', '.join(SCHEMES)}, {NAMES_OF_WEIGHTS}"
+        raise ValueError(f"scheme must be one of {known}, got {scheme!r}")
+    return found
+
+
+def name_of(scheme: AnyScheme) -> str:
+    """The name of a scheme, by which `scheme_of` finds it."""
+    if isinstance(scheme, WeightScheme):
+        return str(scheme)
+    per_token = scheme.dynamic if scheme.per_token is None else scheme.per_token
+    kind = (scheme.dynamic, scheme.symmetric, per_token)
+    names = {
+        (known.dynamic, known.symmetric, known.dynamic and known.per_token is None): name
+        for name, known in SCHEMES.items()
+    }
+    return names[kind]
