@@ -2,7 +2,7 @@
 
     from vllm._custom_ops import cutlass_scaled_mm      ->  from scaled_mm.compat import ...
     from sgl_kernel import int8_scaled_mm               ->  from scaled_mm.compat import ...
-    torch.ops.trtllm.preprocess_weights_for_mixed_gemm  ->  scaled_mm.compat. ...
+    torch.ops.trtllm.weight_only_quant_gemm  ->  scaled_mm.compat.weight_only_quant_gemm
 
 Arguments, their order, defaults and results are the peers'. Each docstring says where the values or
 the accepted arguments differ. Common to all: where the peers assert, a `ValueError` or `TypeError`
@@ -14,7 +14,7 @@ sgl-kernel's `awq_dequantize(qweight, scales, qzeros)` has the signature of
 `scaled_mm.awq_dequantize` itself.
 
 Signatures as of vLLM's `vllm/_custom_ops.py`, sgl-kernel's `sgl_kernel/gemm.py` and TensorRT-LLM's
-`tensorrt_llm/quantization/functional.py` in 2026.
+`tensorrt_llm/quantization/functional.py` and `_torch/custom_ops/torch_custom_ops.py` in 2026.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import layouts, ops
+from . import ops
+from ._tensorrt_llm import (
+    finegrained_mixed_dtype_gemm,
+    mixed_weight,
+    preprocess_weights_for_mixed_gemm,
+    symmetric_quantize_last_axis_of_batched_matrix,
+    weight_only_quant_gemm,
+)
 from .ops import PackedWeight, quantize_int8, scaled_mm
 from .ops.arguments import accept
 
@@ -33,10 +40,13 @@ __all__ = [
     "awq_gemm",
     "cutlass_scaled_mm",
     "cutlass_scaled_mm_azp",
+    "finegrained_mixed_dtype_gemm",
     "int8_scaled_mm",
+    "mixed_weight",
     "preprocess_weights_for_mixed_gemm",
     "scaled_int8_quant",
     "symmetric_quantize_last_axis_of_batched_matrix",
+    "weight_only_quant_gemm",
 ]
 
 
@@ -218,83 +228,6 @@ def int8_scaled_mm(
     output nor a bias. Refusals name a, b, scale_a, scale_b.
     """
     return cutlass_scaled_mm(mat_a, mat_b, scales_a, scales_b, out_dtype, bias)
-
-
-def preprocess_weights_for_mixed_gemm(
-    tensor: Tensor,
-    quant_mode: torch.dtype,
-    act_dtype: torch.dtype,
-    sm_: int = -1,
-    do_weight_interleave: bool = True,
-) -> Tensor:
-    """TensorRT-LLM's `preprocess_weights_for_mixed_gemm`: a weight as its mixed GEMM reads it.
-
-    Args:
-        tensor: int8 [K, N], or [experts, K, N]; with quint4x2 [..., K, N/2], two channels to a
-            byte, the first in the low nibble.
-        quant_mode: int8, or quint4x2 for 4 bits.
-        act_dtype: float16, bfloat16 or float8_e4m3fn.
-        sm_: the compute capability, 80 for 8.0; -1 for that of the current GPU.
-        do_weight_interleave: False: the transposed weight only.
-
-    Returns:
-        int8 of tensor's shape. docs/layouts.md draws it; `scaled_mm.layouts` has each step, and the
-        inverse.
-
-    Differs from TensorRT-LLM's: 8 bits with fp8 activations are refused by name; the rules on K and
-    N are the same.
-    """
-    accept({"tensor": tensor})
-    bits = _bits_of(quant_mode)
-    q = tensor if bits == 8 else layouts.unpack_int4(tensor)
-    layout = layouts.layout_of(
-        sm_ if sm_ > 0 else _current_sm(),
-        bits=bits,
-        activation_bits=8 * act_dtype.itemsize,
-        interleave=do_weight_interleave,
-        experts=tensor.ndim == 3,
-    )
-    return layouts.preprocess_weights_for_mixed_gemm(q, layout)
-
-
-def symmetric_quantize_last_axis_of_batched_matrix(
-    weight: Tensor, quant_mode: torch.dtype, sm_: int = -1
-) -> tuple[Tensor, Tensor]:
-    """`torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix`: quantised and laid out.
-
-    Args:
-        weight: float16, bfloat16 or float32 [K, N] or [experts, K, N].
-        quant_mode: int8, or quint4x2 for 4 bits.
-        sm_: as for `preprocess_weights_for_mixed_gemm`; the peer always takes the current GPU's.
-
-    Returns:
-        The prepared weight, int8 [..., K, N] or [..., K, N/2], and the scales [..., N] of weight's
-        dtype: `scaled_mm.layouts.quantize_symmetric`.
-
-    Differs from TensorRT-LLM's: a channel of zeros has values 0 (there 0 / 0 decides), and what is
-    not finite is refused.
-    """
-    accept({"weight": weight})
-    bits = _bits_of(quant_mode)
-    q, scale = layouts.quantize_symmetric(weight, bits=bits)
-    layout = layouts.layout_of(
-        sm_ if sm_ > 0 else _current_sm(), bits=bits, experts=weight.ndim == 3
-    )
-    return layouts.preprocess_weights_for_mixed_gemm(q, layout), scale
-
-
-def _bits_of(quant_mode: torch.dtype) -> int:
-    bits = {torch.int8: 8, torch.quint4x2: 4}.get(quant_mode)
-    if bits is None:
-        raise ValueError(f"quant_mode must be int8 or quint4x2, got {str(quant_mode)[6:]}")
-    return bits
-
-
-def _current_sm() -> int:
-    if not torch.cuda.is_available():
-        raise ValueError("sm_ must be given where there is no GPU, got -1")
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
 
 
 def _matrix(a: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from checkpoint_cases import write
 from torch import Tensor, nn
 
 from scaled_mm import awq
-from scaled_mm.checkpoint.layers_packed import packed_tensors
+from scaled_mm.lowbit.grouped import quantize_weight_grouped
+from scaled_mm.lowbit.stored import stored as packed_tensors
 
 GROUP = 16
 
@@ -187,16 +188,27 @@ def write_toy(folder: Path, form: Form, shards: int = 1, **change: Any) -> dict[
     return state
 
 
-def write_packed_toy(folder: Path, symmetric: bool = False, act_order: bool = False) -> None:
-    """`toy()` in compressed-tensors' packed form."""
-    form = Form(act_order=act_order, symmetric=symmetric)
+def write_packed_toy(
+    folder: Path,
+    symmetric: bool = False,
+    act_order: bool = False,
+    bits: int = 4,
+    group: int | None = GROUP,
+) -> None:
+    """`toy()` in compressed-tensors' packed form; group None: a scale for each output channel."""
     state = {name: x.half() for name, x in toy().state_dict().items()}
-    unneeded = {"weight_g_idx": not act_order, "weight_zero_point": symmetric}
     for name in ("qkv", "down"):
-        tensors = packed_tensors(quantised(toy().get_submodule(name).weight, form))
-        del state[f"{name}.weight"]
-        state |= {f"{name}.{part}": x for part, x in tensors.items() if not unneeded.get(part)}
-    weights = {"num_bits": 4, "strategy": "group", "group_size": GROUP, "symmetric": symmetric}
+        w = state.pop(f"{name}.weight").t()
+        made = quantize_weight_grouped(
+            w, bits=bits, group_size=group or -1, symmetric=symmetric, dtype=torch.float16
+        )
+        tensors = packed_tensors(made, bits) | {"weight_shape": torch.tensor(w.t().shape)}
+        if act_order:
+            at = torch.randperm(len(w), generator=torch.Generator().manual_seed(len(w)))
+            tensors["weight_g_idx"] = (at // GROUP).int()
+        state |= {f"{name}.{part}": x for part, x in tensors.items()}
+    weights: dict[str, Any] = {"num_bits": bits, "symmetric": symmetric, "group_size": group}
+    weights |= {"strategy": "group" if group else "channel"}
     weights |= {"actorder": "group"} if act_order else {}
     config = {
         "quant_method": "compressed-tensors",

@@ -142,21 +142,38 @@ def _(me: Rank) -> None:
         load_quantized_sharded(model, folder, me.mesh, {"0": RowwiseQuantizedParallel()})
 
 
-@case("packed int4 checkpoints")
+@case("packed checkpoints")
 def _(me: Rank) -> None:
-    """Columns of 12 words (qkv) and rows of 2 groups (down), as if loaded whole and cut then."""
-    if me.world > 2:
-        return  # two groups of rows
+    """Columns of qkv, and rows of down in two groups or in one, as if loaded whole and cut then."""
     styles = {"qkv": ColwiseQuantizedParallel(), "down": RowwiseQuantizedParallel()}
-    for symmetric in (True, False):
-        folder = files(me, f"packed-{symmetric}")
+    for bits, symmetric, group in ((4, True, 16), (4, False, 16), (8, True, None), (8, False, 16)):
+        if me.world > 2 and group is not None:
+            continue  # two groups of rows
+        folder = files(me, f"packed-{bits}-{symmetric}-{group}")
         if me.rank == 0:
-            int4_files.write_packed_toy(folder, symmetric=symmetric)
+            int4_files.write_packed_toy(folder, symmetric=symmetric, bits=bits, group=group)
         written()
         empty = int4_files.toy().to(me.device, torch.float16)
         whole = scaled_mm.load_quantized(copy.deepcopy(empty), folder)
         got = load_quantized_sharded(empty, folder, me.mesh, styles)
-        assert_same_state(got, parallelize_module(whole, me.mesh, styles), symmetric)
+        assert_same_state(got, parallelize_module(whole, me.mesh, styles), bits, symmetric)
+
+
+@case("packed checkpoints that cannot be cut")
+def _(me: Rank) -> None:
+    folder, ordered = files(me, "packed-words"), files(me, "packed-order")
+    if me.rank == 0:
+        int4_files.write_packed_toy(folder)
+        int4_files.write_packed_toy(ordered, act_order=True)
+    written()
+    plan = {"down": ColwiseQuantizedParallel()}  # 40 columns are five words of zero points
+    with refused(ValueError, r"^out_features must be cut into multiples of 8 \(the zero points in"):
+        load_quantized_sharded(int4_files.toy(), folder, me.mesh, plan)
+    if me.world == 2:
+        with refused(ValueError, r"down.weight_g_idx is in act-order, which is not read in parts"):
+            load_quantized_sharded(
+                int4_files.toy(), ordered, me.mesh, {"down": RowwiseQuantizedParallel()}
+            )
 
 
 # --- bytes ----------------------------------------------------------------------------------------

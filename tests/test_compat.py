@@ -45,6 +45,26 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("weight", "quant_mode"), REQUIRED),
         "sm_": -1,
     },
+    "weight_only_quant_gemm": {
+        **dict.fromkeys(
+            ("activation", "weight", "weight_dtype", "weight_scale", "output_dtype"), REQUIRED
+        ),
+        "to_userbuffers": False,
+        "sm_": -1,
+    },
+    "finegrained_mixed_dtype_gemm": {
+        **dict.fromkeys(
+            ("input", "weight", "scales", "group_size", "has_zero_point", "output_dtype"), REQUIRED
+        ),
+        **dict.fromkeys(("alpha", "bias", "zeros")),
+        "sm_": -1,
+    },
+    "mixed_weight": {
+        **dict.fromkeys(("weight", "weight_dtype", "scales"), REQUIRED),
+        "zeros": None,
+        "sm_": -1,
+        "do_weight_interleave": True,
+    },
 }
 
 

@@ -34,6 +34,7 @@ BASES: dict[str, tuple[Callable[[Path], object], Callable[[], nn.Module]]] = {
     "awq": (lambda folder: write_toy(folder, FORMS["awq"]), toy),
     "gptq": (lambda folder: write_toy(folder, FORMS["gptq-v1-act-order"], 2), toy),
     "packed": (lambda folder: write_packed_toy(folder, act_order=True), toy),
+    "packed-8": (lambda folder: write_packed_toy(folder, bits=8, group=None), toy),
 }
 COUNTS = [pytest.param(500, id="500"), pytest.param(20_000, id="20000", marks=pytest.mark.slow)]
 

@@ -145,7 +145,7 @@ def one_kind(schemes: Mapping[str, AnyLayerScheme]) -> type[AnyLayerScheme]:
     """
     first = {type(schemes[name]): name for name in reversed(list(schemes))}
     if len(first) > 1:
-        got = " and ".join(f"{schemes[name]} at {name}" for name in first.values())
+        got = " and ".join(f"{schemes[name]} at {name}" for name in reversed(first.values()))
         raise ValueError(f"layers must be all W8A8 or all weight-only to be saved, got {got}")
     return next(iter(first), W8A8Scheme)
 

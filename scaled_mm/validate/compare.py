@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._progress import progress
 from ..checkpoint import Checkpoint, load_quantized
-from ..nn import AWQLinear, ScaledLinear
+from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import decibels
 from ..quantization.observe import Call, as_calls, evaluating, observe
 from .folds import find_folds
@@ -22,6 +22,7 @@ from .layers import LayerInspector
 from .report import Agreement, Thresholds, ValidationReport
 
 STRIDE = 7
+Layer = ScaledLinear | WeightOnlyLinear | AWQLinear
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -60,7 +61,7 @@ def validate(
 
     Args:
         model: the float model.
-        quantised: the same with `ScaledLinear`s or `AWQLinear`s under the names of Linears, such as
+        quantised: the same with layers of `scaled_mm.nn` under the names of Linears, such as
             `scaled_mm.quantize_model` makes, on the same device; or a quantised checkpoint, which
             `scaled_mm.load_quantized` puts into a copy of the model. Factors that its quantiser
             moved into norms or the layers in front are found and undone, so that a layer's noise is
@@ -72,8 +73,8 @@ def validate(
 
     Returns:
         A `ValidationReport`: per layer the noise, the use of the grid, the distance from R0 and
-        equality with R1 (`scaled_mm.reference`; int4 sums have a bound and no R1); end to end the
-        agreement of the outputs; and `ok`.
+        equality with R1 (`scaled_mm.reference`; weight-only sums have a bound and no R1); end to
+        end the agreement of the outputs; and `ok`.
 
     Raises:
         ValueError: nothing is quantised, a layer has no float Linear of its name or shape or was
@@ -84,12 +85,11 @@ def validate(
     if not isinstance(quantised, nn.Module):
         quantised = load_quantized(copy.deepcopy(model), quantised)
     layers = {
-        name: module
-        for name, module in quantised.named_modules()
-        if isinstance(module, (ScaledLinear, AWQLinear))
+        name: module for name, module in quantised.named_modules() if isinstance(module, Layer)
     }
     if not layers:
-        raise ValueError("quantised must hold a ScaledLinear or an AWQLinear, got none")
+        kinds = "ScaledLinear, WeightOnlyLinear or AWQLinear"
+        raise ValueError(f"quantised must hold a {kinds}, got none")
     originals = _originals(model, layers)
     inspector = LayerInspector(originals, stride, find_folds(model, quantised, originals, layers))
     with progress("comparing", 2 * len(calls) + len(layers)) as tick:
@@ -112,9 +112,7 @@ def validate(
     )
 
 
-def _originals(
-    model: nn.Module, layers: Mapping[str, ScaledLinear | AWQLinear]
-) -> dict[str, nn.Linear]:
+def _originals(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Linear]:
     known = dict(model.named_modules(remove_duplicate=False))
     found: dict[str, nn.Linear] = {}
     for name, layer in layers.items():

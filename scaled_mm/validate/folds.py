@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..nn import AWQLinear, ScaledLinear
+from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from ..ops import awq_dequantize
 
 NOTICED = 0.02
@@ -54,7 +54,7 @@ def find_folds(
     Args:
         model, quantised: the float model and the quantised one, whose norms are compared.
         originals: name -> Linear of the float model.
-        layers: name -> `ScaledLinear` or `AWQLinear` of the quantised one.
+        layers: name -> the quantised layers.
     """
     norms = list(_norm_ratios(model, quantised))
     into: dict[str, Tensor] = {}
@@ -91,6 +91,9 @@ def weight_of(layer: nn.Module) -> Tensor:
         if layer.order is not None:
             w = torch.empty_like(w).index_copy_(0, layer.order, w)
         return w.t()
+    if isinstance(layer, WeightOnlyLinear):
+        w = layer.filled().dequantize().float().t()
+        return w if layer.pre_scale is None else w * layer.pre_scale
     assert isinstance(layer, ScaledLinear)
     w = layer.weight.float() * layer.weight_scale
     return w if layer.input_smooth is None else w * layer.input_smooth

@@ -38,7 +38,7 @@ COLUMNS = (
     Column("sqnr_db", "SQNR, dB", "Signal to quantisation noise of the layer alone.", ".1f"),
     Column("max_error_relative", "max error", "Of the largest output.", ".3f"),
     Column("saturated", "saturated", "Part of the inputs beyond the grid, clamped.", ".3%"),
-    Column("grid", "grid used", "Part of the 256 int8 values (int4: 16) that occurred.", ".0%"),
+    Column("grid", "grid used", "Part of the 256 values (4 bits: 16) that occurred.", ".0%"),
     Column("azp_mean", "mean azp", "Mean zero point of the activations.", ".1f"),
     Column("azp_used", "azp not 0", "Part of the tokens whose zero point is not 0.", ".0%"),
     Column("checked", "checked", "Outputs recomputed by scaled_mm.reference.", ","),

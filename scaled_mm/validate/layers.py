@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from .. import reference
 from ..lowbit.words import unpack
-from ..nn import AWQLinear, ScaledLinear
+from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import Inspector, decibels, floats
 from ..reference import AccuracyReport
-from ..reference.arithmetic import FORMATS, ulp
+from ..reference.arithmetic import FORMATS, Array, ulp
 from .folds import Fold
 from .report import LayerReport
 
+LOWBIT = (AWQLinear, WeightOnlyLinear)
+"""Layers whose activations stay float."""
 OUTLIER = 6.0
 """A channel whose range is so many times the median channel's is an outlier."""
 
@@ -62,7 +64,7 @@ class LayerInspector(Inspector):
         self.keep(name, layer, given, y)
         seen.max_error = max(seen.max_error, float((exact.float() - y.float()).abs().max()))
         seen.max_output = max(seen.max_output, float(exact.float().abs().max()))
-        smooth = getattr(layer, "input_smooth", None)
+        smooth = getattr(layer, "input_smooth", getattr(layer, "pre_scale", None))
         scaled = x.float() if smooth is None else x.float() * smooth
         raw = raw.float()
         seen.before = _widened(seen.before, raw.abs().amax(0))
@@ -77,9 +79,9 @@ class LayerInspector(Inspector):
         """The report of one layer; the reference runs now."""
         module, _, _ = self.samples[name][0]
         seen = self.inputs[name]
-        if isinstance(module, AWQLinear):
+        if isinstance(module, LOWBIT):
             _, xs, ys = zip(*self.samples[name], strict=True)
-            judged = [judge_int4(module, torch.cat(xs), torch.cat(ys))]
+            judged = [judge_lowbit(module, torch.cat(xs), torch.cat(ys))]
             grid, azp_mean, azp_used = _of_weight(module)
         else:
             judged = [reference.check(y, **given) for y, given in self.judged(name)]
@@ -125,40 +127,74 @@ def _quantisation(seen: _Inputs, layer: ScaledLinear, x: Tensor, scaled: Tensor)
     seen.azp_used += int((zeros != 0).sum()) * share
 
 
-def _of_weight(layer: AWQLinear) -> tuple[float, float, float]:
-    """Of an int4 weight: part of the 16 values that occur, mean zero point, part that is not 8."""
-    levels = torch.bincount(unpack(layer.qweight).flatten().cpu().long(), minlength=16)
-    zeros = unpack(layer.qzeros).float()
-    return int((levels > 0).sum()) / 16, float(zeros.mean()), float((zeros != 8).float().mean())
+def _of_weight(layer: nn.Module) -> tuple[float, float, float]:
+    """Of a weight in 4 or 8 bits: part of the values that occur, mean zero point, part of them that
+    is not the middle of the range. Without zero points the middle is each."""
+    if isinstance(layer, AWQLinear):
+        bits, values, zeros = 4, unpack(layer.qweight), unpack(layer.qzeros)
+    else:
+        assert isinstance(layer, WeightOnlyLinear)
+        bits = layer.bits
+        values, _, given, _ = layer.filled().unpack()
+        whole = given is not None and not given.is_floating_point()
+        zeros = given if given is not None and whole else values.new_full((1,), 0)
+        if not whole:  # signed values; 0 of them is the middle
+            values, zeros = values.short() + (1 << bits - 1), zeros.short() + (1 << bits - 1)
+    levels = torch.bincount(values.flatten().cpu().long(), minlength=1 << bits)
+    zeros = zeros.float()
+    moved = float((zeros != 1 << bits - 1).float().mean())
+    return int((levels > 0).sum()) / (1 << bits), float(zeros.mean()), moved
 
 
-def judge_int4(layer: AWQLinear, x: Tensor, y: Tensor) -> AccuracyReport:
-    """Judge y [tokens, N] as layer(x [tokens, K]): int4 sums are float32, so that they have a bound
-    (docs/lowbit.md) and no bits of their own.
+def judge_lowbit(layer: nn.Module, x: Tensor, y: Tensor) -> AccuracyReport:
+    """Judge y [tokens, N] as layer(x [tokens, K]): sums are float32, so that they have a bound
+    (docs/numerics.md) and no bits of their own.
 
     Where y is a 16-bit float other than the kernel's output, its rounding is allowed for.
     """
-    rows = x.to(layer.scales.dtype)
-    rows = rows if layer.order is None else rows[..., layer.order]
-    operands = (rows, layer.qweight, layer.scales, layer.qzeros)
-    exact, bound = (part.numpy() for part in reference.awq_gemm_bound(*operands, bias=layer.bias))
+    exact, bound, dtype = _bounded(layer, x)
     got = y.detach().cpu().double().numpy()
     with np.errstate(all="ignore"):
-        if y.dtype not in (layer.scales.dtype, torch.float32):
+        if y.dtype not in (dtype, torch.float32):
             bound = bound + ulp(np.abs(exact) + bound, FORMATS[y.dtype]) / 2
         distance = np.where(np.isnan(exact) & np.isnan(got), 0, np.abs(got - exact))
         distance = np.where(np.isnan(distance), np.inf, distance)
-        units = np.where(distance == 0, 0, distance / ulp(exact, FORMATS[rows.dtype]))
+        units = np.where(distance == 0, 0, distance / ulp(exact, FORMATS[dtype]))
         fraction = np.where(distance == 0, 0, distance / bound)
     return AccuracyReport(
         y.dtype,
         tuple(y.shape),
-        "awq_gemm",
-        layer.bias is not None,
+        "awq_gemm" if isinstance(layer, AWQLinear) else "mixed_mm",
+        getattr(layer, "bias", None) is not None,
         beyond=int((~(fraction <= 1)).sum()),
         worst_ulp=float(units.max(initial=0)),
         worst_of_bound=float(fraction.max(initial=0)),
     )
+
+
+def _bounded(layer: nn.Module, x: Tensor) -> tuple[Array, Array, torch.dtype]:
+    """The exact output, how far from it one may be, and the dtype of the kernel's."""
+    if isinstance(layer, AWQLinear):
+        dtype = layer.scales.dtype
+        rows = x.to(dtype) if layer.order is None else x.to(dtype)[..., layer.order]
+        operands = (rows, layer.qweight, layer.scales, layer.qzeros)
+        parts = reference.awq_gemm_bound(*operands, bias=layer.bias)
+    else:
+        assert isinstance(layer, WeightOnlyLinear)
+        q, scales, zeros, order = layer.filled().unpack()
+        dtype = scales.dtype
+        parts = reference.mixed_mm_bound(
+            x.to(dtype),
+            q,
+            scales,
+            zeros,
+            order=order,
+            pre_scale=layer.pre_scale,
+            bias=layer.bias,
+            activation=layer.activation,
+        )
+    exact, bound = (part.numpy() for part in parts)
+    return exact, bound, dtype
 
 
 def _widened(known: Tensor | None, seen: Tensor) -> Tensor:
@@ -171,10 +207,14 @@ def _peak(absmax: Tensor) -> float:
 
 
 def scheme_text(layer: nn.Module, fold: Fold) -> str:
-    """dynamic token asym smooth, or int4 g128 act-order folded, for example."""
+    """dynamic token asym smooth, int4 g128 act-order folded, or w8a16 g4096, for example."""
     if isinstance(layer, AWQLinear):
         words = ["int4", f"g{layer.group_size}"]
         words += ["act-order"] * (layer.order is not None)
+    elif isinstance(layer, WeightOnlyLinear):
+        words = [f"w{layer.bits}a16", f"g{layer.group_size}"]
+        words += ["asym"] * (layer.zero != "none") + ["act-order"] * layer.act_order
+        words += ["smooth"] * (layer.pre_scale is not None)
     else:
         assert isinstance(layer, ScaledLinear)
         words = [

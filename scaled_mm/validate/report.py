@@ -31,16 +31,16 @@ class LayerReport:
     """Largest |y - y_float|, and as a part of the largest |y_float|."""
     max_error_relative: float
     saturated: float
-    """Part of the inputs beyond the int8 grid, which were clamped; 0 when dynamic, and of int4."""
+    """Part of the inputs beyond the int8 grid, which were clamped; dynamic or weight-only: 0."""
     grid: float
-    """Part of the 256 int8 values that occurred; of int4: of the 16 in the weight."""
+    """Part of the 256 int8 values that occurred; weight-only: of the 16 or 256 of a weight."""
     azp_mean: float
-    """Mean zero point of the tokens, and the part of them where it is not 0; of int4: mean zero
-    point of the weight, and the part that is not 8."""
+    """Mean zero point of the tokens, and the part of them where it is not 0; weight-only:
+    mean zero point of the weight, and the part that is not the middle of the range (8 or 128)."""
     azp_used: float
     checked: int
-    """Outputs recomputed by `scaled_mm.reference`; how many differ from R1 in any bit (int4 sums
-    have no R1: 0)."""
+    """Outputs recomputed by `scaled_mm.reference`; how many differ from R1 in any bit
+    (weight-only sums have no R1: 0)."""
     off_r1: int
     worst_ulp: float
     """Largest distance of these from R0, in ulp and as a part of the published bound; how many
