@@ -1,4 +1,4 @@
-"""TensorRT-LLM's weight-only names: a prepared weight is what it was made of, and is multiplied by."""
+"""TensorRT-LLM's weight-only names: what a prepared weight holds, and products with it."""
 
 from __future__ import annotations
 
@@ -134,5 +134,5 @@ def test_refused(name: str) -> None:
 
 
 def test_what_is_no_tensor() -> None:
-    with pytest.raises(TypeError, match="^weight must be a Tensor, got list$"):
+    with pytest.raises(TypeError, match=r"^weight must be a Tensor, got list$"):
         compat.mixed_weight([1], torch.int8, random(N), sm_=80)
