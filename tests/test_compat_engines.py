@@ -53,7 +53,8 @@ def test_a_prepared_weight_is_what_it_was_made_of(mode: str, sm: int) -> None:
             w = values(bits).double() * s.double().repeat_interleave(rows, 0)
             if offset is not None:
                 w = w + offset.double().repeat_interleave(rows, 0)
-            assert_bits(scaled_mm.mixed_mm(torch.eye(K, dtype=kind), made), w.to(kind))
+            product = scaled_mm.mixed_mm(torch.eye(K, dtype=kind), made)
+            assert torch.equal(product, w.to(kind))  # 0 may have either sign
 
 
 @modes

@@ -18,7 +18,7 @@ from ..lowbit.grouped import (
     scales_dtype,
 )
 from ..lowbit.stored import plain, stored
-from ..ops.mixed import MixedWeight, mixed_mm, pack_weight
+from ..ops import MixedWeight, mixed_mm, pack_weight
 from .scaled_linear import divisors
 
 _WEIGHT = ("weight_packed", "weight_scale", "weight_zero_point", "weight_offset", "weight_g_idx")
