@@ -306,7 +306,7 @@ class WeightOnlyLinear(nn.Module):
         if order is not None:  # rows back to where they came from
             made["weight_g_idx"] = packed.g_idx()
             q = torch.empty_like(q).index_copy_(0, order.long(), q)
-        if self.zero == "float":
+        if self.zero == "float" and zeros is not None:
             made["weight_offset"] = zeros.t().contiguous()
             zeros = None
         return made | stored(GroupedWeight(q, scales, zeros), self.bits)
