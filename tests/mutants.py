@@ -22,6 +22,7 @@ import mutants_parallel
 import mutants_producers
 import mutants_product
 import mutants_validate
+import mutants_weights
 import mutants_writers
 from mutant import Mutant
 
@@ -41,6 +42,7 @@ PARTS = (
     mutants_producers,
     mutants_writers,
     mutants_parallel,
+    mutants_weights,
     mutants_cuda,
     mutants_kernels,
 )

@@ -21,8 +21,8 @@ MUTANTS = [
             "dynamic-weights-accepted": ('if weights["dynamic"]:', "if False:"),
             "dynamic-taken-for-static": ('dynamic=inputs["dynamic"],', "dynamic=False,"),
             "four-bit-weights-taken-for-eight": (
-                'for key, wanted in (("num_bits", bits), ("type", "int")):',
-                'for key, wanted in (("type", "int"),):',
+                'choices: dict[str, tuple[Any, ...]] = {"num_bits": bits, "type": ("int",)}',
+                'choices: dict[str, tuple[Any, ...]] = {"type": ("int",)}',
             ),
             "symmetric-by-default-forgotten": (
                 'fields.get("symmetric", True)',
@@ -60,15 +60,11 @@ MUTANTS = [
         "scaled_mm/checkpoint/layers_packed.py",
         "test_checkpoint_packed",
         {
-            "packed-shape-unread": ("if shape != [self.n, self.k]:", "if False:"),
-            "packed-zeros-turned-wrongly": (
-                'unpack(self.read(checkpoint, "weight_zero_point").t(), SEQUENTIAL)',
-                'unpack(self.read(checkpoint, "weight_zero_point").t(), (0, 4, 1, 5, 2, 6, 3, 7))',
+            "packed-shape-unread": (
+                "if n != layer.n or -(-k * layer.scheme.bits // 32) != words:",
+                "if False:",
             ),
-            "packed-symmetric-zero-is-0": (
-                "torch.full(scales.shape, 8",
-                "torch.full(scales.shape, 0",
-            ),
+            "packed-features-of-whole-words": ("return int(k)", "return layer.k"),
             "packed-float-layer-taken": ("if scheme is None:", "if False:"),
             "packed-g_idx-unread": ('if "weight_g_idx" in self.parts:', "if False:"),
         },

@@ -14,8 +14,8 @@ MUTANTS = [
                 "if False:",
             ),
             "weight-quantised-unsmoothed": (
-                "weight if smooth is None else weight.float() * smooth",
-                "weight",
+                "weight = weight.float() * smooth",
+                "pass",
             ),
             "norm-not-divided": ("(x.float() / divisor).to(x.dtype)", "x"),
             "scale-of-a-weight-flat": ("scale.view(-1, 1)", "scale.view(-1)"),

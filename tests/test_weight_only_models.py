@@ -350,6 +350,15 @@ def test_validate(name: str) -> None:
         assert 0.5 < layer.grid <= 1 and (layer.azp_used > 0) == ("asym" in name)
 
 
+def test_factors_are_part_of_what_is_judged() -> None:
+    original = llama()
+    config = QuantConfig("w8a16", smoothing=Smoothing(0.5, layers=("*.o_proj",)))
+    report = validate(original, quantize_model(original, config, [IDS]), [IDS], stride=1)
+    assert report.ok, report.failures()
+    assert {x.scheme for x in report.layers} == {"w8a16 g48", "w8a16 g48 smooth", "w8a16 g80"}
+    assert all(layer.beyond == 0 and layer.sqnr_db > 30 for layer in report.layers)
+
+
 def test_faults_are_found() -> None:
     """A layer that computes with another weight than the one it shows is beyond its bound."""
     original = llama()

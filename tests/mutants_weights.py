@@ -1,0 +1,138 @@
+"""Bugs for mutants.py. Python: layers whose weights alone are quantised."""
+
+from __future__ import annotations
+
+from mutant import of
+
+MUTANTS = [
+    *of(
+        "scaled_mm/lowbit/grouped.py",
+        "test_grouped",
+        {
+            "grouped-range-without-zero": (
+                "w.amin(-1).minimum(zero), w.amax(-1)",
+                "w.amin(-1), w.amax(-1)",
+            ),
+            "grouped-range-of-a-whole-level-less": ("(half - 0.5)", "half"),
+            "grouped-scale-rounded-after-use": (
+                "q = (w / scales.float().unsqueeze(-1))",
+                "q = (w / (w.abs().amax(-1) / (half - 0.5)).unsqueeze(-1))",
+            ),
+            "grouped-zero-not-clamped": (".round().clamp(0, levels)\n", ".round()\n"),
+            "grouped-overflow-unseen": ("if not bool((reach", "if False and not bool((reach"),
+            "grouped-scale-of-zero": (".clamp_min(torch.finfo(dtype).tiny)", ""),
+        },
+    ),
+    *of(
+        "scaled_mm/lowbit/stored.py",
+        "test_grouped test_checkpoint_packed",
+        {
+            "stored-signed-values": ("+ (1 << (bits - 1)) & (1 << bits) - 1", "& (1 << bits) - 1"),
+            "stored-zeros-not-turned": (
+                "pack_dense(weight.zeros, bits).t().contiguous()",
+                "pack_dense(weight.zeros, bits).contiguous()",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/nn/weight_only_linear.py",
+        "test_weight_only",
+        {
+            "weight-only-g_idx-forgotten": (
+                "bits=self.bits, g_idx=self.weight_g_idx",
+                "bits=self.bits",
+            ),
+            "weight-only-rows-in-the-groups-order": (
+                "q = torch.empty_like(q).index_copy_(0, order.long(), q)",
+                "pass",
+            ),
+            "weight-only-float32-bias-rounded": ("self.bias = self.bias.float()", "pass"),
+            "weight-only-factors-multiplied": ("else 1 / smooth", "else smooth"),
+            "weight-only-activation-forgotten": ("activation=self.activation,\n", ""),
+            "weight-only-factors-in-16-bits": (" or name in _FACTORS:", ":"),
+            "weight-only-shape-unread": ("shape.tolist() != wanted", "False"),
+            "weight-only-output-of-the-scales-dtype": ("return y.to(x.dtype)", "return y"),
+            "weight-only-not-packed-again": (
+                "return self.pack() if packs else self",
+                "return self",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/quantization/schemes.py",
+        "test_weight_only_models",
+        {
+            "scheme-group-unread": ("int(group or -1)", "-1"),
+            "scheme-of-the-other-symmetry": ("not asymmetric)", "bool(asymmetric))"),
+        },
+    ),
+    *of(
+        "scaled_mm/quantization/layers.py",
+        "test_weight_only_models",
+        {
+            "group-that-leaves-a-rest": (
+                "return fits if group and k % group else None",
+                "return None",
+            )
+        },
+    ),
+    *of(
+        "scaled_mm/checkpoint/compressed_tensors.py",
+        "test_weight_only_models",
+        {
+            "two-formats-in-a-file": ("if len(first) > 1:", "if False:"),
+            "factors-without-a-place": (
+                'if layer.pre_scale is not None:\n        return "pre_scale"',
+                "pass",
+            ),
+            "group-size-left-out": (
+                '"group_size": scheme.group_size if grouped else None',
+                '"group_size": None',
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/_tensorrt_llm.py",
+        "test_compat_engines",
+        {
+            "engine-interleaved-for-another-gpu": (
+                "sm = sm_ if sm_ > 0 else _current_sm()\n",
+                "sm = 90\n",
+            ),
+            "engine-zeros-left-out": (
+                "pack_weight(q, s, zeros=z, bits=bits)",
+                "pack_weight(q, s, bits=bits)",
+            ),
+            "engine-bias-left-out": (
+                "mixed_mm(input, weight, bias=bias)",
+                "mixed_mm(input, weight)",
+            ),
+            "engine-group-unread": ("if weight.group != group_size:", "if False:"),
+        },
+    ),
+    *of(
+        "scaled_mm/parallel/weight_only.py",
+        "test_parallel",
+        {
+            "ranks-scales-of-the-first": (
+                "scales = scales[groups]",
+                "scales = scales[: len(scales[groups])]",
+            ),
+            "ranks-factors-in-the-rows-order": ("pre_scale[order.long()][mine]", "pre_scale[mine]"),
+            "ranks-add-a-bias-each": (
+                "product = mixed_mm(x.to(dtype), packed, pre_scale=self.pre_scale)",
+                "product = mixed_mm(x.to(dtype), packed, pre_scale=self.pre_scale, bias=self.bias)",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/validate/layers.py",
+        "test_weight_only_models",
+        {
+            "weight-only-judged-without-factors": (
+                "pre_scale=layer.pre_scale,\n            bias",
+                "bias",
+            ),
+        },
+    ),
+]
