@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from awq_cases import AwqCase
 from helpers import each_isa
+from mixed_cases import KINDS, MixedCase
 from produce_cases import PRODUCERS, ProduceCase
 from torch import Tensor
 
@@ -153,6 +154,20 @@ def int4(m: int, n: int, k: int, group: int, at_end: bool, dtype: torch.dtype) -
         expect(scaled_mm.awq_gemm(**rest, qweight=packed), wanted, "awq_gemm packed", *context)
 
 
+def mixed(kind: tuple[int, str], m: int, n: int, k: int, at_end: bool, dtype: torch.dtype) -> None:
+    """Weights of 4 and 8 bits; `kind` is their bits and zero points."""
+    more: dict[str, Any] = {"bias": dtype, "pre_scale": dtype, "shuffled": True}
+    operands, _ = MixedCase("guarded", *kind, k, n, k // 2, dtype, rows=(m,), **more).product()
+    there = placed(operands, at_end)
+    w = operands["w"]
+    order = None if w.order is None else GUARDED["order"].place(w.order, at_end)
+    there["w"] = replace(w, data=GUARDED["packed"].place(w.data, at_end), order=order)
+    for isa in each_isa():
+        context = (isa, kind, m, n, k, at_end, dtype)
+        expect(scaled_mm.mixed_mm(**there), scaled_mm.mixed_mm(**operands), "mixed_mm", *context)
+        expect(there["w"].dequantize(), w.dequantize(), "mixed_dequantize", *context)
+
+
 def producers(m: int, k: int, at_end: bool, dtype: torch.dtype) -> None:
     for producer in PRODUCERS:
         case = ProduceCase("guarded", producer, shape=(m, k), dtype=dtype, other=True, smooth=True)
@@ -180,6 +195,9 @@ def main() -> None:
         widened(n // 8, at_end, dtype)
     for k, at_end in itertools.product((1, 3, 16, 17, 33, 100, 129, 260), (True, False)):
         int4(1 + k % 9, 72, k, k, at_end, halves[k % 2])
+    for (i, kind), at_end in itertools.product(enumerate(KINDS), (True, False)):
+        for n in (1, 7, 8, 9, 33, 64, 127, 128, 129, 200):
+            mixed(kind, 1 + (n + i) % 6, n, 2 * (1 + (n + i) % 40), at_end, halves[n % 2])
     for k, at_end in itertools.product((*range(1, 40), 63, 65, 130), (True, False)):
         producers(1 + k % 3, k, at_end, (torch.float32, *halves)[k % 3])
     int8_ops()
