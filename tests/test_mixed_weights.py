@@ -136,6 +136,33 @@ def test_the_splitting_rounds_every_significand(bits: int, shift: int) -> None:
     assert np.array_equal(w, np.rint(t.astype(np.float64) / unit) * unit)
 
 
+@kinds
+def test_weights_at_both_ends(isa: str, bits: int, zero: str) -> None:
+    """Scales around the least and the largest that float32 can stand in for. A column with an
+    infinite weight is infinite or NaN throughout, since 0 times that is NaN; others are exact."""
+    edges = {
+        torch.float16: (-24, -20, -16, -15, -14, -13, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+        torch.bfloat16: (-133, -126, -101, -100, -99, 99, 100, 101, 118, 120, 126, 127),
+    }
+    for dtype, exponents in edges.items():
+        sizes = [factor * 2.0**e for e in exponents for factor in (1.0, 1.3, -1.7)]
+        scales = torch.tensor(sizes).to(dtype)[None]
+        zeros = None if zero == "none" else (3 * scales.flip(1)).to(dtype)
+        if zero == "integer":
+            zeros = (torch.arange(scales.shape[1]) % (1 << bits)).to(torch.uint8)[None]
+        plain = every_value(bits, zero, scales, zeros)
+        w = pack_weight(**plain)
+        expected = reference.mixed_dequantize(plain["q"], scales, zeros)
+        assert_bits(w.dequantize(), expected)
+        finite = expected.isfinite().all(0)
+        assert bool(finite.any()) and not bool(finite.all())
+        eye = torch.eye(1 << bits, dtype=dtype)
+        for rows in (4, 1 << bits):
+            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
+            assert torch.equal(got[:, finite], expected[:, finite]), (dtype, rows)
+            assert not got[:, ~finite].isfinite().any(), (dtype, rows)
+
+
 @dtypes
 @pytest.mark.parametrize("bits", [4, 8])
 def test_every_pair_of_value_and_zero_point(bits: int, dtype: torch.dtype) -> None:
