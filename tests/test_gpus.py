@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from scaled_mm.cli.explain import ask_library, ask_library_awq
+from scaled_mm.cli.explain import ask_library, ask_library_lowbit
 from scaled_mm.explain import DEVICES, Device, explain
 
 RATES = (
@@ -24,7 +24,9 @@ RATES = (
 
 def told(device: Device) -> dict[str, Any]:
     answer = ask_library(64, 4096, 4096, device, torch.bfloat16, None)
-    assert ask_library_awq(64, 4096, 4096, device, 128)["gpu"] == answer["gpu"]
+    assert (
+        ask_library_lowbit(64, 4096, 4096, device, 128, False, 4, "integer")["gpu"] == answer["gpu"]
+    )
     gpu: dict[str, Any] = answer["gpu"]
     return gpu
 

@@ -14,8 +14,9 @@ namespace scaled_mm::cuda::sm90 {
 namespace {
 
 // Measured on an H200; machine.latency says how much longer they are elsewhere.
-constexpr double kSecondWaveUs = 3.0;       // blocks that start when others have ended
-constexpr double kExposedEpilogueUs = 2.5;  // of a tile, where no other tile's products hide it
+constexpr double kSecondWaveUs = 3.8;       // blocks that start when others have ended
+constexpr double kSecondOfPairUs = 2.0;     // where two live on a multiprocessor at a time
+constexpr double kExposedEpilogueUs = 1.9;  // of a tile, where no other tile's products hide it
 
 // Of device memory, at best.
 double rate_of(const Machine& machine) { return machine.memory_share * machine.bytes_per_us; }
@@ -83,7 +84,9 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
   work.rows = double(ceil_div(ceil_div(size.k, kChunk), plan.split) * kChunk);
   work.loads = (double(tile_m) + double(tile_n)) * work.rows;
   work.rounds = std::ceil(work.blocks / machine.sms);
-  const double waves = work.rounds > 1 ? kSecondWaveUs * (plan.paired ? 1 : work.rounds - 1) : 0.0;
+  const double waves = work.rounds <= 1 ? 0.0
+                       : plan.paired    ? kSecondOfPairUs
+                                        : kSecondWaveUs * (work.rounds - 1);
   return predict_work(work, size, machine, tile_m, tile_n,
                       work.rounds * work.loads / machine.lone_bytes_per_us, waves,
                       {fixed_us, rate});
