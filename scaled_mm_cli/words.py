@@ -27,6 +27,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 EPILOGUES = ("scaled", "bias", "azp", "azp-per-token")
 DEVICES = ("cpu", "cuda")
 FAMILIES = ("int8", "lowbit")
+MIXED = ("w8a16", "w4a16")
 LAYERS = ("llama-3-8b", "llama-3-70b", "bert-base")
 GPUS = (
     "H200",

@@ -21,6 +21,7 @@ import mutants_ops
 import mutants_parallel
 import mutants_producers
 import mutants_product
+import mutants_units
 import mutants_validate
 import mutants_weights
 import mutants_writers
@@ -45,6 +46,7 @@ PARTS = (
     mutants_weights,
     mutants_cuda,
     mutants_kernels,
+    mutants_units,
 )
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 

@@ -83,19 +83,6 @@ MUTANTS = [
         "test_pack_awq",
         {
             "packed-int4-of-any-size": ("if self.data.shape != (size,):", "if False:"),
-            "lane-of-another-word": (
-                "yield g, i, r, 4 * (g + 4 * h), 4 * (2 * i + h + 4 * r)",
-                "yield g, i, r, 4 * (g + 4 * h), 4 * (2 * i + h + 4 * (1 - r))",
-            ),
-            "sets-of-a-group-of-64": ("2 if group % 64 == 0 else 4", "4 if group % 64 == 0 else 4"),
-            "scales-of-padding-repeated": (
-                "torch.where(rows < k, rows // group, k // group)",
-                "(rows // group).clamp_max(k // group - 1)",
-            ),
-            "zero-points-in-another-order": (
-                "(qzeros >> 4 * j & 15) | (qzeros >> (16 + 4 * j) & 15) << 4 for",
-                "(qzeros >> 8 * j & 255) for",
-            ),
         },
     ),
     *of(

@@ -6,6 +6,7 @@
 
     int8       scaled_mm and int8_mm, plain and packed, by each row of the tuning table
     int4       awq_gemm by each row, a plain and a packed weight
+    mixed      mixed_mm by each row, weights of 4 and 8 bits
     others     packing, sums of columns, quantisers, producers, dequantising, widening
 
 tests/sanitizers.py runs all of it under every tool, several processes side by side. Exit code 1
@@ -35,6 +36,7 @@ from helpers import assert_bits
 from produce_cases import PRODUCE_CASES
 from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
 from test_cuda_awq import ALL_ARMS, PACKED, for_arm, name_of, streamed
+from test_cuda_mixed import MixedCase, arms, exact_cases, odd_cases
 from test_produce import OUTPUTS, produce
 from torch import Tensor
 
@@ -223,12 +225,39 @@ def run_int4(options: argparse.Namespace, verdict: Wrong) -> None:
         assert_unchanged(there, operands, case)
 
 
+def mixed_cases(count: int) -> list[MixedCase]:
+    cases = list(exact_cases())
+    return cases[:: max(1, len(cases) // max(1, count))]
+
+
+def run_mixed(options: argparse.Namespace, verdict: Wrong) -> None:
+    """The CPU's bits, as all sums are exact, by every kernel that takes the shape."""
+    for case in mixed_cases(options.count):
+        here, weight = case.operands(), case.weight()
+        there, right = on_device(here), scaled_mm.mixed_mm(w=case.weight("cpu"), **here)
+        for arm in arms(case.bits) if options.rows is None else options.rows:
+            with forced(arm):
+                got = scaled_mm.mixed_mm(w=weight, **there)
+            verdict.compare({"mixed_mm": got}, {"mixed_mm": right}, arm, case)
+        assert_unchanged(there, here, case)
+
+
+def run_mixed_dequantize(options: argparse.Namespace, verdict: Wrong) -> None:
+    cases = list(odd_cases())
+    for case in cases[:: max(1, len(cases) // max(1, options.count))]:
+        got, expected = (
+            {"mixed_dequantize": case.weight(device).dequantize()} for device in (DEVICE, "cpu")
+        )
+        verdict.compare(got, expected, case)
+
+
 def run_others(options: argparse.Namespace, verdict: Wrong) -> None:
-    for run in (run_weights, run_quantizers, run_producers, run_dequantize, run_widen):
+    dequantizers = (run_dequantize, run_mixed_dequantize, run_widen)
+    for run in (run_weights, run_quantizers, run_producers, *dequantizers):
         run(options, verdict)
 
 
-PARTS = {"int8": run_int8, "int4": run_int4, "others": run_others}
+PARTS = {"int8": run_int8, "int4": run_int4, "mixed": run_mixed, "others": run_others}
 
 
 def main() -> int:
@@ -238,7 +267,7 @@ def main() -> int:
         "--rows",
         type=lambda names: names.split(","),
         metavar="NAMES",
-        help="kernels of int8 or int4, separated by commas (default: all)",
+        help="kernels of int8, int4 or mixed, separated by commas (default: all)",
     )
     parser.add_argument(
         "--own", action="store_true", help="leave out what an int4 kernel hands to another one"

@@ -42,6 +42,7 @@ from cuda_support import DEVICE, ROWS, forced, named, on_device, random_large_ca
 from helpers import bits, run_python
 from mutate_record import record
 from quantize_cases import random_quantize_case
+from test_cuda_mixed import arms, random_exact_case
 from test_cuda_streams import Work, capture, replay
 from torch import Tensor
 
@@ -97,7 +98,30 @@ def dequantisation(rng: np.random.Generator) -> tuple[Operands, Callable[..., An
     return case.weight(rng=rng), scaled_mm.awq_dequantize
 
 
-KINDS = {"scaled_mm": (0.8, product), "quantize_int8": (0.15, quantisation)}
+def mixed(rng: np.random.Generator) -> tuple[Operands, Callable[..., Any]]:
+    case = random_exact_case(rng)
+    operands = {**case.plain(), **case.operands()}
+    plain = {name: operands.pop(name) for name in case.plain()}
+    return {**operands, **plain}, mixed_product
+
+
+def mixed_product(
+    x: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    pre_scale: Tensor | None = None,
+    **weight: Any,
+) -> Tensor:
+    packed = scaled_mm.pack_weight(**weight)
+    return scaled_mm.mixed_mm(x, packed, bias=bias, activation=activation, pre_scale=pre_scale)
+
+
+MIXED_ROWS = arms(4)[:1] + sorted({*arms(4)[1:], *arms(8)[1:]})
+KINDS = {
+    "scaled_mm": (0.7, product),
+    "quantize_int8": (0.15, quantisation),
+    "mixed_mm": (0.1, mixed),
+}
 LAST = ("awq_dequantize", dequantisation)
 
 
@@ -138,8 +162,9 @@ def block(number: int) -> tuple[dict[str, Tally], bytes]:
     for i in range(BLOCK):
         name, operands, op = random_call(rng)
         expected = outputs(op(**operands))
-        row = ROWS[rows.integers(len(ROWS))] if rows.random() < 0.5 else ""
-        with forced(row if name == "scaled_mm" else ""):
+        of_op = {"scaled_mm": ROWS, "mixed_mm": MIXED_ROWS}.get(name, [""])
+        row = of_op[rows.integers(len(of_op))] if rows.random() < 0.5 else ""
+        with forced(row):
             got = outputs(op(**on_device(operands)))
         tally = tallies.setdefault(name, Tally())
         digest.update(compare(got, expected, tally, name, row, f"block {number}, call {i}"))

@@ -15,7 +15,7 @@ from helpers import run_python
 
 import scaled_mm
 from scaled_mm import _library
-from scaled_mm.bench import cases, layer
+from scaled_mm.bench import cases, layer, mixed
 from scaled_mm.cli import COMMANDS, bench, gpus, info, main
 from scaled_mm.demo.run import STRIDE
 from scaled_mm.quantization import schemes
@@ -165,6 +165,7 @@ def test_the_words_of_help_texts_are_the_library_s():
     assert schemes.NAMES_OF_WEIGHTS == words.WEIGHTS
     assert (tuple(cases.DTYPES), tuple(cases.EPILOGUES)) == (words.DTYPES, words.EPILOGUES)
     assert tuple(layer.LAYERS) == words.LAYERS
+    assert tuple(mixed.SCHEMES) == words.MIXED
     assert (tuple(bench.DEFAULT_SHAPES), tuple(gpus.DEVICES)) == (words.DEVICES, words.GPUS)
     assert words.FAMILIES == _library.FAMILIES == tuple(measure.SHAPES)
     assert words.STRIDE == STRIDE == compare.STRIDE

@@ -27,7 +27,8 @@ from test_awq import all_pairs, assert_bounded
 
 import scaled_mm
 from scaled_mm import reference
-from scaled_mm.ops import packed_awq
+from scaled_mm.ops import units
+from scaled_mm.ops.packed_words import INTEGER
 
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 
@@ -241,7 +242,8 @@ def test_packed_and_back(group: int) -> None:
         back = dict(zip(WEIGHT, (x.cpu() for x in there.unpack()), strict=True))
         assert_outputs("unpack", back, operands, n, group)
         if there.layout == 1:
-            here = packed_awq.to_units(*(operands[name] for name in WEIGHT))
+            q, z = (scaled_mm.awq.unpack(operands[name]) for name in ("qweight", "qzeros"))
+            here = units.to_units(q, operands["scales"], z, 4, INTEGER, there.group)
             assert_outputs("pack_awq", {"data": there.data.cpu()}, {"data": here}, n, group)
 
 

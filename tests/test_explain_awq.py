@@ -9,7 +9,7 @@ from scaled_mm import _library
 from scaled_mm.cli import main
 from scaled_mm.explain import DEVICES, explain_awq, explain_mixed
 
-TAKES_PACKED = "takes packed words (pack_awq)"
+TAKES_PACKED = "takes packed units"
 
 
 def test_the_library_answers_for_int4():

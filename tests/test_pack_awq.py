@@ -17,8 +17,9 @@ from torch import Tensor
 import scaled_mm
 from scaled_mm import awq
 from scaled_mm.nn import AWQLinear
-from scaled_mm.ops import packed_awq
+from scaled_mm.ops import packed_awq, units
 from scaled_mm.ops.packed_awq import UNITS, WORDS, PackedAWQ
+from scaled_mm.ops.packed_words import INTEGER
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 NAMES = ("qweight", "scales", "qzeros")
@@ -43,7 +44,8 @@ def weight(k: int, n: int, group: int, dtype: torch.dtype) -> dict[str, Tensor]:
 def in_units(operands: dict[str, Tensor]) -> PackedAWQ:
     """Layout 1, on the CPU too."""
     (k, words), groups = operands["qweight"].shape, len(operands["scales"])
-    data = packed_awq.to_units(*(operands[name] for name in NAMES))
+    q, z = awq.unpack(operands["qweight"]), awq.unpack(operands["qzeros"])
+    data = units.to_units(q, operands["scales"], z, 4, INTEGER, k // groups)
     return PackedAWQ(data, k, 8 * words, k // groups, UNITS)
 
 
@@ -71,37 +73,6 @@ def test_units_there_and_back(k: int, n: int, group: int, dtype: torch.dtype) ->
     packed = in_units(operands)
     assert packed.data.shape == (packed_awq.packed_elements(k, n, group, UNITS),)
     assert_same(packed.unpack(), operands)
-
-
-@pytest.mark.parametrize(("k", "n", "group"), SHAPES)
-def test_units_are_as_drawn(k: int, n: int, group: int) -> None:
-    """Every element, looked up digit by digit as docs/lowbit.md says; padding is zeros."""
-    operands = weight(k, n, group, torch.bfloat16)
-    packed = in_units(operands)
-    q, z = awq.unpack(operands["qweight"]), awq.unpack(operands["qzeros"])
-    units = packed.data.view(torch.uint8).view(-(-k // 128), -(-n // 64), -1)
-    words = units[..., :4096].contiguous().view(torch.int32)
-    sets = (units.shape[-1] - 4096) // 160
-    row, column = torch.arange(len(units) * 128)[:, None], torch.arange(units.shape[1] * 64)[None]
-    unit = (row // 128, column // 64)
-    half, step, i, t, r = row // 64 % 2, row // 16 % 4, row // 8 % 2, row // 2 % 4, row % 2
-    w, g, h = column // 16 % 4, column // 2 % 8, column % 2
-    word = words[(*unit, ((half * 4 + w) * 32 + 4 * g + t) * 4 + step)]
-    got = word >> 4 * (2 * i + h + 4 * r) & 15
-    at = 4096 + row % 128 // (128 // sets) * 160 + 0 * column
-    scales = units[..., None, :].expand(*units.shape[:2], 1, -1)[:, :, 0]
-    low, high = (scales[(*unit, at + 2 * (column % 64) + byte)].int() for byte in (0, 1))
-    of_scale = (high << 8 | low).to(torch.int16)
-    zero = scales[(*unit, at + 128 + column % 64 // 2)].int() >> 4 * h & 15
-    inside = (row < k) & (column < n)
-    groups = torch.where(row < k, row // group, 0)
-    columns = torch.where(column < n, column, 0)
-    for found, plain in (
-        (got, q[torch.where(row < k, row, 0), columns]),
-        (zero, z[groups, columns]),
-        (of_scale, operands["scales"].view(torch.int16)[groups, columns]),
-    ):
-        assert torch.equal(found.int(), torch.where(inside, plain.int(), 0))
 
 
 @pytest.mark.parametrize("name", [n for n, c in AWQ_CASES.items() if c.scales in FINITE])

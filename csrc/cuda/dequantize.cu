@@ -1,5 +1,5 @@
-// The lowbit kernels that no arch has for itself: W = (q - z) s at the speed of memory, and D where
-// K is 0.
+// The lowbit kernels that no arch has for itself: W at the speed of memory, and D where K is 0.
+#include "cuda/common/activate.cuh"
 #include "cuda/common/convert.cuh"
 #include "cuda/common/formats.cuh"
 #include "cuda/common/launch.cuh"
@@ -13,46 +13,116 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRows = 4;  // of W, that a thread does: their words are in flight together
 
-// A thread has a word's eight columns of kRows rows: lanes read 128 bytes of a row of q and write
-// 512 of W, side by side. Scales and zero points stay in registers to the end of their group.
-// kKeep: W is read soon and should stay in L2.
-template <class T, bool kKeep>
+// Eight columns of a row, in order, as pairs. lift() leaves pair i lifted; subtract() takes from it
+// a zero point that went through lift() and base() in the same place, or fixed(), which is that of
+// signed values.
+template <class T, int kBits>
+struct Columns;
+
+template <class T>
+struct Columns<T, 4> {
+  using Words = uint32_t;
+  static __device__ void lift(Words words, Pair (&pair)[4]) { Nibbles<T>::lift(words, pair); }
+  static __device__ Pair base(Pair lifted, int i) { return Nibbles<T>::base(lifted, i); }
+  static __device__ Pair fixed(int i) { return Nibbles<T>::fixed(true, i); }
+  static __device__ Pair subtract(Pair lifted, Pair base, int i) {
+    return Nibbles<T>::subtract_base(lifted, base, i);
+  }
+};
+
+template <class T>
+struct Columns<T, 8> {
+  using Words = uint2;
+  static __device__ void lift(Words words, Pair (&pair)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      Pair apart[2];  // bytes 0 and 2, 1 and 3
+      Bytes<T>::lift(i ? words.y : words.x, apart);
+      pair[2 * i] = __byte_perm(apart[0], apart[1], 0x5410);
+      pair[2 * i + 1] = __byte_perm(apart[0], apart[1], 0x7632);
+    }
+  }
+  static __device__ Pair base(Pair lifted, int) { return lifted; }
+  static __device__ Pair fixed(int) { return Bytes<T>::kOf128; }
+  static __device__ Pair subtract(Pair lifted, Pair base, int) {
+    return Pairs<T>::subtract(lifted, base);
+  }
+};
+
+// The terms of a group in a lane's eight columns.
+template <class T, int kBits, ZeroPoint kZero>
+struct ColumnGroup {
+  using Of = Columns<T, kBits>;
+  Pair base[4], scale[4], zero[4];
+
+  __device__ void read(const LowbitWeight& w, int64_t group, int64_t eight) {
+    eight_floats(w.scales, group, eight, scale);
+    if constexpr (kZero == ZeroPoint::real) eight_floats(w.real_zeros, group, eight, zero);
+    if constexpr (kZero == ZeroPoint::integer) {
+      const auto* row =
+          reinterpret_cast<const typename Of::Words*>(w.zeros.data + group * w.zeros.row_stride);
+      Of::lift(__ldg(row + eight), base);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      base[j] = kZero == ZeroPoint::integer ? Of::base(base[j], j) : Of::fixed(j);
+    }
+  }
+  __device__ void weights(typename Of::Words words, Pair (&pair)[4]) const {
+    Of::lift(words, pair);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const Pair value = Of::subtract(pair[j], base[j], j);
+      if constexpr (kZero == ZeroPoint::real) {
+        pair[j] = Pairs<T>::fma(value, scale[j], zero[j]);
+      } else {
+        pair[j] = Pairs<T>::multiply(value, scale[j]);
+      }
+    }
+  }
+
+ private:
+  static __device__ void eight_floats(const Matrix<const uint16_t>& rows, int64_t group,
+                                      int64_t eight, Pair (&to)[4]) {
+    const uint4 s =
+        __ldg(reinterpret_cast<const uint4*>(rows.data + group * rows.row_stride) + eight);
+    to[0] = s.x, to[1] = s.y, to[2] = s.z, to[3] = s.w;
+  }
+};
+
+// A thread has eight columns of kRows rows: lanes read 128 bytes of a row of q or twice as many,
+// and write 512 of W, side by side. Scales and zero points stay in registers to the end of their
+// group. kKeep: W is read soon and should stay in L2. `eights`: of a row.
+template <class T, int kBits, ZeroPoint kZero, bool kKeep>
 __global__ void __launch_bounds__(kThreads)
-    dequantize_rows(const LowbitWeight w, uint16_t* const out, const int64_t words) {  // of a row
+    dequantize_rows(const LowbitWeight w, uint16_t* const out, const int64_t eights) {
+  using Words = typename Columns<T, kBits>::Words;
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t block = index / words, word = index - block * words, first = block * kRows;
+  const int64_t block = index / eights, eight = index - block * eights, first = block * kRows;
   if (first >= w.k) return;
   launch_dependents();
   wait_for_dependencies();
-  uint32_t q[kRows];
+  Words q[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    q[i] = first + i < w.k ? __ldg(w.q.data + (first + i) * w.q.row_stride + word) : 0;
+    const int64_t row = min(first + i, w.k - 1);
+    q[i] = __ldg(reinterpret_cast<const Words*>(w.q.data + row * w.q.row_stride) + eight);
   }
+  ColumnGroup<T, kBits, kZero> terms;
   int64_t group = first / w.group, left = 0;  // left: rows until the next group begins
-  Pair base[4], scale[4];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int64_t row = first + i;
     if (row >= w.k) return;
     if (i == 0 || left == 0) {
-      Nibbles<T>::lift(__ldg(w.zeros.data + group * w.zeros.row_stride + word), base);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) base[j] = Nibbles<T>::base(base[j], j);
-      const uint4 s = __ldg(
-          reinterpret_cast<const uint4*>(w.scales.data + group * w.scales.row_stride + 8 * word));
-      scale[0] = s.x, scale[1] = s.y, scale[2] = s.z, scale[3] = s.w;
+      terms.read(w, group, eight);
       left = (group + 1) * w.group - row;
       ++group;
     }
     --left;
     Pair pair[4];
-    Nibbles<T>::lift(q[i], pair);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      pair[j] = Pairs<T>::multiply(Nibbles<T>::subtract_base(pair[j], base[j], j), scale[j]);
-    }
-    auto* to = reinterpret_cast<uint4*>(out + row * w.n + 8 * word);
+    terms.weights(q[i], pair);
+    auto* to = reinterpret_cast<uint4*>(out + row * 8 * eights) + eight;
     const uint4 v = {pair[0], pair[1], pair[2], pair[3]};
     if constexpr (kKeep) {
       *to = v;
@@ -62,68 +132,88 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The same of units: a warp has 16 channels of half a unit's rows. Its stores are whole sectors.
-template <class T>
+// The same of units: a warp has 16 channels of a part of a unit. Its stores are whole sectors.
+template <class T, class Format>
 __global__ void __launch_bounds__(kThreads)
     dequantize_units(const LowbitWeight w, uint16_t* const out, const int panels, const int sets,
                      const int64_t warps) {
   const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(index % 4), half = static_cast<int>(index / 4 % 2);
-  const int64_t unit_index = index / 8;
+  constexpr int kParts = Format::kParts, kPartSteps = Format::kPartSteps;
+  const int warp = static_cast<int>(index % 4), part = static_cast<int>(index / 4 % kParts);
+  const int64_t unit_index = index / (4 * kParts);
   launch_dependents();
   wait_for_dependencies();
   if (index >= warps) return;
-  const uint8_t* unit = w.units + unit_index * unit_bytes(sets);
-  const uint4 words = __ldg(unit_words(unit, half, warp, lane));
-  const uint32_t of_step[4] = {words.x, words.y, words.z, words.w};
+  const uint8_t* unit = w.units + unit_index * (Format::kWordBytes + sets * Format::kSetBytes);
+  const uint4 words = __ldg(unit_words(unit, part, warp, lane));
+  const uint32_t of_part[4] = {words.x, words.y, words.z, words.w};
   const int64_t column = unit_index % panels * kUnitChannels + 16 * warp + lane / 4 * 2;
-  const int64_t first = unit_index / panels * kUnitRows + half * (kUnitRows / 2) + lane % 4 * 2;
-  if (column >= w.n) return;
-  UnitGroup<T> group;
+  const int64_t first = unit_index / panels * kUnitRows + part * (kPartSteps * 16) + lane % 4 * 2;
+  const int64_t columns = (w.n + 7) / 8 * 8;
+  if (column >= columns) return;
+  UnitGroup<T, Format> group;
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    if (step % (8 / sets) == 0) {
-      group.read(unit, (4 * half + step) * sets / 8, warp, lane);
+  for (int step = 0; step < kPartSteps; ++step) {
+    if (step == 0 || step % (8 / sets) == 0) {
+      group.read(unit, (kPartSteps * part + step) * sets / 8, warp, lane);
       group.lift();
     }
     Pair pairs[4];
-    group.weights(pairs, of_step[step]);
+    group.weights(pairs, of_part + step * Format::kStepWords);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // rows 8 (i / 2) + i % 2 of the lane's
       const int64_t row = first + 16 * step + i / 2 * 8 + i % 2;
       if (row >= w.k) continue;
       const uint32_t halves = i % 2 ? 0x7632 : 0x5410;
-      *reinterpret_cast<uint32_t*>(out + row * w.n + column) =
+      *reinterpret_cast<uint32_t*>(out + row * columns + column) =
           __byte_perm(pairs[i / 2 * 2], pairs[i / 2 * 2 + 1], halves);
     }
   }
 }
 
-template <class T>
-auto kernel_for(bool keep) {
-  return keep ? dequantize_rows<T, true> : dequantize_rows<T, false>;
-}
-
 __global__ void __launch_bounds__(kThreads) fill(const LowbitProblem p) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.m * p.w.n) return;
-  const float x = p.bias.data ? load_float(p.bias, 0, i % p.w.n) : 0.0f;
+  float x[1] = {p.bias.data ? load_float(p.bias, 0, i % p.w.n) : 0.0f};
+  activate(x, p.activation);
   p.d[i] = with_dtype16(p.w.dtype, [&](auto dtype) {
-    return static_cast<uint16_t>(Format<decltype(dtype)::value>::narrow(x, 0.0f));
+    return static_cast<uint16_t>(Format<decltype(dtype)::value>::narrow(x[0], 0.0f));
   });
 }
 
 unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
 
-void unpack(const LowbitWeight& w, uint16_t* out, const Scope& scope) {
-  const auto panels = static_cast<int>(ceil_div(w.n, kUnitChannels));
-  const int64_t warps = ceil_div(w.k, kUnitRows) * panels * 8;
-  const auto kernel = with_dtype16(w.dtype, [&](auto dtype) {
-    return dequantize_units<typename Half16<decltype(dtype)::value>::type>;
+// use(constant) with an integral_constant of the kind.
+template <class Use>
+void with_zero_point(ZeroPoint zero, const Use& use) {
+  switch (zero) {
+    case ZeroPoint::none: return use(std::integral_constant<ZeroPoint, ZeroPoint::none>{});
+    case ZeroPoint::integer: return use(std::integral_constant<ZeroPoint, ZeroPoint::integer>{});
+    case ZeroPoint::real: return use(std::integral_constant<ZeroPoint, ZeroPoint::real>{});
+  }
+}
+
+template <class T, int kBits>
+void from_rows(const LowbitWeight& w, uint16_t* out, bool keep, const Scope& scope) {
+  const int64_t eights = ceil_div(w.n, int64_t{8}), threads = eights * ceil_div(w.k, kRows);
+  if (threads == 0) return;
+  with_zero_point(w.zero_point, [&](auto zero) {
+    launch_early(
+        keep ? dequantize_rows<T, kBits, zero(), true> : dequantize_rows<T, kBits, zero(), false>,
+        {blocks_for(threads), kThreads}, scope, w, out, eights);
   });
-  launch_early(kernel, {blocks_for(32 * warps), kThreads}, scope, w, out, panels,
-               unit_sets(w.group), warps);
+}
+
+template <class T>
+void from_units(const LowbitWeight& w, uint16_t* out, const Scope& scope) {
+  const auto panels = static_cast<int>(ceil_div(w.n, kUnitChannels));
+  with_unit_format(w.bits, w.zero_point, [&](auto format) {
+    using Format = decltype(format);
+    const int64_t warps = ceil_div(w.k, kUnitRows) * panels * 4 * Format::kParts;
+    launch_early(dequantize_units<T, Format>, {blocks_for(32 * warps), kThreads}, scope, w, out,
+                 panels, unit_sets(w.k, w.group), warps);
+  });
 }
 
 }  // namespace
@@ -134,14 +224,11 @@ void fill_with_bias(const LowbitProblem& p, const Scope& scope) {
 }
 
 void dequantize(const LowbitWeight& w, uint16_t* out, bool keep, const Scope& scope) {
-  if (w.packing == Packing::units) return unpack(w, out, scope);
-  const int64_t words = w.n / 8, threads = words * ceil_div(w.k, kRows);
-  if (threads == 0) return;
-  const auto kernel = with_dtype16(w.dtype, [&](auto dtype) {
-    using Of = typename Half16<decltype(dtype)::value>::type;
-    return kernel_for<Of>(keep);
+  with_dtype16(w.dtype, [&](auto dtype) {
+    using T = typename Half16<decltype(dtype)::value>::type;
+    if (w.packing == Packing::units) return from_units<T>(w, out, scope);
+    w.bits == 4 ? from_rows<T, 4>(w, out, keep, scope) : from_rows<T, 8>(w, out, keep, scope);
   });
-  launch_early(kernel, {blocks_for(threads), kThreads}, scope, w, out, words);
 }
 
 }  // namespace scaled_mm::cuda

@@ -1,4 +1,4 @@
-// awq_dequantize and awq_gemm on CUDA: problem -> kernel -> launch.
+// The lowbit ops on CUDA: problem -> kernel -> launch.
 #include "cuda/lowbit.h"
 
 #include <torch/csrc/stable/library.h>
@@ -10,32 +10,36 @@
 namespace scaled_mm::cuda {
 namespace {
 
-// What the kernels know so far.
-void must_be_known(const LowbitProblem& p) {
-  const LowbitWeight& w = p.w;
-  if (w.bits != 4 || w.zero_point != ZeroPoint::integer || w.n % 8 != 0) {
-    refuse("packed", "have 4 bits, integer zero points and a multiple of 8 columns on a GPU",
-           cat(w.bits, " bits, ", kZeroPointNames[static_cast<int>(w.zero_point)],
-               " zero points, N=", w.n));
-  }
-  if (p.order) refuse("order", "be None on a GPU", "a Tensor");
-  if (p.pre_scale.data) refuse("pre_scale", "be None on a GPU", "a Tensor");
-  if (p.activation != LowbitActivation::none) {
-    refuse("activation", "be None on a GPU",
-           kLowbitActivationNames[static_cast<int>(p.activation)]);
+// Rows that are read by vectors of eight elements.
+void align_groups(LowbitWeight& w, const Scope& scope) {
+  if (w.packing == Packing::units) return;
+  const int64_t groups = w.k / w.group;
+  w.scales = aligned_rows(w.scales, groups, w.padded_n(), scope);
+  if (w.zero_point == ZeroPoint::real) {
+    w.real_zeros = aligned_rows(w.real_zeros, groups, w.padded_n(), scope);
   }
 }
 
+// What the kernels write has rows of whole vectors: launch(d) writes those, into D itself or into
+// memory that is copied to D.
+template <class Launch>
+void with_padded_rows(uint16_t* d, int64_t rows, int64_t columns, const Scope& scope,
+                      const Launch& launch) {
+  const int64_t padded = round_up(columns, 8);
+  if (padded == columns) return launch(d);
+  auto* const wide = scope.allocate<uint16_t>(rows * padded);
+  launch(wide);
+  copy_rows(wide, 2 * padded, d, 2 * columns, rows, scope.stream);
+}
+
 Tensor dequantize_checked(Checked<LowbitProblem> checked) {
-  must_be_known(checked.problem);
   LowbitWeight& w = checked.problem.w;
   const Tensor& d = checked.outputs[0];
   if (w.k == 0 || w.n == 0) return d;
   const Scope scope(d);
-  if (w.packing == Packing::awq) {
-    w.scales = aligned_rows(w.scales, w.k / w.group, w.n, scope);
-  }
-  dequantize(w, checked.problem.d, false, scope);
+  align_groups(w, scope);
+  with_padded_rows(checked.problem.d, w.k, w.n, scope,
+                   [&](uint16_t* out) { dequantize(w, out, false, scope); });
   return d;
 }
 
@@ -46,26 +50,34 @@ Tensor mixed_dequantize(const Tensor& packed, const std::vector<int64_t>& sizes)
   return dequantize_checked(check_mixed_dequantize(packed, sizes));
 }
 
+// The product by the kernel that suits it best. p.w.n is a multiple of 8.
+void multiply(LowbitProblem& p, const Scope& scope) {
+  const Kernel<LowbitProblem>* const kernel = choose<LowbitProblem>(p.size(), scope.device);
+  if (!kernel) refuse_size<LowbitProblem>(p.size(), scope.device);
+  p.x = arrange_tokens(p, scope);
+  align_groups(p.w, scope);
+  kernel->run(p, scope);
+}
+
 void run(Checked<LowbitProblem>& checked, const Tensor& x) {
   LowbitProblem& p = checked.problem;
-  must_be_known(p);
   if (p.m == 0 || p.w.n == 0) return;
   must_fit("x", "rows", p.m);
-  must_fit("qweight", "columns, 8 to a word,", p.w.n);
+  must_fit("qweight", "columns", p.w.padded_n());
   must_fit("qweight", "rows", p.w.k);
   const Scope scope(checked.outputs[0]);
   if (p.w.k == 0) return fill_with_bias(p, scope);
-  const Kernel<LowbitProblem>* const kernel = choose<LowbitProblem>(p.size(), scope.device);
-  if (!kernel) refuse_size<LowbitProblem>(p.size(), scope.device);
-  if (p.x.col_stride != 1 && p.w.k > 1) {
+  if (p.x.col_stride != 1 && p.w.k > 1 && !p.order && !p.pre_scale.data) {
     const Tensor& copy = checked.inputs.emplace_back(row_major_copy(x));
     p.x = {static_cast<const uint16_t*>(copy.const_data_ptr()), p.w.k, 1};
   }
-  p.x = aligned_rows(p.x, p.m, p.w.k, scope);
-  if (p.w.packing == Packing::awq) {
-    p.w.scales = aligned_rows(p.w.scales, p.w.k / p.w.group, p.w.n, scope);
-  }
-  kernel->run(p, scope);
+  with_padded_rows(p.d, p.m, p.w.n, scope, [&](uint16_t* d) {
+    LowbitProblem padded = p;
+    if (p.w.n % 8 != 0) padded.bias = pad_bias(p, scope);
+    padded.w.n = p.w.padded_n();
+    padded.d = d;
+    multiply(padded, scope);
+  });
 }
 
 using Ops = LowbitOps<run>;

@@ -6,12 +6,19 @@
 
 namespace scaled_mm::cuda {
 
-// W [K, N] row-major, 16-byte aligned; rows of w.scales, where it has them, are 16-byte aligned
-// too. keep: it is read
-// soon, and should stay in L2.
+// W [K, N] to `out`, in rows of N rounded up to a multiple of 8, 16-byte aligned. Rows of the
+// weight's scales and of float zero points begin at multiples of 16 bytes, those of eight-bit words
+// at multiples of 8. keep: W is read soon, and should stay in L2.
 void dequantize(const LowbitWeight& w, uint16_t* out, bool keep, const Scope& scope);
 
-// D where K is 0: the bias in every row, or zeros.
+// p.x as the kernels want it: its columns in the order of W's rows, scaled, rounded to 16 bits;
+// rows that begin at multiples of 16 bytes. p.x itself where it is that, or memory of the scope.
+Matrix<const uint16_t> arrange_tokens(const LowbitProblem& p, const Scope& scope);
+
+// A bias of N float32, followed by zeros up to a multiple of 8. Absent where p's is.
+EpilogueOperand pad_bias(const LowbitProblem& p, const Scope& scope);
+
+// D where K is 0: the activated bias in every row, or zeros activated.
 void fill_with_bias(const LowbitProblem& p, const Scope& scope);
 
 }  // namespace scaled_mm::cuda

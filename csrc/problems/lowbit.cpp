@@ -90,7 +90,7 @@ std::optional<LowbitWeight> weight_of(const std::vector<int64_t>& sizes) {
   if (k < 0 || k >= kMost || n < 0 || n >= kMost || (bits != 4 && bits != 8)) return std::nullopt;
   if (k > 0 ? group < 1 || k % group != 0 : group != 0) return std::nullopt;
   if (zero < 0 || zero >= kNumZeroPoints || layout < 0 || layout > 1) return std::nullopt;
-  if (layout == 1 && (group % 32 != 0 || k == 0 || n == 0)) return std::nullopt;
+  if (layout == 1 && ((group % 32 != 0 && group != k) || k == 0 || n == 0)) return std::nullopt;
   LowbitWeight w;
   w.k = k, w.n = n, w.group = group, w.bits = static_cast<int>(bits);
   w.packing = layout == 1 ? Packing::units : bits == 4 ? Packing::awq : Packing::plain;
@@ -101,7 +101,7 @@ std::optional<LowbitWeight> weight_of(const std::vector<int64_t>& sizes) {
 int64_t packed_bytes(const LowbitWeight& w) {
   if (w.packing != Packing::units) return sections_of(w).end;
   return ceil_div(w.k, kUnitRows) * ceil_div(w.n, kUnitChannels) *
-         unit_bytes(w.bits, w.zero_point, unit_sets(w.group));
+         unit_bytes(w.bits, w.zero_point, unit_sets(w.k, w.group));
 }
 
 LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t>& sizes) {
@@ -109,7 +109,8 @@ LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t
   if (!found) {
     refuse("sizes",
            "be (K, N, G, bits, zero point, layout) with G a divisor of K (0 for K = 0), 4 or 8 "
-           "bits, zero point 0, 1 or 2, and layout 0 or, for groups of a multiple of 32, 1",
+           "bits, zero point 0, 1 or 2, and layout 0 or, for groups of all rows or of a multiple "
+           "of 32, 1",
            shape_text(sizes));
   }
   LowbitWeight w = *found;

@@ -22,12 +22,6 @@ namespace scaled_mm {
 enum class Packing : uint8_t { awq, plain, units };
 
 inline constexpr int kUnitChannels = 64, kUnitRows = 128;
-// Of a unit's words; of one of its sets of scales (16 bits) and zero points (4 bits).
-inline constexpr int kUnitWordBytes = kUnitChannels * kUnitRows / 2;
-inline constexpr int kUnitSetBytes = kUnitChannels * 2 + kUnitChannels / 2;
-// Sets of a unit, each of which serves as many of its rows; groups are multiples of 32.
-constexpr int unit_sets(int64_t group) { return group % 128 == 0 ? 1 : group % 64 == 0 ? 2 : 4; }
-constexpr int unit_bytes(int sets) { return kUnitWordBytes + sets * kUnitSetBytes; }
 
 // What W is of a value q and its group's scale s and zero point z, rounded once:
 //   none:    q s         q signed
@@ -48,14 +42,20 @@ constexpr int group_bits(int bits, ZeroPoint zero_point) {
   return 16 + (zero_point == ZeroPoint::none ? 0 : zero_point == ZeroPoint::real ? 16 : bits);
 }
 
-// Of a unit's set of any weight: 64 scales of 16 bits, and zero points. Four bits without zero
-// points have those all the same, 8 as values are stored with 8 added: one kernel serves both.
+constexpr int unit_word_bytes(int bits) { return kUnitChannels * kUnitRows * bits / 8; }
+// Of a unit's set: scales and zero points of its channels. Four bits without zero points have those
+// all the same, 8, as values are stored with 8 added: one kernel serves both.
 constexpr int unit_set_bytes(int bits, ZeroPoint zero_point) {
-  const bool constant = zero_point == ZeroPoint::none && bits == 4;
-  return kUnitChannels * group_bits(bits, constant ? ZeroPoint::integer : zero_point) / 8;
+  const bool all_same = bits == 4 && zero_point == ZeroPoint::none;
+  return kUnitChannels * group_bits(bits, all_same ? ZeroPoint::integer : zero_point) / 8;
+}
+// Sets of a unit of a weight of k rows, each of which serves as many of its rows as it may; groups
+// are all rows or multiples of 32.
+constexpr int unit_sets(int64_t k, int64_t group) {
+  return group == k || group % 128 == 0 ? 1 : group % 64 == 0 ? 2 : 4;
 }
 constexpr int unit_bytes(int bits, ZeroPoint zero_point, int sets) {
-  return kUnitChannels * kUnitRows * bits / 8 + sets * unit_set_bytes(bits, zero_point);
+  return unit_word_bytes(bits) + sets * unit_set_bytes(bits, zero_point);
 }
 
 // A weight W [K, N]. Rows may lie apart; the elements of a row lie side by side. Packed in units it
@@ -95,6 +95,7 @@ struct LowbitProblem {
     Packing packing = Packing::awq;
     ZeroPoint zero_point = ZeroPoint::integer;
     DType dtype = DType::float16;  // of X, W and D
+    bool activated = false;        // whether D goes through a function
 
     bool operator==(const Size&) const = default;
     // Of the weight: words, scales and zero points. Of every operand once and of D.
@@ -115,7 +116,17 @@ struct LowbitProblem {
   LowbitActivation activation = LowbitActivation::none;
   uint16_t* d = nullptr;
 
-  Size size() const { return {m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point, w.dtype}; }
+  Size size() const {
+    return {m,
+            w.n,
+            w.k,
+            w.group,
+            w.bits,
+            w.packing,
+            w.zero_point,
+            w.dtype,
+            activation != LowbitActivation::none};
+  }
 };
 
 // outputs[0] is D in both: `out`, where it is given.

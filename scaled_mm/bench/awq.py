@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import awq, reference
-from ..reference.arithmetic import FORMATS, round_to
-from .cases import CHECKED_ROWS, Judgement, spread
+from .. import awq, ops, reference
+from ..reference.arithmetic import FORMATS
+from .cases import CHECKED_ROWS, Judgement, judged, spread
 from .contenders import Contender, Route, Unsupported
 
 
@@ -71,15 +71,7 @@ class AwqCase:
             x = self.x[rows].cpu()
             self._expected[most] = reference.awq_gemm_bound(x, *words)
         exact, bound = self._expected[most]
-        got = out[rows][:, columns].double().cpu()
-        part = ((got - exact).abs() / bound).nan_to_num(nan=math.inf)
-        rounded = torch.from_numpy(round_to(exact.numpy(), FORMATS[self.x.dtype]))
-        off, beyond = int((got != rounded).sum()), int((part > 1).sum())
-        if beyond == 0:
-            verdict = "exact" if off == 0 else "bound"
-        else:
-            verdict = "rounding" if float(part.max()) <= 16 else "wrong"
-        return Judgement(verdict, off, beyond, got.numel())
+        return judged(out[rows][:, columns], exact, bound)
 
 
 class DequantizeCase(AwqCase):
@@ -138,6 +130,10 @@ def _gemm(case: AwqCase) -> Route:
         return awq.awq_gemm(x, *words)
 
     return Route(case.x, _words(case), run, 0.5)
+
+
+def _gemm_packed(case: AwqCase) -> Route:
+    return Route(case.x, lambda: ops.pack_awq(*case.words), awq.awq_gemm, 0.5)
 
 
 def _dense(case: AwqCase) -> Route:
@@ -216,6 +212,9 @@ _BOTH, _GPU = ("cpu", "cuda"), ("cuda",)
 AWQ_CONTENDERS = {
     "awq_gemm": (
         Contender("awq_gemm", "scaled_mm.awq_gemm", _gemm, _BOTH, ours=True),
+        Contender(
+            "awq_gemm packed", "the same, of a weight from pack_awq", _gemm_packed, _BOTH, ours=True
+        ),
         Contender("dense mm", "linear, the dense weight of the same dtype", _dense, _BOTH),
         Contender(
             "dequantize + mm",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from ..reference.arithmetic import FORMATS, round_to
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -41,6 +42,20 @@ class Judgement:
     off_r1: int  # elements whose bits are not the reference's, of `checked`
     beyond_bound: int  # elements further off than the accuracy bound
     checked: int
+
+
+def judged(out: Tensor, exact: Tensor, bound: Tensor) -> Judgement:
+    """How an output of 16-bit floats compares with the exact one: equal to it, rounded; within the
+    bound; within 16 times that, as a peer may be; or wrong."""
+    got = out.double().cpu()
+    part = ((got - exact).abs() / bound).nan_to_num(nan=math.inf)
+    rounded = torch.from_numpy(round_to(exact.numpy(), FORMATS[out.dtype]))
+    off, beyond = int((got != rounded).sum()), int((part > 1).sum())
+    if beyond == 0:
+        verdict = "exact" if off == 0 else "bound"
+    else:
+        verdict = "rounding" if float(part.max()) <= 16 else "wrong"
+    return Judgement(verdict, off, beyond, got.numel())
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .awq import AWQ_CONTENDERS, AwqCase, make_awq_case
+from .awq import AwqCase, make_awq_case
 from .cases import DTYPES, Case, make_case, shape_text
 from .clocks import Clock, Stopwatch, clock_of
 from .contenders import CONTENDERS, Contender, Route
+from .mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS, MixedCase, make_mixed_case
 
 SCHEMA = 3  # 1 had no floors, 2 none of operations
 OURS = {
     contender.name
-    for contenders in (CONTENDERS, *AWQ_CONTENDERS.values())
+    for contenders in (CONTENDERS, *LOWBIT_CONTENDERS.values())
     for contender in contenders
     if contender.ours
 }
@@ -75,11 +76,11 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class AwqSettings:
-    """What to measure of the int4 ops."""
+class LowbitSettings:
+    """What to measure of weights of few bits."""
 
-    op: str = "awq_gemm"  # or awq_dequantize
-    group: int = 128
+    op: str = "awq_gemm"  # of LOWBIT_CONTENDERS
+    group: int = 128  # 0, of schemes of mixed_mm: one scale per channel
     out_dtype: str = "bfloat16"
     device: str = "cpu"
     cold: bool = True
@@ -91,14 +92,15 @@ class AwqSettings:
         return (self.op,)
 
     def contenders(self) -> list[Contender]:
-        return taking_part(AWQ_CONTENDERS[self.op], self)
+        return taking_part(LOWBIT_CONTENDERS[self.op], self)
 
-    def case(self, m: int, k: int, n: int) -> AwqCase:
-        return make_awq_case(self.op, m, k, n, self.group, DTYPES[self.out_dtype], self.device)
+    def case(self, m: int, k: int, n: int) -> AwqCase | MixedCase:
+        make = make_mixed_case if self.op in MIXED_CONTENDERS else make_awq_case
+        return make(self.op, m, k, n, self.group, DTYPES[self.out_dtype], self.device)
 
 
-AnyCase = Case | AwqCase
-AnySettings = Settings | AwqSettings
+AnyCase = Case | AwqCase | MixedCase
+AnySettings = Settings | LowbitSettings
 
 
 def taking_part(contenders: Sequence[Contender], settings: AnySettings) -> list[Contender]:

@@ -11,11 +11,11 @@ from rich.table import Table
 
 from scaled_mm_cli.terminal import cell, lines
 
-from .awq import AWQ_CONTENDERS
 from .cases import EPILOGUES, shape_text
 from .contenders import CONTENDERS
 from .layer import CONTENDERS as LAYER_CONTENDERS
 from .layer import rows as layer_rows
+from .mixed import LOWBIT_CONTENDERS
 
 VERDICTS = {
     "exact": "equal to R1",
@@ -33,6 +33,8 @@ SUMMARY = {
     "awq_gemm / best right": ("best_right", "awq_gemm"),
     "awq_gemm / best": ("best", "awq_gemm"),
     "awq_dequantize / best right": ("best_right", "awq_dequantize"),
+    "w8a16 / best right": ("best_right", "w8a16"),
+    "w4a16 / best right": ("best_right", "w4a16"),
 }
 FLOORS = ("HBM floor", "tensor floor", "% of ")
 Cells = list[list[str]]
@@ -116,7 +118,7 @@ def gpu_rows(cases: list[dict[str, Any]], ours: str) -> Cells:
         by = "the larger floor / time"
     if cases[0]["floor_us"]:
         rows.append([f"% of floor ({ours})", *percent(own), by])
-    if cases[0]["floor_us"] and ours == "awq_gemm":
+    if cases[0]["floor_us"] and "weight_bytes" in cases[0] and cases[0]["m"]:
         alone = [
             case["weight_bytes"] / case["bytes"] * case["floor_us"] / larger_floor(case)
             for case in cases
@@ -161,7 +163,9 @@ def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]
     cache = "cold" if settings["cold"] else "warm"
     about = f"{settings['out_dtype']}, weights {cache}"
     if "op" in settings:
-        about = f"{settings['op']}, groups of {settings['group']}, {about}"
+        group = settings["group"]
+        groups = f"groups of {group}" if group else "per channel"
+        about = f"{settings['op']}, {groups}, {about}"
     else:
         about = f"{EPILOGUES[settings['epilogue']]}, {about}"
     if every and not every[0]["m"]:
@@ -246,7 +250,7 @@ def markdown(result: dict[str, Any]) -> str:
     if result.get("layers"):
         what = "\n".join(f"- {c.name}: {c.what}" for c in LAYER_CONTENDERS)
         return "\n\n".join([*parts, what]) + "\n"
-    contenders = AWQ_CONTENDERS[settings["op"]] if "op" in settings else CONTENDERS
+    contenders = LOWBIT_CONTENDERS[settings["op"]] if "op" in settings else CONTENDERS
     taken = [c for c in contenders if settings["device"] in c.devices]
     what = "\n".join(f"- {c.name}: {c.what}" for c in taken)
     return "\n\n".join([*parts, *totals(result), what]) + "\n"

@@ -17,12 +17,12 @@ from scaled_mm_cli.terminal import Console
 from .._extras import needed
 from ..bench import host as host_time
 from ..bench import layer as layer_time
-from ..bench.awq import AWQ_CONTENDERS
 from ..bench.cases import DTYPES, EPILOGUES
 from ..bench.clocks import clock_of
 from ..bench.contenders import CONTENDERS
-from ..bench.measure import OURS, AnySettings, AwqSettings, Settings, growing, in_short
+from ..bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
 from ..bench.merge import merged
+from ..bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
 from ..bench.roofline import plot
 from ..bench.table import markdown, show
 
@@ -90,20 +90,31 @@ def weights_of(
     return [(0, k, n) for _, k, n in shapes]
 
 
-def op_of(awq: bool, awq_dequantize: bool, png_file: Path | None) -> str:
-    """The int4 op to time; none: the int8 products."""
-    if awq and awq_dequantize:
-        raise ValueError("--awq must be given without --awq-dequantize, got both")
+def op_of(awq: bool, awq_dequantize: bool, mixed: str | None, png_file: Path | None) -> str:
+    """The int4 op or the scheme to time; none: the int8 products."""
+    asked = {"--awq": awq, "--awq-dequantize": awq_dequantize, "--mixed": mixed is not None}
+    given = [name for name, is_given in asked.items() if is_given]
+    if len(given) > 1:
+        raise ValueError(f"{given[0]} must be given without {given[1]}, got both")
     op = "awq_dequantize" if awq_dequantize else "awq_gemm" if awq else ""
+    if mixed is not None:
+        op = one_of("--mixed", mixed, MIXED_CONTENDERS)
     if op and png_file is not None:
         raise ValueError(f"--png must be given without --awq, got {op}")
     return op
 
 
-def awq_settings(op: str, group: int, epilogue: str, dtype: str, **common: Any) -> AwqSettings:
+def lowbit_settings(
+    op: str, group: int | None, epilogue: str, dtype: str, **common: Any
+) -> LowbitSettings:
+    option = "--mixed" if op in MIXED_CONTENDERS else "--awq"
     if epilogue != "scaled":
-        raise ValueError(f"--epilogue must be left out with --awq, got {epilogue}")
-    return AwqSettings(op, group, one_of("--dtype", dtype, ("bfloat16", "float16")), **common)
+        raise ValueError(f"--epilogue must be left out with {option}, got {epilogue}")
+    if group == 0 and op not in MIXED_CONTENDERS:
+        raise ValueError("--group must be at least 1 with --awq, got 0")
+    if group is None:
+        group = 0 if op == "w8a16" else 128
+    return LowbitSettings(op, group, one_of("--dtype", dtype, ("bfloat16", "float16")), **common)
 
 
 def progress() -> tuple[Callable[[str], None], Callable[[], None]]:
@@ -218,7 +229,8 @@ def command(
     without: list[str] | None,
     awq: bool,
     awq_dequantize: bool,
-    group: int,
+    mixed: str | None,
+    group: int | None,
     host: bool,
     layer: str | None,
     json_file: Path | None,
@@ -231,15 +243,15 @@ def command(
     if read:
         result = read_results(read)
     elif layer is not None:
-        if shape or weight or awq or awq_dequantize or host or png_file:
+        if shape or weight or awq or awq_dequantize or mixed or host or png_file:
             raise ValueError("--layer must be given with --m alone, got another choice of cases")
         if threads is not None:
             torch.set_num_threads(threads)
         chosen = {"device": one_of("--device", device, DEFAULT_SHAPES), "rounds": rounds}
         result = layer_measured(layer, m or [], {**chosen, "without": without or ()}, json_file)
     else:
-        op = op_of(awq, awq_dequantize, png_file)
-        contenders = AWQ_CONTENDERS.get(op, CONTENDERS)
+        op = op_of(awq, awq_dequantize, mixed, png_file)
+        contenders = LOWBIT_CONTENDERS.get(op, CONTENDERS)
         names = dict.fromkeys(contender.name for contender in contenders if not contender.ours)
         common: dict[str, Any] = {
             "device": one_of("--device", device, DEFAULT_SHAPES),
@@ -250,7 +262,7 @@ def command(
         asked = (device, shape or [], weight or [], m or [])
         settings: AnySettings
         if op:
-            settings = awq_settings(op, group, epilogue, dtype, **common)
+            settings = lowbit_settings(op, group, epilogue, dtype, **common)
             shapes = weights_of(*asked) if awq_dequantize else shapes_of(*asked, AWQ_SHAPES)
         else:
             epilogue = one_of("--epilogue", epilogue, EPILOGUES)

@@ -14,6 +14,7 @@ from ..layouts import Layout, restore_weights_of_mixed_gemm
 from ..lowbit.words import unpack, unpack_dense
 from .arguments import accept
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
+from .units import from_units, layout_for, to_units, units_elements
 
 VERSION = 1
 """Of the layouts: another one where a buffer of before would be read wrongly."""
@@ -21,7 +22,10 @@ VERSION = 1
 ZEROS = ("none", "integer", "float")
 """Kinds of zero points, by the numbers that the ops take."""
 
-LAYOUT_SIZES: dict[int, Callable[[int, int, int, int, int], int]] = {0: words_elements}
+LAYOUT_SIZES: dict[int, Callable[[int, int, int, int, int], int]] = {
+    0: words_elements,
+    1: units_elements,
+}
 """16-bit elements of a buffer of (K, N, G, bits, zero), for each layout."""
 
 
@@ -220,7 +224,7 @@ class MixedWeight:
 
 torch.export.register_dataclass(MixedWeight, serialized_type_name="scaled_mm.MixedWeight")
 
-_UNPACK = {0: unpack_words}
+_UNPACK = {0: unpack_words, 1: from_units}
 
 
 def pack_weight(
@@ -269,11 +273,15 @@ def pack_weight(
     if order is not None:
         q = q[order.long()]
     stored = q if zero == INTEGER else _unsigned(q, bits)
-    data = pack_words(stored, scales, zeros, bits)
+    layout = layout_for(q.device, k, n, group)
+    if layout == 1:
+        data = to_units(stored, scales, zeros, bits, zero, group)
+    else:
+        data = pack_words(stored, scales, zeros, bits)
     if data.is_cuda:
         # A kernel that begins early may follow this one, but not what wrote the buffer.
         data.new_zeros(1)
-    return MixedWeight(data, order, k, n, group, bits, ZEROS[zero], 0)
+    return MixedWeight(data, order, k, n, group, bits, ZEROS[zero], layout)
 
 
 def _signed(stored: Tensor, bits: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..words import DEVICES, DTYPES, EPILOGUES, LAYERS
+from ..words import DEVICES, DTYPES, EPILOGUES, LAYERS, MIXED
 
 
 def options(
@@ -29,7 +29,15 @@ def options(
     awq_dequantize: Annotated[
         bool, typer.Option("--awq-dequantize", help="Time awq_dequantize on its own.")
     ] = False,
-    group: Annotated[int, typer.Option(min=1, help="Rows of an int4 weight to a scale.")] = 128,
+    mixed: Annotated[
+        str | None, typer.Option(help=f"Time mixed_mm instead: {', '.join(MIXED)}.")
+    ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Rows to a scale of --awq and --mixed; 0: all. Default: 128, w8a16 all."
+        ),
+    ] = None,
     host: Annotated[
         bool, typer.Option("--host", help="Time what a call costs the host, on small operands.")
     ] = False,

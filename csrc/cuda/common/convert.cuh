@@ -25,6 +25,13 @@ __device__ inline uint32_t and_or(uint32_t a, uint32_t mask, uint32_t value) {
   return d;
 }
 
+// (~a & mask) | value: LOP3 with the table (0x0F & 0xCC) | 0xAA.
+__device__ inline uint32_t not_and_or(uint32_t a, uint32_t mask, uint32_t value) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xAE;" : "=r"(d) : "r"(a), "r"(mask), "r"(value));
+  return d;
+}
+
 // Arithmetic on pairs, each operation rounded by itself.
 template <class T>
 struct Pairs;
@@ -51,6 +58,7 @@ struct Pairs<__nv_bfloat16> {
   }
   static __device__ Pair subtract(Pair a, Pair b) { return of(__hsub2(as(a), as(b))); }
   static __device__ Pair multiply(Pair a, Pair b) { return of(__hmul2(as(a), as(b))); }
+  static __device__ Pair fma(Pair a, Pair b, Pair c) { return of(__hfma2(as(a), as(b), as(c))); }
 };
 
 // Eight nibbles of a word. Pair i is of nibbles i and i + 4, which AWQ's order makes neighbours:
@@ -108,6 +116,44 @@ struct Nibbles<__nv_bfloat16> {
   }
   static __device__ Pair subtract_base(Pair lifted, Pair base, int) {
     return Pairs<__nv_bfloat16>::subtract(lifted, base);
+  }
+};
+
+// Four bytes of a word, 0 to 255. Pair 0 is of bytes 0 and 2, pair 1 of 1 and 3.
+//
+// lift() leaves them lifted, by as much in both pairs, so that the difference of two lifted bytes
+// is that of the bytes, exactly. kOf128 is the byte 128, lifted: a signed value is stored with 128
+// added.
+template <class T>
+struct Bytes;
+
+// PRMT puts a byte below 0x64: 1024 + v.
+template <>
+struct Bytes<__half> {
+  static constexpr Pair kOf128 = 0x64806480;
+  static __device__ void lift(uint32_t word, Pair (&pair)[2]) {
+    pair[0] = __byte_perm(word, 0x64646464, 0x5250);
+    pair[1] = __byte_perm(word, 0x64646464, 0x5351);
+  }
+};
+
+// A bfloat16's mantissa has room for 7 bits. Bit 7 of a byte lies where the exponent ends, and
+// tells 128 from 256:
+//
+//   (word & 0x007f007f) | 0x43004300      128 + the lower 7 bits
+//   (~word & 0x00800080) | 0x43004300     128 where bit 7 is set, else 256
+//
+// The difference is v - 128, exactly.
+template <>
+struct Bytes<__nv_bfloat16> {
+  static constexpr Pair kOf128 = 0;
+  static __device__ void lift(uint32_t word, Pair (&pair)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t bytes = word >> 8 * i;
+      pair[i] = Pairs<__nv_bfloat16>::subtract(and_or(bytes, 0x007f007f, 0x43004300),
+                                               not_and_or(bytes, 0x00800080, 0x43004300));
+    }
   }
 };
 

@@ -5,28 +5,13 @@
 
 #include <cstdint>
 
+#include "cuda/common/functions.cuh"
 #include "cuda/common/group.cuh"
 #include "cuda/common/produce_team.cuh"
 #include "cuda/common/quantizer.cuh"
-#include "functions.h"
 #include "problems/produce.h"
 
 namespace scaled_mm::cuda {
-
-// Where functions.h has its operations from.
-struct FunctionOps {
-  static __device__ float fma(float x, float y, float z) { return __fmaf_rn(x, y, z); }
-  static __device__ uint32_t bits(float x) { return __float_as_uint(x); }
-  static __device__ float from_bits(uint32_t x) { return __uint_as_float(x); }
-  static __device__ float at_least(float x, float least) { return fmaxf(x, least); }
-  static __device__ float at_most(float x, float most) { return fminf(x, most); }
-  // The approximation is within 1 ulp, and one step makes it RN(1 / x): tried for all 2^23 + 1 x.
-  static __device__ float reciprocal(float x) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return __fmaf_rn(r, __fmaf_rn(-x, r, 1.0f), r);
-  }
-};
 
 // --- a row --------------------------------------------------------------------------------------
 

@@ -149,6 +149,7 @@ std::string Dense<kGpus>::refuse(const LowbitProblem::Size& size, const Machine&
   if (size.bits != 4 || size.packing != Packing::awq || size.zero_point != ZeroPoint::integer) {
     return cat("takes 4 bits in AWQ's packing with integer zero points, got ", size.bits, " bits");
   }
+  if (size.activated) return "has no activations";
   if (!kGpus.multistage && size.dtype != DType::float16) {
     return "takes float16 (these tensor cores have no bfloat16), got bfloat16";
   }

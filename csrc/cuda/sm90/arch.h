@@ -102,6 +102,7 @@ struct Stream {
 
 // From a weight packed in units (lowbit_packed.cuh).
 struct Packed {
+  int bits;        // of a value
   int tokens;      // of a tile
   int panels;      // of kUnitChannels channels, of each warpgroup
   int warpgroups;  // that multiply

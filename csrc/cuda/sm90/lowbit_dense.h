@@ -2,20 +2,78 @@
 // compiles this with SCALED_MM_KERNEL_NAME defined as its name.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
 
+#include "cuda/common/activate.cuh"
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/lowbit.h"
 #include "cuda/sm90/arch.h"
 #include "integers.h"
 
+namespace scaled_mm::cuda {
+namespace sm90::lowbit {
+
+// acc + bias: an absent bias reads as -0, which adds nothing.
+using BiasedSum = epilogue::Apply<epilogue::Add, epilogue::Accumulator<float>,
+                                  epilogue::Optional<epilogue::Bias>>;
+// D = RN16(f(BiasedSum)).
+struct DenseEpilogue {};
+
+// Its root. f is told at run time.
+struct DenseEnd {
+  DType dtype;
+  LowbitActivation activation;
+};
+template <class>
+struct ActivateAndRound {
+  using Arguments = DenseEnd;
+  template <int kSize>
+  CUTLASS_DEVICE cutlass::Array<uint16_t, kSize> operator()(
+      const cutlass::Array<float, kSize>& value, const Arguments& end) const {
+    if (end.activation == LowbitActivation::none) {
+      return RoundTo16Bits<uint16_t>{}(value, {end.dtype});
+    }
+    float x[kSize];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSize; ++i) x[i] = value[i];
+    activate(x, end.activation);
+    cutlass::Array<float, kSize> activated;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSize; ++i) activated[i] = x[i];
+    return RoundTo16Bits<uint16_t>{}(activated, {end.dtype});
+  }
+};
+
+}  // namespace sm90::lowbit
+
+template <>
+struct Lower<sm90::lowbit::DenseEpilogue> : Lower<sm90::lowbit::BiasedSum> {};
+
+namespace cutlass3 {
+
+// The activation comes in an operand that this epilogue has not: residual's column stride.
+template <class Tile>
+struct RoundedTree<sm90::lowbit::DenseEpilogue, Tile, uint16_t> {
+  using Sum = Tree<sm90::lowbit::BiasedSum, Tile>;
+  using type = Sm90EVT<Sm90Compute<sm90::lowbit::ActivateAndRound, uint16_t, float,
+                                   cutlass::FloatRoundStyle::round_to_nearest>,
+                       typename Sum::type>;
+  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
+                                            DType dtype) {
+    const int64_t activation = operands[static_cast<int>(Operand::residual)].col_stride;
+    return {Sum::arguments(operands), {dtype, static_cast<LowbitActivation>(activation)}};
+  }
+};
+
+}  // namespace cutlass3
+}  // namespace scaled_mm::cuda
+
 namespace scaled_mm::cuda::sm90::lowbit {
 namespace {
 
-// 16-bit floats, float32 sums. D = acc + bias: an absent bias reads as -0, which adds nothing.
+// 16-bit floats, float32 sums.
 template <class T, const Dense& kTile>
 using DenseGemm =
     cutlass3::Gemm<T, cutlass::layout::RowMajor, T, cutlass::layout::RowMajor, float, uint16_t,
-                   epilogue::Apply<epilogue::Add, epilogue::Accumulator<float>,
-                                   epilogue::Optional<epilogue::Bias>>,
+                   DenseEpilogue,
                    cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::_64>,
                    cute::Shape<cute::_1, cute::_1, cute::_1>, false>;
 
@@ -39,6 +97,7 @@ void run(const LowbitProblem& p, const Scope& scope) {
   dequantize(p.w, w, 2 * p.w.k * p.w.n <= kL2Share, scope);
   EpilogueOperand operands[kNumOperands];
   operands[static_cast<int>(Operand::bias)] = p.bias;
+  operands[static_cast<int>(Operand::residual)].col_stride = static_cast<int64_t>(p.activation);
   const cutlass3::GemmArguments args{
       .m = p.m,
       .n = p.w.n,

@@ -28,7 +28,7 @@ struct LaneSums {
   }
   // Calls f(token, channel, of that channel, of the next one).
   template <class Sums, class F>
-  __device__ void each(const Sums& sums, const F& f) const {
+  __device__ void each(Sums& sums, const F& f) const {
 #pragma unroll
     for (int j = 0; j < Block::kPanels; ++j) {
 #pragma unroll
@@ -43,7 +43,7 @@ struct LaneSums {
 // Of a part to memory, of a whole tile to D.
 template <class T, class Block>
 __device__ void store_share(const PackedParams& p, const Share& share,
-                            const typename PackedMultiplier<T, Block>::Sums& sums) {
+                            typename PackedMultiplier<T, Block>::Sums& sums) {
   const Place place = place_of<Block>(p, share.tile);
   const LaneSums<Block> lane;
   if (share.is_part) {
@@ -62,10 +62,14 @@ __device__ void store_share(const PackedParams& p, const Share& share,
     if (!p.bias.data || channel >= p.n) continue;
     bias[j][0] = load_float(p.bias, 0, channel), bias[j][1] = load_float(p.bias, 0, channel + 1);
   }
-  lane.each(sums, [&](int token, int channel, float x, float y) {
+  lane.each(sums, [&](int, int channel, float& x, float& y) {
     const float* const b = bias[(channel - lane.channel) / kUnitChannels];
+    x += b[0], y += b[1];
+  });
+  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.activation);
+  lane.each(sums, [&](int token, int channel, float x, float y) {
     if (place.row + token >= p.m || place.col + channel >= p.n) return;
-    const float both[2] = {x + b[0], y + b[1]};
+    const float both[2] = {x, y};
     store_narrow<T>(p.d + int64_t{place.row + token} * p.n + place.col + channel, both);
   });
 }

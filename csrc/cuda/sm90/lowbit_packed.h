@@ -7,13 +7,14 @@
 namespace scaled_mm::cuda::sm90::lowbit {
 namespace {
 
-template <class T, const Packed& kTile, int kSets>
+template <class T, const Packed& kTile, class Format, int kSets>
 void launch(const LowbitProblem& p, const Scope& scope) {
-  using Block = PackedBlock<kTile, kSets>;
+  using Block = PackedBlock<kTile, Format, kSets>;
   constexpr auto kKernel = stream_packed<T, Block>;
   const Device& device = scope.device;
   PackedParams params;
   params.units = p.w.units;
+  params.sets = unit_sets(p.w.k, p.w.group);
   params.tokens = tensor_map(reinterpret_cast<const int8_t*>(p.x.data), p.m, 2 * p.w.k,
                              2 * p.x.row_stride, Block::kTokens);
   params.m = static_cast<int>(p.m);
@@ -31,6 +32,7 @@ void launch(const LowbitProblem& p, const Scope& scope) {
   // Where there is a multiprocessor for every block, each has one for itself.
   const int alone = plan.blocks <= device.sms ? device.shared_memory / 2 + 1024 : 0;
   params.bias = p.bias;
+  params.activation = p.activation;
   params.d = p.d;
   params.partials =
       scope.allocate<float>(int64_t{plan.slots()} * Block::kTokens * Block::kChannels);
@@ -58,11 +60,15 @@ template <const Packed& kTile>
 void run(const LowbitProblem& p, const Scope& scope) {
   with_dtype16(p.w.dtype, [&](auto dtype) {
     using T = typename Half16<decltype(dtype)::value>::type;
-    switch (unit_sets(p.w.group)) {
-      case 1: return launch<T, kTile, 1>(p, scope);
-      case 2: return launch<T, kTile, 2>(p, scope);
-      default: return launch<T, kTile, 4>(p, scope);
-    }
+    with_unit_format(kTile.bits, p.w.zero_point, [&](auto format) {
+      using Format = decltype(format);
+      if constexpr (Format::kBits == kTile.bits) {
+        if constexpr (Format::kUsual) {
+          if (unit_sets(p.w.k, p.w.group) == 1) return launch<T, kTile, Format, 1>(p, scope);
+        }
+        return launch<T, kTile, Format, 4>(p, scope);
+      }
+    });
   });
 }
 

@@ -1,4 +1,4 @@
-// A block of the kernel for packed int4 weights (lowbit_packed.cuh): what it is given, how its
+// A block of the kernel for packed weights (lowbit_packed.cuh): what it is given, how its
 // shared memory is laid out, and which parts of which tiles are its own.
 #pragma once
 
@@ -9,6 +9,7 @@ namespace scaled_mm::cuda::sm90::lowbit {
 
 struct PackedParams {
   const uint8_t* units;  // [chunks][panels]
+  int sets;              // of a unit
   CUtensorMap tokens;    // X [M, 2 K] bytes, in boxes of the tile's tokens x 128
   int m;
   int n;
@@ -17,14 +18,16 @@ struct PackedParams {
   PackedPlan plan;
   int stages;            // of the ring
   EpilogueOperand bias;  // of D's dtype or float32
-  uint16_t* d;           // [M, N]
-  float* partials;       // [slots, tokens of a tile, channels of a tile]
+  LowbitActivation activation;
+  uint16_t* d;      // [M, N]
+  float* partials;  // [slots, tokens of a tile, channels of a tile]
 };
 
-// What a block of a line of the table is: its tile, its threads, its shared memory. kSets: sets of
-// scales and zero points of a unit.
-template <const Packed& kTile, int kSets_>
+// What a block of a line of the table is: its tile, its threads, its shared memory. kSets: how
+// often in a unit scales and zero points are read: 1, or 4, for a unit of any number of sets.
+template <const Packed& kTile, class Format_, int kSets_>
 struct PackedBlock {
+  using Format = Format_;
   static constexpr int kTokens = kTile.tokens, kPanels = kTile.panels, kSets = kSets_;
   static constexpr int kLive = kTile.live, kChannels = kTile.channels();
   static constexpr int kAllPanels = kPanels * kTile.warpgroups;
@@ -36,8 +39,11 @@ struct PackedBlock {
   static constexpr int kRegisters =
       std::min((kAtLaunch * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 
-  static constexpr int kUnitBytes = unit_bytes(kSets);
-  static constexpr int kWordBytes = kAllPanels * kUnitBytes;  // of a stage
+  // Of a unit with so many sets. A stage has room for units of kSets.
+  static constexpr int unit_bytes(int sets) {
+    return Format::kWordBytes + (kSets == 1 ? 1 : sets) * Format::kSetBytes;
+  }
+  static constexpr int kWordBytes = kAllPanels * unit_bytes(kSets);
   static constexpr int kTokenBytes = kTokens * 2 * kUnitRows;
   static constexpr int kMaxStages = 16;
   struct Barriers {

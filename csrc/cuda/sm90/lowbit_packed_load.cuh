@@ -1,4 +1,4 @@
-// The loads of the kernel for packed int4 weights: one thread feeds the ring, a stage's units by
+// The loads of the kernel for packed weights: one thread feeds the ring, a stage's units by
 // one copy.
 #pragma once
 
@@ -59,14 +59,15 @@ class Loader {
   // And announces all bytes of the stage.
   __device__ void load_words(int stage, const Place& place, int chunk) const {
     const int panel = place.col / kUnitChannels;
-    const int bytes = min(Block::kAllPanels, p_.panels - panel) * Block::kUnitBytes;
+    const int unit_bytes = Block::unit_bytes(p_.sets);
+    const int bytes = min(Block::kAllPanels, p_.panels - panel) * unit_bytes;
     uint64_t* full = &barriers_.full[stage];
     Full::arrive_and_expect_tx(full, Block::kTokenBytes + bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
         " [%0], [%1], %2, [%3], %4;" ::"r"(
             cute::cast_smem_ptr_to_uint(words_ + stage * Block::kWordBytes)),
-        "l"(p_.units + (int64_t{chunk} * p_.panels + panel) * Block::kUnitBytes), "r"(bytes),
+        "l"(p_.units + (int64_t{chunk} * p_.panels + panel) * unit_bytes), "r"(bytes),
         "r"(cute::cast_smem_ptr_to_uint(full)), "l"(p_.token_tiles == 1 ? kOnce : kOften)
         : "memory");
   }

@@ -1,4 +1,4 @@
-// The products of the kernel for packed int4 weights: words to weights in registers, weights times
+// The products of the kernel for packed weights: words to weights in registers, weights times
 // tokens.
 #pragma once
 
@@ -10,8 +10,8 @@ namespace scaled_mm::cuda::sm90::lowbit {
 // A warpgroup's part of every stage: kPanels panels of channels, 16 channels of each for a warp.
 //
 // In batches of products (wgmma) of kBatchSteps steps of 16 rows: one or two batches run while the
-// weights of the next are made, from stage to stage. Words come to registers half a stage ahead,
-// four steps in a load. What keeps ptxas from serialising the products: lowbit_multiply.cuh.
+// weights of the next are made, from stage to stage. Words come to registers a part of a unit
+// ahead, in one load. What keeps ptxas from serialising the products: lowbit_multiply.cuh.
 template <class T, class Block>
 class PackedMultiplier {
  public:
@@ -20,16 +20,20 @@ class PackedMultiplier {
 
   __device__ PackedMultiplier(const PackedParams& p, const uint8_t* tokens, const uint8_t* words,
                               typename Block::Barriers& barriers)
-      : stages_(p.stages), tokens_(tokens), barriers_(barriers) {
+      : stages_(p.stages),
+        sets_(p.sets),
+        unit_bytes_(Block::unit_bytes(p.sets)),
+        tokens_(tokens),
+        barriers_(barriers) {
     // From one lane, so that ptxas knows it to be the warp's: descriptors stay in uniform
     // registers.
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
-    words_ = words + warp / 4 * kPanels * Block::kUnitBytes;
+    words_ = words + warp / 4 * kPanels * unit_bytes_;
   }
 
   // Chunks [chunk, last) of a tile.
-  __device__ void run(Sums& sums, int chunk, int last) {
+  __device__ __forceinline__ void run(Sums& sums, int chunk, int last) {
     if (chunk >= last) return;
     before_ = -1;
     wait();
@@ -47,24 +51,28 @@ class PackedMultiplier {
   }
 
  private:
+  using Format = typename Block::Format;
   static constexpr int kSets = Block::kSets, kUnitSteps = kUnitRows / 16;
+  static constexpr int kParts = Format::kParts;
   static constexpr int kBatchSteps = 2 / kPanels;  // two products to a batch
-  static constexpr int kBatches = kUnitSteps / kBatchSteps, kHalf = kBatches / 2;
+  static constexpr int kBatches = kUnitSteps / kBatchSteps, kPartBatches = kBatches / kParts;
   // Batches that may run while weights are made: with few warps two.
   static constexpr int kPending =
       Block::kLive == 1 && kPanels == 1 && Block::kThreads == 384 ? 2 : 1;
   static constexpr int kBuffers = kPending == 1 ? 2 : 4;  // of weights
-  static constexpr int kSetSteps = kUnitSteps / kSets, kHalfSets = kSets > 1 ? kSets / 2 : 1;
+  static constexpr int kSetSteps = kUnitSteps / kSets;
+  static constexpr int kPartSets = kSets > kParts ? kSets / kParts : 1;  // that begin in a part
   static_assert(kPanels == 1 || kPanels == 2);
 
-  int stages_, warp_, lane_;
+  int stages_, sets_, unit_bytes_, warp_, lane_;
   const uint8_t *tokens_, *words_;
   typename Block::Barriers& barriers_;
   Cursor at_;
   int before_;  // the stage before, whose last products may still run
   Pair w_[kBuffers][kBatchSteps][kPanels][4];
-  uint4 next_[kPanels], now_[kPanels];  // words of half a unit
-  UnitGroup<T> next_groups_[kHalfSets][kPanels], now_groups_[kHalfSets][kPanels], group_[kPanels];
+  uint4 next_[kPanels], now_[kPanels];  // words of a part
+  using Group = UnitGroup<T, Format>;
+  Group next_groups_[kPartSets][kPanels], now_groups_[kPartSets][kPanels], group_[kPanels];
 
   __device__ void wait() const {
     Full::wait(&barriers_.full[at_.stage], at_.phase);
@@ -73,40 +81,45 @@ class PackedMultiplier {
   // Every lane for itself, as Worker::release.
   __device__ void release(int stage) const { Empty::arrive(&barriers_.empty[stage]); }
 
-  __device__ void read(int half) {
+  // Whether sets begin in a part: the first does.
+  static constexpr bool begins_sets(int part) { return part * kSets % kParts == 0; }
+
+  __device__ __forceinline__ void read(int part) {
 #pragma unroll
     for (int j = 0; j < kPanels; ++j) {
-      const uint8_t* unit = words_ + at_.stage * Block::kWordBytes + j * Block::kUnitBytes;
-      next_[j] = *unit_words(unit, half, warp_, lane_);
-      if (kSets == 1 && half == 1) continue;
+      const uint8_t* unit = words_ + at_.stage * Block::kWordBytes + j * unit_bytes_;
+      next_[j] = *unit_words(unit, part, warp_, lane_);
+      if (!begins_sets(part)) continue;
 #pragma unroll
-      for (int s = 0; s < kHalfSets; ++s) {
-        next_groups_[s][j].read(unit, half * kHalfSets + s, warp_, lane_);
+      for (int s = 0; s < kPartSets; ++s) {
+        const int set = part * kSets / kParts + s;
+        next_groups_[s][j].read(unit, kSets == 1 ? 0 : set * sets_ / kSets, warp_, lane_);
       }
     }
   }
-  __device__ void take(int half) {
+  __device__ __forceinline__ void take(int part) {
 #pragma unroll
     for (int j = 0; j < kPanels; ++j) {
       now_[j] = next_[j];
-      if (kSets == 1 && half == 1) continue;
+      if (!begins_sets(part)) continue;
 #pragma unroll
-      for (int s = 0; s < kHalfSets; ++s) now_groups_[s][j] = next_groups_[s][j];
+      for (int s = 0; s < kPartSets; ++s) now_groups_[s][j] = next_groups_[s][j];
     }
   }
   // A batch's weights.
-  __device__ void make(int batch) {
+  __device__ __forceinline__ void make(int batch) {
 #pragma unroll
     for (int i = 0; i < kBatchSteps; ++i) {
       const int step = batch * kBatchSteps + i;
 #pragma unroll
       for (int j = 0; j < kPanels; ++j) {
         if (step % kSetSteps == 0) {
-          group_[j] = now_groups_[step / kSetSteps % kHalfSets][j];
+          group_[j] = now_groups_[step / kSetSteps % kPartSets][j];
           group_[j].lift();
         }
-        const uint32_t of_step[4] = {now_[j].x, now_[j].y, now_[j].z, now_[j].w};
-        group_[j].weights(w_[batch % kBuffers][i][j], of_step[step % 4]);
+        const uint32_t of_part[4] = {now_[j].x, now_[j].y, now_[j].z, now_[j].w};
+        const uint32_t* of_step = of_part + step % Format::kPartSteps * Format::kStepWords;
+        group_[j].weights(w_[batch % kBuffers][i][j], of_step);
       }
     }
   }
@@ -126,38 +139,47 @@ class PackedMultiplier {
     return kUpper | address;
   }
 
+  // A batch's products, and the weights of the one that follows. kBatch is a template's, not a
+  // loop's: nvcc leaves some such loops as they are, and weights in local memory.
+  template <int kBatch, class IsLast>
+  __device__ __forceinline__ void multiply_batch(Sums& sums, uint32_t tokens, IsLast is_last) {
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int i = 0; i < kBatchSteps; ++i) {
+      const int step = kBatch * kBatchSteps + i;  // 16 rows of K are 32 bytes of a token
+      const uint64_t of_step = with_address(tokens + step / 4 * (kTokens * 8) + step % 4 * 2);
+#pragma unroll
+      for (int j = 0; j < kPanels; ++j) {
+        multiply_add_async<T, kTokens>(sums[j], w_[kBatch % kBuffers][i][j], of_step);
+      }
+    }
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<kPending>();
+    if (kBatch == kPending - 1 && before_ >= 0) release(before_);
+    constexpr int kNext = (kBatch + 1) % kBatches, kPart = kNext / kPartBatches;
+    constexpr bool kBegins = kNext % kPartBatches == 0, kEnds = kPart == kParts - 1;
+    if constexpr (!is_last || kNext != 0) {
+      if constexpr (kBegins) take(kPart);
+      make(kNext);
+      if constexpr (kBegins && !(is_last && kEnds)) {
+        if constexpr (kEnds) {
+          at_.advance(stages_);
+          wait();
+        }
+        read(kEnds ? 0 : kPart + 1);
+      }
+    }
+  }
+
   template <class IsLast>
-  __device__ void multiply_stage(Sums& sums, IsLast is_last) {
+  __device__ __forceinline__ void multiply_stage(Sums& sums, IsLast is_last) {
     const int stage = at_.stage;
     const uint64_t whole = descriptor(tokens_ + stage * Block::kTokenBytes);
     const uint32_t tokens = __shfl_sync(~0u, static_cast<uint32_t>(whole), 0);
     fence(sums);
-#pragma unroll
-    for (int batch = 0; batch < kBatches; ++batch) {
-      cute::warpgroup_arrive();
-#pragma unroll
-      for (int i = 0; i < kBatchSteps; ++i) {
-        const int step = batch * kBatchSteps + i;  // 16 rows of K are 32 bytes of a token
-        const uint64_t of_step = with_address(tokens + step / 4 * (kTokens * 8) + step % 4 * 2);
-#pragma unroll
-        for (int j = 0; j < kPanels; ++j) {
-          multiply_add_async<T, kTokens>(sums[j], w_[batch % kBuffers][i][j], of_step);
-        }
-      }
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<kPending>();
-      if (batch == kPending - 1 && before_ >= 0) release(before_);
-      if (is_last && batch == kBatches - 1) break;
-      const int following = (batch + 1) % kBatches;
-      if (following % kHalf == 0) take(following / kHalf);
-      make(following);
-      if (following % kHalf != 0 || (is_last && following == kHalf)) continue;
-      if (following == kHalf) {
-        at_.advance(stages_);
-        wait();
-      }
-      read(following == kHalf ? 0 : 1);
-    }
+    [&]<int... kBatch>(std::integer_sequence<int, kBatch...>) {
+      (multiply_batch<kBatch>(sums, tokens, is_last), ...);
+    }(std::make_integer_sequence<int, kBatches>{});
     before_ = stage;
     fence(sums);
   }

@@ -1,9 +1,10 @@
-// Stores of the int4 kernels: sums of neighbouring channels into D, and what other blocks of a
+// Stores of the lowbit kernels: sums of neighbouring channels into D, and what other blocks of a
 // cluster have.
 #pragma once
 
 #include <type_traits>
 
+#include "cuda/common/activate.cuh"
 #include "cuda/common/formats.cuh"
 
 namespace scaled_mm::cuda::sm90::lowbit {
@@ -21,7 +22,7 @@ __device__ void store_narrow(uint16_t* to, const float (&x)[kCount]) {
   *reinterpret_cast<Bits*>(to) = *reinterpret_cast<const Bits*>(bits);
 }
 
-// Four channels of D, with the bias.
+// Four channels of D, with the bias, activated.
 template <class T, class Params>
 __device__ void store_quad(const Params& p, int token, int channel, const float4& sum) {
   float x[4] = {sum.x, sum.y, sum.z, sum.w};
@@ -29,7 +30,28 @@ __device__ void store_quad(const Params& p, int token, int channel, const float4
 #pragma unroll
     for (int c = 0; c < 4; ++c) x[c] += load_float(p.bias, 0, channel + c);
   }
+  activate(x, p.activation);
   store_narrow<T>(p.d + int64_t{token} * p.n + channel, x);
+}
+
+// Of all sums of a lane, in place. They pass through the first registers, a few at a time: code for
+// every one of them would be large.
+template <int kCount>
+__device__ void activate_sums(float (&sums)[kCount], LowbitActivation activation) {
+  if (activation == LowbitActivation::none) return;
+  constexpr int kAtOnce = kCount < 8 ? kCount : 8;
+  static_assert(kCount % kAtOnce == 0);
+#pragma unroll 1
+  for (int done = 0; done < kCount; done += kAtOnce) {
+    float now[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) now[i] = sums[i];
+    activate(now, activation);
+#pragma unroll
+    for (int i = 0; i < kCount - kAtOnce; ++i) sums[i] = sums[i + kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sums[kCount - kAtOnce + i] = now[i];
+  }
 }
 
 // What the rank-th block of the cluster has at the address of shared memory.

@@ -200,14 +200,6 @@ double busy_us(const Packed& tile, const LowbitProblem::Size& size, const Packed
          double(ceil_div(plan.units(), plan.blocks)) * chunk_us;
 }
 
-// What no kernel here takes.
-std::string refuse_weight(const LowbitProblem::Size& size, const Machine& machine) {
-  if (size.bits != 4 || size.zero_point != ZeroPoint::integer) {
-    return cat("takes 4 bits with integer zero points, got ", size.bits, " bits");
-  }
-  return refuse_machine(machine);
-}
-
 }  // namespace
 
 std::string Stream::describe(const LowbitProblem::Size& size, const Machine& machine) const {
@@ -218,6 +210,8 @@ std::string Stream::describe(const LowbitProblem::Size& size, const Machine& mac
 
 std::string Stream::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
   if (size.packing != Packing::awq) return "takes AWQ's words, not packed ones";
+  if (size.zero_point != ZeroPoint::integer) return "takes integer zero points only";
+  if (size.activated) return "has no activations";
   if (size.k == 0) return "has nothing to load when K is 0";
   if (size.k % kDepth) {
     return cat("does not take the shape: K=", size.k, " is no multiple of ", kDepth);
@@ -226,7 +220,7 @@ std::string Stream::refuse(const LowbitProblem::Size& size, const Machine& machi
   if (size.group % kDepth && size.group != kDepth / 2) {
     return cat("does not take the shape: groups of ", size.group, ", not 32 or a multiple of 64");
   }
-  return refuse_weight(size, machine);
+  return refuse_machine(machine);
 }
 
 Prediction Stream::predict(const LowbitProblem::Size& size, const Machine& machine) const {
@@ -246,8 +240,9 @@ std::string Packed::describe(const LowbitProblem::Size& size, const Machine& mac
 }
 
 std::string Packed::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
-  if (size.packing != Packing::units) return "takes packed words (pack_awq)";
-  return refuse_weight(size, machine);
+  if (size.packing != Packing::units) return "takes packed units";
+  if (size.bits != bits) return cat("takes ", bits, " bits, got ", size.bits);
+  return refuse_machine(machine);
 }
 
 Prediction Packed::predict(const LowbitProblem::Size& size, const Machine& machine) const {
@@ -260,8 +255,8 @@ std::string Dense::describe(const LowbitProblem::Size&, const Machine&) const {
   return "dequantises W to memory, then a dense product";
 }
 
-std::string Dense::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
-  return refuse_weight(size, machine);
+std::string Dense::refuse(const LowbitProblem::Size&, const Machine& machine) const {
+  return refuse_machine(machine);
 }
 
 Prediction Dense::predict(const LowbitProblem::Size& size, const Machine& machine) const {

@@ -1,0 +1,185 @@
+"""What `scaled-mm bench --mixed` compares: weights of 4 and 8 bits beside 16-bit activations, and
+every way to compute a product with one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import ops, reference
+from .awq import AWQ_CONTENDERS
+from .cases import CHECKED_ROWS, Judgement, judged, spread
+from .contenders import Contender, Route, Unsupported
+
+SCHEMES = {"w8a16": 8, "w4a16": 4}
+"""Bits of the weight; zero points there are none."""
+
+
+@dataclass(frozen=True)
+class MixedCase:
+    """One product with its operands: values equally often, scales that bring D near 1.
+
+    A scale has 4 significant bits for four bits of q and is a power of two for eight, so that no
+    weight is rounded: who scales the sums, as torch's int8 op does, multiplies by the very same.
+    """
+
+    x: Tensor  # float16 or bfloat16 [M, K]
+    q: Tensor  # int8 [K, N]
+    scales: Tensor  # [K/G, N]
+    bits: int
+    _expected: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    int8_operations: ClassVar[float] = 2.0  # a product of 16-bit floats takes the time of two
+
+    @property
+    def mkn(self) -> tuple[int, int, int]:
+        return len(self.x), *self.q.shape
+
+    @property
+    def group(self) -> int:
+        return len(self.q) // len(self.scales)
+
+    @property
+    def operations(self) -> int:
+        return 2 * math.prod(self.mkn)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.q.numel() * self.bits // 8 + self.scales.numel() * self.scales.itemsize
+
+    def bytes_moved(self) -> int:
+        """Weight and x once, and D."""
+        m, k, n = self.mkn
+        return self.weight_bytes + m * (k + n) * self.x.itemsize
+
+    def facts(self) -> dict[str, int]:
+        """What the result says of the case."""
+        sizes = dict(zip("mkn", self.mkn, strict=True))
+        return {**sizes, "bytes": self.bytes_moved(), "weight_bytes": self.weight_bytes}
+
+    def packed(self) -> ops.MixedWeight:
+        return ops.pack_weight(self.q, self.scales, bits=self.bits)
+
+    def dequantized(self) -> Tensor:
+        return self.packed().dequantize()
+
+    def judge(self, out: Tensor, most: int) -> Judgement:
+        """Compares a sample with the exact product: within the bound that mixed_mm keeps, a peer
+        within 16 times that, or wrong."""
+        _, k, n = self.mkn
+        rows, columns = spread(len(self.x), CHECKED_ROWS), spread(n, max(1, most // max(1, k)))
+        if most not in self._expected:  # one for all contenders
+            weight = (self.q[:, columns].cpu(), self.scales[:, columns].cpu())
+            self._expected[most] = reference.mixed_mm_bound(self.x[rows].cpu(), *weight)
+        exact, bound = self._expected[most]
+        return judged(out[rows][:, columns], exact, bound)
+
+
+def make_mixed_case(
+    scheme: str, m: int, k: int, n: int, group: int, dtype: torch.dtype, device: str = "cpu"
+) -> MixedCase:
+    """`group`: 0 for one scale per channel."""
+    group = group or k
+    if k % group:
+        raise ValueError(f"--weight must be of multiples of the group, got {k}x{n}, {group}")
+    bits = SCHEMES[scheme]
+    random = torch.Generator(device).manual_seed(0)
+
+    def integers(most: int, *shape: int) -> Tensor:
+        return torch.randint(most, shape, generator=random, device=device, dtype=torch.uint8)
+
+    size = round(math.log2(1 / math.sqrt(k))) - bits
+    of_group = integers(8, k // group, n)
+    steps = 2.0 ** (of_group % 2) if bits == 8 else 1 + of_group / 8
+    scales = (2.0**size * steps).to(dtype)
+    q = (integers(1 << bits, k, n).short() - (1 << bits - 1)).to(torch.int8)
+    x = torch.randn(m, k, generator=random, device=device).to(dtype)
+    return MixedCase(x, q, scales, bits)
+
+
+# ---- The contenders ------------------------------------------------------------------------------
+
+
+def _ours(case: MixedCase) -> Route:
+    packed = case.packed()
+
+    def weight() -> ops.MixedWeight:
+        return copied(packed)
+
+    return Route(case.x, weight, ops.mixed_mm, case.bits / 8)
+
+
+def copied(weight: ops.MixedWeight) -> ops.MixedWeight:
+    return ops.MixedWeight(**{**vars(weight), "data": weight.data.clone()})
+
+
+def _dense(case: MixedCase) -> Route:
+    weight = case.dequantized().t().contiguous()
+    return Route(case.x, weight.clone, torch.nn.functional.linear, weight.itemsize)
+
+
+def _dequantize_and_mm(case: MixedCase) -> Route:
+    packed = case.packed()
+
+    def run(x: Tensor, weight: ops.MixedWeight) -> Tensor:
+        return x @ weight.dequantize()
+
+    return Route(case.x, lambda: copied(packed), run, case.bits / 8)
+
+
+def _int8pack(case: MixedCase) -> Route:
+    if case.bits != 8 or len(case.scales) != 1:
+        raise Unsupported("8 bits per channel only")
+    q, scales = case.q.t().contiguous(), case.scales[0]
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(x, weight, scales)
+
+    return Route(case.x, q.clone, run, 1)
+
+
+def _int4pack(case: MixedCase) -> Route:
+    """torch's W is (q - 8) s + z, of nibbles q."""
+    on_gpu = case.x.is_cuda
+    if case.bits != 4:
+        raise Unsupported("4 bits only")
+    if on_gpu and case.x.dtype != torch.bfloat16:
+        raise Unsupported("bfloat16 only")
+    group = case.group
+    if group not in (32, 64, 128, 256):
+        raise Unsupported("groups of 32, 64, 128 or 256 only")
+    q = (case.q.t() + 8).to(torch.uint8).contiguous()
+    scales_and_zeros = torch.stack([case.scales, torch.zeros_like(case.scales)], -1)
+    if on_gpu:  # two to a byte, the first in the upper half
+        packed = torch._convert_weight_to_int4pack(q[:, ::2] << 4 | q[:, 1::2], 8)
+    else:
+        packed = torch._convert_weight_to_int4pack_for_cpu(q.int(), 8)
+    mm = torch._weight_int4pack_mm if on_gpu else torch._weight_int4pack_mm_for_cpu
+
+    def run(x: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
+        return mm(x, weight[0], group, weight[1])
+
+    return Route(case.x, lambda: (packed.clone(), scales_and_zeros.clone()), run, 0.5)
+
+
+_BOTH = ("cpu", "cuda")
+_PREPARE: dict[str, tuple[str, Callable[[Any], Route]]] = {
+    "dense mm": ("linear, the dense weight of the same dtype", _dense),
+    "dequantize + mm": ("MixedWeight.dequantize, then torch's matmul", _dequantize_and_mm),
+    "int8pack mm": ("torch._weight_int8pack_mm, per channel", _int8pack),
+    "int4pack mm": ("torch._weight_int4pack_mm, its own packing", _int4pack),
+}
+MIXED_CONTENDERS = {
+    scheme: (
+        Contender(scheme, "scaled_mm.mixed_mm", _ours, _BOTH, ours=True),
+        *(Contender(name, *what, _BOTH) for name, what in _PREPARE.items()),
+    )
+    for scheme in SCHEMES
+}
+"""What takes part, by scheme, in the order of the tables."""
+LOWBIT_CONTENDERS = {**AWQ_CONTENDERS, **MIXED_CONTENDERS}
+"""The same by what is timed: an int4 op, or a scheme of mixed_mm."""

@@ -1,0 +1,73 @@
+"""`scaled-mm bench --mixed`: results and verdicts; no time is looked at."""
+
+import json
+
+import pytest
+import torch
+
+from scaled_mm import bench, cli
+from scaled_mm.bench.measure import LowbitSettings, Measurement, judge
+from scaled_mm.bench.mixed import MIXED_CONTENDERS, make_mixed_case
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("scheme", "group"), [("w8a16", 0), ("w4a16", 32), ("w8a16", 64)])
+def test_every_contender_computes_the_product(scheme, group, dtype):
+    settings = LowbitSettings(scheme, group, dtype, rounds=1)
+    result = bench.run([(2, 128, 64), (5, 128, 64)], settings)
+    for case in result["results"]:
+        assert [route["name"] for route in case["routes"]] == [
+            contender.name for contender in MIXED_CONTENDERS[scheme]
+        ]
+        ours, *peers = case["routes"]
+        assert ours["verdict"] in ("exact", "bound")
+        assert ours[f"times_{scheme}"] == 1
+        able = [route for route in peers if "only" not in route["verdict"]]
+        assert len(able) == (2 if (scheme, group) == ("w8a16", 64) else 3)
+        for route in able:
+            assert route["verdict"] in ("exact", "bound", "rounding"), route
+    text = bench.markdown(json.loads(json.dumps(result)))
+    groups = f"groups of {group}" if group else "per channel"
+    assert f"**K=128 N=64, {scheme}, {groups}, {dtype}, weights cold**" in text
+    assert f"| {scheme} / best right |" in text
+
+
+def test_verdicts():
+    case = make_mixed_case("w8a16", 20, 64, 48, 0, torch.float16)
+    exact = (case.x.double() @ case.dequantized().double()).half()
+
+    def verdict(out):
+        entry = Measurement("it")
+        judge(entry, case, out)
+        return entry.verdict
+
+    assert verdict(exact) == "exact"
+    exact[-1, -1] += 1  # the corners belong to the sample
+    assert verdict(exact) == "wrong"
+
+
+def test_bytes_moved():
+    case = make_mixed_case("w4a16", 3, 64, 48, 32, torch.float16)
+    words = 64 * 48 // 2 + 2 * 48 * 2  # q, scales
+    assert case.facts() == {
+        "m": 3,
+        "k": 64,
+        "n": 48,
+        "bytes": words + 2 * 3 * (64 + 48),
+        "weight_bytes": words,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mixed", "w2a16"], "--mixed must be one of w8a16, w4a16, got w2a16"),
+        (["--mixed", "w8a16", "--awq"], "--awq must be given without --mixed, got both"),
+        (["--mixed", "w4a16", "--epilogue", "azp"], "--epilogue must be left out"),
+        (["--awq", "--group", "0"], "--group must be at least 1 with --awq, got 0"),
+        (["--mixed", "w4a16", "--shape", "1x100x64"], "--weight must be of multiples of the group"),
+    ],
+)
+def test_refused(arguments, message, capsys):
+    assert cli.main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
