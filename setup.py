@@ -137,14 +137,21 @@ def arch_list(library: str, archs: list[str]) -> str:
 TOGETHER = 4  # lines to a file, of kinds that arch folders share: most of its time goes to headers
 
 
-def kernel_stubs(arch: str) -> list[str]:
-    """Translation units for the lines `KERNEL(name, Kind, ...)` of the arch's tables.
+def kernel_stubs(arch: str) -> dict[str, list[str]]:
+    """Translation units for the lines `KERNEL(name, Kind, ...)` of the arch's tables, of each
+    FAMILY_kind.
 
     For a line of FAMILY.table one includes FAMILY_kind.h of the arch, with SCALED_MM_KERNEL_NAME
     defined as the name. Where the arch has none, it is mma_sync's, for TOGETHER lines of a kind at
     a time, with SCALED_MM_KERNEL_NAMES defined, behind the arch.h.
     """
-    cuda, texts = ROOT / "csrc/cuda", {}
+    cuda, found, stubs = ROOT / "csrc/cuda", {}, ROOT / "build/stubs" / arch
+
+    def add(header: str, stem: str, text: str) -> None:
+        path = stubs / f"{stem}.cu"
+        write_if_new(path, text)
+        found.setdefault(header, []).append(str(path.relative_to(ROOT)))
+
     for table in sorted((cuda / arch).glob("*.table")):
         names: dict[str, list[str]] = {}
         lines = re.findall(r"^KERNEL\((\w+),\s*(\w+)", table.read_text(), re.MULTILINE)
@@ -153,20 +160,18 @@ def kernel_stubs(arch: str) -> list[str]:
         for header, all_names in names.items():
             if (cuda / arch / f"{header}.h").is_file():
                 for name in all_names:
-                    texts[f"{table.stem}_{name}"] = (
-                        f'#define SCALED_MM_KERNEL_NAME {name}\n#include "cuda/{arch}/{header}.h"\n'
-                    )
+                    include = f'#include "cuda/{arch}/{header}.h"\n'
+                    text = f"#define SCALED_MM_KERNEL_NAME {name}\n{include}"
+                    add(header, f"{table.stem}_{name}", text)
                 continue
             for i in range(0, len(all_names), TOGETHER):
                 calls = " ".join(f"X({name})" for name in all_names[i : i + TOGETHER])
-                texts[f"{header}_{i // TOGETHER}"] = (
+                text = (
                     f"#define SCALED_MM_KERNEL_NAMES(X) {calls}\n"
                     f'#include "cuda/{arch}/arch.h"\n#include "cuda/mma_sync/{header}.h"\n'
                 )
-    stubs = {ROOT / "build/stubs" / arch / f"{stem}.cu": text for stem, text in texts.items()}
-    for stub, text in stubs.items():
-        write_if_new(stub, text)
-    return [str(stub.relative_to(ROOT)) for stub in stubs]
+                add(header, f"{header}_{i // TOGETHER}", text)
+    return found
 
 
 def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> CppExtension:
@@ -201,8 +206,12 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
         ("common", sources("csrc/cuda/*.cu", "csrc/cuda/common/*.cu"), everywhere)
     ]
     for arch, options in targets.items():
-        code = sources(f"csrc/cuda/{arch}/*.cu") + kernel_stubs(arch)
-        library.device_code.append((arch, code, [*options, *headers]))
+        by_options = {tuple(options): sources(f"csrc/cuda/{arch}/*.cu")}
+        for kind, code in kernel_stubs(arch).items():
+            by_options.setdefault(cuda_build.gencode_of(kind, options), []).extend(code)
+        for own, code in by_options.items():
+            group = arch if own == tuple(options) else own[0].rpartition("code=")[2]
+            library.device_code.append((group.replace("_", ""), code, [*own, *headers]))
     return library
 
 

@@ -20,9 +20,35 @@ MUTANTS = [
         "csrc/cuda/mma_sync/model.h",
         "test_explain test_archs",
         {
-            "grid-of-more-than-65535": ("kMaxGridY = 65535;", "kMaxGridY = int64_t{1} << 40;"),
-            "more-shared-memory-than-there-is": ("bytes > has) {", "bytes > 2 * has) {"),
+            "more-shared-memory-than-there-is": (
+                "const int bytes = block_bytes(*this); bytes > has) {",
+                "const int bytes = block_bytes(*this); bytes > 2 * has) {",
+            ),
+            "ring-of-units-without-room": (
+                "has = shared_bytes(machine.capability); bytes > has) {",
+                "has = shared_bytes(machine.capability); bytes > 2 * has) {",
+            ),
+            "units-from-words": ("if (size.packing != Packing::units) return", "if (false) return"),
+            "slices-of-units-too-short": ("size.k / (4 * kUnitRows)", "size.k / kUnitRows"),
         },
+    ),
+    *of(
+        "csrc/cuda/sm100/model.cpp",
+        "test_archs",
+        {
+            "int8-of-tcgen05-on-every-blackwell": ("machine.capability != 100", "false"),
+            "tcgen05-without-whole-vectors": ("size.n % 4 != 0", "size.n % 2 != 0"),
+        },
+    ),
+    *of(
+        "csrc/cuda/sm100/int8.table",
+        "test_archs",
+        {"tcgen05-chosen-unseen": ("1000000,  1.00)", "6.5,  1.00)")},
+    ),
+    *of(
+        "tools/cuda_build.py",
+        "test_build",
+        {"tcgen05-for-the-family": ('NARROW = {"int8_tcgen05": "100a"}', "NARROW = {}")},
     ),
     *of(
         "csrc/cuda/mma_sync/kinds.h",

@@ -51,7 +51,10 @@ def test_served(capability: int) -> None:
     assert _library.arch_of_sources(capability) == SERVED[capability]
 
 
-@pytest.mark.parametrize("arch", MMA_SYNC)
+OWN_KINDS = {"sm100": "int8_tcgen05.h"}  # of kernel, besides those of mma.sync
+
+
+@pytest.mark.parametrize("arch", [arch for arch in MMA_SYNC if arch not in OWN_KINDS])
 def test_an_arch_folder_is_numbers(arch: str) -> None:
     """Four files, which differ from sm80's in names, numbers and comments."""
 
@@ -77,7 +80,7 @@ def test_rows_fit_the_shared_memory(capability: int) -> None:
         if (tile := re.search(r"needs (\d+) bytes of shared memory", kernel.reason))
     }
     assert all(bytes_ > 1024 * SHARED[capability] for bytes_ in wanted.values())
-    assert wanted.keys() == refused(found).keys()
+    assert wanted.keys() == {x for x in refused(found) if not x.startswith("tcgen05_")}
     if SERVED[capability] == f"sm{capability}":
         assert not wanted
 
@@ -108,6 +111,51 @@ def test_int4_is_served(capability: int) -> None:
     for m in (1, 64, 4096):
         found = explain_awq(m, 4096, 4096, device=gpu(capability))
         assert found.chosen is not None and "dequantises W" in found.chosen.what
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_packed_weights_are_multiplied_as_they_are_by_few_tokens(capability: int) -> None:
+    """Every kernel for them has room on its folder's own GPU."""
+    device = gpu(capability)
+    for m in (1, 16, 64):
+        found = explain_awq(m, 4096, 4096, device=device, packed=True)
+        assert found.chosen is not None and "packed units" in found.chosen.what
+    words = refused(explain_awq(1, 4096, 4096, device=device))
+    assert {name for name in words if "packed in units" in words[name]} == {
+        kernel.name for kernel in found.kernels if kernel.name.startswith("units_")
+    }
+    if SERVED[capability] == f"sm{capability}":
+        assert not refused(found)
+
+
+def test_turing_has_a_kernel_for_bfloat16() -> None:
+    """Its tensor cores have none; test_cuda_awq.py runs it."""
+    found = explain_awq(16, 4096, 4096, device=DEVICES["T4"])
+    assert [k.name for k in found.kernels if "float32 multiply-adds" in k.what] == ["simt_64"]
+    assert found.chosen is not None and found.chosen.name != "simt_64"
+
+
+def test_tcgen05_waits_to_be_asked_for() -> None:
+    """Not run anywhere yet: on 10.0 there, forced or tuned; on 10.3, which has no int8, refused."""
+    for m in (1, 256, 8192):
+        found = explain(m, 8192, 8192, device=gpu(100))
+        assert found.chosen is not None and not found.chosen.name.startswith("tcgen05_")
+        there = [k for k in found.kernels if k.name.startswith("tcgen05_")]
+        assert len(there) == 2 and all(k.predicted_us is not None for k in there)
+    for device, n, words in ((gpu(103), 8192, "10.0"), (gpu(100), 8190, "multiple of 4")):
+        reasons = refused(explain(256, n, 8192, device=device))
+        assert {name for name in reasons if words in reasons[name]} == {k.name for k in there}
+
+
+def test_units_are_cut_where_blocks_are_few() -> None:
+    """K in as many slices as are worth starting."""
+    what = {k: explain_awq(1, 1024, k, device=DEVICES["A100"], packed=True) for k in (1024, 14336)}
+    slices = {
+        k: re.search(r"K in (\d) slices", found.chosen.what if found.chosen else "")
+        for k, found in what.items()
+    }
+    assert slices[14336] and int(slices[14336][1]) == 8
+    assert slices[1024] and int(slices[1024][1]) == 2
 
 
 def test_slices_of_k() -> None:

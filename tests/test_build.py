@@ -273,3 +273,11 @@ def test_headers_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (include.parent / "lib").exists()
     monkeypatch.setattr(compile_oldest, "download", None)
     assert compile_oldest.headers("9.8.7") == include
+
+
+def test_what_a_kind_is_compiled_for() -> None:
+    """As its folder, unless its instructions are not of the whole family."""
+    folder = cuda_build.gencode("sm100")
+    assert cuda_build.gencode_of("int8_multistage", folder) == tuple(folder)
+    narrow = cuda_build.gencode_of("int8_tcgen05", folder)
+    assert narrow == ("-gencode=arch=compute_100a,code=sm_100a",)

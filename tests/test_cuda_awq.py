@@ -35,14 +35,15 @@ pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 WEIGHT = ("qweight", "scales", "qzeros")
 ARMS = ["", *kernels("lowbit")]
 PACKED = "packed"
-"""Of the names of arms that take a packed weight; alone: the one that is chosen for it."""
-ALL_ARMS = [*ARMS, *([] if ON_CPU else [PACKED, f"{PACKED} sm90/dense"])]
+"""Of arms that take both, before the name: a packed weight. Alone: the arm that is chosen for it."""
+DENSE = [arm for arm in ARMS if "dense" in arm]
+ALL_ARMS = [*ARMS, *([] if ON_CPU else [PACKED, *(f"{PACKED} {arm}" for arm in DENSE)])]
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def for_arm(arm: str, operands: dict[str, Any]) -> dict[str, Any]:
     """The operands as the arm takes them."""
-    if PACKED not in arm:
+    if PACKED not in arm and "/units_" not in arm:
         return operands
     rest = {name: x for name, x in operands.items() if name not in WEIGHT}
     return {**rest, "qweight": scaled_mm.pack_awq(*(operands[name] for name in WEIGHT))}

@@ -7,6 +7,7 @@ such folder wins. Its code is compiled for
     below 90   sm_XX                     runs on every later device of the major version
     90         sm_90a                    wgmma and TMA; on 9.0 alone, and there is no other 9.x
     from 100   sm_XXf, of its family     tcgen05 and block scaling; 10.0 and 10.3, 12.0 and 12.1
+    a kind of NARROW                     what it says: an instruction that not all of a family have
 
 A family has one major version, and its code runs from XX on, so the rule above holds for it too.
 "+PTX" in TORCH_CUDA_ARCH_LIST adds compute_XX, which the driver compiles for any later device, of
@@ -80,6 +81,16 @@ def stand_in_by(capability: str | None) -> int | None:
     if not re.fullmatch(r"\d+\.\d", capability):
         raise SystemExit(f'SCALED_MM_STAND_IN must be like "9.0", got "{capability}"')
     return int(capability.replace(".", ""))
+
+
+NARROW = {"int8_tcgen05": "100a"}
+"""FAMILY_kind whose instructions only some GPUs of its folder have: what it is compiled for."""
+
+
+def gencode_of(kind: str, options: Sequence[str]) -> tuple[str, ...]:
+    """nvcc's options for a kind of kernel, of a folder with these."""
+    own = NARROW.get(kind)
+    return (f"-gencode=arch=compute_{own},code=sm_{own}",) if own else tuple(options)
 
 
 def targets(

@@ -24,7 +24,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,9 +75,12 @@ def build_toml(setup: ModuleType) -> dict[str, Any]:
         "cxx-flags": [*_flags(setup.HOST_FLAGS), "-DUSE_CUDA"],
         "cuda-flags": _flags(setup.DEVICE_FLAGS),
     }
-    for group, sources, _ in cuda.device_code:
-        capabilities = [_capability(arch) for arch in (archs if group == "common" else [group])]
-        kernels[group] = {**device, "cuda-capabilities": capabilities, "src": _places(sources)}
+    for group, sources, flags in cuda.device_code:
+        kernels[group] = {
+            **device,
+            "cuda-capabilities": _capabilities(flags),
+            "src": _places(sources),
+        }
     kernels["common"]["src"] += _places(cuda.sources)
     return {
         "general": {
@@ -110,12 +113,10 @@ def _flags(flags: list[str]) -> list[str]:
     return [flag for flag in flags if not flag.startswith(NOT_A_FLAG)]
 
 
-def _capability(arch: str) -> str:
-    """sm80 -> 8.0, sm90 -> 9.0a, sm100 -> 10.0f; what compute_XX is in nvcc's options."""
-    (option,) = load_setup().cuda_build.gencode(arch)
-    number = re.search(r"code=sm_(\d+)(\d)([af]?)$", option)
-    assert number
-    return f"{number[1]}.{number[2]}{number[3]}"
+def _capabilities(flags: Iterable[str]) -> list[str]:
+    """What nvcc's options compile for: sm_80 is 8.0, sm_90a is 9.0a, sm_100f is 10.0f."""
+    found = (re.search(r"code=sm_(\d+)(\d)([af]?)$", flag) for flag in flags)
+    return [f"{m[1]}.{m[2]}{m[3]}" for m in found if m]
 
 
 def as_toml(tables: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,7 +1,7 @@
 // The vocabulary of an epilogue: what is left to compute once the int32 accumulator of one element
 // D[m, n] stands. An epilogue is a type built from these words; it has no code of its own. Each
-// backend lowers the type to code once (cpu/lower.h, cuda/common/lower.cuh, cuda/cutlass3/lower.h,
-// cuda/cutlass2/lower.h). Everything else about an epilogue is read off the type: `required`, the
+// backend lowers the type to code once (cpu/lower.h, cuda/common/lower.cuh, cuda/cutlass3/lower.h).
+// Everything else about an epilogue is read off the type: `required`, the
 // operands that it needs; `accepted`, those that it reads when they are given; `activation`, the
 // attribute that asks for it.
 #pragma once

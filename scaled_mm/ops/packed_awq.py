@@ -78,7 +78,7 @@ torch.export.register_dataclass(PackedAWQ, serialized_type_name="scaled_mm.Packe
 def pack_awq(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> PackedAWQ:
     """Lays an int4 weight out the way the kernels read it best, once for many products.
 
-    On a GPU of compute capability 9.0 a weight whose groups are of a multiple of 32 rows becomes
+    On a GPU a weight whose groups are of a multiple of 32 rows becomes
     units of 64 channels by 128 rows, each with its scales and zero points, in the order of the
     tensor cores' registers (docs/lowbit.md); K is padded to whole units, N too. Elsewhere the three
     tensors lie one behind the other.

@@ -58,7 +58,21 @@ struct Pairs<__nv_bfloat16> {
   }
   static __device__ Pair subtract(Pair a, Pair b) { return of(__hsub2(as(a), as(b))); }
   static __device__ Pair multiply(Pair a, Pair b) { return of(__hmul2(as(a), as(b))); }
-  static __device__ Pair fma(Pair a, Pair b, Pair c) { return of(__hfma2(as(a), as(b), as(c))); }
+  // Rounded once, too, where there is no instruction: in float32 to odd first, which has enough bits
+  // more that the second rounding is that of the exact value.
+  static __device__ Pair fma(Pair a, Pair b, Pair c) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    const auto one = [](uint32_t x, uint32_t y, uint32_t z) {  // each in the upper half
+      const float u = __uint_as_float(x), v = __uint_as_float(y), w = __uint_as_float(z);
+      const uint32_t odd = __fmaf_rd(u, v, w) != __fmaf_ru(u, v, w);
+      return __float2bfloat16_rn(__uint_as_float(__float_as_uint(__fmaf_rz(u, v, w)) | odd));
+    };
+    return of(__halves2bfloat162(one(a << 16, b << 16, c << 16),
+                                 one(a & 0xffff0000, b & 0xffff0000, c & 0xffff0000)));
+#else
+    return of(__hfma2(as(a), as(b), as(c)));
+#endif
+  }
 };
 
 // Eight nibbles of a word. Pair i is of nibbles i and i + 4, which AWQ's order makes neighbours:

@@ -1,5 +1,4 @@
-// The operations of the vocabulary on CUTLASS's fragments, for the visitor trees of both
-// generations.
+// The operations of the vocabulary on CUTLASS's fragments, for visitor trees.
 #pragma once
 
 #include <cutlass/array.h>

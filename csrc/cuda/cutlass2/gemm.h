@@ -1,105 +1,25 @@
-// A CUTLASS 2.x GEMM with one of the library's epilogues: A [M, K] row-major times B [K, N], D [M,
-// N] row-major; mma.sync. int8 with int32 accumulators that wrap, 16-bit floats with float32 ones.
+// D = epilogue(A B) around a mainloop of CUTLASS 2.x: A [M, K] row-major, B [K, N], D [M, N]
+// row-major. int8 with int32 accumulators that wrap, 16-bit floats with float32 ones.
+//
+// CUTLASS's own epilogues go through shared memory in steps that wait for all threads, and load
+// operands first then. Here every warp goes by itself, and a tile's operands are loaded into shared
+// memory while the first stages are on their way (docs/mma_sync.md, "What was tried").
 #pragma once
 
 #include <cutlass/cutlass.h>
-#include <cutlass/device_kernel.h>
-#include <cutlass/gemm/kernel/default_gemm_universal_with_visitor.h>
+
+#include <cutlass/gemm/threadblock/default_mma.h>
+#include <cutlass/gemm/threadblock/default_mma_core_sm75.h>
+#include <cutlass/gemm/threadblock/default_mma_core_sm80.h>
 
 #include "cuda/common/device.h"
-#include "cuda/cutlass2/lower.h"
+#include "cuda/common/finish.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/cutlass2/multiplied.h"
+#include "cuda/mma_sync/activate.cuh"
+#include "integers.h"
 
 namespace scaled_mm::cuda::cutlass2 {
-
-// The operation of an MMA whose int32 sums wrap modulo 2^32. CUTLASS has only the one that
-// saturates.
-struct WrappingMultiplyAdd {};
-
-}  // namespace scaled_mm::cuda::cutlass2
-
-namespace cutlass::arch {
-
-using scaled_mm::cuda::cutlass2::WrappingMultiplyAdd;
-
-template <>
-struct Mma<gemm::GemmShape<16, 8, 32>, 32, int8_t, layout::RowMajor, int8_t, layout::ColumnMajor,
-           int, layout::RowMajor, WrappingMultiplyAdd> {
-  using Shape = gemm::GemmShape<16, 8, 32>;
-  using ElementA = int8_t;
-  using LayoutA = layout::RowMajor;
-  using FragmentA = Array<int8_t, 16>;
-  using ElementB = int8_t;
-  using LayoutB = layout::ColumnMajor;
-  using FragmentB = Array<int8_t, 8>;
-  using ElementC = int;
-  using LayoutC = layout::RowMajor;
-  using FragmentC = Array<int, 4>;
-  using Operator = WrappingMultiplyAdd;
-  using ArchTag = Sm80;
-
-  CUTLASS_DEVICE void operator()(FragmentC& d, const FragmentA& a, const FragmentB& b,
-                                 const FragmentC& c) const {
-    const auto* const x = reinterpret_cast<const uint32_t*>(&a);
-    const auto* const y = reinterpret_cast<const uint32_t*>(&b);
-    asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%10, %11, %12, %13};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]), "r"(c[0]), "r"(c[1]),
-          "r"(c[2]), "r"(c[3]));
-  }
-};
-
-template <>
-struct Mma<gemm::GemmShape<8, 8, 16>, 32, int8_t, layout::RowMajor, int8_t, layout::ColumnMajor,
-           int, layout::RowMajor, WrappingMultiplyAdd> {
-  using Shape = gemm::GemmShape<8, 8, 16>;
-  using ElementA = int8_t;
-  using LayoutA = layout::RowMajor;
-  using FragmentA = Array<int8_t, 4>;
-  using ElementB = int8_t;
-  using LayoutB = layout::ColumnMajor;
-  using FragmentB = Array<int8_t, 4>;
-  using ElementC = int;
-  using LayoutC = layout::RowMajor;
-  using FragmentC = Array<int, 2>;
-  using Operator = WrappingMultiplyAdd;
-  using ArchTag = Sm75;
-
-  CUTLASS_DEVICE void operator()(FragmentC& d, const FragmentA& a, const FragmentB& b,
-                                 const FragmentC& c) const {
-    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%4, %5};"
-                 : "=r"(d[0]), "=r"(d[1])
-                 : "r"(reinterpret_cast<const uint32_t&>(a)),
-                   "r"(reinterpret_cast<const uint32_t&>(b)), "r"(c[0]), "r"(c[1]));
-  }
-};
-
-}  // namespace cutlass::arch
-
-namespace scaled_mm::cuda::cutlass2 {
-
-// What is multiplied, and by which instruction: kMultistage: those of compute capability 8.0, else
-// those of 7.5.
-template <class T, bool kMultistage>
-struct Multiplied {  // of 16-bit floats
-  using Element = T;
-  using LayoutB = cutlass::layout::RowMajor;
-  using Accumulator = float;
-  using Operator = cutlass::arch::OpMultiplyAdd;
-  using ArchTag = std::conditional_t<kMultistage, cutlass::arch::Sm80, cutlass::arch::Sm75>;
-  using Instruction = cutlass::gemm::GemmShape<16, 8, kMultistage ? 16 : 8>;
-};
-template <bool kMultistage>
-struct Multiplied<int8_t, kMultistage> {
-  using Element = int8_t;
-  using LayoutB = cutlass::layout::ColumnMajor;
-  using Accumulator = int32_t;
-  using Operator = WrappingMultiplyAdd;
-  using ArchTag = std::conditional_t<kMultistage, cutlass::arch::Sm80, cutlass::arch::Sm75>;
-  using Instruction = std::conditional_t<kMultistage, cutlass::gemm::GemmShape<16, 8, 32>,
-                                         cutlass::gemm::GemmShape<8, 8, 16>>;
-};
 
 struct GemmArguments {
   int64_t m;
@@ -110,53 +30,215 @@ struct GemmArguments {
   const void* b;
   int64_t ldb;  // elements between columns of int8, rows of floats; as above
   const EpilogueOperand (&operands)[kNumOperands];
-  DType out_dtype;
-  void* d;         // without gaps
-  int slices = 1;  // of K, at most; if more than one, slice s writes its D to d + s M N
+  Destination to;
+  int slices = 1;  // of K, at most; if more than one, slice s writes its D to to.out.d + s M N
+  LowbitActivation activation = LowbitActivation::none;  // of 16-bit floats
+};
+
+template <class Mma>
+struct GemmParams {
+  int m, n, k;
+  int tiles_m, tiles_n;
+  int slice;  // elements of K that a slice has, a multiple of the tile's
+  typename Mma::IteratorA::Params a_params;
+  typename Mma::IteratorB::Params b_params;
+  typename Mma::IteratorA::Pointer a;
+  typename Mma::IteratorB::Pointer b;
+  EpilogueOperand operands[kNumOperands];
+  Destination to;
+  int64_t slice_elements;  // from D of a slice to that of the next
+  LowbitActivation activation;
 };
 
 // Tile, WarpTile: GemmShapes. kStages: of the ring in shared memory; 2 before compute capability
 // 8.0, which has no cp.async. kSwizzle: width of the bands in which tiles are visited.
-template <class E, class Of, class Tile, class WarpTile, int kStages, int kSwizzle>
+template <class E_, class Of, class Tile_, class WarpTile_, int kStages, int kSwizzle_>
 struct Gemm {
-  static constexpr int kVector = 16 / sizeof(typename Of::Element);
-  // Of float32, four at a time: one map of threads serves every dtype of D.
-  using ThreadMap =
-      cutlass::epilogue::threadblock::OutputTileThreadLayout<Tile, WarpTile, float, 4, 1>;
-  using Epilogue = StoredTree<E, ThreadMap>;
-  using Kernel = typename cutlass::gemm::kernel::DefaultGemmWithVisitor<
-      typename Of::Element, cutlass::layout::RowMajor, cutlass::ComplexTransform::kNone, kVector,
-      typename Of::Element, typename Of::LayoutB, cutlass::ComplexTransform::kNone, kVector, float,
-      cutlass::layout::RowMajor, 4, typename Of::Accumulator, float, cutlass::arch::OpClassTensorOp,
-      typename Of::ArchTag, Tile, WarpTile, typename Of::Instruction, typename Epilogue::type,
-      cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>, kStages,
-      typename Of::Operator>::GemmKernel;
-  static constexpr int kSharedBytes = sizeof(typename Kernel::SharedStorage);
+  using E = E_;
+  using Tile = Tile_;
+  using WarpTile = WarpTile_;
+  using Element = typename Of::Element;
+  using Instruction = typename Of::Instruction;
+  static constexpr int kSwizzle = kSwizzle_, kVector = 16 / sizeof(Element);
+  using Mma = typename cutlass::gemm::threadblock::DefaultMma<
+      Element, cutlass::layout::RowMajor, kVector, Element, typename Of::LayoutB, kVector,
+      typename Of::Accumulator, cutlass::layout::RowMajor, cutlass::arch::OpClassTensorOp,
+      typename Of::ArchTag, Tile, WarpTile, Instruction, kStages,
+      typename Of::Operator>::ThreadblockMma;
+  using Params = GemmParams<Mma>;
+  using Operands = StagedOperands<typename Lower<E>::List, Tile::kM, Tile::kN>;
+  struct Shared {
+    typename Mma::SharedStorage ring;
+    Operands operands;
+  };
+  static constexpr int kWarpsM = Tile::kM / WarpTile::kM;
+  static constexpr int kThreads = 32 * kWarpsM * (Tile::kN / WarpTile::kN);
 
   // Returns the number of slices that K was cut into.
-  static int run(const GemmArguments& args, const Scope& scope) {
-    const int64_t columns = args.n / epilogue::columns_of<E>;
-    const StoreArguments to{{args.d, args.out_dtype, columns % (4 / epilogue::columns_of<E>) == 0},
-                            columns,
-                            args.slices > 1 ? args.m * columns : 0};
-    const typename Kernel::Arguments all(
-        cutlass::gemm::GemmUniversalMode::kGemm,
-        {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k)}, args.slices,
-        Epilogue::arguments(args.operands, to), args.a, args.b, nullptr, nullptr, 0, 0, 0, 0,
-        args.lda, args.ldb, 0, 0);
-    // Not by CUTLASS's device::GemmUniversalBase, which prepares a semaphore for slices.
-    const typename Kernel::Params params(all, scope.device.sms, 1);
-    static OncePerDevice once;
-    once(scope.device.index, [] {
-      check(cudaFuncSetAttribute(cutlass::Kernel2<Kernel>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-            "cudaFuncSetAttribute");
-    });
-    cutlass::Kernel2<Kernel>
-        <<<params.get_grid_dims(), Kernel::kThreadCount, kSharedBytes, scope.stream>>>(params);
-    check(cudaGetLastError(), "CUTLASS, launch");
-    return params.grid_tiled_shape.k();
+  static int run(const GemmArguments& args, const Scope& scope);
+};
+
+// --- the epilogue --------------------------------------------------------------------------------
+
+// The sums of a warp on their way from the registers that multiplied to lanes that have four
+// neighbours of a row each, and all of them the same columns in every row.
+template <class Gemm>
+struct WarpSums {
+  using Acc = typename Gemm::Mma::FragmentC::Element;
+  static constexpr int kCols = Gemm::WarpTile::kN;
+  static constexpr int kPitch = kCols + 8;  // stores of two and loads of four find all banks
+  // As many rows at a time as the ring, which is free by then, has room for.
+  static constexpr int kBytes = Gemm::kThreads / 32 * kPitch * 4;  // of a row of every warp
+  static constexpr int kRoom = sizeof(typename Gemm::Mma::SharedStorage) / kBytes;
+  static constexpr int kRows = kRoom >= Gemm::WarpTile::kM       ? Gemm::WarpTile::kM
+                               : kRoom >= Gemm::WarpTile::kM / 2 ? Gemm::WarpTile::kM / 2
+                                                                 : 16;
+  static_assert(kRoom >= kRows && kCols % 4 == 0 && kRows % 8 == 0);
+
+  Acc of[kRows][kPitch];
+
+  // Rows [first, first + kRows) of the warp's tile.
+  __device__ void put(const typename Gemm::Mma::FragmentC& sums, int first, int lane) {
+    constexpr int kHeight = Gemm::Instruction::kM / 8;  // rows of a fragment that a lane has
+    constexpr int kDown = Gemm::WarpTile::kM / Gemm::Instruction::kM;
+    static_assert(Gemm::Instruction::kN == 8);
+    struct alignas(8) Two {
+      Acc x, y;
+    };
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i) {
+      const int down = (first / 8 + i) / kHeight, height = (first / 8 + i) % kHeight;
+#pragma unroll
+      for (int j = 0; j < kCols / 8; ++j) {
+        const int at = ((j * kDown + down) * kHeight + height) * 2;
+        *reinterpret_cast<Two*>(&of[8 * i + lane / 4][8 * j + lane % 4 * 2]) = {sums[at],
+                                                                                sums[at + 1]};
+      }
+    }
   }
 };
+
+// A warp's sums to D.
+template <class Gemm>
+__device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared& shared,
+                           const typename Gemm::Mma::FragmentC& sums, const Destination& to,
+                           int tile_row, int tile_col, int warp, int lane) {
+  using E = typename Gemm::E;
+  using Slab = WarpSums<Gemm>;
+  constexpr int kQuads = Slab::kCols / 4, kStep = 32 / kQuads;  // rows at a time
+  static_assert(32 % kQuads == 0);
+  auto& slab = reinterpret_cast<Slab*>(&shared.ring)[warp];
+  const int col = warp / Gemm::kWarpsM * Gemm::WarpTile::kN + lane % kQuads * 4;
+  const int inside = p.n - tile_col - col;
+#pragma unroll
+  for (int first = 0; first < Gemm::WarpTile::kM; first += Slab::kRows) {
+    if (first > 0) __syncwarp();
+    slab.put(sums, first, lane);
+    __syncwarp();
+    if (inside <= 0) continue;
+    const int row = warp % Gemm::kWarpsM * Gemm::WarpTile::kM + first;
+    const int rows = min(Slab::kRows, p.m - tile_row - row);
+#pragma unroll 2
+    for (int i = lane / kQuads; i < rows; i += kStep) {
+      typename Slab::Acc four[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
+      float matrix[4];  // the elements of a matrix operand
+      if constexpr (Lower<E>::List::has_full) {
+        load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
+                                          tile_row + row + i, tile_col + col, inside, matrix);
+      }
+      const auto get = [&](auto leaf, int e) {
+        using L = decltype(leaf);
+        if constexpr (L::axis == epilogue::Axis::Full) {
+          static_assert(L::id == Operand::residual);
+          return matrix[e];
+        } else {
+          return shared.operands.at(leaf, row + i, col + e);
+        }
+      };
+      if constexpr (std::is_same_v<typename Slab::Acc, float>) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
+        }
+        mma_sync::activate_once(four, p.activation);
+        store_row(to.out, (tile_row + row + i) * to.ldd + tile_col + col, inside, four);
+      } else {
+        finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get);
+      }
+    }
+  }
+}
+
+// --- the kernel ----------------------------------------------------------------------------------
+
+template <class Gemm>
+__global__ __launch_bounds__(Gemm::kThreads) void multiply(const __grid_constant__
+                                                           typename Gemm::Params p) {
+  using Mma = typename Gemm::Mma;
+  extern __shared__ __align__(128) uint8_t memory[];
+  auto& shared = *reinterpret_cast<typename Gemm::Shared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp = __shfl_sync(~0u, thread / 32, 0);
+
+  // Bands of kSwizzle columns of tiles, down all of D: neighbours in time share operands in L2.
+  const int tile = static_cast<int>(blockIdx.x), band = tile / (Gemm::kSwizzle * p.tiles_m);
+  const int width = min(Gemm::kSwizzle, p.tiles_n - band * Gemm::kSwizzle);
+  const int in_band = tile - band * Gemm::kSwizzle * p.tiles_m;
+  const int row = in_band / width * Gemm::Tile::kM;
+  const int col = (band * Gemm::kSwizzle + in_band % width) * Gemm::Tile::kN;
+  const int begin = static_cast<int>(blockIdx.y) * p.slice, end = min(p.k, begin + p.slice);
+
+  typename Mma::IteratorA a(p.a_params, p.a, {p.m, end}, thread, {row, begin});
+  typename Mma::IteratorB b(p.b_params, p.b, {end, p.n}, thread, {begin, col});
+  int steps = (end - begin + Mma::Shape::kK - 1) / Mma::Shape::kK;
+  Mma mma(shared.ring, thread, warp, lane);
+  mma.prologue(a, b, steps);
+  shared.operands.load(p.operands, row, col, p.m, p.n, thread, Gemm::kThreads);
+  mma.gmem_wait();
+  typename Mma::FragmentC sums;
+  sums.clear();
+  mma.gemm_iters(steps, sums, a, b);
+  __syncthreads();  // the ring is free: Turing's mainloop reads ahead to its end
+
+  Destination to = p.to;  // of the slice of K
+  if constexpr (std::is_same_v<typename Gemm::E, epilogue::Acc>) {
+    to.out.d = static_cast<int32_t*>(to.out.d) + blockIdx.y * p.slice_elements;
+  }
+  store_sums<Gemm>(p, shared, sums, to, row, col, warp, lane);
+}
+
+template <class E, class Of, class Tile, class WarpTile, int kStages, int kSwizzle>
+int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& args,
+                                                        const Scope& scope) {
+  constexpr auto kKernel = multiply<Gemm>;
+  const int64_t slice = round_up(ceil_div(args.k, int64_t{args.slices}), int64_t{Tile::kK});
+  const int64_t slices = ceil_div(args.k, slice);
+  const int64_t tiles_m = ceil_div(args.m, int64_t{Tile::kM});
+  const int64_t tiles_n = ceil_div(args.n, int64_t{Tile::kN});
+  Params params{
+      .m = static_cast<int>(args.m),
+      .n = static_cast<int>(args.n),
+      .k = static_cast<int>(args.k),
+      .tiles_m = static_cast<int>(tiles_m),
+      .tiles_n = static_cast<int>(tiles_n),
+      .slice = static_cast<int>(slice),
+      .a_params = typename Mma::IteratorA::Params(cutlass::layout::RowMajor(args.lda)),
+      .b_params = typename Mma::IteratorB::Params(typename Of::LayoutB(args.ldb)),
+      .a = static_cast<Element*>(const_cast<void*>(args.a)),
+      .b = static_cast<Element*>(const_cast<void*>(args.b)),
+      .operands = {},
+      .to = args.to,
+      .slice_elements = slices > 1 ? args.m * args.n : 0,
+      .activation = args.activation,
+  };
+  std::copy(std::begin(args.operands), std::end(args.operands), params.operands);
+  allow_all_shared_memory<kKernel>(scope.device);
+  const dim3 grid(static_cast<unsigned>(tiles_m * tiles_n), static_cast<unsigned>(slices));
+  kKernel<<<grid, kThreads, sizeof(Shared), scope.stream>>>(params);
+  check(cudaGetLastError(), "CUTLASS, launch");
+  return static_cast<int>(slices);
+}
 
 }  // namespace scaled_mm::cuda::cutlass2

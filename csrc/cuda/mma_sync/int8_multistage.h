@@ -32,11 +32,12 @@ inline Int8Problem with_whole_vectors(const Int8Problem& p, const Scope& scope) 
 }
 
 template <const auto& kTile, const Gpus& kGpus, class E>
-int launch(const Int8Problem& p, void* d, int slices, const Scope& scope) {
+int launch(const Int8Problem& p, const Destination& to, int slices, const Scope& scope) {
   using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
   using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
   using Gemm = cutlass2::Gemm<E, cutlass2::Multiplied<int8_t, kGpus.multistage>, Tile, WarpTile,
                               kTile.stages, kTile.swizzle>;
+  static_assert(sizeof(typename Gemm::Shared) <= block_bytes(kTile));
   return Gemm::run({.m = p.size.m,
                     .n = p.size.n,
                     .k = p.size.k,
@@ -45,8 +46,7 @@ int launch(const Int8Problem& p, void* d, int slices, const Scope& scope) {
                     .b = p.b.plain.data,
                     .ldb = p.b.plain.col_stride,
                     .operands = p.operands,
-                    .out_dtype = p.size.out_dtype,
-                    .d = d,
+                    .to = to,
                     .slices = slices},
                    scope);
 }
@@ -58,11 +58,13 @@ void run_multistage(const Int8Problem& p, const Scope& scope) {
   const Int8Problem whole = with_whole_vectors(p, scope);
   if (const int slices = slices_of(kTile, whole.size, scope.device); slices > 1) {
     auto* const partials = scope.allocate<int32_t>(slices * p.size.m * p.size.n);
-    const int made = launch<kTile, kGpus, epilogue::Acc>(whole, partials, slices, scope);
+    const Destination to{{partials, {}, p.size.n % 4 == 0}, p.size.n};
+    const int made = launch<kTile, kGpus, epilogue::Acc>(whole, to, slices, scope);
     return finish_partials(partials, made, p, scope);
   }
   epilogue::with_instance(p.size.epilogue, [&](auto e) {
-    launch<kTile, kGpus, typename decltype(e)::type>(whole, p.d, 1, scope);
+    using E = typename decltype(e)::type;
+    launch<kTile, kGpus, E>(whole, destination<E>(p), 1, scope);
   });
 }
 

@@ -67,7 +67,25 @@ struct Stream {
   Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
 };
 
-// An int4 product: W dequantised to memory, then a CUTLASS 2.x product with it.
+// A product with a weight packed in units, straight from them (lowbit_units.cuh).
+template <const Gpus& kGpus>
+struct Units {
+  int tile_m;   // of D: tokens
+  int tile_n;   // of D: channels, a multiple of a unit's 64
+  int parts;    // of 16 channels, that a warp has
+  int warps_k;  // warps that share the rows of a unit
+  int ring;     // KiB of shared memory for stages
+  int live;     // blocks that a multiprocessor has registers for
+  int split;    // slices of K, at most
+  float fixed_us;
+  float rate;
+
+  std::string describe(const LowbitProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const LowbitProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const LowbitProblem::Size& size, const Machine& machine) const;
+};
+
+// A product with 16-bit floats: W dequantised to memory, then a CUTLASS 2.x product with it.
 template <const Gpus& kGpus>
 struct Dense {
   int tile_m;
@@ -77,6 +95,18 @@ struct Dense {
   int warp_n;
   int stages;
   int swizzle;
+  float fixed_us;
+  float rate;
+
+  std::string describe(const LowbitProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const LowbitProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const LowbitProblem::Size& size, const Machine& machine) const;
+};
+
+// The same without tensor cores, by float32 multiply-adds: for a format that they lack.
+template <const Gpus& kGpus>
+struct Simt {
+  int tile;  // tokens and channels
   float fixed_us;
   float rate;
 

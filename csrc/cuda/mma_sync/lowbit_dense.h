@@ -47,8 +47,8 @@ void run_dense(const LowbitProblem& p, const Scope& scope) {
                                      .b = w,
                                      .ldb = n,
                                      .operands = operands,
-                                     .out_dtype = p.w.dtype,
-                                     .d = p.d};
+                                     .to = {{p.d, p.w.dtype, n % 4 == 0}, n},
+                                     .activation = p.activation};
   using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
   using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
   with_dtype16(p.w.dtype, [&](auto dtype) {

@@ -13,7 +13,6 @@
 namespace scaled_mm::cuda::mma_sync {
 
 inline constexpr double kJoinUs = 2.0;  // of the kernel that adds up slices, on an H200
-inline constexpr int64_t kMaxGridY = 65535;
 
 // Of device memory, at best.
 inline double memory_rate(const Machine& machine) {
@@ -34,6 +33,13 @@ inline std::string slices_text(int slices) {
 template <const Gpus& kGpus>
 constexpr int ring_bytes(const Multistage<kGpus>& tile) {
   return (tile.tile_m + tile.tile_n) * tile.tile_k * tile.stages;
+}
+
+// And those of the epilogue's operands beside it, at most: two numbers for each token, three for
+// each channel.
+template <const Gpus& kGpus>
+constexpr int block_bytes(const Multistage<kGpus>& tile) {
+  return ring_bytes(tile) + 4 * (2 * tile.tile_m + 3 * tile.tile_n + 4);
 }
 
 template <const Gpus& kGpus>
@@ -93,14 +99,11 @@ std::string Multistage<kGpus>::describe(const Int8Problem::Size& size,
 }
 
 template <const Gpus& kGpus>
-std::string Multistage<kGpus>::refuse(const Int8Problem::Size& size, const Machine& machine) const {
+std::string Multistage<kGpus>::refuse(const Int8Problem::Size&, const Machine& machine) const {
   if (const std::string why = refuse_machine(kGpus, machine); !why.empty()) return why;
   const int has = shared_bytes(machine.capability);
-  if (const int bytes = ring_bytes(*this); bytes > has) {
+  if (const int bytes = block_bytes(*this); bytes > has) {
     return cat("needs ", bytes, " bytes of shared memory, a block has at most ", has);
-  }
-  if (const int64_t tiles = ceil_div(size.n, tile_n); tiles > swizzle * kMaxGridY) {
-    return cat("takes at most ", swizzle * kMaxGridY, " tiles along N, got ", tiles);
   }
   return "";
 }
@@ -139,6 +142,57 @@ Prediction Stream<kGpus>::predict(const Int8Problem::Size& size, const Machine& 
 }
 
 template <const Gpus& kGpus>
+int64_t tiles_of(const Units<kGpus>& tile, const LowbitProblem::Size& size) {
+  return ceil_div(size.m, tile.tile_m) * ceil_div(size.n, tile.tile_n);
+}
+template <const Gpus& kGpus>
+int slices_of(const Units<kGpus>& tile, const LowbitProblem::Size& size, const Machine& machine) {
+  // Of four chunks or more. All blocks that a multiprocessor has room for run at the same time.
+  const int64_t tiles = ceil_div(tiles_of(tile, size), tile.live);
+  return plan_split(tile.split, tiles, size.k / (4 * kUnitRows), machine);
+}
+
+// 16-bit floats without tensor cores for one of the formats.
+inline std::string refuse_dtype(const Gpus& gpus, DType dtype) {
+  if (gpus.multistage || dtype == DType::float16) return "";
+  return "takes float16 (these tensor cores have no bfloat16), got bfloat16";
+}
+
+template <const Gpus& kGpus>
+std::string Units<kGpus>::describe(const LowbitProblem::Size& size, const Machine& machine) const {
+  return cat("multiplies packed units, tiles of ", tile_m, " tokens x ", tile_n, " channels",
+             slices_text(slices_of(*this, size, machine)));
+}
+
+template <const Gpus& kGpus>
+std::string Units<kGpus>::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
+  if (size.packing != Packing::units) return "takes a weight packed in units";
+  if (const std::string why = refuse_machine(kGpus, machine); !why.empty()) return why;
+  if (const int bytes = ring * 1024, has = shared_bytes(machine.capability); bytes > has) {
+    return cat("needs ", bytes, " bytes of shared memory, a block has at most ", has);
+  }
+  return refuse_dtype(kGpus, size.dtype);
+}
+
+template <const Gpus& kGpus>
+Prediction Units<kGpus>::predict(const LowbitProblem::Size& size, const Machine& machine) const {
+  const int slices = slices_of(*this, size, machine);
+  const int64_t blocks = tiles_of(*this, size) * slices;
+  const double k = double(round_up(ceil_div(size.k, slices), kUnitRows));
+  const double rounds = double(ceil_div(blocks, int64_t{live} * machine.sms)) * live;
+  // Tokens that are not there are not read, but multiplied.
+  const double tokens = double(std::min<int64_t>(tile_m, size.m));
+  const double products = 2 * rounds * tile_m * tile_n * k;  // at half of int8's rate
+  const double loads = rounds * k * (2 * tokens + tile_n * size.bits / 8.0);
+  const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
+  const double sums = 8.0 * slices * double(size.m) * double(size.n);  // L2 holds them
+  const double join =
+      slices == 1 ? 0 : kJoinUs * machine.latency + sums / (machine.l2_bytes_per_us * machine.sms);
+  return joined({fixed_us, rate}, size.bytes() / memory_rate(machine), busy, join,
+                products / machine.most_products_per_us);
+}
+
+template <const Gpus& kGpus>
 std::string Dense<kGpus>::describe(const LowbitProblem::Size&, const Machine&) const {
   return cat("dequantises W to memory, then a dense product, CUTLASS 2.x, tiles of ", tile_m,
              " tokens x ", tile_n, " channels, ", stages, " stages");
@@ -146,31 +200,54 @@ std::string Dense<kGpus>::describe(const LowbitProblem::Size&, const Machine&) c
 
 template <const Gpus& kGpus>
 std::string Dense<kGpus>::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
-  if (size.bits != 4 || size.packing != Packing::awq || size.zero_point != ZeroPoint::integer) {
-    return cat("takes 4 bits in AWQ's packing with integer zero points, got ", size.bits, " bits");
-  }
-  if (size.activated) return "has no activations";
-  if (!kGpus.multistage && size.dtype != DType::float16) {
-    return "takes float16 (these tensor cores have no bfloat16), got bfloat16";
-  }
-  if (const int64_t tiles = ceil_div(size.n, tile_n); tiles > swizzle * kMaxGridY) {
-    return cat("takes at most ", swizzle * kMaxGridY, " tiles along N, got ", tiles);
+  if (const std::string why = refuse_dtype(kGpus, size.dtype); !why.empty()) return why;
+  return refuse_machine(kGpus, machine);
+}
+
+// Of a weight that is dequantised to memory first: what that takes, and then its product with the
+// tokens in tiles, so many times as long as int8 would take.
+inline Prediction predict_dense(const Fit& fit, double products, double times,
+                                const LowbitProblem::Size& size, const Machine& machine) {
+  const double dense = 2 * double(size.n) * double(size.k);
+  return joined(fit, (dense + size.bytes() - size.weight_bytes()) / memory_rate(machine),
+                times * products / machine.products_per_us,
+                (size.weight_bytes() + dense) / memory_rate(machine),
+                times * products / machine.most_products_per_us);
+}
+
+template <const Gpus& kGpus>
+Prediction Dense<kGpus>::predict(const LowbitProblem::Size& size, const Machine& machine) const {
+  const int64_t tiles = ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n);
+  const double rounds = double(ceil_div(tiles, int64_t{machine.sms}));
+  const double products = rounds * tile_m * tile_n * double(round_up(size.k, tile_k));
+  return predict_dense({fixed_us, rate}, products, 2.0, size, machine);
+}
+
+// Of int8's products on tensor cores, how many are done in the time of a float32 one: 7.5 has 64
+// multiply-adds of these for each multiprocessor and clock beside 1024.
+inline constexpr double kSimtProducts = 16.0;
+
+template <const Gpus& kGpus>
+std::string Simt<kGpus>::describe(const LowbitProblem::Size&, const Machine&) const {
+  return cat("dequantises W to memory, then float32 multiply-adds, tiles of ", tile, " tokens x ",
+             tile, " channels");
+}
+
+template <const Gpus& kGpus>
+std::string Simt<kGpus>::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
+  constexpr int64_t kMaxTiles = 65535;  // of a grid's second dimension
+  if (const int64_t tiles = ceil_div(size.m, tile); tiles > kMaxTiles) {
+    return cat("takes at most ", kMaxTiles, " tiles along M, got ", tiles);
   }
   return refuse_machine(kGpus, machine);
 }
 
 template <const Gpus& kGpus>
-Prediction Dense<kGpus>::predict(const LowbitProblem::Size& size, const Machine& machine) const {
-  const double dense = 2 * double(size.n) * double(size.k);
-  const int64_t tiles = ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n);
+Prediction Simt<kGpus>::predict(const LowbitProblem::Size& size, const Machine& machine) const {
+  const int64_t tiles = ceil_div(size.m, tile) * ceil_div(size.n, tile);
   const double rounds = double(ceil_div(tiles, int64_t{machine.sms}));
-  const double products = rounds * tile_m * tile_n * double(round_up(size.k, tile_k));
-  const double dequantised = (size.weight_bytes() + dense) / memory_rate(machine);
-  // 16-bit floats have half of int8's rate.
-  return joined({fixed_us, rate},
-                (dense + size.bytes() - size.weight_bytes()) / memory_rate(machine),
-                2 * products / machine.products_per_us, dequantised,
-                2 * products / machine.most_products_per_us);
+  return predict_dense({fixed_us, rate}, rounds * tile * tile * double(size.k), kSimtProducts, size,
+                       machine);
 }
 
 }  // namespace scaled_mm::cuda::mma_sync

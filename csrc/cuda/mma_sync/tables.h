@@ -29,13 +29,19 @@ void run(const Int8Problem& p, const Scope& scope);
 
 namespace lowbit {
 
+using Units = mma_sync::Units<kGpus>;
 using Dense = mma_sync::Dense<kGpus>;
+using Simt = mma_sync::Simt<kGpus>;
 
 #define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
 #include SCALED_MM_LOWBIT_TABLE
 #undef KERNEL
 
+template <const Units& kTile>
+void run(const LowbitProblem& p, const Scope& scope);
 template <const Dense& kTile>
+void run(const LowbitProblem& p, const Scope& scope);
+template <const Simt& kTile>
 void run(const LowbitProblem& p, const Scope& scope);
 
 }  // namespace lowbit
