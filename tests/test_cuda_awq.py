@@ -35,7 +35,7 @@ pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 WEIGHT = ("qweight", "scales", "qzeros")
 ARMS = ["", *kernels("lowbit")]
 PACKED = "packed"
-"""Of arms that take both, before the name: a packed weight. Alone: the arm that is chosen for it."""
+"""Of arms that take both, before the name: a packed weight. Alone: the arm chosen for it."""
 DENSE = [arm for arm in ARMS if "dense" in arm]
 ALL_ARMS = [*ARMS, *([] if ON_CPU else [PACKED, *(f"{PACKED} {arm}" for arm in DENSE)])]
 dtypes = pytest.mark.parametrize("dtype", DTYPES)

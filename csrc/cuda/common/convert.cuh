@@ -58,8 +58,8 @@ struct Pairs<__nv_bfloat16> {
   }
   static __device__ Pair subtract(Pair a, Pair b) { return of(__hsub2(as(a), as(b))); }
   static __device__ Pair multiply(Pair a, Pair b) { return of(__hmul2(as(a), as(b))); }
-  // Rounded once, too, where there is no instruction: in float32 to odd first, which has enough bits
-  // more that the second rounding is that of the exact value.
+  // Rounded once, too, where there is no instruction: in float32 to odd first, which has enough
+  // bits more that the second rounding is that of the exact value.
   static __device__ Pair fma(Pair a, Pair b, Pair c) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
     const auto one = [](uint32_t x, uint32_t y, uint32_t z) {  // each in the upper half
