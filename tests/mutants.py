@@ -3,6 +3,7 @@ Many have shipped in other libraries (catalogue.md says which), the rest are sli
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -56,14 +57,26 @@ def stale(root: Path) -> list[str]:
     lines = []
     for mutant in MUTANTS:
         path = root / mutant.path
-        count = path.read_text(encoding="utf-8").count(mutant.old) if path.is_file() else None
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        count = text.count(mutant.old) if path.is_file() else None
         if count is None:
             lines.append(f"{mutant.name}: there is no file {mutant.path}")
         elif count != 1:
             lines.append(f"{mutant.name}: {mutant.path} holds {count} times {mutant.old!r}")
+        elif path.suffix == ".py" and (error := unparsed(text.replace(mutant.old, mutant.new))):
+            lines.append(f"{mutant.name}: {mutant.path} would not parse: {error}")
         missing = [test for test in mutant.tests.split() if not has_test(root, test)]
         lines += [f"{mutant.name}: there is no test {test}" for test in missing]
     return lines
+
+
+def unparsed(text: str) -> str:
+    """Why it is no Python: every test would fail then, and nothing would be shown."""
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        return str(error)
+    return ""
 
 
 def has_test(root: Path, test: str) -> bool:

@@ -78,7 +78,7 @@ MUTANTS = [
                 "True",
             ),
             "scale-of-all-rows-fused": (
-                "if first.dynamic and not first.per_token:\n        return False\n",
+                "    if first.dynamic and not first.per_token:\n        return False\n",
                 "",
             ),
             "output-of-the-model-forgotten": ("trace.spoiled |= trace.origins(out)", "pass"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import mutants
 import mutate
 import mutate_build
 import mutate_record
@@ -55,6 +56,12 @@ def test_a_sample_is_of_the_commit() -> None:
     assert len(first) == 8
     assert sum(mutant.compiled for mutant in first) == mutate.COMPILED_IN_A_SAMPLE
     assert not any(mutant.gpu for mutant in first)
+
+
+def test_a_bug_that_is_no_python() -> None:
+    """Every test would fail with it."""
+    assert mutants.unparsed("if a:\n    pass\n") == ""
+    assert "indent" in mutants.unparsed("a = 1\n    b = 2\n")
 
 
 def test_staleness_names_file_and_text(tmp_path: Path) -> None:
