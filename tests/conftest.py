@@ -43,7 +43,13 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # isa holds for all examples
 )
-settings.load_profile("scaled_mm")
+# Some of the examples are enough for `make test`; the slow suite takes them all.
+settings.register_profile("some", settings.get_profile("scaled_mm"), max_examples=50)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    fast = "not slow" in config.getoption("markexpr")
+    settings.load_profile("some" if fast else "scaled_mm")
 
 
 @pytest.fixture(params=ISAS)

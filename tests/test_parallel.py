@@ -1,4 +1,5 @@
-"""Tensor parallelism: worlds of 2 and 4 processes on the CPU, of 2 on GPUs.
+"""Tensor parallelism: a world of 4 processes on the CPU, in the slow suite one of 2 as well, and one
+of 2 on GPUs.
 
 A world is started once and runs all cases (`parallel_world.py`); each test looks up what became of
 one of them on every rank.
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 from scaled_mm import _library
 from scaled_mm.checkpoint.files import TensorFile
 
-WORLDS = {"gloo": (2, 4), "nccl": (2,)}
+WORLDS = {"gloo": (4,), "gloo of 2": (2,), "nccl": (2,)}
 NO_GPUS = "fewer than 2 CUDA devices, or no CUDA library"
 
 
@@ -33,9 +34,9 @@ def two_gpus() -> bool:
 Became = dict[tuple[int, int], dict[str, str | None]]
 
 
-def started(backend: str, folder: Path) -> Became:
+def started(name: str, folder: Path) -> Became:
     """What became of each case on each rank of each world."""
-    worlds = WORLDS[backend]
+    worlds, backend = WORLDS[name], name.partition(" ")[0]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, parallel_world.__file__, str(folder), backend, *map(str, worlds)],
@@ -64,7 +65,9 @@ def assert_well(became: Became, case: str) -> None:
         assert cases[case] is None, f"{at}\n{cases[case]}"
 
 
-@pytest.mark.parametrize("became", ["gloo"], indirect=True)
+@pytest.mark.parametrize(
+    "became", ["gloo", pytest.param("gloo of 2", marks=pytest.mark.slow)], indirect=True
+)
 @pytest.mark.parametrize("case", CASES)
 def test_on_the_cpu(became: Became, case: str) -> None:
     assert_well(became, case)
