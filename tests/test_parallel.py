@@ -1,5 +1,5 @@
-"""Tensor parallelism: a world of 4 processes on the CPU, in the slow suite one of 2 as well, and one
-of 2 on GPUs.
+"""Tensor parallelism: a world of 4 processes on the CPU, one of 2 in the slow suite, one of 2 on
+GPUs.
 
 A world is started once and runs all cases (`parallel_world.py`); each test looks up what became of
 one of them on every rank.
