@@ -14,7 +14,7 @@ from torch import Tensor
 from . import layouts
 from .ops.arguments import accept
 from .ops.mixed import mixed_mm
-from .ops.mixed_weight import MixedWeight, pack_weight
+from .ops.mixed_weight import MixedWeight
 
 
 def preprocess_weights_for_mixed_gemm(
@@ -112,11 +112,7 @@ def mixed_weight(
     bits = _bits_of(weight_dtype)
     sm = sm_ if sm_ > 0 else _current_sm()
     layout = layouts.layout_of(sm, bits=bits, interleave=do_weight_interleave)
-    q = layouts.restore_weights_of_mixed_gemm(weight, layout)
-    rows = (x if x is None or x.ndim == 2 else x.reshape(1, -1) for x in (scales, zeros))
-    s, z = rows
-    assert s is not None
-    return pack_weight(q, s, zeros=z, bits=bits)
+    return MixedWeight.from_tensorrt_llm(weight, scales, zeros, layout=layout)
 
 
 def weight_only_quant_gemm(

@@ -100,8 +100,8 @@ MUTANTS = [
                 "sm = 90\n",
             ),
             "engine-zeros-left-out": (
-                "pack_weight(q, s, zeros=z, bits=bits)",
-                "pack_weight(q, s, bits=bits)",
+                "(weight, scales, zeros, layout=layout)",
+                "(weight, scales, layout=layout)",
             ),
             "engine-bias-left-out": (
                 "mixed_mm(input, weight, bias=bias)",

@@ -227,6 +227,8 @@ def test_copies_keep_every_bit(kind: str, name: str) -> None:
     again = COPIES[name](module)
     state = {key.removeprefix("0."): value for key, value in again.state_dict().items()}
     assert state.keys() == module.state_dict().keys()
+    inner = again[0] if isinstance(again, nn.Sequential) else again
+    assert (inner.packed is None) == (name == "unpacked")
     for key, value in module.state_dict().items():
         assert_bits(state[key], value, key)
     assert_bits(again(x), module(x))
