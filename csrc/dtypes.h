@@ -16,9 +16,16 @@ using torch::headeronly::ScalarType;
 
 enum class DType : uint8_t {
 #define DTYPE(name, scalar_type, storage) name,
+#define DTYPE8 DTYPE
 #include "dtypes.def"
+#undef DTYPE8
 #undef DTYPE
 };
+
+// Whether an epilogue quantises to it. Only D is of such a dtype.
+constexpr bool is_8_bit(DType dtype) {
+  return dtype == DType::int8 || dtype == DType::float8_e4m3fn;
+}
 
 template <DType>
 struct StorageOf;
@@ -32,19 +39,22 @@ struct StorageOf;
 template <DType dtype>
 using Storage = typename StorageOf<dtype>::type;
 
-// use(constant) with an integral_constant of the dtype.
+// use(constant) with an integral_constant of the dtype, which is not an 8-bit one.
 template <class Use>
 constexpr decltype(auto) with_dtype(DType dtype, Use&& use) {
   switch (dtype) {
 #define DTYPE(name, scalar_type, storage) \
   case DType::name: return use(std::integral_constant<DType, DType::name>{});
+#define DTYPE8(name, scalar_type, storage) case DType::name: break;
 #include "dtypes.def"
+#undef DTYPE8
 #undef DTYPE
   }
   __builtin_unreachable();
 }
 
 constexpr int size_of(DType dtype) {
+  if (is_8_bit(dtype)) return 1;
   return with_dtype(dtype, [](auto d) { return static_cast<int>(sizeof(Storage<d>)); });
 }
 
@@ -66,7 +76,9 @@ constexpr ScalarType scalar_type(DType dtype) {
   switch (dtype) {
 #define DTYPE(name, scalar_type, storage) \
   case DType::name: return ScalarType::scalar_type;
+#define DTYPE8 DTYPE
 #include "dtypes.def"
+#undef DTYPE8
 #undef DTYPE
   }
   __builtin_unreachable();
@@ -77,6 +89,16 @@ constexpr std::optional<DType> dtype_of(ScalarType type) {
 #include "dtypes.def"
 #undef DTYPE
   return std::nullopt;
+}
+// The dtype of a product's output, which may be an 8-bit one.
+constexpr std::optional<DType> out_dtype_of(ScalarType type) {
+#define DTYPE8(name, scalar_type, storage) \
+  if (type == ScalarType::scalar_type) return DType::name;
+#define DTYPE(name, scalar_type, storage)
+#include "dtypes.def"
+#undef DTYPE8
+#undef DTYPE
+  return dtype_of(type);
 }
 
 }  // namespace scaled_mm

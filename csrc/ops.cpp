@@ -24,13 +24,13 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
       "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-      "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None, "
-      "bool b_settled=False) -> Tensor");
+      "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
+      "Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False) -> Tensor");
   ops.def(
       "scaled_mm.out(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
       "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-      "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None, "
-      "bool b_settled=False, Tensor(a!) out) -> ()");
+      "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
+      "Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False, Tensor(a!) out) -> ()");
   ops.def(
       "_scaled_mm_plain(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
       "int[]? b_shape, bool b_settled) -> Tensor");

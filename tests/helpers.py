@@ -33,6 +33,9 @@ def bits(x: Tensor) -> Tensor:
     """The bit patterns of x as integers, every NaN the same one."""
     if not x.is_floating_point():
         return x
+    if x.dtype == torch.float8_e4m3fn:  # all bits but the sign set is NaN
+        x = x.view(torch.uint8)
+        return torch.where(x & 0x7F == 0x7F, 0x7F, x)
     x = torch.where(x.isnan(), torch.full_like(x, torch.nan), x)
     return x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
 

@@ -20,6 +20,8 @@
 //
 // One Micro serves one call of gemm, so it may hold state.
 
+#include "cpu/endings.h"
+
 // A block of A's rows, converted once and used for every block of columns that follows.
 class RowBlock {
  public:
@@ -102,7 +104,7 @@ inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int6
   const FloatEnvironment environment;
   const RowEpilogue finish = find_epilogue(p.size);
   const int64_t row_bytes = p.size.out_columns() * p.size.out_bytes();
-  const int columns = epilogue::entry(p.size.epilogue).columns;  // of B, for one of D
+  const int columns = epilogue::entry(p.size.epilogue).columns();  // of B, for one of D
   const Matrix<const int8_t>& plain = p.b.plain;
   const bool in_place = !p.b.packed && (plain.row_stride == 1 || p.size.k == 1) &&
                         tiling.block_rows < kRowsWorthPacking;
@@ -124,7 +126,7 @@ inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int6
       for (int r = 0; r < height; ++r) {
         const int64_t m = rows.first() + first + r;
         char* out = static_cast<char*>(p.d) + m * row_bytes + col / columns * p.size.out_bytes();
-        finish.write_row({acc[r], operands, p, m, col, count}, out);
+        write_row(finish, {acc[r], operands, p, m, col, count}, out);
       }
     };
     if (in_place) {
@@ -166,7 +168,7 @@ inline void finish(const Int8Problem& p, const Tiling& tiling, int64_t begin, in
       const int32_t* sums = static_cast<const int32_t*>(p.acc.data) + m * p.acc.row_stride + col;
       std::memcpy(acc, sums, count * sizeof(int32_t));
       char* out = static_cast<char*>(p.d) + m * row_bytes + col * p.size.out_bytes();
-      epilogue.write_row({acc, operands, p, m, col, count}, out);
+      write_row(epilogue, {acc, operands, p, m, col, count}, out);
     }
   }
 }

@@ -32,11 +32,8 @@ std::string epilogue_of(std::string operands, std::string activation) {
       if (name == kOperandNames[i]) given |= OperandSet{1} << i;
     }
   }
-  Activation wanted = Activation::none;
-  for (int i = 0; i < kNumActivations; ++i) {
-    if (activation == kActivationNames[i]) wanted = static_cast<Activation>(i);
-  }
-  return epilogue::entry(epilogue::choose(given, wanted)).name;
+  const Activation* const wanted = epilogue::find_activation(activation);
+  return epilogue::entry(epilogue::choose(given, wanted ? *wanted : kActivations[0])).name;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // An epilogue's type (epilogue/epilogues.h) lowered to code: one row of a tile at a time, each
-// element by the expression, the rounding to the output dtype last. Plain loops of fixed length,
-// which the compiler turns into the vectors of the instruction set around it.
+// element by the expression, up to its ending (endings.h). Plain loops of fixed length, which the
+// compiler turns into the vectors of the instruction set around it.
 //
 // No include guard: every isa_*.cpp includes this once, inside its own namespace.
 
@@ -79,10 +79,6 @@ inline int32_t apply(epilogue::Sub, int32_t x, int32_t y) {
   return static_cast<int32_t>(static_cast<uint32_t>(x) - static_cast<uint32_t>(y));
 }
 
-inline float apply(epilogue::ReGLU, float gate, float value) {
-  return (gate > 0.0f ? gate : gate == gate ? 0.0f : gate) * value;
-}
-
 // Lower<E> reads what is constant along the row when it is made, and gives element n of the row.
 template <class E>
 struct Lower;
@@ -145,53 +141,3 @@ struct Lower<epilogue::Apply<Op, Args...>> {
     return std::apply([n](const auto&... arg) { return apply(Op{}, arg[n]...); }, args);
   }
 };
-
-// Columns of D, of two of the tile each.
-template <class Op, class E>
-struct Lower<epilogue::PairOfColumns<Op, E>> {
-  Lower<E> column;
-  explicit Lower(const RowContext& row) : column(row) {}
-  static void load(RowOperands& to, const Int8Problem& p, int64_t col, int count) {
-    Lower<E>::load(to, p, col, count);
-  }
-  auto operator[](int n) const { return apply(Op{}, column[2 * n], column[2 * n + 1]); }
-};
-
-// --- the functions that the product calls ------------------------------------------------------
-
-// Loads the operands of columns [col, col + count); then writes a row of that block to D.
-struct RowEpilogue {
-  void (*load)(RowOperands& to, const Int8Problem& p, int64_t col, int count);
-  void (*write_row)(const RowContext& row, void* out);
-};
-
-template <class E, class Of>
-void write_row(const RowContext& row, void* out) {
-  using S = typename Of::storage;
-  constexpr int kColumns = kColBlock / epilogue::columns_of<E>;
-  const int count = row.count / epilogue::columns_of<E>;
-  const Lower<E> element(row);
-  alignas(64) float d[kColumns];
-  for (int n = 0; n < kColumns; ++n) d[n] = element[n];
-  if (count == kColumns) return Of::narrow(d, static_cast<S*>(out), kColumns);
-  alignas(64) S rounded[kColumns];
-  Of::narrow(d, rounded, kColumns);
-  std::memcpy(out, rounded, count * sizeof(S));
-}
-
-inline void write_accumulators(const RowContext& row, void* out) {
-  std::memcpy(out, row.acc, row.count * sizeof(int32_t));
-}
-
-inline RowEpilogue find_epilogue(const Int8Problem::Size& size) {
-  return epilogue::with_epilogue(size.epilogue, [&](auto e) {
-    using E = typename decltype(e)::type;
-    if constexpr (epilogue::is_raw<E>) {
-      return RowEpilogue{Lower<E>::load, write_accumulators};
-    } else {
-      return with_dtype(size.out_dtype, [](auto dtype) {
-        return RowEpilogue{Lower<E>::load, write_row<E, Format<dtype>>};
-      });
-    }
-  });
-}

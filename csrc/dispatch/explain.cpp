@@ -107,10 +107,11 @@ std::string explain_int8(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
                          std::string activation, std::string device, int64_t capability,
                          int64_t sms, double bytes_per_us, double mhz) {
   Int8Problem::Size size{.m = m, .n = n, .k = k};
-  if (activation == kActivationNames[static_cast<int>(Activation::reglu)]) {
-    size.epilogue = epilogue::Id::ScaledEpilogueReGLU;
-  }
-  size.out_dtype = dtype_of(out_dtype).value_or(DType::bfloat16);
+  size.out_dtype = out_dtype_of(out_dtype).value_or(DType::bfloat16);
+  const OperandSet scale = is_8_bit(size.out_dtype) ? bit(Operand::out_scale) : 0;
+  const Activation* const wanted = epilogue::find_activation(activation);
+  size.epilogue = epilogue::choose(epilogue::ScaledEpilogue::required | scale,
+                                   wanted ? *wanted : kActivations[0]);
   return explain<Int8Problem>(
       size, {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }

@@ -41,11 +41,25 @@ using ScaledEpilogueResidual = PlusResidual<ScaledAndBiased<Acc>>;
 using ScaledEpilogueAzpResidual = PlusResidual<ScaledEpilogueAzp>;
 using ScaledEpilogueAzpPerTokenResidual = PlusResidual<ScaledEpilogueAzpPerToken>;
 
-// A gated linear unit, after any of the above (x): columns 2 j and 2 j + 1 of B are gate and value.
-// D[m, j] = RN(max(RN(x[m, 2 j]), 0) * RN(x[m, 2 j + 1]))
-using ScaledEpilogueReGLU = PairOfColumns<ReGLU, ScaledAndBiased<Acc>>;
-using ScaledEpilogueAzpReGLU = PairOfColumns<ReGLU, ScaledEpilogueAzp>;
-using ScaledEpilogueAzpPerTokenReGLU = PairOfColumns<ReGLU, ScaledEpilogueAzpPerToken>;
+// In 8 bits, any of the first four (x).
+// D = q(RN(x))
+using ScaledEpilogueQuantised = Quantised<ScaledAndBiased<Acc>>;
+using ScaledEpilogueAzpQuantised = Quantised<ScaledEpilogueAzp>;
+using ScaledEpilogueAzpPerTokenQuantised = Quantised<ScaledEpilogueAzpPerToken>;
+
+// An activation of the same, in 8 bits or not.
+// D = f(RN(x)), or q of it
+template <class E>
+using MaybeQuantised = Quantised<E, Optional<OutScale>>;
+using ScaledEpilogueActivated = MaybeQuantised<Activated<ScaledAndBiased<Acc>>>;
+using ScaledEpilogueAzpActivated = MaybeQuantised<Activated<ScaledEpilogueAzp>>;
+using ScaledEpilogueAzpPerTokenActivated = MaybeQuantised<Activated<ScaledEpilogueAzpPerToken>>;
+
+// A gated linear unit of the same: columns 2 j and 2 j + 1 of B are gate and value.
+// D[m, j] = RN(f(RN(x[m, 2 j])) * RN(x[m, 2 j + 1])), or q of it
+using ScaledEpilogueGated = MaybeQuantised<Gated<ScaledAndBiased<Acc>>>;
+using ScaledEpilogueAzpGated = MaybeQuantised<Gated<ScaledEpilogueAzp>>;
+using ScaledEpilogueAzpPerTokenGated = MaybeQuantised<Gated<ScaledEpilogueAzpPerToken>>;
 
 // int8_mm: the accumulator itself, written as int32.
 using RawAccumulator = Acc;

@@ -1,9 +1,9 @@
 // The vocabulary of an epilogue: what is left to compute once the int32 accumulator of one element
 // D[m, n] stands. An epilogue is a type built from these words; it has no code of its own. Each
 // backend lowers the type to code once (cpu/lower.h, cuda/common/lower.cuh, cuda/cutlass3/lower.h).
-// Everything else about an epilogue is read off the type: `required`, the
-// operands that it needs; `accepted`, those that it reads when they are given; `activation`, the
-// attribute that asks for it.
+// Everything else about an epilogue is read off the type: `required`, the operands that it needs;
+// `accepted`, those that it reads when they are given; `form`, what the call's activation makes of
+// the columns.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,48 @@ namespace scaled_mm {
 
 // The operands that an epilogue may read, in the order of the public signature. The name is the
 // argument's name in Python and in every error message.
-enum class Operand : int { scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual };
-inline constexpr int kNumOperands = 7;
+enum class Operand : int {
+  scale_a,
+  scale_b,
+  bias,
+  azp,
+  azp_adj,
+  azp_with_adj,
+  residual,
+  out_scale,
+  out_azp
+};
+inline constexpr int kNumOperands = 9;
 inline constexpr const char* kOperandNames[kNumOperands] = {
-    "scale_a", "scale_b", "bias", "azp", "azp_adj", "azp_with_adj", "residual"};
+    "scale_a",      "scale_b",  "bias",      "azp",    "azp_adj",
+    "azp_with_adj", "residual", "out_scale", "out_azp"};
 
 // A set of operands, one bit each.
 using OperandSet = uint32_t;
 constexpr OperandSet bit(Operand operand) { return OperandSet{1} << static_cast<int>(operand); }
 
+// What a call's activation makes of the columns: nothing; f(x) of each; or one of two neighbours,
+// f(gate) * value. An epilogue is compiled for a form, and f is chosen when it runs.
+enum class Form : uint8_t { none, activated, gated };
+enum class Function : uint8_t { none, relu, silu, gelu, gelu_tanh };  // functions.h
+
 // What a call may ask for by name besides giving operands.
-enum class Activation : uint8_t { none, reglu };
-inline constexpr int kNumActivations = 2;
-inline constexpr const char* kActivationNames[kNumActivations] = {"none", "reglu"};
+struct Activation {
+  const char* name;
+  Form form;
+  Function function;
+};
+inline constexpr Activation kActivations[] = {
+    {"none", Form::none, Function::none},
+    {"relu", Form::activated, Function::relu},
+    {"silu", Form::activated, Function::silu},
+    {"gelu", Form::activated, Function::gelu},
+    {"gelu_tanh", Form::activated, Function::gelu_tanh},
+    {"reglu", Form::gated, Function::relu},
+    {"swiglu", Form::gated, Function::silu},
+    {"geglu", Form::gated, Function::gelu},
+    {"geglu_tanh", Form::gated, Function::gelu_tanh},
+};
 
 // An operand's elements: element (m, n) is data[m * row_stride + n * col_stride]. A stride of 0
 // stands for "the same for all"; a matrix has its columns side by side (col_stride 1); an absent
@@ -47,7 +76,7 @@ template <class T>
 struct Accumulator {
   using value = T;
   static constexpr OperandSet required = 0, accepted = 0;
-  static constexpr Activation activation = Activation::none;
+  static constexpr Form form = Form::none;
 };
 using Acc = Accumulator<int32_t>;
 
@@ -62,7 +91,7 @@ struct Leaf {
   static constexpr Axis axis = A;
   static constexpr bool scalar_ok = ScalarOk;  // one element may stand for the whole vector
   static constexpr OperandSet required = bit(Id), accepted = bit(Id);
-  static constexpr Activation activation = Activation::none;
+  static constexpr Form form = Form::none;
 };
 
 template <Operand Id, class T>
@@ -81,6 +110,8 @@ using Azp = ColOrScalar<Operand::azp, int32_t>;
 using AzpAdj = Row<Operand::azp_adj, int32_t>;
 using AzpWithAdj = Row<Operand::azp_with_adj, int32_t>;
 using Residual = Full<Operand::residual, float>;  // widened, as a bias is
+using OutScale = ColOrScalar<Operand::out_scale, float>;
+using OutAzp = ColOrScalar<Operand::out_azp, int32_t>;
 
 // An operand that may be absent and then reads as its neutral value.
 template <class L>
@@ -91,8 +122,8 @@ struct Optional : L {
 // What an absent operand reads as, so that the bits are those of an epilogue without it. identity.h
 // proves for every registered epilogue that they are. RN(x + -0.0) is x for every x, -0.0 and NaN
 // included (+0.0 would turn -0.0 into +0.0). A zero point of 1 leaves the column's term as it is,
-// and a term of 0 leaves the accumulator as it is. Scales have no neutral value: they are always
-// given.
+// and a term of 0 leaves the accumulator as it is. The factors' scales have no neutral value: they
+// are always given.
 template <Operand Id>
 struct Neutral;
 template <>
@@ -111,6 +142,14 @@ template <>
 struct Neutral<Operand::azp_adj> {
   static constexpr int32_t value = 0;
 };
+template <>
+struct Neutral<Operand::out_scale> {  // nothing is divided by it: D's dtype then is no 8-bit one
+  static constexpr float value = 1.0f;
+};
+template <>
+struct Neutral<Operand::out_azp> {
+  static constexpr int32_t value = 0;
+};
 
 // --- operations --------------------------------------------------------------------------------
 // Integer operations wrap modulo 2^32; float operations round to nearest even, one rounding each.
@@ -125,29 +164,64 @@ template <class Op, class... Args>
 struct Apply {
   static constexpr OperandSet required = (Args::required | ...);
   static constexpr OperandSet accepted = (Args::accepted | ...);
-  static constexpr Activation activation = Activation::none;
+  static constexpr Form form = Form::none;
 };
 
-// Two neighbouring columns made into one; only as the root of an epilogue. D then has half as many
-// columns as B, and D[m, j] = Op(E[m, 2 j], E[m, 2 j + 1]).
-template <class Op, class E>
-struct PairOfColumns {
+// --- endings -------------------------------------------------------------------------------------
+// What an epilogue may end in: Quantised, or Activated or Gated, or Quantised of one of these.
+
+// D[m, n] = f(E[m, n]), where the call says which f.
+template <class E>
+struct Activated {
+  using inner = E;
   static constexpr OperandSet required = E::required, accepted = E::accepted;
-  static constexpr Activation activation = Op::activation;
+  static constexpr Form form = Form::activated;
 };
 
-// ReGLU: RN(max(x, +0) * y), where max(NaN, +0) is NaN and max(-0, +0) is +0.
-struct ReGLU {
-  static constexpr Activation activation = Activation::reglu;
+// A gated linear unit: D has half as many columns as B, and
+// D[m, j] = RN(f(E[m, 2 j]) * E[m, 2 j + 1]). Nothing is rounded to D's dtype in between.
+template <class E>
+struct Gated {
+  using inner = E;
+  static constexpr OperandSet required = E::required, accepted = E::accepted;
+  static constexpr Form form = Form::gated;
+};
+
+// Where D's dtype has 8 bits, E in units of out_scale:
+//   int8            clamp(rne(RN(E / out_scale)) + out_azp, -128, 127), from -127 on without
+//                   out_azp; a NaN gives 0
+//   float8_e4m3fn   RN8(clamp(RN(E * RN(1 / out_scale)), -448, 448)); a NaN stays
+// Where it is a wider float, E as it is; with Optional<OutScale> the call may have either.
+template <class E, class Scale = OutScale>
+struct Quantised {
+  using inner = E;
+  static constexpr OperandSet required = E::required | Scale::required;
+  static constexpr OperandSet accepted = E::accepted | Scale::accepted | OutAzp::accepted;
+  static constexpr Form form = E::form;
 };
 
 // --- what follows from the type ------------------------------------------------------------------
 
 // Columns of B for each column of D.
+constexpr int columns_of(Form form) { return form == Form::gated ? 2 : 1; }
+
+// Whether D may be quantised.
 template <class E>
-inline constexpr int columns_of = 1;
-template <class Op, class E>
-inline constexpr int columns_of<PairOfColumns<Op, E>> = 2;
+inline constexpr bool is_quantised = (E::accepted & bit(Operand::out_scale)) != 0;
+
+// The epilogue without its ending.
+template <class E>
+struct BodyOf {
+  using type = E;
+};
+template <class E>
+struct BodyOf<Activated<E>> : BodyOf<E> {};
+template <class E>
+struct BodyOf<Gated<E>> : BodyOf<E> {};
+template <class E, class Scale>
+struct BodyOf<Quantised<E, Scale>> : BodyOf<E> {};
+template <class E>
+using Body = typename BodyOf<E>::type;
 
 // Whether D holds the accumulators themselves.
 template <class E>

@@ -8,6 +8,10 @@
 // The first and the last hold for every float bit for bit, NaN and -0 included; the others are of
 // integers. One operand stands in for another: azp_with_adj takes the place of azp_adj where it is
 // given instead, with azp = 1.
+//
+// Two endings say themselves when they do nothing. Activated is the identity where the call asks
+// for no function, which is so for every epilogue of Form::none. Quantised is, where D's dtype has
+// not 8 bits, which the check sees to for every call without out_scale.
 #pragma once
 
 #include <type_traits>
@@ -47,9 +51,19 @@ template <class E, class Op, class... Args>
 struct Bind<E, Apply<Op, Args...>> {
   using type = Apply<Op, typename Bind<E, Args>::type...>;
 };
-template <class E, class Op, class X>
-struct Bind<E, PairOfColumns<Op, X>> {
-  using type = PairOfColumns<Op, typename Bind<E, X>::type>;
+template <class E, class X>
+struct Bind<E, Activated<X>> {
+  using bound = typename Bind<E, X>::type;
+  using type = std::conditional_t<E::form == Form::none, bound, Activated<bound>>;
+};
+template <class E, class X>
+struct Bind<E, Gated<X>> {
+  using type = Gated<typename Bind<E, X>::type>;
+};
+template <class E, class X, class Scale>
+struct Bind<E, Quantised<X, Scale>> {
+  using bound = typename Bind<E, X>::type;
+  using type = std::conditional_t<is_quantised<E>, Quantised<bound>, bound>;
 };
 
 // The identities, from the leaves up.
@@ -83,9 +97,17 @@ struct Rule<Add, X, Nothing<Operand::residual>> {
 
 template <class Op, class... Args>
 struct Reduce<Apply<Op, Args...>> : Rule<Op, Reduced<Args>...> {};
-template <class Op, class X>
-struct Reduce<PairOfColumns<Op, X>> {
-  using type = PairOfColumns<Op, Reduced<X>>;
+template <class X>
+struct Reduce<Activated<X>> {
+  using type = Activated<Reduced<X>>;
+};
+template <class X>
+struct Reduce<Gated<X>> {
+  using type = Gated<Reduced<X>>;
+};
+template <class X>
+struct Reduce<Quantised<X>> {
+  using type = Quantised<Reduced<X>>;
 };
 
 }  // namespace detail
@@ -103,6 +125,9 @@ inline constexpr bool is_same_function =
 
 static_assert(!is_same_function<ScaledEpilogueBias, ScaledEpilogue>, "a bias is not nothing");
 static_assert(!is_same_function<ScaledEpilogueAzp, ScaledEpilogueBias>, "nor is a zero point");
+static_assert(!is_same_function<ScaledEpilogueActivated, ScaledEpilogueBias>, "nor a function");
+static_assert(!is_same_function<ScaledEpilogueQuantised, ScaledEpilogueBias>, "nor a quantiser");
+static_assert(!is_same_function<ScaledEpilogueActivated, ScaledEpilogueGated>, "nor a gate");
 
 // The operands as the epilogue's instance reads them.
 inline void bind_operands(Id id, EpilogueOperand (&operands)[kNumOperands]) {

@@ -1,9 +1,11 @@
 // The registry as a table and a visitor, and the choice: which epilogue a call's operands and
-// attributes select. Nothing chooses again after that.
+// activation select. Nothing chooses again after that.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "epilogue/epilogues.h"
@@ -23,13 +25,12 @@ struct Entry {
   const char* name;
   OperandSet required;
   OperandSet accepted;
-  Activation activation;
-  int columns;  // of B, for each column of D
+  Form form;
+  constexpr int columns() const { return columns_of(form); }  // of B, for each column of D
 };
 
 inline constexpr Entry kRegistry[] = {
-#define EPILOGUE(name, instance) \
-  {Id::name, #name, name::required, name::accepted, name::activation, columns_of<name>},
+#define EPILOGUE(name, instance) {Id::name, #name, name::required, name::accepted, name::form},
 #include "epilogue/registry.def"
 #undef EPILOGUE
 };
@@ -64,6 +65,14 @@ constexpr decltype(auto) with_instance(Id id, Use&& use) {
   __builtin_unreachable();
 }
 
+// The activation of that name; null where there is none.
+inline const Activation* find_activation(std::string_view name) {
+  const auto* const end = std::end(kActivations);
+  const auto* const found = std::find_if(std::begin(kActivations), end,
+                                         [&](const Activation& each) { return each.name == name; });
+  return found == end ? nullptr : found;
+}
+
 inline std::string names(OperandSet operands) {
   std::string text;
   for (int i = 0; i < kNumOperands; ++i) {
@@ -72,15 +81,15 @@ inline std::string names(OperandSet operands) {
   return text;
 }
 
-// The epilogue of the activation that needs nothing but the operands given and reads them all. When
-// there is none, the refusal tells what the nearest one would have: it has room for most of the
-// operands, then lacks the fewest.
-inline Id choose(OperandSet given, Activation activation) {
+// The epilogue of the activation's form that needs nothing but the operands given and reads them
+// all. When there is none, the refusal tells what the nearest one would have: it has room for most
+// of the operands, then lacks the fewest.
+inline Id choose(OperandSet given, const Activation& activation) {
   constexpr OperandSet scales = ScaledEpilogue::required;
   const Entry* nearest = nullptr;
   int least = 0;
   for (const Entry& entry : kRegistry) {
-    if (entry.activation != activation || entry.accepted == 0) continue;  // 0: int8_mm's
+    if (entry.form != activation.form || entry.accepted == 0) continue;  // 0: int8_mm's
     const OperandSet unread = given & ~entry.accepted, lacking = entry.required & ~given;
     if (!unread && !lacking) return entry.id;
     const int distance = kNumOperands * std::popcount(unread) + std::popcount(lacking);
@@ -91,9 +100,8 @@ inline Id choose(OperandSet given, Activation activation) {
   }
   const OperandSet unread = given & ~nearest->accepted, lacking = nearest->required & ~given;
   std::string others = names(given & ~unread & ~scales);
-  if (activation != Activation::none) {
-    others += (others.empty() ? "" : ", ") +
-              cat("activation='", kActivationNames[static_cast<int>(activation)], "'");
+  if (activation.form != Form::none) {
+    others += (others.empty() ? "" : ", ") + cat("activation='", activation.name, "'");
   }
   const std::string which = cat(" with ", others, " (", nearest->name, ")");
   if (unread) refuse(names(unread), "not be given together" + which, names(given & ~scales));

@@ -85,21 +85,39 @@ void add_output(Checked<Int8Problem>& checked, const Tensor& a, const Tensor& b,
   must_lie_apart(d, "b", b);
 }
 
-DType check_out_dtype(ScalarType dtype) {
-  if (const std::optional<DType> known = dtype_of(dtype)) return *known;
-  std::string names;
+// `quantises`: an 8-bit dtype will do as well.
+DType check_out_dtype(ScalarType dtype, bool quantises) {
+  const std::optional<DType> known = quantises ? out_dtype_of(dtype) : dtype_of(dtype);
+  if (known) return *known;
+  std::string names, names8;
 #define DTYPE(name, scalar_type, storage) names += (names.empty() ? "" : ", ") + std::string(#name);
+#define DTYPE8(name, scalar_type, storage) names8 += ", " + std::string(#name);
 #include "dtypes.def"
+#undef DTYPE8
 #undef DTYPE
-  refuse("out_dtype", "be one of " + names, name(dtype));
+  refuse("out_dtype", "be one of " + names + (quantises ? names8 : ""), name(dtype));
+}
+
+// 8 bits want a scale, and no other output has one; a zero point is an integer's.
+void check_quantises(const std::optional<Tensor>& out_scale, const std::optional<Tensor>& out_azp,
+                     DType out_dtype) {
+  const std::string with = "with out_dtype=" + name(scalar_type(out_dtype));
+  if (is_8_bit(out_dtype) && !out_scale) refuse("out_scale", "be given " + with, "None");
+  if (!is_8_bit(out_dtype) && out_scale) {
+    refuse("out_scale", "not be given " + with, shape(*out_scale));
+  }
+  if (out_dtype != DType::int8 && out_azp) {
+    refuse("out_azp", "not be given " + with, shape(*out_azp));
+  }
 }
 
 Activation check_activation(const std::optional<std::string>& wanted) {
-  if (!wanted) return Activation::none;
+  if (!wanted) return kActivations[0];
+  const Activation* const found = epilogue::find_activation(*wanted);
+  if (found && found->form != Form::none) return *found;
   std::string names;
-  for (int i = 1; i < kNumActivations; ++i) {
-    if (*wanted == kActivationNames[i]) return static_cast<Activation>(i);
-    names += (i > 1 ? ", " : "") + std::string(kActivationNames[i]);
+  for (const Activation& each : kActivations) {
+    if (each.form != Form::none) names += (names.empty() ? "" : ", ") + std::string(each.name);
   }
   refuse("activation", "be None or one of " + names, *wanted);
 }
@@ -142,7 +160,9 @@ OperandSet check_operand(const std::optional<Tensor>& given, const Rows& rows,
   Int8Problem& p = checked.problem;
   const char* argument = kOperandNames[static_cast<int>(Leaf::id)];
   constexpr bool may_be_narrow = Leaf::id == Operand::bias || Leaf::id == Operand::residual;
-  if (may_be_narrow) {
+  if (may_be_narrow && is_8_bit(p.size.out_dtype)) {
+    must_be_float(argument, *given);
+  } else if (may_be_narrow) {
     must_be_float32_or(argument, *given, "the output's", scalar_type(p.size.out_dtype));
   } else {
     must_be(argument, *given,
@@ -176,10 +196,12 @@ Checked<Int8Problem> check_scaled_mm(
     const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
     const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
     const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
-    const std::optional<ScalarType>& out_dtype, const Shape& b_shape, bool b_settled,
+    const std::optional<ScalarType>& out_dtype, const std::optional<Tensor>& out_scale,
+    const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled,
     const std::optional<Tensor>& out) {
-  const DType dtype = check_out_dtype(out_dtype.value_or(ScalarType::BFloat16));
+  const DType dtype = check_out_dtype(out_dtype.value_or(ScalarType::BFloat16), true);
   const Activation wanted = check_activation(activation);
+  check_quantises(out_scale, out_azp, dtype);
   Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
   Int8Problem::Size& size = checked.problem.size;
   size.out_dtype = dtype;
@@ -187,12 +209,12 @@ Checked<Int8Problem> check_scaled_mm(
   OperandSet given =
       check_operands(rows, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, out, checked);
   given |= check_operand<epilogue::Residual>(residual, rows, out, checked);
+  given |= check_operand<epilogue::OutScale>(out_scale, rows, out, checked);
+  given |= check_operand<epilogue::OutAzp>(out_azp, rows, out, checked);
   size.epilogue = epilogue::choose(given, wanted);
-  const epilogue::Entry& entry = epilogue::entry(size.epilogue);
-  if (size.n % entry.columns) {
-    refuse("b",
-           cat("have an even number of columns for activation='",
-               kActivationNames[static_cast<int>(wanted)], "'"),
+  checked.problem.function = wanted.function;
+  if (size.n % epilogue::entry(size.epilogue).columns()) {
+    refuse("b", cat("have an even number of columns for activation='", wanted.name, "'"),
            cat("N=", size.n));
   }
   add_output(checked, a, b, scalar_type(dtype), out);
@@ -215,7 +237,7 @@ Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scal
                                            ScalarType out_dtype) {
   Checked<Int8Problem> checked;
   Int8Problem::Size& size = checked.problem.size;
-  size.out_dtype = check_out_dtype(out_dtype);
+  size.out_dtype = check_out_dtype(out_dtype, false);
   must_be("acc", acc, ScalarType::Int);
   if (acc.dim() < 1) refuse("acc", "have at least one dimension [..., N]", shape(acc));
   size.m = count_rows(acc);
@@ -223,7 +245,7 @@ Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scal
   checked.problem.acc = operand_along(epilogue::Axis::Full, acc, checked.inputs);
   const OperandSet given = check_operands({"acc", acc}, scale_a, scale_b, bias, azp, azp_adj,
                                           azp_with_adj, std::nullopt, checked);
-  size.epilogue = epilogue::choose(given, Activation::none);
+  size.epilogue = epilogue::choose(given, kActivations[0]);
   add_output(checked, acc, acc, out_dtype, std::nullopt);
   return checked;
 }

@@ -34,7 +34,7 @@ struct Int8Problem {
 
     bool operator==(const Size&) const = default;
     bool is_raw() const { return epilogue == epilogue::Id::RawAccumulator; }
-    int64_t out_columns() const { return n / epilogue::entry(epilogue).columns; }
+    int64_t out_columns() const { return n / epilogue::entry(epilogue).columns(); }
     int out_bytes() const { return is_raw() ? 4 : size_of(out_dtype); }  // of an element of D
     // Of the weight; of every operand once and of D.
     double weight_bytes() const { return double(n) * double(k); }
@@ -49,6 +49,7 @@ struct Int8Problem {
   Weight b;
   EpilogueOperand acc;  // int32 [M, N], columns side by side: sums that stand in A and B's place
   EpilogueOperand operands[kNumOperands];  // by Operand
+  Function function = Function::none;      // of an epilogue that has one
   void* d = nullptr;
 };
 
@@ -63,7 +64,8 @@ Checked<Int8Problem> check_scaled_mm(
     const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
     const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
     const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
-    const std::optional<ScalarType>& out_dtype, const Shape& b_shape, bool b_settled,
+    const std::optional<ScalarType>& out_dtype, const std::optional<Tensor>& out_scale,
+    const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled,
     const std::optional<Tensor>& out);
 Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
                                    bool b_settled, const std::optional<Tensor>& out);
@@ -84,11 +86,13 @@ struct Int8Ops {
                           const std::optional<Tensor>& azp_with_adj,
                           const std::optional<Tensor>& residual,
                           const std::optional<std::string>& activation,
-                          const std::optional<ScalarType>& out_dtype, const Shape& b_shape,
+                          const std::optional<ScalarType>& out_dtype,
+                          const std::optional<Tensor>& out_scale,
+                          const std::optional<Tensor>& out_azp, const Shape& b_shape,
                           bool b_settled) {
     return computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj,
-                                    residual, activation, out_dtype, b_shape, b_settled,
-                                    std::nullopt));
+                                    residual, activation, out_dtype, out_scale, out_azp, b_shape,
+                                    b_settled, std::nullopt));
   }
   static Tensor scaled_mm_plain(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                 const Tensor& scale_b, const std::optional<Tensor>& bias,
@@ -101,10 +105,12 @@ struct Int8Ops {
                             const std::optional<Tensor>& azp_with_adj,
                             const std::optional<Tensor>& residual,
                             const std::optional<std::string>& activation,
-                            const std::optional<ScalarType>& out_dtype, const Shape& b_shape,
+                            const std::optional<ScalarType>& out_dtype,
+                            const std::optional<Tensor>& out_scale,
+                            const std::optional<Tensor>& out_azp, const Shape& b_shape,
                             bool b_settled, const Tensor& out) {
     computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual,
-                             activation, out_dtype, b_shape, b_settled, out));
+                             activation, out_dtype, out_scale, out_azp, b_shape, b_settled, out));
   }
   static Tensor int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape, bool b_settled) {
     return computed(check_int8_mm(a, b, b_shape, b_settled, std::nullopt));

@@ -2,7 +2,8 @@
 
     arguments.py   what every op asks of its arguments, and makes of its errors
     shapes.py      what every shape-only kernel asks
-    int8.py        scaled_mm, int8_mm, pack_weight_int8, and PackedWeight in packed_weight.py
+    int8.py        scaled_mm, int8_mm, interleave_gate_up, pack_weight_int8; PackedWeight is in
+                   packed_weight.py
     azp.py         azp_adj, azp_with_adj
     quantize.py    quantize_int8, quantize_weight_int8
     produce.py     rms_norm_quantize_int8 and its like: producers that write int8
@@ -15,7 +16,7 @@ that `torch.compile` and `torch.export` run.
 """
 
 from .azp import azp_adj, azp_with_adj
-from .int8 import int8_mm, pack_weight_int8, scaled_mm
+from .int8 import int8_mm, interleave_gate_up, pack_weight_int8, scaled_mm
 from .lowbit import awq_dequantize, awq_gemm
 from .mixed import mixed_mm
 from .mixed_weight import MixedWeight, pack_weight
@@ -44,6 +45,7 @@ __all__ = [
     "layer_norm_quantize_int8",
     "mixed_mm",
     "pack_awq",
+    "interleave_gate_up",
     "pack_weight",
     "pack_weight_int8",
     "produce_int8",

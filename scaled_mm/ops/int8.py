@@ -11,7 +11,15 @@ from torch.compiler import is_compiling
 
 from .arguments import accept, accept_out, are_tensors, explained, factor_arguments, written
 from .packed_weight import PackedWeight, settle
-from .shapes import must, must_share_device, output, product_sizes, weight_sizes
+from .shapes import (
+    must,
+    must_have_dim,
+    must_share_device,
+    output,
+    product_sizes,
+    shape_text,
+    weight_sizes,
+)
 
 _scaled_mm = torch.ops.scaled_mm.scaled_mm.default
 _scaled_mm_out = torch.ops.scaled_mm.scaled_mm.out
@@ -22,6 +30,9 @@ _int8_mm_out = torch.ops.scaled_mm.int8_mm.out
 _pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
 
 _BIAS = {"bias"}
+
+GATED = ("reglu", "swiglu", "geglu", "geglu_tanh")
+"""The activations that make one column of two."""
 
 
 def scaled_mm(
@@ -37,19 +48,26 @@ def scaled_mm(
     residual: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    out_scale: Tensor | None = None,
+    out_azp: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Int8 matrix product with the dequantisation fused into its epilogue.
 
         X = scale_a * scale_b * (A B - azp * 1 B) + bias
-        D = X,  or  X + residual,  or  max(X[:, 0::2], 0) * X[:, 1::2]  (activation="reglu")
+        Y = X,  or  X + residual,  or  f(X),  or  f(X[:, 0::2]) * X[:, 1::2]
+        D = Y in out_dtype,  or  Y / out_scale (+ out_azp) in int8 or float8_e4m3fn
 
     The product is exact, the rest is float32 in a fixed order (docs/numerics.md), so the bits of D
     do not depend on tiles, threads, instruction set, device, or how M is cut. The operands given
     and the activation choose the epilogue: ScaledEpilogue; with bias ScaledEpilogueBias; with
     azp_with_adj ScaledEpilogueAzp; with azp and azp_adj ScaledEpilogueAzpPerToken, both with or
     without bias. Each of these forms also has an epilogue that ends in Residual, with a residual,
-    and one that ends in ReGLU.
+    one in Activated and one in Gated, with an activation, and one in Quantised, with out_scale
+    alone.
+
+    Nothing is rounded between X and D but by the float32 operations themselves: a gated activation
+    in int8 has the bits of `silu_mul_quantize_int8` of the float32 X, by the scale given.
 
     Args:
         a: int8 [..., K], the activations; any strides and alignment. Fast: rows contiguous.
@@ -57,24 +75,32 @@ def scaled_mm(
             transpose of a contiguous [N, K] weight; other strides are packed at every call.
         scale_a: float32, one element, or one per token in shape [...] or [..., 1].
         scale_b: float32, one element, or one per channel in shape [N] or [1, N].
-        bias: out_dtype or float32, [N] or [1, N].
+        bias: out_dtype or float32, [N] or [1, N]; with 8 bits any of the wider dtypes.
         azp: int32, the activations' zero points, shaped like scale_a; needs azp_adj.
         azp_adj: int32 [N] or [1, N], the column sums of b (`scaled_mm.azp_adj`). Any other vector
             is legal too: the result then is a rank-1 update of the product.
         azp_with_adj: int32 [N] or [1, N], one per-tensor zero point times the column sums
             (`scaled_mm.azp_with_adj`); instead of azp and azp_adj.
         residual: out_dtype or float32, [..., N], any strides: added after everything else, in
-            float32, before the one rounding to out_dtype. Not with an activation.
-        activation: None, or "reglu": columns 2 j and 2 j + 1 of b are a gate and a value, as in a
-            gate-up projection whose columns are interleaved. N must be even. On a GPU it runs on
-            the streaming kernels, which are made for few tokens.
-        out_dtype: bfloat16, float16 or float32.
+            float32, before the one rounding to out_dtype. Not with an activation, nor in 8 bits.
+        activation: None; f of each column: "relu", "silu", "gelu" (by erf) or "gelu_tanh"; or a
+            gated linear unit: "reglu", "swiglu", "geglu" or "geglu_tanh". Then columns 2 j and
+            2 j + 1 of b are a gate and a value, as `interleave_gate_up` lays them, and N must be
+            even.
+        out_dtype: bfloat16, float16 or float32; or, with out_scale, int8 or float8_e4m3fn.
+        out_scale: float32, one element, or one per token, shaped like scale_a: the scale that the
+            next product is given as its scale_a. int8: clamp(round(Y / out_scale) + out_azp,
+            -128, 127), from -127 on without out_azp: the formula of `quantize_int8` with a scale
+            given; a NaN gives 0. float8_e4m3fn: Y times RN(1 / out_scale), saturated at 448, as
+            vLLM's static fp8 quantiser has it (torch's cast alone would give NaN beyond 464); a
+            NaN stays.
+        out_azp: int32, zero points of an int8 output, shaped like out_scale.
         out: a tensor to write D into, of out_dtype and D's shape, on a's device, contiguous; on
             CUDA it begins at a multiple of 16 bytes. Between its first element and its last lies
             no element of an operand.
 
     Returns:
-        D [..., N] of out_dtype; [..., N/2] with activation="reglu"; `out` itself, where it is
+        D [..., N] of out_dtype; [..., N/2] with a gated activation; `out` itself, where it is
         given.
 
     Raises:
@@ -84,7 +110,7 @@ def scaled_mm(
         torch.OutOfMemoryError: there is no memory for D.
 
     Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
-    algebra, Shazeer (2020) for ReGLU.
+    algebra, Shazeer (2020) for the gated linear units, Micikevicius et al. (2022) for e4m3.
     """
     options: dict[str, Any] = {}  # only what is not a default: each costs the dispatcher 0.6 us
     if azp is not None:
@@ -95,6 +121,10 @@ def scaled_mm(
         options["azp_with_adj"] = azp_with_adj
     if residual is not None:
         options["residual"] = residual
+    if out_scale is not None:
+        options["out_scale"] = out_scale
+    if out_azp is not None:
+        options["out_azp"] = out_azp
     if out is not None:
         options["out"] = out
     if not options and activation is None and out_dtype is torch.bfloat16:
@@ -237,6 +267,40 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
     return packed
 
 
+def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
+    """Columns of gate and up in turns, for a product with a gated activation.
+
+        scale_b = interleave_gate_up(scale_gate, scale_up)
+        b = pack_weight_int8(interleave_gate_up(gate, up))
+        scaled_mm(a, b, scale_a, scale_b, activation="swiglu")  # silu(A gate) * (A up)
+
+    Of any operand that has an element for each column: weights, scales, biases, column sums.
+
+    Args:
+        gate: [I] or [K, I], any dtype and strides. Of a checkpoint's weight [I, K] it is the
+            transpose.
+        up: the same shape and dtype, on the same device.
+
+    Returns:
+        [2 I] or [K, 2 I], a copy: column 2 j is gate's column j, column 2 j + 1 is up's. Of a
+        matrix it is the transpose of a contiguous one, which products read fast.
+
+    Raises:
+        ValueError: gate is neither vector nor matrix, or up does not match it.
+        TypeError: an argument is no tensor.
+    """
+    for name, x in (("gate", gate), ("up", up)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a Tensor, got {type(x).__name__}")
+    must_have_dim("gate", gate, gate.dim() in (1, 2), "be a vector [I] or a matrix [K, I]")
+    must_share_device("gate", gate, up=up)
+    must("up", up.dtype == gate.dtype, lambda: f"be {gate.dtype} as gate", lambda: str(up.dtype))
+    same = f"have gate's {shape_text(gate)}"
+    must("up", up.shape == gate.shape, lambda: same, lambda: shape_text(up))
+    columns = torch.stack((gate.movedim(-1, 0), up.movedim(-1, 0)), 1)  # [I, 2] or [I, 2, K]
+    return columns.flatten(0, 1).movedim(0, -1)
+
+
 # --- shapes only ----------------------------------------------------------------------------------
 # A fake has the whole signature of its op, and serves both of its forms.
 
@@ -254,6 +318,8 @@ def _scaled_mm_shape(
     residual: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | None = None,
+    out_azp: Tensor | None = None,
     b_shape: Sequence[int] | None = None,
     b_settled: bool = False,
     out: Tensor | None = None,
@@ -261,8 +327,9 @@ def _scaled_mm_shape(
     *rows, n = product_sizes(a, b, b_shape)
     must_share_device("a", a, scale_a=scale_a, scale_b=scale_b, bias=bias, azp=azp)
     must_share_device("a", a, azp_adj=azp_adj, azp_with_adj=azp_with_adj, residual=residual)
-    if activation == "reglu":
-        even = "have an even number of columns for activation='reglu'"
+    must_share_device("a", a, out_scale=out_scale, out_azp=out_azp)
+    if activation in GATED:
+        even = f"have an even number of columns for activation={activation!r}"
         must("b", n % 2 == 0, lambda: even, lambda: f"N={n}")
         n = n // 2
     return output(out, "a", a, [*rows, n], out_dtype or torch.bfloat16)

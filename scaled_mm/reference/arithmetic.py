@@ -1,7 +1,8 @@
 """The arithmetics an epilogue of the reference can be evaluated in.
 
-An epilogue (`epilogues.py`) is written once over a few verbs: `integer`, `mul`, `fma`, `add` and
-`reglu`. It means
+An epilogue (`epilogues.py`) is written once over a few verbs: `integer`, `mul`, `fma`, `add`,
+`activated` (a function of each column) and `gated` (one of each even column, times the odd one). It
+means
 
 * in `Float32` the bit contract (R1): int32 wraps, every operation rounds once to float32;
 * in `Exact` the algebra (R0): nothing is rounded before the conversion to the output dtype;
@@ -18,10 +19,13 @@ depends on a fused multiply-add or a long double.
 # (numpy types its operators as Any)
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from .functions import Function
 
 Array = np.ndarray
 
@@ -139,10 +143,13 @@ class Float32:
         return x + y
 
     @staticmethod
-    def reglu(x: Array) -> Array:
-        """max(gate, +0) * value, gates and values in turn along the columns; a NaN stays."""
-        gate = x[:, 0::2]
-        return np.where(gate > 0, gate, np.where(np.isnan(gate), gate, np.float32(0))) * x[:, 1::2]
+    def activated(x: Array, function: Function) -> Array:
+        return function.float32(x)
+
+    @staticmethod
+    def gated(x: Array, function: Function) -> Array:
+        """f(gate) * value, gates and values in turn along the columns."""
+        return function.float32(x[:, 0::2]) * x[:, 1::2]
 
     @staticmethod
     def value(x: Array) -> Array:
@@ -183,16 +190,28 @@ class Exact:
         return cls(x.ieee + y, [*x.parts, finite])
 
     @classmethod
-    def reglu(cls, x: Exact) -> Exact:
+    def activated(cls, x: Exact, function: Function) -> Exact:
+        """Of the value rounded to float64, in float64 (but the maximum with 0, which is exact)."""
+        shape = np.broadcast_shapes(x.ieee.shape, *(p.shape for p in x.parts))
+        ieee = np.broadcast_to(x.ieee, shape)
+        if function.name == "relu":
+            parts = distill([np.broadcast_to(p, shape) for p in x.parts])
+            sign = np.sign(parts[0]) if parts else np.zeros(shape)
+            sign = np.where(np.isinf(ieee), np.sign(ieee), sign)  # parts are of finite terms alone
+            return cls(function.true(ieee), [np.where(sign > 0, p, 0.0) for p in parts])
+        made = function.true(np.broadcast_to(cls.value(x), shape))
+        return cls(made, [np.where(np.isfinite(made), made, 0.0)])
+
+    @classmethod
+    def gated(cls, x: Exact, function: Function) -> Exact:
         """The parts of gate and value, made few by the passes of `sum_to_odd`, times each other."""
         shape = np.broadcast_shapes(x.ieee.shape, *(p.shape for p in x.parts))
         parts = distill([np.broadcast_to(p, shape) for p in x.parts])
-        sign = np.sign(parts[0][:, 0::2]) if parts else np.zeros(shape)[:, 0::2]
-        gate = np.broadcast_to(x.ieee, shape)[:, 0::2]
-        sign = np.where(np.isinf(gate), np.sign(gate), sign)  # the parts are of finite terms alone
-        gates = [half for p in parts for half in split(np.where(sign > 0, p[:, 0::2], 0.0))]
+        ieee = np.broadcast_to(x.ieee, shape)
+        gate = cls.activated(cls(ieee[:, 0::2], [p[:, 0::2] for p in parts]), function)
+        gates = [half for p in gate.parts for half in split(p)]
         values = [half for p in parts for half in split(p[:, 1::2])]
-        return cls(Float32.reglu(x.ieee), [gate * value for gate in gates for value in values])
+        return cls(gate.ieee * ieee[:, 1::2], [g * value for g in gates for value in values])
 
     @staticmethod
     def value(x: Exact) -> Array:
@@ -229,7 +248,11 @@ class Magnitude(NamedTuple):
         return cls(x.size + np.abs(np.float64(y)), x.inside)
 
     @classmethod
-    def reglu(cls, x: Magnitude) -> Magnitude:
+    def activated(cls, x: Magnitude, function: Function) -> Magnitude:
+        return x
+
+    @classmethod
+    def gated(cls, x: Magnitude, function: Function) -> Magnitude:
         size = x.size[:, 0::2] * x.size[:, 1::2]
         normal = (size >= FLT_MIN) & (size <= FLOAT32.max)
         inside = np.broadcast_to(x.inside, x.size.shape)

@@ -28,6 +28,8 @@ def to_tensor(x: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if dtype is torch.bfloat16:  # the upper half of a float32
         halves = np.ascontiguousarray(x, np.float32).view(np.int32) >> 16
         return torch.from_numpy(halves.astype(np.int16)).view(dtype).reshape(shape)
+    if dtype is torch.float8_e4m3fn:  # which numpy has not; torch's cast of its values is exact
+        return torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(dtype).reshape(shape)
     return torch.from_numpy(np.ascontiguousarray(x, NUMPY[dtype])).reshape(shape)
 
 

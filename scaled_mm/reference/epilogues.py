@@ -6,49 +6,52 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .arithmetic import Array
+from .functions import FUNCTIONS, GATES, Function
 
 NO_BIAS = np.full((1, 1), -0.0, np.float32)  # -0.0 is what fma adds without changing a bit
 
 # `num` is the arithmetic (Float32 for R1, Exact for R0), `acc` = A B is int64 [M, N], scale_a and
 # azp are [M, 1] or [1, 1], a residual is [M, N], everything else is [1, N] or [1, 1]. A parameter
 # without default is an operand the epilogue needs, one with a default may be absent; the epilogue
-# of the activation whose parameters match the operands given is the one that runs.
+# of the activation's form whose parameters match the operands given is the one that runs.
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """An epilogue: its formula, the operands it reads, and the activation that asks for it."""
+    """An epilogue: its formula up to the activation, the operands it reads, and the form of the
+    activation that asks for it."""
 
     formula: Callable[..., Any]
     operands: dict[str, bool]
     """Name -> whether it is needed."""
-    activation: str | None
-
-    @property
-    def name(self) -> str:
-        """As csrc/epilogue/registry.def has it."""
-        parts = self.formula.__name__.split("_")
-        return "".join("ReGLU" if part == "reglu" else part.capitalize() for part in parts)
+    name: str
+    """As csrc/epilogue/registry.def has it."""
+    form: str | None = None
+    """What the activation makes of the columns: None, "activated" or "gated"."""
 
 
 EPILOGUES: list[Epilogue] = []
 """Every epilogue."""
 
 
-def _epilogue(activation: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _, _, *operands = inspect.signature(function).parameters.values()
-        needed = {p.name: p.default is p.empty for p in operands}
-        EPILOGUES.append(Epilogue(function, needed, activation))
-        return function
+def _operands_of(formula: Callable[..., Any]) -> dict[str, bool]:
+    _, _, *operands = inspect.signature(formula).parameters.values()
+    return {p.name: p.default is p.empty for p in operands}
 
-    return register
+
+def _name_of(formula: Callable[..., Any]) -> str:
+    return "".join(part.capitalize() for part in formula.__name__.split("_"))
+
+
+def _epilogue(formula: Callable[..., Any]) -> Callable[..., Any]:
+    EPILOGUES.append(Epilogue(formula, _operands_of(formula), _name_of(formula)))
+    return formula
 
 
 def _rescaled(num: Any, t: Array, scale_a: Array, scale_b: Array, bias: Array = NO_BIAS) -> Any:
@@ -56,19 +59,19 @@ def _rescaled(num: Any, t: Array, scale_a: Array, scale_b: Array, bias: Array = 
     return num.fma(scale_a, num.mul(scale_b, num.integer(t)), bias)
 
 
-@_epilogue()
+@_epilogue
 def scaled_epilogue(num: Any, acc: Array, scale_a: Array, scale_b: Array) -> Any:
     """ScaledEpilogue: D = s_a (s_b acc)"""
     return num.mul(scale_a, num.mul(scale_b, num.integer(acc)))
 
 
-@_epilogue()
+@_epilogue
 def scaled_epilogue_bias(num: Any, acc: Array, scale_a: Array, scale_b: Array, bias: Array) -> Any:
     """ScaledEpilogueBias: D = s_a (s_b acc) + bias"""
     return _rescaled(num, acc, scale_a, scale_b, bias)
 
 
-@_epilogue()
+@_epilogue
 def scaled_epilogue_azp(
     num: Any, acc: Array, scale_a: Array, scale_b: Array, azp_with_adj: Array, bias: Array = NO_BIAS
 ) -> Any:
@@ -76,7 +79,7 @@ def scaled_epilogue_azp(
     return _rescaled(num, acc - azp_with_adj, scale_a, scale_b, bias)
 
 
-@_epilogue()
+@_epilogue
 def scaled_epilogue_azp_per_token(
     num: Any,
     acc: Array,
@@ -93,7 +96,7 @@ def scaled_epilogue_azp_per_token(
 # --- the same plus a residual ---------------------------------------------------------------------
 
 
-@_epilogue()
+@_epilogue
 def scaled_epilogue_residual(
     num: Any,
     acc: Array,
@@ -106,7 +109,7 @@ def scaled_epilogue_residual(
     return num.add(_rescaled(num, acc, scale_a, scale_b, bias), residual)
 
 
-@_epilogue()
+@_epilogue
 def scaled_epilogue_azp_residual(
     num: Any,
     acc: Array,
@@ -120,7 +123,7 @@ def scaled_epilogue_azp_residual(
     return num.add(_rescaled(num, acc - azp_with_adj, scale_a, scale_b, bias), residual)
 
 
-@_epilogue()
+@_epilogue
 def scaled_epilogue_azp_per_token_residual(
     num: Any,
     acc: Array,
@@ -135,45 +138,59 @@ def scaled_epilogue_azp_per_token_residual(
     return num.add(_rescaled(num, acc - azp * azp_adj, scale_a, scale_b, bias), residual)
 
 
-# --- the same, and pairs of columns made into one -------------------------------------------------
+# --- the same in 8 bits, and with an activation, in 8 bits or not ---------------------------------
 
 
-@_epilogue("reglu")
-def scaled_epilogue_reglu(
+def _with_endings(body: Epilogue, stem: str) -> None:
+    """Registers what may follow `body`: a quantiser; an activation of one column or of two."""
+    scale = {"out_scale": True, "out_azp": False}
+    EPILOGUES.append(replace(body, name=f"{stem}Quantised", operands={**body.operands, **scale}))
+    for form in ("activated", "gated"):
+        operands = {**body.operands, **dict.fromkeys(scale, False)}
+        name = f"{stem}{form.capitalize()}"
+        EPILOGUES.append(replace(body, name=name, operands=operands, form=form))
+
+
+def _rescaled_with_bias(
     num: Any, acc: Array, scale_a: Array, scale_b: Array, bias: Array = NO_BIAS
 ) -> Any:
-    """ScaledEpilogueReGLU: X = s_a (s_b acc) + bias, D = max(X[:, 0::2], 0) X[:, 1::2]"""
-    return num.reglu(_rescaled(num, acc, scale_a, scale_b, bias))
+    return _rescaled(num, acc, scale_a, scale_b, bias)
 
 
-@_epilogue("reglu")
-def scaled_epilogue_azp_reglu(
-    num: Any, acc: Array, scale_a: Array, scale_b: Array, azp_with_adj: Array, bias: Array = NO_BIAS
-) -> Any:
-    """ScaledEpilogueAzpReGLU: X = s_a (s_b (acc - azp_with_adj)) + bias, D as above"""
-    return num.reglu(_rescaled(num, acc - azp_with_adj, scale_a, scale_b, bias))
+for _formula in (_rescaled_with_bias, scaled_epilogue_azp, scaled_epilogue_azp_per_token):
+    _stem = "ScaledEpilogue" if _formula is _rescaled_with_bias else _name_of(_formula)
+    _with_endings(Epilogue(_formula, _operands_of(_formula), _stem), _stem)
 
 
-@_epilogue("reglu")
-def scaled_epilogue_azp_per_token_reglu(
-    num: Any,
-    acc: Array,
-    scale_a: Array,
-    scale_b: Array,
-    azp: Array,
-    azp_adj: Array,
-    bias: Array = NO_BIAS,
-) -> Any:
-    """ScaledEpilogueAzpPerTokenReGLU: X = s_a (s_b (acc - azp azp_adj)) + bias, D as above"""
-    return num.reglu(_rescaled(num, acc - azp * azp_adj, scale_a, scale_b, bias))
+FORMS: dict[str | None, tuple[str | None, Function | None]] = {
+    None: (None, None),
+    **{name: ("activated", function) for name, function in FUNCTIONS.items()},
+    **{glu: ("gated", FUNCTIONS[name]) for glu, name in GATES.items()},
+}
+"""Activation -> what it makes of the columns, and by which function."""
 
 
 def choose_epilogue(given: set[str], activation: str | None = None) -> Epilogue:
-    """The epilogue of the activation that needs no operand but those given and takes them all."""
+    """The epilogue of the activation's form that needs no operand but those given and takes all."""
+    form, _ = FORMS[activation]
     for epilogue in EPILOGUES:
         needed = {name for name, is_needed in epilogue.operands.items() if is_needed}
-        if epilogue.activation == activation and needed <= given <= set(epilogue.operands):
+        if epilogue.form == form and needed <= given <= set(epilogue.operands):
             return epilogue
     raise ValueError(
         f"no epilogue takes the operands {', '.join(sorted(given))} with activation={activation!r}"
     )
+
+
+def evaluate(
+    num: Any, epilogue: Epilogue, acc: Array, operands: dict[str, Array], activation: str | None
+) -> Any:
+    """D before it is rounded or quantised: the formula of the operands that it reads, then the
+    activation. The output's scale and zero point are for `store` (int8.py)."""
+    x = epilogue.formula(
+        num, acc, **{name: t for name, t in operands.items() if not name.startswith("out_")}
+    )
+    form, function = FORMS[activation]
+    if form is None:
+        return x
+    return num.activated(x, function) if form == "activated" else num.gated(x, function)

@@ -5,6 +5,10 @@
 # (numpy types its operators as Any)
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
 from .arithmetic import Array, fma32
@@ -103,3 +107,30 @@ def gelu_tanh(x: Array) -> Array:
 
 
 ACTIVATIONS = {"relu": relu, "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+class Function(NamedTuple):
+    """A function that an epilogue applies: the sequence in float32, and the true value of float64
+    arguments, to float64's accuracy."""
+
+    name: str
+    float32: Callable[[Array], Array]
+    true: Callable[[Array], Array]
+
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _true_gelu_tanh(x: Array) -> Array:
+    return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)))
+
+
+TRUE: dict[str, Callable[[Array], Array]] = {
+    "relu": relu,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * _erfc(-x * math.sqrt(0.5)),
+    "gelu_tanh": _true_gelu_tanh,
+}
+FUNCTIONS = {name: Function(name, f, TRUE[name]) for name, f in ACTIVATIONS.items()}
+GATES = {"reglu": "relu", "swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+"""Gated linear units: the function of the gate."""
