@@ -24,6 +24,8 @@ COSINE, SQNR, SATURATED = 0.99, 10.0, 0.01
 LENGTH = 512
 """Of a calibrating sequence, in tokens."""
 DTYPES = ("bfloat16", "float16", "float32")
+OUT_DTYPES = (*DTYPES, "int8", "float8_e4m3fn")
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "reglu", "swiglu", "geglu", "geglu_tanh")
 EPILOGUES = ("scaled", "bias", "azp", "azp-per-token")
 DEVICES = ("cpu", "cuda")
 FAMILIES = ("int8", "lowbit")

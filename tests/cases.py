@@ -154,7 +154,9 @@ def _about(operands: Operands) -> Tensor:
 
 ONE = Vector((1.0,), "1")
 SUMS = Vector("sums")
-ACTIVATIONS = ("reglu",)
+GATED = ("reglu", "swiglu", "geglu", "geglu_tanh")
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", *GATED)
+OUT_DTYPES_8 = (torch.int8, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,13 @@ class Case:
     azp_with_adj: Vector | None = None
     residual: Matrix | None = None
     activation: str | None = None
+    out_scale: Vector | None = None
+    out_azp: Vector | None = None
     out_dtype: torch.dtype = torch.bfloat16
 
     def paired(self) -> Case:
         """This case with an even N, where its activation makes one column of two."""
-        return replace(self, n=self.n + self.n % 2) if self.activation else self
+        return replace(self, n=self.n + self.n % 2) if self.activation in GATED else self
 
     def build(self, device: str = "cpu", rng: np.random.Generator | None = None) -> Operands:
         """The keyword arguments of scaled_mm."""
@@ -203,11 +207,13 @@ class Case:
             ("azp", self.azp, torch.int32),
             ("azp_adj", self.azp_adj, torch.int32),
             ("azp_with_adj", self.azp_with_adj, torch.int32),
-            ("bias", self.bias, self.out_dtype),
+            ("out_scale", self.out_scale, torch.float32),
+            ("out_azp", self.out_azp, torch.int32),
+            ("bias", self.bias, torch.bfloat16 if self.out_scale else self.out_dtype),
         ):
             if vector is None:
                 continue
-            by_row = name in ("scale_a", "azp")
+            by_row = name in ("scale_a", "azp", "out_scale", "out_azp")
             flat, thick = (lead, (*lead, 1)) if by_row else ((b.shape[1],), (1, b.shape[1]))
             if vector.values == "sums":
                 sums = b.sum(0) * (1 if name == "azp_adj" else -128)
@@ -473,7 +479,52 @@ def _pairs() -> Iterator[Case]:
         yield Case(f"reglu-mixed-{end}", 40, 40, 9, out_dtype=out, **mixed, **reglu)
 
 
-CASES = {case.name: case for case in _named()}
+# What a scale of the output can be, and what divides by it.
+OUT_SCALES = (1.0, 0.0, -0.0, -2.0, 1e-44, 1e-30, 1e30, 3e38, INF, -INF, NAN)
+IN_8_BITS: dict[str, dict[str, Any]] = {
+    "int8": {"out_dtype": torch.int8, "out_scale": Vector()},
+    "int8-azp": {"out_dtype": torch.int8, "out_scale": Vector(), "out_azp": Vector("int8")},
+    "int8-tensor": {
+        "out_dtype": torch.int8,
+        "out_scale": Vector((0.75,), "1"),
+        "out_azp": Vector((-31,), "1x1"),
+    },
+    "e4m3": {"out_dtype": torch.float8_e4m3fn, "out_scale": Vector()},
+    "e4m3-tensor": {"out_dtype": torch.float8_e4m3fn, "out_scale": Vector((0.03,), "0d")},
+}
+
+
+def _endings() -> Iterator[Case]:
+    """Activations of one column and of two, and outputs of 8 bits."""
+    for activation, out in itertools.product(ACTIVATIONS, OUT_DTYPES):
+        if activation == "reglu":
+            continue  # those above
+        same = {"activation": activation, "out_dtype": out, "bias": Vector("signed")}
+        name = f"{activation}-{str(out)[6:]}"
+        yield Case(f"{name}-tiles", 70, 96, 130, **AZP_FORMS["token"], **same)
+        yield Case(f"{name}-rest", 19, 38, 21, **AZP_FORMS["with_adj"], **same)
+        yield Case(f"{name}-empty-k", n=20, k=0, **same)
+    for activation, (form, ending) in itertools.product((None, *ACTIVATIONS), IN_8_BITS.items()):
+        same = {"activation": activation, **ending}
+        name = f"{activation}-{form}"
+        small = Vector((0.003,), "1")  # so that D is not all saturated
+        yield Case(f"{name}-tiles", 70, 96, 130, scale_b=small, **AZP_FORMS["token"], **same)
+        yield Case(f"{name}-rest", 19, 38, 21, scale_b=small, bias=Vector("signed"), **same)
+        for n in (2, 6, 16, 18):
+            yield Case(f"{name}-n-{n}", 3, n, 19, scale_b=small, **same)
+        yield Case(f"{name}-no-k", n=20, k=0, bias=Vector("signed"), **same)
+    # Any value, in units of any scale: rows have scales, columns values; half of them are ties.
+    ties = tuple(i / 2 for i in range(-270, 270))
+    by = {"m": len(OUT_SCALES), "k": 1, "a": "one", "b": "one", "scale_a": ONE, "scale_b": ONE}
+    for form, ending in IN_8_BITS.items():
+        same = {**ending, "out_scale": Vector(OUT_SCALES)}
+        for kind, values in {"ties": ties, "special": SPECIAL}.items():
+            bias = Vector(tuple(x - 1 for x in values), dtype=torch.float32)  # the product is 1
+            yield Case(f"store-{kind}-{form}", n=len(values), bias=bias, **by, **same)
+
+
+PLAIN_CASES = {case.name: case for case in _named()}
+CASES = PLAIN_CASES | {case.name: case for case in _endings()}
 
 # More than 2^31 elements in a, in the output; more than 65535 tiles of 128 along M, along N.
 BIG_CASES = {
@@ -487,8 +538,9 @@ BIG_CASES = {
 }
 
 
-def random_case(rng: np.random.Generator) -> Case:
-    """Any of the cross product of shapes, layouts, operand forms, values and dtypes; small."""
+def random_case(rng: np.random.Generator, endings: bool = True) -> Case:
+    """Any of the cross product of shapes, layouts, operand forms, values and dtypes; small. Without
+    `endings` its activation can only be reglu, and D has not 8 bits."""
 
     def pick(*choices: Any) -> Any:
         return choices[rng.integers(len(choices))]
@@ -544,7 +596,15 @@ def random_case(rng: np.random.Generator) -> Case:
     )
     end = rng.random()  # drawn last: what came before is what it was
     if end < 0.25:
-        return replace(case, activation=pick(*ACTIVATIONS)).paired()
+        activation = pick(*ACTIVATIONS) if endings else "reglu"
+        case = replace(case, activation=activation).paired()
+        if endings and rng.random() < 0.4:
+            scale = vector(pick("normal", "mixed"), "0d", "1", "flat", "thick")
+            azp = pick(None, vector("int8", "0d", "1", "flat", "thick"))
+            out = pick(*OUT_DTYPES_8)
+            azp = azp if out == torch.int8 else None
+            return replace(case, out_scale=scale, out_azp=azp, out_dtype=out)
+        return case
     if end < 0.5:
         values = pick("signed", "signed", "wide", "mixed", "cancel", (pick(*SPECIAL),))
         same = "" if values == "cancel" else pick("", "", "", "rows", "columns", "rows columns")

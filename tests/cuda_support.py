@@ -233,7 +233,7 @@ def replay(acc: Tensor, operands: Operands) -> Tensor:
     d = fma(operands["scale_a"], operands["scale_b"] * t.float(), operands.get("bias", none))
     if "residual" in operands:
         d = d + operands["residual"].float()
-    if "activation" in operands:
+    if "activation" in operands:  # reglu
         gate, value = d[:, 0::2], d[:, 1::2]
         d = gate.masked_fill(gate <= 0, 0.0) * value
     return d.to(operands["out_dtype"])

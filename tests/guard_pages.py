@@ -95,7 +95,7 @@ def product(m: int, n: int, k: int, at_end: bool, column_major: bool, dtype: tor
         ("residual", {"residual": GUARDED["residual"].place(residual, at_end)})
     ]
     if n % 2 == 0:
-        more.append(("activation", {"activation": "reglu"}))
+        more.append(("activation", {"activation": "swiglu"}))
     for name, change in more:
         wanted = reference.scaled_mm(**placed, **change, out_dtype=dtype)
         for isa in each_isa():

@@ -127,15 +127,35 @@ MUTANTS = [
             ),
             "cuda-stride-ignored": ("[m * operand.row_stride + n * operand.col_stride]", "[m + n]"),
             "cuda-residual-dropped": ("return __fadd_rn(x, y);", "return x;"),
-            "cuda-gate-not-clamped": (
-                "__fmul_rn(gate > 0.0f ? gate : gate == gate ? 0.0f : gate, value)",
-                "__fmul_rn(gate, value)",
-            ),
-            "cuda-gate-of-nan-is-zero": ("gate == gate ? 0.0f : gate, value)", "0.0f, value)"),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/finish.cuh",
+        "test_cuda_rows",
+        {
+            "cuda-function-not-applied": ("apply_function(function, made);", ""),
             "cuda-gate-and-value-swapped": (
-                "return apply(Op{}, even, odd);",
-                "return apply(Op{}, odd, even);",
+                "made[i] = x[kColumns * i];",
+                "made[i] = x[kColumns * i + kColumns - 1];",
             ),
+            "cuda-out-azp-ignored": ("get(epilogue::OutAzp{}));", "0);"),
+            "cuda-int8-lowest-by-azp-turned": (
+                "quantizer_given(scale, azp, to.symmetric)",
+                "quantizer_given(scale, azp, !to.symmetric)",
+            ),
+            "cuda-e4m3-not-saturated": ("x[i] = x[i] < -448.0f ? -448.0f : x[i];", ""),
+            "cuda-e4m3-pair-swapped": ('"f"(y), "f"(x));', '"f"(x), "f"(y));'),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/cutlass3/direct.h",
+        "test_cuda_rows",
+        {
+            "cuda-quad-not-transposed": ("swap(item[1], item[3], 2);", ""),
+            "cuda-direct-second-row": ("kGroup + e / 2), kRow / 2, 0)", "kGroup + e / 2), 0, 0)"),
+            "cuda-direct-first-lane-s-columns": ("- 2 * lane + 8 * lane", "- 2 * lane"),
         },
         gpu=True,
     ),

@@ -135,8 +135,8 @@ MUTANTS = [
                 "is_chosen = chosen != nullptr;",
             ),
             "pairs-not-explained": (
-                "if (activation == kActivationNames",
-                "if (activation != kActivationNames",
+                "find_activation(activation);",
+                'find_activation("none");',
             ),
         },
     ),
@@ -206,14 +206,11 @@ MUTANTS = [
             ),
             "unknown-activation-is-none": (
                 'refuse("activation", "be None or one of " + names, *wanted);',
-                "return Activation::none;",
+                "return kActivations[0];",
             ),
             "unknown-out-dtype-is-bfloat16": (
-                "std::optional<DType> known = dtype_of(dtype)) return *known;",
-                (
-                    "std::optional<DType> known = dtype_of(dtype); true)\n    return "
-                    "known.value_or(DType::bfloat16);"
-                ),
+                "if (known) return *known;",
+                "return known.value_or(DType::bfloat16);",
             ),
         },
     ),

@@ -112,7 +112,13 @@ MUTANTS = [
         {
             "fake-product-dtype": ("out_dtype or torch.bfloat16", "torch.bfloat16"),
             "fake-of-pairs-is-whole": ("n = n // 2", "n = n"),
-            "fake-of-any-activation": ('if activation == "reglu":', "if residual is None:"),
+            "fake-of-any-activation": ("if activation in GATED:", "if residual is None:"),
+            "interleaved-halves": (
+                "torch.stack((gate.movedim(-1, 0), up.movedim(-1, 0)), 1)",
+                "torch.stack((gate.movedim(-1, 0), up.movedim(-1, 0)), 0)",
+            ),
+            "out-scale-not-passed": ('options["out_scale"] = out_scale', "pass"),
+            "out-azp-not-passed": ('options["out_azp"] = out_azp', "pass"),
             "fake-packed-size": ("((k + 3) // 4 + 1) * 64", "((k + 3) // 4) * 64"),
             "bias-not-passed": ('options["bias"] = bias', "pass"),
             "residual-not-passed": ('options["residual"] = residual', "pass"),

@@ -304,20 +304,39 @@ MUTANTS = [
         breaks_build=True,
     ),
     *of(
+        "csrc/cpu/endings.h",
+        "test_epilogues",
+        {
+            "gate-and-value-swapped": (
+                "function_of<f>(gates[n]) * values[n]",
+                "function_of<f>(values[n]) * gates[n]",
+            ),
+            "e4m3-not-saturated": ("x = x > 448.0f ? 448.0f : x;", ""),
+            "e4m3-divides": ("d[n] * reciprocal", "d[n] / scale"),
+            "e4m3-subnormals-by-truncation": ("+ 16384.0f)", "+ 16383.999f)"),
+            "int8-without-azp-down-to-128": ("azp ? -128.0f : -127.0f", "-128.0f"),
+            "output-scale-of-the-first-row": ("return data[row.m * stride];", "return data[0];"),
+        },
+    ),
+    *of(
         "csrc/epilogue/registry.def",
         "test_epilogues",
         {
             "instance-without-zero-point": (
-                "ScaledEpilogueAzp,                 ScaledEpilogueAzpPerToken)",
-                "ScaledEpilogueAzp,                 ScaledEpilogueBias)",
+                "ScaledEpilogueAzp,                  ScaledEpilogueAzpPerToken)",
+                "ScaledEpilogueAzp,                  ScaledEpilogueBias)",
             ),
             "instance-without-residual": (
-                "ScaledEpilogueAzpResidual,         ScaledEpilogueAzpPerTokenResidual)",
-                "ScaledEpilogueAzpResidual,         ScaledEpilogueAzpPerToken)",
+                "ScaledEpilogueAzpResidual,          ScaledEpilogueAzpPerTokenResidual)",
+                "ScaledEpilogueAzpResidual,          ScaledEpilogueAzpPerToken)",
             ),
             "instance-without-pairs": (
-                "ScaledEpilogueReGLU,               ScaledEpilogueAzpPerTokenReGLU)",
-                "ScaledEpilogueReGLU,               ScaledEpilogueAzpPerTokenResidual)",
+                "ScaledEpilogueGated,                ScaledEpilogueAzpPerTokenGated)",
+                "ScaledEpilogueGated,                ScaledEpilogueAzpPerTokenActivated)",
+            ),
+            "instance-without-quantiser": (
+                "ScaledEpilogueQuantised,            ScaledEpilogueAzpPerTokenActivated)",
+                "ScaledEpilogueQuantised,            ScaledEpilogueAzpPerToken)",
             ),
         },
         breaks_build=True,
@@ -329,7 +348,7 @@ MUTANTS = [
             "operand-given-and-not-read": ("if (!unread && !lacking)", "if (!lacking)"),
             "operand-needed-and-not-given": ("if (!unread && !lacking)", "if (!unread)"),
             "activation-not-asked-for": (
-                "if (entry.activation != activation || entry.accepted == 0)",
+                "if (entry.form != activation.form || entry.accepted == 0)",
                 "if (entry.accepted == 0)",
             ),
         },

@@ -192,8 +192,10 @@ def _table() -> list[Refusal]:
         "None",
         "ReGLU",
         "reglu ",
-        "relu",
-        "swiglu",
+        "GELU",
+        "gelu_erf",
+        "swish",
+        "tanh",
         "regl\u00fc",
     ):
         refuse(f"activation-{value!r}", "activation", value, activation=value)
@@ -204,7 +206,38 @@ def _table() -> list[Refusal]:
     refuse("reglu-half-bias", "bias", "(48,)", bias=torch.ones(N // 2), **reglu)
 
     refuse("out-float64", "out_dtype", "float64", out_dtype=torch.float64)
-    refuse("out-int8", "out_dtype", "int8", out_dtype=torch.int8)
+    refuse("out-uint8", "out_dtype", "uint8", out_dtype=torch.uint8)
+    refuse("out-e5m2", "out_dtype", "Float8_e5m2", out_dtype=torch.float8_e5m2)
+    to_int8 = {"out_dtype": torch.int8, "out_scale": torch.ones(1)}
+    to_fp8 = {"out_dtype": torch.float8_e4m3fn, "out_scale": torch.ones(M, 1)}
+    refuse("int8-without-scale", "out_scale", "None", out_dtype=torch.int8)
+    refuse("fp8-without-scale", "out_scale", "None", out_dtype=torch.float8_e4m3fn)
+    refuse("scale-of-bfloat16", "out_scale", "(1,)", out_scale=torch.ones(1))
+    refuse("scale-of-swiglu", "out_scale", "(1,)", activation="swiglu", out_scale=torch.ones(1))
+    refuse("azp-of-bfloat16", "out_azp", "(1,)", out_azp=_int32(1))
+    refuse("azp-of-fp8", "out_azp", "(1,)", **to_fp8, out_azp=_int32(1))
+    refuse(
+        "out-scale-short", "out_scale", "(127, 1)", **{**to_int8, "out_scale": torch.ones(M - 1, 1)}
+    )
+    refuse(
+        "out-scale-float16",
+        "out_scale",
+        "float16",
+        **{**to_int8, "out_scale": torch.ones(1, dtype=half)},
+    )
+    refuse(
+        "out-scale-grad",
+        "out_scale",
+        "requires_grad",
+        **{**to_int8, "out_scale": torch.ones(1, **grad)},
+    )
+    refuse("out-azp-int64", "out_azp", "int64", **to_int8, out_azp=_int32(1).long())
+    refuse("out-azp-columns", "out_azp", "(1, 96)", **to_int8, out_azp=_int32(1, N))
+    refuse("int8-residual", "residual", "residual", **to_int8, residual=torch.ones(M, N))
+    refuse("int8-bias-float64", "bias", "float64", **to_int8, bias=torch.ones(N).double())
+    refuse("int8-into-bfloat16", "out", "bfloat16", **to_int8, out=torch.ones(M, N).bfloat16())
+    refuse("swiglu-odd", "b", "N=95", b=_int8(K, N - 1), scale_b=torch.ones(1), activation="swiglu")
+    refuse("gelu-residual", "residual", "residual", residual=torch.ones(M, N), activation="gelu")
 
     for op, dtype in {"scaled_mm": torch.bfloat16, "int8_mm": torch.int32}.items():
         out = torch.ones(M, N, dtype=dtype)

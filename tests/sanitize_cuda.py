@@ -30,7 +30,18 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 import numpy as np
 import torch
 from awq_cases import AWQ_CASES, DTYPES, FINITE, AwqCase
-from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Vector, random_case
+from cases import (
+    AZP_FORMS,
+    COLUMN,
+    IN_8_BITS,
+    OUT_DTYPES,
+    ROW,
+    Case,
+    Layout,
+    Matrix,
+    Vector,
+    random_case,
+)
 from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
 from helpers import assert_bits
 from produce_cases import PRODUCE_CASES
@@ -48,6 +59,8 @@ ENDS: tuple[dict[str, Any], ...] = (
     {},
     {"residual": Matrix()},
     {"activation": "reglu"},
+    {"activation": "swiglu"},
+    {"activation": "gelu"},
     {"residual": Matrix(layout=Layout(pad=3, offset=1), dtype=torch.float32)},
 )
 EPILOGUES = [
@@ -56,6 +69,11 @@ EPILOGUES = [
     for out in OUT_DTYPES
     for bias in (None, Vector("signed"))
     for end in ENDS
+] + [
+    {**azp, "activation": activation, **ending}
+    for azp in AZP_FORMS.values()
+    for activation in (None, "silu", "geglu")
+    for ending in IN_8_BITS.values()
 ]
 LAYOUTS = {
     "plain": (ROW, COLUMN),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import CASES, OUT_DTYPES, Case, Vector, random_case
+from cases import OUT_DTYPES, PLAIN_CASES, Case, Vector, random_case
 
 from scaled_mm import reference
 from scaled_mm.reference.accuracy import BOUND_ULP, AccuracyReport
@@ -32,8 +32,10 @@ def plain(**changes: Any) -> dict[str, Any]:
 def test_reference_passes() -> None:
     """R1 is within its bound everywhere, and R0 within half an ulp of itself."""
     rng = np.random.default_rng(1)
-    named = (case.build() for case in CASES.values())
-    for operands in itertools.chain(named, (random_case(rng).build(rng=rng) for _ in range(1000))):
+    named = (case.build() for case in PLAIN_CASES.values())
+    for operands in itertools.chain(
+        named, (random_case(rng, endings=False).build(rng=rng) for _ in range(1000))
+    ):
         report = check(operands)
         assert report.ok, report
         exact = check(operands, reference.scaled_mm_exact(**operands))
@@ -123,7 +125,7 @@ def test_someone_elses_epilogue() -> None:
 
 def test_empty() -> None:
     for name in ("empty-m-none-False", "empty-n-none-False"):
-        report = check(CASES[name].build())
+        report = check(PLAIN_CASES[name].build())
         assert report.ok
         assert report.elements == 0
         assert report.worst_index is None

@@ -16,9 +16,10 @@ from helpers import run_python
 import scaled_mm
 from scaled_mm import _library
 from scaled_mm.bench import cases, layer, mixed
-from scaled_mm.cli import COMMANDS, bench, gpus, info, main
+from scaled_mm.cli import COMMANDS, bench, explain, gpus, info, main
 from scaled_mm.demo.run import STRIDE
 from scaled_mm.quantization import schemes
+from scaled_mm.reference.epilogues import FORMS
 from scaled_mm.tuning import measure
 from scaled_mm.validate import Thresholds, compare, targets
 from scaled_mm_cli import words
@@ -164,6 +165,8 @@ def test_the_words_of_help_texts_are_the_library_s():
     assert (tuple(schemes.SCHEMES), targets.HYBRID) == (words.SCHEMES, words.HYBRID)
     assert schemes.NAMES_OF_WEIGHTS == words.WEIGHTS
     assert (tuple(cases.DTYPES), tuple(cases.EPILOGUES)) == (words.DTYPES, words.EPILOGUES)
+    assert tuple(explain.OUT_DTYPES) == words.OUT_DTYPES
+    assert (None, *words.ACTIVATIONS) == tuple(FORMS)
     assert tuple(layer.LAYERS) == words.LAYERS
     assert tuple(mixed.SCHEMES) == words.MIXED
     assert (tuple(bench.DEFAULT_SHAPES), tuple(gpus.DEVICES)) == (words.DEVICES, words.GPUS)

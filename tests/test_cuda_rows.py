@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from cases import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Operands, Vector
+from cases import (
+    ACTIVATIONS,
+    AZP_FORMS,
+    COLUMN,
+    IN_8_BITS,
+    OUT_DTYPES,
+    ROW,
+    Case,
+    Layout,
+    Matrix,
+    Operands,
+    Vector,
+)
 from cuda_support import (
     ARCHS,
     ARCHS_HERE,
@@ -33,6 +45,8 @@ ENDS: tuple[dict[str, Any], ...] = (
     {"residual": Matrix()},
     {"residual": Matrix(dtype=torch.float32)},
     {"activation": "reglu"},
+    {"activation": "gelu"},
+    {"activation": "swiglu"},
 )
 EPILOGUES: list[dict[str, Any]] = [
     {**azp, "bias": bias, "out_dtype": out, **end}
@@ -40,6 +54,12 @@ EPILOGUES: list[dict[str, Any]] = [
     for azp in AZP_FORMS.values()
     for bias in (None, Vector("signed"), Vector("signed", dtype=torch.float32))
     for out in OUT_DTYPES
+] + [
+    {**azp, "bias": bias, "scale_b": Vector((0.003,), "1"), "activation": activation, **ending}
+    for azp in AZP_FORMS.values()
+    for bias in (None, Vector("signed"))
+    for activation in (None, *ACTIVATIONS)
+    for ending in IN_8_BITS.values()
 ]
 EDGES = (1, 2, 8, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257, 300)
 K_EDGES = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1024, 1537)

@@ -6,6 +6,7 @@ function in scaled_mm/reference/epilogues.py. One that is missing on either side
 
 from itertools import combinations, product
 
+import numpy as np
 import pytest
 import torch
 from helpers import assert_bits
@@ -17,7 +18,6 @@ from scaled_mm.reference.epilogues import FORMS, Epilogue
 OPERANDS = ("scale_a", "scale_b", "bias", "azp", "azp_adj", "azp_with_adj", "residual")
 OPERANDS += ("out_scale", "out_azp")
 OPTIONAL = OPERANDS[2:]
-ACTIVATIONS = tuple(FORMS)
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 M, N, K = 13, 70, 37
 
@@ -69,11 +69,7 @@ def dtypes_of(names: frozenset[str]) -> tuple[torch.dtype, ...]:
 
 @pytest.mark.parametrize(
     ("epilogue", "names"),
-    [
-        pytest.param(e, n, id=f"{e.name}-{'-'.join(sorted(n))}")
-        for e, n in served()
-        if dtypes_of(n)
-    ],
+    [pytest.param(e, n, id=f"{e.name}-{'-'.join(sorted(n))}") for e, n in served() if dtypes_of(n)],
 )
 def test_epilogue_is_the_reference(epilogue, names, isa):
     a, b = int8(M, K), int8(N, K).t()
@@ -122,3 +118,101 @@ def test_no_other_set_of_operands_is_taken():
         if form == epilogue.form
     )
     assert refused == 3 * len(FORMS) * 2 ** len(OPTIONAL) - taken
+
+
+def of_bias(bias: torch.Tensor, **how: object) -> torch.Tensor:
+    """The epilogue of a product that is 0: of each bias by itself."""
+    a, b, one = int8(1, 0), int8(0, len(bias)), torch.ones(1)
+    return scaled_mm.scaled_mm(a, b, one, one, bias=bias, **how)[0]
+
+
+def every_16_bits(dtype: torch.dtype) -> torch.Tensor:
+    """But -0, which a product of 0 plus the bias is not."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).float() + 0.0
+
+
+def e4m3_by_torch(x: torch.Tensor) -> torch.Tensor:
+    """torch's cast gives NaN where ours saturates."""
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_e4m3_of_every_float(dtype, isa):
+    x = every_16_bits(dtype)
+    near = torch.cat([x, torch.nextafter(x, x + torch.inf), torch.nextafter(x, x - torch.inf)])
+    fp8 = {"out_dtype": torch.float8_e4m3fn, "out_scale": torch.ones(1)}
+    assert_bits(of_bias(near, **fp8), e4m3_by_torch(near))
+    fp8["out_scale"] = torch.tensor([0.3])
+    assert_bits(of_bias(x, **fp8), e4m3_by_torch(x * (1 / fp8["out_scale"])))
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"), [(name, f) for name, (form, f) in FORMS.items() if form]
+)
+def test_functions_of_every_bfloat16(activation, function, isa):
+    """And gates of all of them, with each a value."""
+    x = every_16_bits(torch.bfloat16)
+    with np.errstate(all="ignore"):
+        made = torch.from_numpy(function.float32(x.numpy()))
+    if FORMS[activation][0] == "activated":
+        assert_bits(of_bias(x, activation=activation, out_dtype=torch.float32), made)
+        return
+    values = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(1))]
+    pairs = scaled_mm.interleave_gate_up(x, values)
+    got = of_bias(pairs, activation=activation, out_dtype=torch.float32)
+    assert_bits(got, made * values)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_gated_product_is_the_fused_producer_s(symmetric, isa):
+    """In int8: the bits of silu_mul_quantize_int8 of the float32 product."""
+    m, n, k = 9, 48, 130
+    a, gate, up = int8(m, k), int8(n, k).t(), -int8(n, k).t()
+    scale = torch.full((m, 1), 0.02), torch.full((1, n), 0.01)
+    wide = {"out_dtype": torch.float32}
+    halves = torch.cat([scaled_mm.scaled_mm(a, b, *scale, **wide) for b in (gate, up)], 1)
+    by = {"scale": torch.tensor([0.7]), "azp": None if symmetric else torch.tensor([5]).int()}
+    expected, *_ = scaled_mm.silu_mul_quantize_int8(halves, symmetric=symmetric, **by)
+    b = scaled_mm.pack_weight_int8(scaled_mm.interleave_gate_up(gate, up))
+    scale_b = scaled_mm.interleave_gate_up(scale[1], scale[1])
+    to = {"out_dtype": torch.int8, "out_scale": by["scale"], "out_azp": by["azp"]}
+    got = scaled_mm.scaled_mm(a, b, scale[0], scale_b, activation="swiglu", **to)
+    assert_bits(got, expected)
+    assert got.unique().numel() > 20
+
+
+def test_interleave_gate_up():
+    gate, up = torch.arange(12).view(4, 3), torch.arange(100, 112).view(4, 3)
+    for g, u in (
+        (gate, up),
+        (gate.t().contiguous().t(), up),
+        (gate[::2], up[1::2]),
+        (gate[0], up[0]),
+    ):
+        pairs = scaled_mm.interleave_gate_up(g, u)
+        assert torch.equal(pairs[..., 0::2], g) and torch.equal(pairs[..., 1::2], u)
+        assert pairs.t().is_contiguous() and pairs.dtype == g.dtype
+    empty = scaled_mm.interleave_gate_up(gate[:, :0], up[:, :0])
+    assert empty.shape == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "message"),
+    [
+        (torch.ones(2, 3, 4), torch.ones(2, 3, 4), "gate must be a vector"),
+        (torch.ones(()), torch.ones(()), "gate must be a vector"),
+        (torch.ones(3), torch.ones(4), r"up must have gate's shape \(3,\), got shape \(4,\)"),
+        (torch.ones(3), torch.ones(1, 3), r"up must have gate's shape"),
+        (
+            torch.ones(3),
+            torch.ones(3).half(),
+            "up must be torch.float32 as gate, got torch.float16",
+        ),
+        (torch.ones(3), torch.ones(3, device="meta"), "up must be on the device of gate"),
+    ],
+)
+def test_interleave_gate_up_refuses(gate, up, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        scaled_mm.interleave_gate_up(gate, up)
+    with pytest.raises(TypeError, match=r"^up must be a Tensor, got list"):
+        scaled_mm.interleave_gate_up(gate, [1.0])

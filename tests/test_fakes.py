@@ -221,6 +221,14 @@ MISFITS: dict[str, tuple[str, dict[str, Any]]] = {
         "scaled_mm",
         {"a": int8(2, 8), "b": int8(8, 3), "scale_a": ONE, "scale_b": ONE, "activation": "reglu"},
     ),
+    "geglu of odd n": (
+        "scaled_mm",
+        {"a": int8(2, 8), "b": int8(8, 3), "scale_a": ONE, "scale_b": ONE, "activation": "geglu"},
+    ),
+    "out of swiglu in 8 bits": (
+        "scaled_mm.out",
+        {**GOOD["scaled_mm"](), "activation": "swiglu", "out_dtype": torch.int8, **OUT},
+    ),
     "azp_adj b 1d": ("azp_adj", {"b": int8(3)}),
     "azp_with_adj b 3d": ("azp_with_adj", {"b": int8(3, 1, 1), "azp": ZERO}),
     "pack b 1d": ("pack_weight_int8", {"b": int8(3)}),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import ACTIVATIONS, MATRIX, OUT_DTYPES, VALUES
+from cases import GATED, MATRIX, OUT_DTYPES, VALUES
 from helpers import ISAS, assert_bits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +19,11 @@ from scaled_mm import (
     azp_with_adj,
     int8_mm,
     pack_weight_int8,
+    quantize_int8,
     scaled_mm,
 )
 from scaled_mm._library import forced_cpu_isa
+from scaled_mm.reference.functions import FUNCTIONS, GATES
 
 pytestmark = pytest.mark.usefixtures("isa")
 Seeds = st.integers(0, 2**32 - 1)
@@ -240,7 +242,7 @@ def even(p: Problem) -> dict[str, Any]:
     return {name: x[:, order] for name, x in names.items()}
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", GATED)
 @given(p=Problems)
 def test_pairs_are_made_of_the_output_in_float32(activation: str, p: Problem) -> None:
     columns = even(p)
@@ -252,13 +254,15 @@ def test_pairs_are_made_of_the_output_in_float32(activation: str, p: Problem) ->
             same["azp_with_adj"] = azp_with_adj(columns["b"], p.azp[:1])
         x = p.run(**same, out_dtype=torch.float32)
         gate, value = x[:, 0::2], x[:, 1::2]
-        expected = torch.where(gate <= 0, torch.zeros(()), gate) * value
+        with np.errstate(all="ignore"):
+            made = FUNCTIONS[GATES[activation]].float32(gate.numpy())
+        expected = torch.from_numpy(made) * value
         got = p.run(**same, activation=activation)
         assert_bits(got, expected.to(p.out_dtype))
         assert got.is_contiguous()
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", GATED)
 @given(p=Problems)
 def test_permutations_and_slices_of_pairs(activation: str, p: Problem) -> None:
     same = {**even(p), "activation": activation}
@@ -273,6 +277,25 @@ def test_permutations_and_slices_of_pairs(activation: str, p: Problem) -> None:
     part["azp_adj"] = azp_adj(part["b"])
     part["b"] = pack_weight_int8(part["b"])
     assert_bits(p.run(**part, activation=activation), whole[:, order])
+
+
+@pytest.mark.parametrize("activation", (None, "gelu", "swiglu"))
+@given(p=Problems)
+def test_eight_bits_are_the_quantisers_of_the_output_in_float32(
+    activation: str | None, p: Problem
+) -> None:
+    """No rounding in between: the formula of `quantize_int8` with a scale given, over float32."""
+    same = {**even(p), "activation": activation}
+    x = p.run(**same, out_dtype=torch.float32)
+    scale = torch.from_numpy(p.rng.uniform(0.01, 1, (p.m, 1)).astype(np.float32))
+    azp = torch.from_numpy(p.rng.integers(-128, 128, (p.m, 1), np.int32))
+    for out_azp in (None, azp):
+        given = {"scale": scale, "azp": out_azp, "symmetric": out_azp is None}
+        expected, *_ = quantize_int8(x, **given)
+        assert_bits(p.run(**same, out_dtype=torch.int8, out_scale=scale, out_azp=out_azp), expected)
+    with np.errstate(all="ignore"):
+        in_units = (x * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert_bits(p.run(**same, out_dtype=torch.float8_e4m3fn, out_scale=scale), in_units)
 
 
 # --- other forms of the same ----------------------------------------------------------------------

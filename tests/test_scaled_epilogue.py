@@ -19,7 +19,9 @@ from scaled_mm.reference.arithmetic import FORMATS, Float32, round_to
 from scaled_mm.reference.epilogues import choose_epilogue
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SERVED = [names for e, names in served() if "residual" not in names and e.activation is None]
+SERVED = [
+    names for e, names in served() if e.form is None and not names & {"residual", "out_scale"}
+]
 ABSENT: dict[str, Any] = dict.fromkeys(("bias", "azp", "azp_adj", "azp_with_adj"))
 
 

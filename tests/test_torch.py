@@ -28,12 +28,13 @@ ops = torch.ops.scaled_mm
 SCHEMAS = {
     "scaled_mm": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
     "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-    "str? activation=None, ScalarType? out_dtype=None, int[]? b_shape=None, "
-    "bool b_settled=False) -> Tensor",
+    "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
+    "Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False) -> Tensor",
     "scaled_mm.out": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, "
     "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, "
     "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
-    "int[]? b_shape=None, bool b_settled=False, Tensor(a!) out) -> ()",
+    "Tensor? out_scale=None, Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False, "
+    "Tensor(a!) out) -> ()",
     "_scaled_mm_plain": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
     "int[]? b_shape, bool b_settled) -> Tensor",
     "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor",
@@ -112,6 +113,7 @@ ONE, ZERO = torch.ones(1), torch.zeros(1, dtype=torch.int32)
 X = torch.linspace(-3, 5, 60).reshape(2, 3, 10)
 RESIDUAL = torch.linspace(-500, 500, 40).reshape(4, 10)
 WIDE_RESIDUAL = X.half()
+TO_INT8 = {"out_dtype": torch.int8, "out_scale": torch.tensor([0.5])}
 BY_SHAPE = {"b_shape": PACKED.shape}
 
 CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
@@ -156,6 +158,18 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
         "_scaled_mm_plain",
         (WIDE_A, PACKED.data, torch.ones(2, 3, 1), S_B, BIAS, PACKED.shape, False),
         {},
+    ),
+    "scaled_mm gelu": ("scaled_mm", (A, B, S_A, S_B), {"activation": "gelu", "bias": BIAS}),
+    "scaled_mm swiglu int8": (
+        "scaled_mm",
+        (WIDE_A, PACKED.data, torch.ones(2, 3, 1), S_B),
+        {**BY_SHAPE, "activation": "swiglu", **TO_INT8, "out_azp": ZERO},
+    ),
+    "scaled_mm int8": ("scaled_mm", (A, B, S_A, S_B), {"bias": BIAS, **TO_INT8}),
+    "scaled_mm fp8": (
+        "scaled_mm",
+        (A, B, S_A, S_B),
+        {"out_dtype": torch.float8_e4m3fn, "out_scale": S_A, "activation": "gelu_tanh"},
     ),
     "int8_mm": ("int8_mm", (A, B), {}),
     "int8_mm packed 3d": ("int8_mm", (WIDE_A, PACKED.data), BY_SHAPE),

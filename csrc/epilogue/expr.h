@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "dtypes.h"
 
@@ -222,6 +223,8 @@ template <class E, class Scale>
 struct BodyOf<Quantised<E, Scale>> : BodyOf<E> {};
 template <class E>
 using Body = typename BodyOf<E>::type;
+template <class E>
+inline constexpr bool has_ending = !std::is_same_v<Body<E>, E>;
 
 // Whether D holds the accumulators themselves.
 template <class E>

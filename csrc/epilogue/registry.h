@@ -26,11 +26,13 @@ struct Entry {
   OperandSet required;
   OperandSet accepted;
   Form form;
+  bool has_ending;
   constexpr int columns() const { return columns_of(form); }  // of B, for each column of D
 };
 
 inline constexpr Entry kRegistry[] = {
-#define EPILOGUE(name, instance) {Id::name, #name, name::required, name::accepted, name::form},
+#define EPILOGUE(name, instance) \
+  {Id::name, #name, name::required, name::accepted, name::form, has_ending<name>},
 #include "epilogue/registry.def"
 #undef EPILOGUE
 };

@@ -34,6 +34,8 @@ struct Int8Problem {
 
     bool operator==(const Size&) const = default;
     bool is_raw() const { return epilogue == epilogue::Id::RawAccumulator; }
+    Form form() const { return epilogue::entry(epilogue).form; }
+    bool has_ending() const { return epilogue::entry(epilogue).has_ending; }
     int64_t out_columns() const { return n / epilogue::entry(epilogue).columns(); }
     int out_bytes() const { return is_raw() ? 4 : size_of(out_dtype); }  // of an element of D
     // Of the weight; of every operand once and of D.
@@ -97,7 +99,8 @@ struct Int8Ops {
   static Tensor scaled_mm_plain(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                 const Tensor& scale_b, const std::optional<Tensor>& bias,
                                 const Shape& b_shape, bool b_settled) {
-    return scaled_mm(a, b, scale_a, scale_b, bias, {}, {}, {}, {}, {}, {}, b_shape, b_settled);
+    return scaled_mm(a, b, scale_a, scale_b, bias, {}, {}, {}, {}, {}, {}, {}, {}, b_shape,
+                     b_settled);
   }
   static void scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                             const Tensor& scale_b, const std::optional<Tensor>& bias,

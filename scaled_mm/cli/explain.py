@@ -102,6 +102,9 @@ class Explanation:
         return 1e-6 * self.operations / kernel.predicted_us
 
 
+OUT_DTYPES = {**DTYPES, "int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+
+
 def ask_library(
     m: int, n: int, k: int, device: Device, out_dtype: torch.dtype, activation: str | None
 ) -> dict[str, Any]:
@@ -137,12 +140,12 @@ def explain(
 ) -> Explanation:
     """How `scaled_mm` would compute D [M, N] = epilogue(A [M, K] B [K, N]) on a GPU.
 
-    The choice is the same for every epilogue without an activation.
+    The choice is the same for every epilogue that makes as many columns of the same dtype.
 
     Args:
         m, n, k: the sizes, of operands in the fast layout.
-        out_dtype: bfloat16, float16 or float32.
-        activation: None or "reglu", which not every kernel has.
+        out_dtype: bfloat16, float16, float32, int8 or float8_e4m3fn.
+        activation: what `scaled_mm` takes.
         device: the GPU; None: the local one, or an H200 where there is none.
         ask: what answers, with the arguments of `ask_library`; None: that.
 
@@ -151,11 +154,11 @@ def explain(
             index, or SCALED_MM_KERNEL names no kernel.
     """
     check_sizes(m, n, k)
-    if out_dtype not in DTYPES:
-        raise ValueError(f"out_dtype must be one of {', '.join(DTYPES)}, got {out_dtype}")
-    check_as_the_op_does(m, n, k, DTYPES[out_dtype], activation)
+    if out_dtype not in OUT_DTYPES:
+        raise ValueError(f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got {out_dtype}")
+    check_as_the_op_does(m, n, k, OUT_DTYPES[out_dtype], activation)
     gpu = device or local_device() or DEVICES["H200"]
-    answer = (ask or ask_library)(m, n, k, gpu, DTYPES[out_dtype], activation)
+    answer = (ask or ask_library)(m, n, k, gpu, OUT_DTYPES[out_dtype], activation)
     return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu)
 
 
@@ -259,7 +262,9 @@ def check_as_the_op_does(
     element, scale = torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)
     for tokens, columns in ((0, n), (m, 0)):
         a, b = element.expand(tokens, k), element.expand(k, columns)
-        scaled_mm(a, b, scale, scale, activation=activation, out_dtype=out_dtype)
+        out_scale = None if out_dtype in DTYPES.values() else scale
+        how = {"activation": activation, "out_dtype": out_dtype, "out_scale": out_scale}
+        scaled_mm(a, b, scale, scale, **how)
 
 
 def made_of(answer: dict[str, Any], **question: Any) -> Explanation:

@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
-from ..words import DTYPES, GPUS, MOST
+from ..words import ACTIVATIONS, GPUS, MOST, OUT_DTYPES
 
 
 def options(
     m: Annotated[int, typer.Argument(metavar="M", help="Tokens.")],
     n: Annotated[int, typer.Argument(metavar="N", help="Output features.")],
     k: Annotated[int, typer.Argument(metavar="K", help="Input features.")],
-    dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
-    activation: Annotated[str | None, typer.Option(help="reglu.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help=f"Of the output: {', '.join(OUT_DTYPES)}.")
+    ] = "bfloat16",
+    activation: Annotated[str | None, typer.Option(help=f"{', '.join(ACTIVATIONS)}.")] = None,
     device: Annotated[
         str | None, typer.Option(help=f"{', '.join(GPUS)}. Default: the GPU here, else H200.")
     ] = None,

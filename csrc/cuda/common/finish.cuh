@@ -1,41 +1,130 @@
-// The epilogue of four neighbouring channels of one token, and their store.
+// How an epilogue ends on the device: the activation, the output's quantiser, the store of a few
+// neighbouring elements of a row.
 #pragma once
 
+#include "cuda/common/functions.cuh"
 #include "cuda/common/lower.cuh"
+#include "cuda/common/quantizer.cuh"
 #include "cuda/common/store.cuh"
 #include "problems/int8.h"
 
 namespace scaled_mm::cuda {
 
 struct Destination {
-  Output out;   // vectors: of what four channels make
-  int64_t ldd;  // in elements: columns of D
+  Output out;         // vectors: of what four channels make
+  int64_t ldd;        // in elements: columns of D
+  Function function;  // of the activation
+  bool symmetric;     // an int8 D has no zero point
 };
-
-// `acc`: the sums of channels `channel` to `channel` + 3, of which `inside` are there; `channel` is
-// even. get(leaf, e): the operand's value for the e-th of them.
-template <class E, class Get>
-__device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4], int64_t token,
-                                   int64_t channel, int inside, const Get& get) {
-  using Value = decltype(Lower<E>::at(0, [&](auto leaf) { return get(leaf, 0); }));
-  Value value[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    value[e] = Lower<E>::at(acc[e], [&](auto leaf) { return get(leaf, e); });
-  }
-  if constexpr (epilogue::columns_of<E> == 2) {
-    const float pair[2] = {Lower<E>::join_columns(value[0], value[1]),
-                           Lower<E>::join_columns(value[2], value[3])};
-    store_row(to.out, token * to.ldd + channel / 2, inside / 2, pair);
-  } else {
-    store_row(to.out, token * to.ldd + channel, inside, value);
-  }
-}
 
 template <class E>
 Destination destination(const Int8Problem& p) {
   const int64_t columns = p.size.out_columns();
-  return {{p.d, p.size.out_dtype, columns % (4 / epilogue::columns_of<E>) == 0}, columns};
+  return {{p.d, p.size.out_dtype, columns % (4 / epilogue::columns_of(E::form)) == 0},
+          columns,
+          p.function,
+          p.operands[static_cast<int>(Operand::out_azp)].data == nullptr};
+}
+
+// What the activation of E makes of neighbouring columns, the first of which is an even one.
+template <class E, int kSize>
+__device__ inline void activate(Function function, const float (&x)[kSize],
+                                float (&made)[kSize / epilogue::columns_of(E::form)]) {
+  constexpr int kColumns = epilogue::columns_of(E::form);
+#pragma unroll
+  for (int i = 0; i < kSize / kColumns; ++i) made[i] = x[kColumns * i];
+  if constexpr (E::form != Form::none) apply_function(function, made);
+  if constexpr (E::form == Form::gated) {
+#pragma unroll
+    for (int i = 0; i < kSize / 2; ++i) made[i] = __fmul_rn(made[i], x[2 * i + 1]);
+  }
+}
+
+// Two floats of at most 448 as float8_e4m3fn, rounded to nearest even, the first in the low bits.
+__device__ inline uint32_t pack_e4m3(float x, float y) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(y), "f"(x));
+  return pair;
+#else
+  const auto one = [](float v) {  // as cpu/endings.h
+    const uint32_t bits = __float_as_uint(v), magnitude = bits & 0x7fffffff;
+    const uint32_t normal = ((magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20) - (120 << 3);
+    const uint32_t small = __float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000;
+    const uint32_t finite = magnitude >= 0x3c800000 ? normal : small;
+    return (bits >> 24 & 0x80) | (magnitude > 0x7f800000 ? 0x7fu : finite);
+  };
+  return one(x) | one(y) << 8;
+#endif
+}
+
+// Elements [at, at + kSize) of a D of 8 bits, `count` of which are inside, by their row's scale.
+template <int kSize>
+__device__ inline void store_quantised(const Destination& to, int64_t at, int count,
+                                       const float (&value)[kSize], float scale, int32_t azp) {
+  uint32_t words[(kSize + 3) / 4] = {};
+  if (to.out.dtype == DType::int8) {
+    const Quantizer by = quantizer_given(scale, azp, to.symmetric);
+    int32_t q[(kSize + 3) / 4 * 4] = {};
+    if (by.is_quick) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) q[i] = by.quick_limited(value[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) q[i] = by.exact(value[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < (kSize + 3) / 4; ++i) {
+      words[i] = pack(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
+    }
+  } else {
+    const float reciprocal = __frcp_rn(scale);
+    float x[kSize];
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      x[i] = __fmul_rn(value[i], reciprocal);
+      x[i] = x[i] > 448.0f ? 448.0f : x[i];
+      x[i] = x[i] < -448.0f ? -448.0f : x[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kSize; i += 2) words[i / 4] |= pack_e4m3(x[i], x[i + 1]) << i % 4 * 8;
+  }
+  detail::store_words<kSize>(static_cast<uint8_t*>(to.out.d) + at, words, count, to.out.vectors);
+}
+
+// Elements [at, at + kSize) of D, `count` of which are inside, from their values before the
+// rounding. get(leaf): the row's value of out_scale or out_azp.
+template <class E, int kSize, class Get>
+__device__ inline void store_ended(const Destination& to, int64_t at, int count,
+                                   const float (&made)[kSize], const Get& get) {
+  if constexpr (epilogue::is_quantised<E>) {
+    if (is_8_bit(to.out.dtype)) {
+      return store_quantised(to, at, count, made, get(epilogue::OutScale{}),
+                             get(epilogue::OutAzp{}));
+    }
+  }
+  store_row(to.out, at, count, made);
+}
+
+// The epilogue of four neighbouring channels of one token, and their store. `acc`: the sums of
+// channels `channel` to `channel` + 3, of which `inside` are there; `channel` is even. get(leaf, e):
+// the operand's value for the e-th of them.
+template <class E, class Get>
+__device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4], int64_t token,
+                                   int64_t channel, int inside, const Get& get) {
+  if constexpr (epilogue::is_raw<E>) {
+    store_row(to.out, token * to.ldd + channel, inside, acc);
+  } else {
+    constexpr int kColumns = epilogue::columns_of(E::form);
+    float value[4], made[4 / kColumns];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      value[e] = Lower<E>::at(acc[e], [&](auto leaf) { return get(leaf, e); });
+    }
+    activate<E>(to.function, value, made);
+    store_ended<E>(to, token * to.ldd + channel / kColumns, inside / kColumns, made,
+                   [&](auto leaf) { return get(leaf, 0); });
+  }
 }
 
 }  // namespace scaled_mm::cuda

@@ -1,6 +1,7 @@
 // The functions of functions.h on the device.
 #pragma once
 
+#include "epilogue/expr.h"
 #include "functions.h"
 
 namespace scaled_mm::cuda {
@@ -19,5 +20,22 @@ struct FunctionOps {
     return __fmaf_rn(r, __fmaf_rn(-x, r, 1.0f), r);
   }
 };
+
+// x = f(x)
+template <int kSize>
+__device__ inline void apply_function(Function f, float (&x)[kSize]) {
+  using F = FunctionOps;
+  const auto each = [&](const auto& of) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) x[i] = of(x[i]);
+  };
+  switch (f) {
+    case Function::none: return;
+    case Function::relu: return each([](float v) { return functions::relu<F>(v); });
+    case Function::silu: return each([](float v) { return functions::silu<F>(v); });
+    case Function::gelu: return each([](float v) { return functions::gelu<F>(v); });
+    case Function::gelu_tanh: return each([](float v) { return functions::gelu_tanh<F>(v); });
+  }
+}
 
 }  // namespace scaled_mm::cuda

@@ -25,9 +25,6 @@ __device__ inline int32_t apply(epilogue::Mul, int32_t x, int32_t y) {
 __device__ inline int32_t apply(epilogue::Sub, int32_t x, int32_t y) {
   return static_cast<int32_t>(static_cast<uint32_t>(x) - static_cast<uint32_t>(y));
 }
-__device__ inline float apply(epilogue::ReGLU, float gate, float value) {
-  return __fmul_rn(gate > 0.0f ? gate : gate == gate ? 0.0f : gate, value);
-}
 
 // --- the expression ------------------------------------------------------------------------------
 
@@ -79,10 +76,15 @@ struct Lower<epilogue::Apply<Op, Args...>> {
   }
 };
 
-// at() gives the value of a single column; a kernel joins two of them by `join_columns`.
-template <class Op, class E>
-struct Lower<epilogue::PairOfColumns<Op, E>> : Lower<E> {
-  __device__ static float join_columns(float even, float odd) { return apply(Op{}, even, odd); }
+// at() gives the value before an ending, which is for a kernel to add (finish.cuh).
+template <class E>
+struct Lower<epilogue::Activated<E>> : Lower<E> {};
+template <class E>
+struct Lower<epilogue::Gated<E>> : Lower<E> {};
+template <class E, class Scale>
+struct Lower<epilogue::Quantised<E, Scale>> : Lower<E> {
+  using List = decltype(join(typename Lower<E>::List{},
+                             Leaves<epilogue::OutScale, epilogue::OutAzp>{}));
 };
 
 // --- operands ------------------------------------------------------------------------------------

@@ -19,13 +19,17 @@ namespace detail {
 template <int kSize, class T>
 __device__ inline void store_words(T* d, const uint32_t* words, int count, bool vectors) {
   constexpr int kPerWord = 4 / sizeof(T), kBits = 8 * sizeof(T);
-  struct alignas(kSize * sizeof(T)) Vector {
-    uint32_t of[kSize / kPerWord];
+  constexpr int kWords = (kSize + kPerWord - 1) / kPerWord;
+  using Word = std::conditional_t<kSize * sizeof(T) == 2, uint16_t, uint32_t>;
+  // A thread writes 16 bytes at a time, at most.
+  constexpr int kAlign = kSize * sizeof(T) < 16 ? kSize * sizeof(T) : 16;
+  struct alignas(kAlign) Vector {
+    Word of[kWords];
   };
   if (vectors && count >= kSize) {
     Vector all;
 #pragma unroll
-    for (int i = 0; i < kSize / kPerWord; ++i) all.of[i] = words[i];
+    for (int i = 0; i < kWords; ++i) all.of[i] = static_cast<Word>(words[i]);
     *reinterpret_cast<Vector*>(d) = all;
   } else {
 #pragma unroll

@@ -24,6 +24,7 @@ CUresult call_cuTensorMapEncodeTiled(Args... args) {
 #include <cutlass/device_kernel.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
+#include "cuda/cutlass3/direct.h"
 #include "cuda/cutlass3/lower.h"
 #include "cuda/common/launch.cuh"
 
@@ -39,32 +40,70 @@ struct GemmArguments {
   int64_t ldb;  // elements between columns of a ColumnMajor B, rows of a RowMajor one
   const EpilogueOperand (&operands)[kNumOperands];
   DType out_dtype;  // of D, where Out is 16 bits wide
-  int swizzle = 1;  // width of the bands in which tiles are visited
+  Destination to{};  // of an epilogue with an ending; d and ldd are the others'
+  int swizzle = 1;   // width of the bands in which tiles are visited
   void* d = nullptr;
   int64_t ldd = 0;
 };
 
-// Out: the storage type of D. E: the epilogue. Pointers and strides of A, B and D are multiples of
-// 16 bytes.
+// CUTLASS's stride of a matrix whose rows, or columns, lie `ld` elements apart.
+template <class Stride>
+Stride stride(int64_t ld) {
+  Stride stride{};
+  if constexpr (cute::is_static<decltype(cute::get<0>(stride))>::value) {
+    cute::get<1>(stride) = ld;
+  } else {
+    cute::get<0>(stride) = ld;
+  }
+  return stride;
+}
+
+// CUTLASS's epilogue, which stores by TMA: E as a visitor tree.
+template <class E, class Tile, class Cluster, class Accumulator, class Out, bool kPingpong>
+struct TmaEpilogue {
+  using Schedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
+                                      cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  // Accumulators leave few registers: with a matrix to be read besides, a smaller subtile at a
+  // time.
+  using EpilogueTile = std::conditional_t<Lower<E>::List::has_full,
+                                          cute::Shape<cute::Int<kPingpong ? 64 : 128>, cute::_16>,
+                                          cutlass::epilogue::collective::EpilogueTileAuto>;
+  using type = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, EpilogueTile, Accumulator,
+      float,                                              // float: computes
+      void, cutlass::layout::RowMajor, 16 / sizeof(Out),  // no C
+      Out, cutlass::layout::RowMajor, 16 / sizeof(Out), Schedule,
+      Visitor<E, Tile, Out>>::CollectiveOp;
+  static typename type::Arguments arguments(const GemmArguments& args) {
+    return {Visitor<E, Tile, Out>::arguments(args.operands, args.out_dtype), nullptr,
+            stride<typename type::StrideC>(args.ldd), static_cast<Out*>(args.d),
+            stride<typename type::StrideD>(args.ldd)};
+  }
+};
+
+// Ours, which stores from registers: of an E with an ending.
+template <class E, class Tile>
+struct DirectEpilogue {
+  using type = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
+      DirectStore<E, Tile>>;
+  static typename type::Arguments arguments(const GemmArguments& args) {
+    return type::arguments(args.operands, args.to);
+  }
+};
+
+// Out: the storage type of D, where it is not run-time's. E: the epilogue. Pointers and strides of
+// A, B and, without an ending, of D are multiples of 16 bytes.
 template <class A, class LayoutA, class B, class LayoutB, class Accumulator, class Out, class E,
           class Tile, class Cluster, bool kPingpong>
 struct Gemm {
   using MainloopSchedule =
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  using EpilogueSchedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
-                                              cutlass::epilogue::TmaWarpSpecializedCooperative>;
-  // Accumulators leave few registers: with a matrix to be read besides, a smaller subtile at a
-  // time.
-  using EpilogueTile = std::conditional_t<Lower<E>::List::has_full,
-                                          cute::Shape<cute::Int<kPingpong ? 64 : 128>, cute::_16>,
-                                          cutlass::epilogue::collective::EpilogueTileAuto>;
-  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, EpilogueTile, Accumulator,
-      float,                                              // float: computes
-      void, cutlass::layout::RowMajor, 16 / sizeof(Out),  // no C
-      Out, cutlass::layout::RowMajor, 16 / sizeof(Out), EpilogueSchedule,
-      Visitor<E, Tile, Out>>::CollectiveOp;
+  static constexpr bool kDirect = epilogue::has_ending<E>;
+  using Epilogue =
+      std::conditional_t<kDirect, DirectEpilogue<E, Tile>,
+                         TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>;
+  using CollectiveEpilogue = typename Epilogue::type;
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, A, LayoutA, 16 / sizeof(A), B, LayoutB,
       16 / sizeof(B), Accumulator, Tile, Cluster,
@@ -75,27 +114,13 @@ struct Gemm {
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                            CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
 
-  // CUTLASS's stride of a matrix whose rows, or columns, lie `ld` elements apart.
-  template <class Stride>
-  static Stride stride(int64_t ld) {
-    Stride stride{};
-    if constexpr (cute::is_static<decltype(cute::get<0>(stride))>::value) {
-      cute::get<1>(stride) = ld;
-    } else {
-      cute::get<0>(stride) = ld;
-    }
-    return stride;
-  }
-
   static typename GemmKernel::Arguments arguments(const GemmArguments& args, const Device& device) {
     typename GemmKernel::Arguments all{
         cutlass::gemm::GemmUniversalMode::kGemm,
         {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k), 1},
         {static_cast<const A*>(args.a), stride<typename GemmKernel::StrideA>(args.lda),
          static_cast<const B*>(args.b), stride<typename GemmKernel::StrideB>(args.ldb)},
-        {Visitor<E, Tile, Out>::arguments(args.operands, args.out_dtype), nullptr,
-         stride<typename GemmKernel::StrideC>(args.ldd), static_cast<Out*>(args.d),
-         stride<typename GemmKernel::StrideD>(args.ldd)}};
+        Epilogue::arguments(args)};
     all.hw_info.device_id = device.index;
     all.hw_info.sm_count = device.sms;
     all.scheduler.max_swizzle_size = args.swizzle;

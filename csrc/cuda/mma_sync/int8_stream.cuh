@@ -208,8 +208,8 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_gemm(
       acc[0] += part.x, acc[1] += part.y, acc[2] += part.z, acc[3] += part.w;
     }
     if (p.partials != nullptr) {
-      const Destination to{{p.partials + int64_t{p.m} * p.n * blockIdx.y, {}, p.n % 4 == 0}, p.n};
-      store_row(to.out, (row + token) * to.ldd + col + channel, inside, acc);
+      const Output out{p.partials + int64_t{p.m} * p.n * blockIdx.y, {}, p.n % 4 == 0};
+      store_row(out, int64_t{row + token} * p.n + col + channel, inside, acc);
       continue;
     }
     float matrix[4];  // the elements of a matrix operand

@@ -64,9 +64,11 @@ int slices_of(const Stream<kGpus>& tile, const Int8Problem::Size& size, const Ma
                     machine);
 }
 
-// What slices cost beside the product: their sums are written, read and added up.
-inline double join_us(int slices, const Int8Problem::Size& size, const Machine& machine) {
-  if (slices == 1) return 0;
+// What slices cost beside the product: their sums are written, read and added up. So are whole sums
+// that end in a kernel of their own.
+inline double join_us(int slices, const Int8Problem::Size& size, const Machine& machine,
+                      bool ends_later = false) {
+  if (slices == 1 && !ends_later) return 0;
   const double bytes = 8.0 * slices * double(size.m) * double(size.n);  // L2 holds them
   return kJoinUs * machine.latency + bytes / (machine.l2_bytes_per_us * machine.sms);
 }
@@ -80,12 +82,13 @@ inline constexpr double kStreamProducts = 3.0;
 // tokens to load.
 template <class Tile>
 Prediction predict_rounds(const Tile& tile, double rounds, double tokens, double k, double slower,
-                          const Int8Problem::Size& size, int slices, const Machine& machine) {
+                          const Int8Problem::Size& size, int slices, const Machine& machine,
+                          bool ends_later = false) {
   const double products = slower * rounds * tile.tile_m * tile.tile_n * k;
   const double loads = rounds * (tokens + tile.tile_n) * k;
   const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
   return joined({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy,
-                join_us(slices, size, machine), products / machine.most_products_per_us);
+                join_us(slices, size, machine, ends_later), products / machine.most_products_per_us);
 }
 
 template <const Gpus& kGpus>
@@ -95,7 +98,8 @@ std::string Multistage<kGpus>::describe(const Int8Problem::Size& size,
       size.k % 16 ? "; A and B are copied into rows that end in zeros, as K is no multiple of 16"
                   : "";
   return cat("CUTLASS 2.x, tiles of ", tile_m, " tokens x ", tile_n, " channels, ", stages,
-             " stages", slices_text(slices_of(*this, size, machine)), copies);
+             " stages", slices_text(slices_of(*this, size, machine)), copies,
+             size.has_ending() ? "; its sums end in a kernel of their own" : "");
 }
 
 template <const Gpus& kGpus>
@@ -116,7 +120,7 @@ Prediction Multistage<kGpus>::predict(const Int8Problem::Size& size, const Machi
   // Blocks that share a multiprocessor share its tensor cores: only the last round is ragged.
   const double rounds = double(ceil_div(blocks, int64_t{machine.sms}));
   const double tokens = double(std::min<int64_t>(tile_m, size.m));  // others are not loaded
-  return predict_rounds(*this, rounds, tokens, k, 1.0, size, slices, machine);
+  return predict_rounds(*this, rounds, tokens, k, 1.0, size, slices, machine, size.has_ending());
 }
 
 template <const Gpus& kGpus>

@@ -4,6 +4,7 @@
 
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/common/alignment.h"
+#include "cuda/common/partials.h"
 #include "cuda/sm90/arch.h"
 #include "epilogue/registry.h"
 
@@ -26,14 +27,30 @@ void launch(const Int8Problem& p, const Scope& scope) {
                                .b = p.b.plain.data,
                                .ldb = p.b.plain.col_stride,
                                .operands = p.operands,
-                               .out_dtype = out_dtype};
+                               .out_dtype = out_dtype,
+                               .to = destination<E>(p)};
   args.swizzle = choose_swizzle(kTile.swizzle, ceil_div(m, kTile.tile_m * kTile.cluster_m),
                                 ceil_div(n, kTile.tile_n * kTile.cluster_n));
-  with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
-    args.d = d;
-    args.ldd = ldd;
+  if constexpr (Gemm::kDirect) {
     Gemm::run(args, scope);
-  });
+  } else {
+    with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
+      args.d = d;
+      args.ldd = ldd;
+      Gemm::run(args, scope);
+    });
+  }
+}
+
+// With an ending that the kernel has not: its sums go to memory, and a kernel of their own ends them.
+template <const Persistent& kTile>
+void launch_in_two(const Int8Problem& p, const Scope& scope) {
+  Int8Problem sums = p;
+  sums.size.epilogue = epilogue::Id::RawAccumulator;
+  auto* const partials = scope.allocate<int32_t>(p.size.m * p.size.n);
+  sums.d = partials;
+  launch<kTile, epilogue::RawAccumulator, int32_t>(sums, scope);
+  finish_partials(partials, 1, p, scope);
 }
 
 }  // namespace
@@ -44,7 +61,13 @@ void run(const Int8Problem& p, const Scope& scope) {
     using E = typename decltype(e)::type;
     if constexpr (epilogue::is_raw<E>) {
       launch<kTile, E, int32_t>(p, scope);
-    } else if constexpr (epilogue::columns_of<E> == 1) {  // pairs are refused
+    } else if constexpr (epilogue::has_ending<E>) {
+      if constexpr (ends_itself(E::form)) {
+        launch<kTile, E, uint8_t>(p, scope);  // stores of any dtype
+      } else {
+        launch_in_two<kTile>(p, scope);
+      }
+    } else {
       with_dtype(p.size.out_dtype,
                  [&](auto dtype) { launch<kTile, E, Storage<decltype(dtype)::value>>(p, scope); });
     }

@@ -25,9 +25,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/common/finish.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/lower.cuh"
-#include "cuda/common/store.cuh"
 #include "cuda/sm90/arch.h"
 #include "cuda/sm90/wgmma.cuh"
 
@@ -48,10 +47,7 @@ struct StreamParams {
   int early;        // chunks of the weight, at most `stages`, sent for before the kernel may read
                     // what others write: those that nobody writes any more
   EpilogueOperand operands[kNumOperands];
-  void* d;       // D row-major, N columns or one for each pair
-  int64_t ldd;   // in elements: its columns
-  bool vectors;  // what four channels make can be written at once, from every multiple of it on
-  DType out_dtype;
+  Destination to;
 };
 
 template <int kTokens>
@@ -133,27 +129,6 @@ __device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
                : "r"(there)
                : "memory");
   return v;
-}
-
-// The epilogue of four neighbouring channels of one token, whose sums are `acc`. `inside`: how many
-// of the channels there are. get(leaf, e): the operand's value for channel e.
-template <class E, class Get>
-__device__ inline void finish_channels(const StreamParams& p, const int32_t (&acc)[4],
-                                       int64_t token, int64_t channel, int inside, const Get& get) {
-  using Value = decltype(Lower<E>::at(0, [&](auto leaf) { return get(leaf, 0); }));
-  Value value[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    value[e] = Lower<E>::at(acc[e], [&](auto leaf) { return get(leaf, e); });
-  }
-  const Output out{p.d, p.out_dtype, p.vectors};
-  if constexpr (epilogue::columns_of<E> == 2) {
-    const float pair[2] = {Lower<E>::join_columns(value[0], value[1]),
-                           Lower<E>::join_columns(value[2], value[3])};
-    store_row(out, token * p.ldd + channel / 2, inside / 2, pair);
-  } else {
-    store_row(out, token * p.ldd + channel, inside, value);
-  }
 }
 
 template <class Block, class E>
@@ -313,7 +288,7 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(
           return fixed.operands.at(leaf, token, channel + e);
         }
       };
-      finish_channels<E>(p, acc, row + token, col + channel, p.n - col - channel, get);
+      finish_four<E>(p.to, acc, row + token, col + channel, p.n - col - channel, get);
     }
   }
   if (split > 1 && !sends) cluster_sync();  // a block's sums stay until all have read them

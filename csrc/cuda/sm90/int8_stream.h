@@ -31,10 +31,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
   params.stages = Block::stages(plan.paired ? paired : alone);
   params.early = std::min(plan.early, params.stages);
   std::copy(std::begin(p.operands), std::end(p.operands), params.operands);
-  params.d = p.d;
-  params.ldd = p.size.out_columns();
-  params.vectors = params.ldd % (4 / epilogue::columns_of<E>) == 0;
-  params.out_dtype = out_dtype;
+  params.to = destination<E>(p);
 
   allow_all_shared_memory<kKernel>(device);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.blocks)),

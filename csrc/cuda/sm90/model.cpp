@@ -17,6 +17,7 @@ namespace {
 constexpr double kSecondWaveUs = 3.8;       // blocks that start when others have ended
 constexpr double kSecondOfPairUs = 2.0;     // where two live on a multiprocessor at a time
 constexpr double kExposedEpilogueUs = 1.9;  // of a tile, where no other tile's products hide it
+constexpr double kJoinUs = 2.0;             // of the kernel that ends sums in memory
 
 // Of device memory, at best.
 double rate_of(const Machine& machine) { return machine.memory_share * machine.bytes_per_us; }
@@ -63,6 +64,11 @@ Prediction predict_work(const Work& work, const Int8Problem::Size& size, const M
                 operations / machine.most_products_per_us);
 }
 
+// Whether a persistent kernel leaves the ending to a kernel behind it.
+bool ends_later(const Int8Problem::Size& size) {
+  return size.has_ending() && !ends_itself(size.form());
+}
+
 std::string tile_text(int tile_m, int tile_n) {
   return cat("tiles of ", tile_m, " tokens x ", tile_n, " channels");
 }
@@ -95,12 +101,12 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
   const char* how = schedule == pingpong ? "ping-pong" : "cooperative";
   return cat("CUTLASS, ", how, ", ", tile_text(tile_m, tile_n), ", clusters of ", cluster_m, " x ",
-             cluster_n, padded_output_text(size));
+             cluster_n, ends_later(size) ? "; its sums end in a kernel of their own" : "",
+             size.has_ending() ? "" : padded_output_text(size));
 }
 
 std::string Persistent::refuse(const Int8Problem::Size& size, const Machine& machine) const {
   if (size.k == 0) return "needs K > 0 (it would wait for loads that do not come), got K=0";
-  if (size.out_columns() != size.n) return "writes a column of D for each of B, got a pair";
   return refuse_machine(machine);
 }
 
@@ -112,7 +118,9 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   work.rows = double(ceil_div(size.k, tile_k) * tile_k);
   work.loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * work.rows;
   work.rounds = std::ceil(work.blocks / machine.sms);
-  const double waves = schedule == cooperative ? kExposedEpilogueUs * work.rounds : 0.0;
+  double waves = schedule == cooperative ? kExposedEpilogueUs * work.rounds : 0.0;
+  // The sums are written, and read again.
+  if (ends_later(size)) waves += kJoinUs + 8.0 * double(size.m) * double(size.n) / rate_of(machine);
   return predict_work(work, size, machine, tile_m, tile_n, 0.0, waves, {fixed_us, rate});
 }
 
