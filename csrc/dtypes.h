@@ -45,7 +45,8 @@ constexpr decltype(auto) with_dtype(DType dtype, Use&& use) {
   switch (dtype) {
 #define DTYPE(name, scalar_type, storage) \
   case DType::name: return use(std::integral_constant<DType, DType::name>{});
-#define DTYPE8(name, scalar_type, storage) case DType::name: break;
+#define DTYPE8(name, scalar_type, storage) \
+  case DType::name: break;
 #include "dtypes.def"
 #undef DTYPE8
 #undef DTYPE

@@ -1,6 +1,6 @@
 // How an epilogue ends, row by row: the activation, the output's quantiser, the rounding to its
-// dtype. Each is a loop over the row's elements, which lie in a few cache lines, so the call's choice
-// of them is made once for a row and not compiled into every epilogue.
+// dtype. Each is a loop over the row's elements, which lie in a few cache lines, so the call's
+// choice of them is made once for a row and not compiled into every epilogue.
 //
 // No include guard: every isa_*.cpp includes this once, inside its own namespace, behind the
 // producers, whose functions these are.

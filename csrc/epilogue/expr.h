@@ -27,9 +27,9 @@ enum class Operand : int {
   out_azp
 };
 inline constexpr int kNumOperands = 9;
-inline constexpr const char* kOperandNames[kNumOperands] = {
-    "scale_a",      "scale_b",  "bias",      "azp",    "azp_adj",
-    "azp_with_adj", "residual", "out_scale", "out_azp"};
+inline constexpr const char* kOperandNames[kNumOperands] = {"scale_a",  "scale_b",   "bias",
+                                                            "azp",      "azp_adj",   "azp_with_adj",
+                                                            "residual", "out_scale", "out_azp"};
 
 // A set of operands, one bit each.
 using OperandSet = uint32_t;

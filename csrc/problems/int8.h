@@ -82,16 +82,13 @@ Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scal
 // checked problem on a backend.
 template <void (*run)(Checked<Int8Problem>&)>
 struct Int8Ops {
-  static Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
-                          const Tensor& scale_b, const std::optional<Tensor>& bias,
-                          const std::optional<Tensor>& azp, const std::optional<Tensor>& azp_adj,
-                          const std::optional<Tensor>& azp_with_adj,
-                          const std::optional<Tensor>& residual,
-                          const std::optional<std::string>& activation,
-                          const std::optional<ScalarType>& out_dtype,
-                          const std::optional<Tensor>& out_scale,
-                          const std::optional<Tensor>& out_azp, const Shape& b_shape,
-                          bool b_settled) {
+  static Tensor scaled_mm(
+      const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+      const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
+      const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
+      const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
+      const std::optional<ScalarType>& out_dtype, const std::optional<Tensor>& out_scale,
+      const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled) {
     return computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj,
                                     residual, activation, out_dtype, out_scale, out_azp, b_shape,
                                     b_settled, std::nullopt));

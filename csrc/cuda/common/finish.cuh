@@ -107,8 +107,8 @@ __device__ inline void store_ended(const Destination& to, int64_t at, int count,
 }
 
 // The epilogue of four neighbouring channels of one token, and their store. `acc`: the sums of
-// channels `channel` to `channel` + 3, of which `inside` are there; `channel` is even. get(leaf, e):
-// the operand's value for the e-th of them.
+// channels `channel` to `channel` + 3, of which `inside` are there; `channel` is even. get(leaf,
+// e): the operand's value for the e-th of them.
 template <class E, class Get>
 __device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4], int64_t token,
                                    int64_t channel, int inside, const Get& get) {

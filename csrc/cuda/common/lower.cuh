@@ -83,8 +83,8 @@ template <class E>
 struct Lower<epilogue::Gated<E>> : Lower<E> {};
 template <class E, class Scale>
 struct Lower<epilogue::Quantised<E, Scale>> : Lower<E> {
-  using List = decltype(join(typename Lower<E>::List{},
-                             Leaves<epilogue::OutScale, epilogue::OutAzp>{}));
+  using List =
+      decltype(join(typename Lower<E>::List{}, Leaves<epilogue::OutScale, epilogue::OutAzp>{}));
 };
 
 // --- operands ------------------------------------------------------------------------------------

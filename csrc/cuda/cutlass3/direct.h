@@ -149,9 +149,8 @@ class DirectStore {
     float value[8], made[8 / kColumns];
     CUTLASS_PRAGMA_UNROLL
     for (int e = 0; e < 8; ++e) {
-      value[e] = Lower<E>::at(acc[e], [&](auto leaf) {
-        return operands.at(leaf, row, first_col + e / 2 * 8 + e % 2);
-      });
+      value[e] = Lower<E>::at(
+          acc[e], [&](auto leaf) { return operands.at(leaf, row, first_col + e / 2 * 8 + e % 2); });
     }
     // The quad's columns begin at those of its first lane in the first group.
     const int channel = tile_col + first_col - 2 * lane + 8 * lane;

@@ -39,7 +39,7 @@ struct GemmArguments {
   const void* b;
   int64_t ldb;  // elements between columns of a ColumnMajor B, rows of a RowMajor one
   const EpilogueOperand (&operands)[kNumOperands];
-  DType out_dtype;  // of D, where Out is 16 bits wide
+  DType out_dtype;   // of D, where Out is 16 bits wide
   Destination to{};  // of an epilogue with an ending; d and ldd are the others'
   int swizzle = 1;   // width of the bands in which tiles are visited
   void* d = nullptr;
@@ -84,8 +84,8 @@ struct TmaEpilogue {
 // Ours, which stores from registers: of an E with an ending.
 template <class E, class Tile>
 struct DirectEpilogue {
-  using type = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-      DirectStore<E, Tile>>;
+  using type =
+      cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<DirectStore<E, Tile>>;
   static typename type::Arguments arguments(const GemmArguments& args) {
     return type::arguments(args.operands, args.to);
   }
@@ -100,9 +100,8 @@ struct Gemm {
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
   static constexpr bool kDirect = epilogue::has_ending<E>;
-  using Epilogue =
-      std::conditional_t<kDirect, DirectEpilogue<E, Tile>,
-                         TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>;
+  using Epilogue = std::conditional_t<kDirect, DirectEpilogue<E, Tile>,
+                                      TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>;
   using CollectiveEpilogue = typename Epilogue::type;
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, A, LayoutA, 16 / sizeof(A), B, LayoutB,

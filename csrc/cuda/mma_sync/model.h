@@ -88,7 +88,8 @@ Prediction predict_rounds(const Tile& tile, double rounds, double tokens, double
   const double loads = rounds * (tokens + tile.tile_n) * k;
   const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
   return joined({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy,
-                join_us(slices, size, machine, ends_later), products / machine.most_products_per_us);
+                join_us(slices, size, machine, ends_later),
+                products / machine.most_products_per_us);
 }
 
 template <const Gpus& kGpus>

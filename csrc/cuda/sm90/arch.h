@@ -59,9 +59,11 @@ void run(const Int8Problem& p, const Scope& scope);
 template <const Persistent& kTile>
 void run(const Int8Problem& p, const Scope& scope);
 
-// Which endings a persistent kernel has: each is one more kernel to compile for every line. The sums
-// of the others go to memory.
-constexpr bool ends_itself(Form form) { return form == Form::gated; }
+// Which endings a persistent kernel has: each is one more kernel to compile for every line. The
+// sums of the others go to memory. Ping-pong hides an ending behind another tile's products.
+constexpr bool ends_itself(const Persistent& tile, Form form) {
+  return form == Form::gated && tile.schedule == pingpong;
+}
 
 inline constexpr int kChunk = 128;  // bytes of K in a stage of a streaming kernel
 inline constexpr int kMaxSplit = 3;

@@ -42,7 +42,8 @@ void launch(const Int8Problem& p, const Scope& scope) {
   }
 }
 
-// With an ending that the kernel has not: its sums go to memory, and a kernel of their own ends them.
+// With an ending that the kernel has not: its sums go to memory, and a kernel of their own ends
+// them.
 template <const Persistent& kTile>
 void launch_in_two(const Int8Problem& p, const Scope& scope) {
   Int8Problem sums = p;
@@ -62,7 +63,7 @@ void run(const Int8Problem& p, const Scope& scope) {
     if constexpr (epilogue::is_raw<E>) {
       launch<kTile, E, int32_t>(p, scope);
     } else if constexpr (epilogue::has_ending<E>) {
-      if constexpr (ends_itself(E::form)) {
+      if constexpr (ends_itself(kTile, E::form)) {
         launch<kTile, E, uint8_t>(p, scope);  // stores of any dtype
       } else {
         launch_in_two<kTile>(p, scope);

@@ -18,6 +18,7 @@ constexpr double kSecondWaveUs = 3.8;       // blocks that start when others hav
 constexpr double kSecondOfPairUs = 2.0;     // where two live on a multiprocessor at a time
 constexpr double kExposedEpilogueUs = 1.9;  // of a tile, where no other tile's products hide it
 constexpr double kJoinUs = 2.0;             // of the kernel that ends sums in memory
+constexpr double kEndingUs = 1.2e-6;        // of a sum that a persistent kernel ends itself
 
 // Of device memory, at best.
 double rate_of(const Machine& machine) { return machine.memory_share * machine.bytes_per_us; }
@@ -65,8 +66,8 @@ Prediction predict_work(const Work& work, const Int8Problem::Size& size, const M
 }
 
 // Whether a persistent kernel leaves the ending to a kernel behind it.
-bool ends_later(const Int8Problem::Size& size) {
-  return size.has_ending() && !ends_itself(size.form());
+bool ends_later(const Persistent& tile, const Int8Problem::Size& size) {
+  return size.has_ending() && !ends_itself(tile, size.form());
 }
 
 std::string tile_text(int tile_m, int tile_n) {
@@ -101,7 +102,7 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
   const char* how = schedule == pingpong ? "ping-pong" : "cooperative";
   return cat("CUTLASS, ", how, ", ", tile_text(tile_m, tile_n), ", clusters of ", cluster_m, " x ",
-             cluster_n, ends_later(size) ? "; its sums end in a kernel of their own" : "",
+             cluster_n, ends_later(*this, size) ? "; its sums end in a kernel of their own" : "",
              size.has_ending() ? "" : padded_output_text(size));
 }
 
@@ -119,8 +120,12 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   work.loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * work.rows;
   work.rounds = std::ceil(work.blocks / machine.sms);
   double waves = schedule == cooperative ? kExposedEpilogueUs * work.rounds : 0.0;
-  // The sums are written, and read again.
-  if (ends_later(size)) waves += kJoinUs + 8.0 * double(size.m) * double(size.n) / rate_of(machine);
+  const double sums = double(size.m) * double(size.n);
+  if (ends_later(*this, size)) {
+    waves += kJoinUs + 8.0 * sums / rate_of(machine);  // they are written, and read again
+  } else if (size.has_ending()) {
+    waves += kEndingUs * sums * machine.latency;
+  }
   return predict_work(work, size, machine, tile_m, tile_n, 0.0, waves, {fixed_us, rate});
 }
 
