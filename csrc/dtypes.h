@@ -94,7 +94,7 @@ constexpr std::optional<DType> dtype_of(ScalarType type) {
 // The dtype of a product's output, which may be an 8-bit one.
 constexpr std::optional<DType> out_dtype_of(ScalarType type) {
 #define DTYPE8(name, scalar_type, storage) \
-  if (type == ScalarType::scalar_type) return DType::name;
+  if (ScalarType::scalar_type == type) return DType::name;
 #define DTYPE(name, scalar_type, storage)
 #include "dtypes.def"
 #undef DTYPE8

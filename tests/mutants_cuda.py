@@ -248,14 +248,6 @@ MUTANTS = [
                 "static_cast<int>(int64_t{p.chunks} * (slice + 1) / split)",
                 "static_cast<int>(p.chunks / split * (slice + 1))",
             ),
-            "cuda-last-channels-unwritten": (
-                "token * p.ldd + channel, inside, value",
-                "token * p.ldd + channel, inside - (inside == 3), value",
-            ),
-            "cuda-pairs-where-they-come-from": (
-                "token * p.ldd + channel / 2, inside / 2, pair",
-                "token * p.ldd + channel, inside / 2, pair",
-            ),
         },
         gpu=True,
     ),

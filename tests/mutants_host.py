@@ -63,7 +63,6 @@ MUTANTS = [
                 'if (size.k == 0) return "needs K > 0 (it',
                 'if (size.k < 0) return "needs K > 0 (it',
             ),
-            "persistent-kernel-of-pairs": ("if (size.out_columns() != size.n)", "if (false)"),
         },
     ),
     *of(
@@ -195,7 +194,10 @@ MUTANTS = [
                 "b.dim() != 1 || b.numel() != bytes ||",
                 "b.dim() != 1 ||",
             ),
-            "odd-number-of-columns-in-pairs": ("if (size.n % entry.columns)", "if (false)"),
+            "odd-number-of-columns-in-pairs": (
+                "if (size.n % epilogue::entry(size.epilogue).columns())",
+                "if (false)",
+            ),
             "residual-of-any-shape": (
                 "if (t.sizes().equals(wanted)) return;",
                 "if (t.numel()) return;",
@@ -247,7 +249,7 @@ MUTANTS = [
         "test_epilogues",
         {
             "pairs-are-as-wide-as-b": (
-                "return n / epilogue::entry(epilogue).columns;",
+                "return n / epilogue::entry(epilogue).columns();",
                 "return n;",
             ),
         },

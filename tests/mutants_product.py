@@ -178,14 +178,6 @@ MUTANTS = [
                 "to[i] = from[i * operand.col_stride]",
                 "to[i] = from[i * (operand.col_stride != 0)]",
             ),
-            "last-column-unwritten": (
-                "out, rounded, count * sizeof(S)",
-                "out, rounded, (count - 1) * sizeof(S)",
-            ),
-            "last-sum-unwritten": (
-                "out, row.acc, row.count * sizeof(int32_t)",
-                "out, row.acc, (row.count & ~1) * sizeof(int32_t)",
-            ),
             "residual-dropped": (
                 "float x, float y) { return x + y; }",
                 "float x, float) { return x; }",
@@ -197,20 +189,6 @@ MUTANTS = [
             "residual-of-the-first-block": (
                 "row.cols.load<L>(row.p, row.m, row.col, row.count);",
                 "row.cols.load<L>(row.p, row.m, 0 * row.col, row.count);",
-            ),
-            "gate-and-value-swapped": (
-                "apply(Op{}, column[2 * n], column[2 * n + 1])",
-                "apply(Op{}, column[2 * n + 1], column[2 * n])",
-            ),
-            "gate-not-clamped": (
-                "(gate > 0.0f ? gate : gate == gate ? 0.0f : gate) * value",
-                "gate * value",
-            ),
-            "gate-of-nan-is-zero": ("gate == gate ? 0.0f : gate) * value", "0.0f) * value"),
-            "gate-keeps-its-minus-zero": ("return (gate > 0.0f ?", "return (gate >= 0.0f ?"),
-            "last-pair-unwritten": (
-                "row.count / epilogue::columns_of<E>;",
-                "(row.count - epilogue::columns_of<E> / 2) / epilogue::columns_of<E>;",
             ),
         },
     ),
@@ -305,11 +283,19 @@ MUTANTS = [
     ),
     *of(
         "csrc/cpu/endings.h",
-        "test_epilogues",
+        "test_epilogues test_scaled_mm",
         {
             "gate-and-value-swapped": (
                 "function_of<f>(gates[n]) * values[n]",
                 "function_of<f>(values[n]) * gates[n]",
+            ),
+            "last-column-unwritten": (
+                "out, rounded, count * sizeof(S)",
+                "out, rounded, (count & ~1) * sizeof(S)",
+            ),
+            "last-sum-unwritten": (
+                "out, row.acc, row.count * sizeof(int32_t)",
+                "out, row.acc, (row.count & ~1) * sizeof(int32_t)",
             ),
             "e4m3-not-saturated": ("x = x > 448.0f ? 448.0f : x;", ""),
             "e4m3-divides": ("d[n] * reciprocal", "d[n] / scale"),
