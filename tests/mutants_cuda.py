@@ -134,6 +134,10 @@ MUTANTS = [
         "csrc/cuda/common/finish.cuh",
         "test_cuda_rows",
         {
+            "cuda-last-channels-unwritten": (
+                "inside / kColumns, made,",
+                "(inside - (inside == 3)) / kColumns, made,",
+            ),
             "cuda-function-not-applied": ("apply_function(function, made);", ""),
             "cuda-gate-and-value-swapped": (
                 "made[i] = x[kColumns * i];",

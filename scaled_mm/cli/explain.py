@@ -263,8 +263,9 @@ def check_as_the_op_does(
     for tokens, columns in ((0, n), (m, 0)):
         a, b = element.expand(tokens, k), element.expand(k, columns)
         out_scale = None if out_dtype in DTYPES.values() else scale
-        how = {"activation": activation, "out_dtype": out_dtype, "out_scale": out_scale}
-        scaled_mm(a, b, scale, scale, **how)
+        scaled_mm(
+            a, b, scale, scale, activation=activation, out_dtype=out_dtype, out_scale=out_scale
+        )
 
 
 def made_of(answer: dict[str, Any], **question: Any) -> Explanation:

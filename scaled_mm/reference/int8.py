@@ -22,7 +22,7 @@ E4M3 = Format("float8_e4m3fn", 4, -9, 448.0)
 
 # How many roundings to float32 of the terms' size the bounds with an activation allow for
 # (docs/numerics.md, section 3).
-ROUNDINGS = {
+ROUNDINGS: dict[str | None, int] = {
     "relu": 4,
     **dict.fromkeys(("silu", "gelu", "gelu_tanh"), 12),
     "reglu": 8,
