@@ -12,7 +12,7 @@ import scaled_mm
 from scaled_mm import _library
 from scaled_mm.cli import explain as module
 from scaled_mm.cli import main
-from scaled_mm.cli.explain import explain, show
+from scaled_mm.cli.explain import OUT_DTYPES, explain, show
 from scaled_mm.explain import DEVICES, Device
 
 BYTES = 64 * 4096 + 4096 * 4096 + 64 * 4096 * 2
@@ -209,7 +209,7 @@ def test_json(answered, capsys):
         (["--bandwidth", "0"], "--bandwidth must be above 0 and finite, got 0.0"),
         (["--bandwidth", "nan"], "--bandwidth must be above 0 and finite, got nan"),
         (["--awq", "--activation", "reglu"], "--activation must be left out with --awq, got reglu"),
-        (["--dtype", "x"], "out_dtype must be one of bfloat16, float16, float32, got x"),
+        (["--dtype", "x"], f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got x"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
