@@ -227,7 +227,11 @@ MISFITS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "out of swiglu in 8 bits": (
         "scaled_mm.out",
-        {**GOOD["scaled_mm"](), "activation": "swiglu", "out_dtype": torch.int8, **OUT},
+        {
+            **GOOD["scaled_mm"](),
+            **{"activation": "swiglu", "out_dtype": torch.int8, "out_scale": ONE},
+            **OUT,
+        },
     ),
     "azp_adj b 1d": ("azp_adj", {"b": int8(3)}),
     "azp_with_adj b 3d": ("azp_with_adj", {"b": int8(3, 1, 1), "azp": ZERO}),
