@@ -229,7 +229,9 @@ MISFITS: dict[str, tuple[str, dict[str, Any]]] = {
         "scaled_mm.out",
         {
             **GOOD["scaled_mm"](),
-            **{"activation": "swiglu", "out_dtype": torch.int8, "out_scale": ONE},
+            "activation": "swiglu",
+            "out_dtype": torch.int8,
+            "out_scale": ONE,
             **OUT,
         },
     ),
