@@ -107,7 +107,7 @@ def _table() -> list[Refusal]:
 
     for value in (1, 0, False, True, b"reglu", ["reglu"], torch.relu):
         kind, change = type(value).__name__, {"activation": value}
-        name = f"activation-{kind}-{value!r}"
+        name = f"activation-{kind}-{getattr(value, '__name__', repr(value))}"
         table.append(Refusal(name, "scaled_mm", change, "activation", kind, TypeError))
 
     half, grad = torch.float16, {"requires_grad": True}

@@ -152,7 +152,8 @@ struct SymmetricBytes {
 // kClusters: a team is a cluster's blocks, in x, and its row is y.
 template <Producer producer, class A, bool kClusters>
 __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p) {
-  __shared__ Exchange exchange;
+  __shared__ alignas(Exchange) uint8_t memory[sizeof(Exchange)];  // what has no initial values
+  Exchange& exchange = *reinterpret_cast<Exchange*>(memory);
   using P = typename RowOf<A, producer>::type;
   const Team<kClusters> team(!p.given);
   wait_for_dependencies();

@@ -174,8 +174,8 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
 // --- the kernel ----------------------------------------------------------------------------------
 
 template <class Gemm>
-__global__ __launch_bounds__(Gemm::kThreads) void multiply(const __grid_constant__
-                                                           typename Gemm::Params p) {
+__global__ __launch_bounds__(Gemm::kThreads,
+                             1) void multiply(const __grid_constant__ typename Gemm::Params p) {
   using Mma = typename Gemm::Mma;
   extern __shared__ __align__(128) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Gemm::Shared*>(memory);
@@ -212,6 +212,7 @@ __global__ __launch_bounds__(Gemm::kThreads) void multiply(const __grid_constant
 template <class E, class Of, class Tile, class WarpTile, int kStages, int kSwizzle>
 int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& args,
                                                         const Scope& scope) {
+  static_assert(!epilogue::has_ending<E>);  // those end in a kernel of their own
   constexpr auto kKernel = multiply<Gemm>;
   const int64_t slice = round_up(ceil_div(args.k, int64_t{args.slices}), int64_t{Tile::kK});
   const int64_t slices = ceil_div(args.k, slice);

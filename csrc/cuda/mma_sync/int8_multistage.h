@@ -59,7 +59,7 @@ void run_multistage(const Int8Problem& p, const Scope& scope) {
   const int slices = slices_of(kTile, whole.size, scope.device);
   if (slices > 1 || p.size.has_ending()) {  // what ends the sums is a kernel of its own
     auto* const partials = scope.allocate<int32_t>(slices * p.size.m * p.size.n);
-    const Destination to{{partials, {}, p.size.n % 4 == 0}, p.size.n};
+    const Destination to{{partials, {}, p.size.n % 4 == 0}, p.size.n, Function::none, true};
     const int made = launch<kTile, kGpus, epilogue::Acc>(whole, to, slices, scope);
     return finish_partials(partials, made, p, scope);
   }
