@@ -20,9 +20,10 @@ struct JoinParams {
   Destination to;
 };
 
-// A thread has four channels of a token at a time.
+// A thread has four channels of a token at a time. Without the second bound ptxas spills on sm_80,
+// to keep within 32 registers.
 template <class E>
-__global__ __launch_bounds__(kThreads) void join(const __grid_constant__ JoinParams p) {
+__global__ __launch_bounds__(kThreads, 4) void join(const __grid_constant__ JoinParams p) {
   const int64_t quads = (p.n + 3) / 4, all = int64_t{p.m} * quads, step = int64_t{p.m} * p.n;
   const bool vectors = p.n % 4 == 0;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all;
