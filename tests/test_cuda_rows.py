@@ -93,9 +93,9 @@ def epilogues() -> Iterator[Case]:
         yield Case(f"epilogue-{i}-rest", 135, 269, 77, **epilogue)
         yield Case(f"epilogue-{i}-no-k", 70, 130, 0, **epilogue)
         forms = {"scale_a": Vector("mixed", "0d"), "scale_b": Vector("mixed", "1x1")}
-        yield Case(f"epilogue-{i}-scalars", 40, 136, 64, **forms, **epilogue)
+        yield Case(f"epilogue-{i}-scalars", 40, 136, 64, **(forms | epilogue))
         wide = {"scale_a": Vector("wide"), "scale_b": Vector("signed", "flat")}
-        yield Case(f"epilogue-{i}-wide", 129, 65, 96, **wide, **epilogue)
+        yield Case(f"epilogue-{i}-wide", 129, 65, 96, **(wide | epilogue))
 
 
 def places() -> Iterator[Case]:

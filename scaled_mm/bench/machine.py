@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__, _library
+from ..cli.explain import ask_library
 from ..cli.gpus import local_device
 
 _SMI = {"driver": "driver_version", "power_limit": "power.limit", "max_clock": "clocks.max.sm"}
@@ -54,7 +55,7 @@ def gpu_tops() -> float:
     (csrc/dispatch/gpus.def), else derived from what its driver tells."""
     device = local_device()
     assert device is not None
-    gpu = _library.explain("lowbit", 1, 64, 64, 64, False, *device.facts)["gpu"]
+    gpu = ask_library(1, 64, 64, "bfloat16", None, device)["gpu"]
     return 2e-6 * float(gpu["most_products_per_us"]) * device.sms
 
 

@@ -72,6 +72,7 @@ class DirectStore {
   static Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
                              const Destination& to) {
     Arguments all{{}, to};
+    all.to.out.vectors = to.ldd % (8 / kColumns) == 0;  // of what eight channels make
     std::copy(std::begin(operands), std::end(operands), all.operands);
     return all;
   }
