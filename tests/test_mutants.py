@@ -27,7 +27,12 @@ def test_mutants_are_told_apart() -> None:
     assert all(mutant.old != mutant.new for mutant in MUTANTS)
 
 
-TABLES = ("model.cpp", "mma_sync/model.h", "mma_sync/kinds.h")  # that the CPU library has as well
+TABLES = (
+    "model.cpp",
+    "mma_sync/model.h",
+    "mma_sync/kinds.h",
+    ".table",
+)  # that the CPU library has as well
 
 
 def test_who_needs_a_gpu() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from .. import __version__, _library
-from ..cli.explain import ask_library
 from ..cli.gpus import local_device
 
 _SMI = {"driver": "driver_version", "power_limit": "power.limit", "max_clock": "clocks.max.sm"}
@@ -55,7 +54,7 @@ def gpu_tops() -> float:
     (csrc/dispatch/gpus.def), else derived from what its driver tells."""
     device = local_device()
     assert device is not None
-    gpu = ask_library(1, 64, 64, "bfloat16", None, device)["gpu"]
+    gpu = _library.explain("int8", 1, 64, 64, torch.bfloat16, "none", *device.facts)["gpu"]
     return 2e-6 * float(gpu["most_products_per_us"]) * device.sms
 
 
