@@ -78,6 +78,17 @@ MUTANTS = [
         gpu=True,
     ),
     *of(
+        "csrc/cuda/cutlass2/gemm.h",
+        "test_cuda_big",
+        {
+            "cuda-blocks-in-16-bits": (
+                "const dim3 grid(static_cast<unsigned>(tiles_m * tiles_n),",
+                "const dim3 grid(static_cast<uint16_t>(tiles_m * tiles_n),",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
         "csrc/cuda/common/device.cpp",
         "test_cuda_big",
         {
