@@ -55,11 +55,11 @@ def assert_written_in_place(call: Callable[..., Tensor], operands: dict[str, Any
     """Into the middle of a buffer, whose first and last elements stay as they are."""
     expected = call(**operands)
     before, after = 3, 5
-    buffer = torch.full((before + expected.numel() + after,), 77).to(expected.dtype)
+    buffer = torch.full((before + expected.numel() + after,), 80).to(expected.dtype)
     out = buffer[before : buffer.numel() - after].view(expected.shape)
     assert call(**operands, out=out) is out
     assert_bits(out, expected)
-    assert set(buffer[:before].tolist() + buffer[buffer.numel() - after :].tolist()) == {77}
+    assert set(buffer[:before].tolist() + buffer[buffer.numel() - after :].tolist()) == {80}
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -18,7 +18,7 @@ from helpers import run_python
 
 import scaled_mm
 from scaled_mm import _library, tuning
-from scaled_mm.explain import DEVICES, Device, explain, explain_awq
+from scaled_mm.explain import DEVICES, Device, explain, explain_awq, explain_mixed
 from scaled_mm.tuning import cache
 from scaled_mm.tuning.cache import Entry, keep, read
 from scaled_mm.tuning.measure import ask
@@ -90,11 +90,14 @@ def test_the_choice_follows(name: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES["lowbit"])
-def test_the_choice_follows_for_int4(name: str, path: Path) -> None:
+def test_the_choice_follows_for_few_bits(name: str, path: Path) -> None:
     keep(entry(rows=planted(name, "lowbit")), path)
     tuning.load()
-    packed = name.startswith("packed")
-    kernel = explain_awq(64, 4096, 4096, packed=packed, device=GPU).chosen
+    if name.startswith("packed8"):
+        kernel = explain_mixed(64, 4096, 4096, bits=8, device=GPU).chosen
+    else:
+        packed = name.startswith("packed")
+        kernel = explain_awq(64, 4096, 4096, packed=packed, device=GPU).chosen
     assert kernel is not None and kernel.name == name
     assert chosen() == OWN, "the other family keeps its numbers"
 

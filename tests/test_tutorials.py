@@ -257,7 +257,7 @@ def test_the_readme(
         processor = OtherFloats(how.floats) if how.floats else contextlib.nullcontext()
         with torch.random.fork_rng(devices=[]), processor:
             exec(code, {"__name__": "__main__"})
-    assert len(ran) == 3
+    assert len(ran) == 4
 
 
 def test_there_are_tutorials() -> None:
