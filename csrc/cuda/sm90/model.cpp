@@ -174,7 +174,7 @@ namespace lowbit {
 namespace {
 
 constexpr double kProductsPerUs = 5.34e6;  // machine.products_per_us where Dense was measured
-constexpr double kJoinUs = 2.0;            // of adding up partial sums, besides
+constexpr double kStreamJoinUs = 2.0;      // of adding up partial sums, besides
 constexpr double kJoinBytesPerUs = 5e6;    // what they go to L2 and back at
 constexpr int kMostRounds = 4;             // of slices
 
@@ -187,7 +187,7 @@ double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& 
   const double tokens = double(std::min<int64_t>(size.m, tile.tokens));
   const double partials =
       double(plan.partials()) * tokens * tile_channels(tile.tokens) * sizeof(float);
-  return whole + kJoinUs + 2 * partials / kJoinBytesPerUs +
+  return whole + kStreamJoinUs + 2 * partials / kJoinBytesPerUs +
          rounds(int64_t{plan.cut()} * plan.slices) * double(ceil_div(plan.chunks, plan.slices)) *
              chunk_us;
 }
