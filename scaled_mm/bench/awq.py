@@ -148,28 +148,42 @@ def _dequantize_and_mm(case: AwqCase) -> Route:
     return Route(case.x, _words(case), run, 0.5)
 
 
-def _int4pack(case: AwqCase) -> Route:
-    """torch's W is (q - 8) s + z, so its z is (8 - zero) s."""
-    _, k, _ = case.mkn
-    on_gpu, weight = case.x.is_cuda, case.weight
-    group = k // len(weight.scales)
-    if on_gpu and case.x.dtype != torch.bfloat16:
+def int4pack_route(x: Tensor, group: int, weight: Callable[[], tuple[Tensor, ...]]) -> Route:
+    """torch's own int4 op, whose W is (q - 8) s + z.
+
+    Args:
+        weight: makes the nibbles q [N, K], a byte each, and s and z [K / group, N].
+
+    Raises:
+        Unsupported: the op does not take such operands.
+    """
+    if x.is_cuda and x.dtype != torch.bfloat16:
         raise Unsupported("bfloat16 only")
     if group not in (32, 64, 128, 256):
         raise Unsupported("groups of 32, 64, 128 or 256 only")
-    q, scales = weight.q.t().contiguous(), weight.scales.float()
-    z = (8 - weight.zeros.float()) * scales
-    scales_and_zeros = torch.stack([scales, z], -1).to(case.x.dtype)
-    if on_gpu:  # two to a byte, the first in the upper half
+    q, scales, zeros = weight()
+    scales_and_zeros = torch.stack([scales, zeros], -1).to(x.dtype)
+    if x.is_cuda:  # two to a byte, the first in the upper half
         packed = torch._convert_weight_to_int4pack(q[:, ::2] << 4 | q[:, 1::2], 8)
     else:
         packed = torch._convert_weight_to_int4pack_for_cpu(q.int(), 8)
-    mm = torch._weight_int4pack_mm if on_gpu else torch._weight_int4pack_mm_for_cpu
+    mm = torch._weight_int4pack_mm if x.is_cuda else torch._weight_int4pack_mm_for_cpu
 
     def run(x: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
         return mm(x, weight[0], group, weight[1])
 
-    return Route(case.x, lambda: (packed.clone(), scales_and_zeros.clone()), run, 0.5)
+    return Route(x, lambda: (packed.clone(), scales_and_zeros.clone()), run, 0.5)
+
+
+def _int4pack(case: AwqCase) -> Route:
+    """Its z is (8 - zero) s."""
+    _, k, _ = case.mkn
+
+    def weight() -> tuple[Tensor, ...]:
+        scales = case.weight.scales.float()
+        return case.weight.q.t().contiguous(), scales, (8 - case.weight.zeros.float()) * scales
+
+    return int4pack_route(case.x, k // len(case.weight.scales), weight)
 
 
 def _dequantizer(function: Callable[..., Tensor]) -> Callable[[AwqCase], Route]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import ops, reference
-from .awq import AWQ_CONTENDERS
+from .awq import AWQ_CONTENDERS, int4pack_route
 from .cases import CHECKED_ROWS, Judgement, judged, spread
 from .contenders import Contender, Route, Unsupported
 
@@ -143,27 +143,14 @@ def _int8pack(case: MixedCase) -> Route:
 
 
 def _int4pack(case: MixedCase) -> Route:
-    """torch's W is (q - 8) s + z, of nibbles q."""
-    on_gpu = case.x.is_cuda
     if case.bits != 4:
         raise Unsupported("4 bits only")
-    if on_gpu and case.x.dtype != torch.bfloat16:
-        raise Unsupported("bfloat16 only")
-    group = case.group
-    if group not in (32, 64, 128, 256):
-        raise Unsupported("groups of 32, 64, 128 or 256 only")
-    q = (case.q.t() + 8).to(torch.uint8).contiguous()
-    scales_and_zeros = torch.stack([case.scales, torch.zeros_like(case.scales)], -1)
-    if on_gpu:  # two to a byte, the first in the upper half
-        packed = torch._convert_weight_to_int4pack(q[:, ::2] << 4 | q[:, 1::2], 8)
-    else:
-        packed = torch._convert_weight_to_int4pack_for_cpu(q.int(), 8)
-    mm = torch._weight_int4pack_mm if on_gpu else torch._weight_int4pack_mm_for_cpu
 
-    def run(x: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
-        return mm(x, weight[0], group, weight[1])
+    def weight() -> tuple[Tensor, ...]:
+        q = (case.q.t() + 8).to(torch.uint8).contiguous()
+        return q, case.scales, torch.zeros_like(case.scales)
 
-    return Route(case.x, lambda: (packed.clone(), scales_and_zeros.clone()), run, 0.5)
+    return int4pack_route(case.x, case.group, weight)
 
 
 _BOTH = ("cpu", "cuda")
