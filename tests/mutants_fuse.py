@@ -62,10 +62,6 @@ MUTANTS = [
                 'return {"symmetric": given["symmetric"]} if given["per_token"] else None',
                 'return {"symmetric": given["symmetric"]}',
             ),
-            "symmetric-whatever-was-asked": (
-                '"symmetric": "azp" not in scales',
-                '"symmetric": True',
-            ),
             "sum-of-any-shapes": ("t.dtype == out.dtype and t.shape == out.shape", "True"),
             "sum-before-its-weight": (
                 "if not all(_movable(n, total, late) for n in others):",

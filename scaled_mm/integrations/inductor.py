@@ -137,8 +137,7 @@ def _options_of(node: fx.Node) -> dict[str, Any] | None:
     given.pop("x")
     if node.target is _QUANTIZERS[0]:
         return {"symmetric": given["symmetric"]} if given["per_token"] else None
-    scales = {name: t for name, t in given.items() if t is not None}
-    return {**scales, "symmetric": "azp" not in scales}
+    return {name: t for name, t in given.items() if t is not None}
 
 
 def _call(graph: fx.Graph, match: Match, given: dict[str, Any]) -> fx.Node:
