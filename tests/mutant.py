@@ -21,7 +21,7 @@ class Mutant:
     @property
     def compiled(self) -> bool:
         """Not what a CPU library leaves out: there the source itself is read by the tests."""
-        device = self.path.endswith((".cu", ".cuh"))
+        device = self.path.endswith((".cu", ".cuh")) or "/cutlass" in self.path
         return self.path.startswith("csrc") and (self.gpu or not device)
 
 

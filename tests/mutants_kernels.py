@@ -1,4 +1,5 @@
-"""Bugs for mutants.py. More of the CUDA sources: int4, producers, quantisers, sums of columns."""
+"""Bugs for mutants.py. More of the CUDA sources: int4, producers, quantisers, sums of columns.
+And their stores, which the CPU shows."""
 
 from __future__ import annotations
 
@@ -81,5 +82,37 @@ MUTANTS = [
             ),
         },
         gpu=True,
+    ),
+    # Those that the CPU shows, where kernels' stores are played.
+    *of(
+        "csrc/cuda/cutlass3/direct.h",
+        "test_device_stores",
+        {
+            "stored-by-four-where-two-are-aligned": (
+                "to.ldd % (8 / kColumns) == 0",
+                "to.ldd % 2 == 0",
+            ),
+            "stored-behind-the-last-token": (
+                "if (first_row + row >= m) return;",
+                "if (first_row + row > m) return;",
+            ),
+            "stored-without-the-swap-of-pairs": ("swap(item[2], item[3], 1);", ""),
+        },
+    ),
+    *of(
+        "csrc/cuda/common/finish.cuh",
+        "test_device_stores",
+        {
+            "stored-by-four-wherever-a-row-begins": (
+                "columns % (4 / epilogue::columns_of(E::form)) == 0",
+                "true",
+            ),
+            "stored-behind-the-last-pair": ("inside / kColumns, made,", "inside, made,"),
+        },
+    ),
+    *of(
+        "csrc/cuda/common/store.cuh",
+        "test_device_stores",
+        {"stored-behind-the-row": ("if (i < count) d[i] =", "d[i] =")},
     ),
 ]

@@ -33,14 +33,15 @@ TABLES = (
     "mma_sync/kinds.h",
     ".table",
 )  # that the CPU library has as well
+ON_THE_CPU = ("test_widen", "test_device_stores")  # tests of device code
 
 
 def test_who_needs_a_gpu() -> None:
-    """What is of the CUDA library alone; what both share is tested where it can be noticed, and
-    constants where they are read."""
+    """What is of the CUDA library alone; what both share is tested where it can be noticed,
+    constants where they are read, stores where they are played."""
     for mutant in MUTANTS:
         cuda = mutant.path.startswith("csrc/cuda/") and not mutant.path.endswith(TABLES)
-        assert mutant.gpu or not cuda or mutant.tests == "test_widen", mutant.name
+        assert mutant.gpu or not cuda or mutant.tests in ON_THE_CPU, mutant.name
         tests = mutant.tests.split()
         assert tests, mutant.name
         assert all(test.startswith("test_cuda_") for test in tests) == mutant.gpu, mutant.name

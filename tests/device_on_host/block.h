@@ -1,0 +1,141 @@
+// Device code on the host: what the language of CUDA has beyond C++, as far as the stores of D need
+// it, and a block of threads that run in turn. A thread runs until it meets the others of its warp
+// or block; assembly is left out (quantizer.cuh has what stands for it).
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define asm(...)
+
+using std::isinf;
+using std::max;
+using std::min;
+
+// --- a block -------------------------------------------------------------------------------------
+
+struct Dim3 {
+  int x = 0, y = 0, z = 0;
+};
+inline Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+class Block {
+ public:
+  // body() of every thread, threadIdx.x telling which.
+  static void run(int threads, const std::function<void()>& body) {
+    Block block(threads, body);
+    while (block.turn()) {
+    }
+  }
+
+  // Until as many threads are there as meet at this place.
+  static void meet(int place, int threads) {
+    Meeting& meeting = current_->meetings_[place];
+    const int round = meeting.round;
+    if (++meeting.there == threads) {
+      meeting = {round + 1, 0};
+      current_->moved_ = true;
+    }
+    while (meeting.round == round) current_->rest();
+  }
+
+  // What lane `from` of the calling warp gives.
+  static uint32_t shuffle(uint32_t mine, int from) {
+    const int warp = threadIdx.x / 32;
+    current_->given_[threadIdx.x] = mine;
+    meet(warp, 32);
+    const uint32_t got = current_->given_[32 * warp + from];
+    meet(warp, 32);
+    return got;
+  }
+
+ private:
+  static constexpr size_t kStack = 1 << 16;
+  struct Thread {
+    ucontext_t at;
+    std::unique_ptr<char[]> stack{new char[kStack]};
+    bool done = false;
+  };
+  struct Meeting {
+    int round = 0, there = 0;
+  };
+
+  Block(int threads, const std::function<void()>& body)
+      : body_(body), threads_(threads), given_(threads) {
+    current_ = this;
+    for (Thread& thread : threads_) {
+      getcontext(&thread.at);
+      thread.at.uc_stack.ss_sp = thread.stack.get();
+      thread.at.uc_stack.ss_size = kStack;
+      thread.at.uc_link = &here_;
+      makecontext(&thread.at, begin, 0);
+    }
+  }
+  static void begin() {
+    current_->body_();
+    current_->threads_[threadIdx.x].done = current_->moved_ = true;
+  }
+  void rest() {
+    const int mine = threadIdx.x;
+    swapcontext(&threads_[mine].at, &here_);
+  }
+  // Each thread in its turn; false when all are done.
+  bool turn() {
+    moved_ = false;
+    bool all_done = true;
+    for (int i = 0; i < static_cast<int>(threads_.size()); ++i) {
+      if (threads_[i].done) continue;
+      all_done = false;
+      threadIdx.x = i;
+      swapcontext(&here_, &threads_[i].at);
+    }
+    if (all_done || moved_) return !all_done;
+    std::puts("threads wait for others that never come");
+    std::exit(1);
+  }
+
+  static inline Block* current_ = nullptr;
+  const std::function<void()>& body_;
+  std::vector<Thread> threads_;
+  std::vector<uint32_t> given_;
+  std::map<int, Meeting> meetings_;
+  bool moved_ = false;
+  ucontext_t here_;
+};
+
+inline void __syncthreads() { Block::meet(-1, blockDim.x * blockDim.y); }
+inline float __shfl_xor_sync(unsigned, float x, int distance) {
+  const int lane = threadIdx.x % 32;
+  return std::bit_cast<float>(Block::shuffle(std::bit_cast<uint32_t>(x), lane ^ distance));
+}
+
+// --- arithmetic ----------------------------------------------------------------------------------
+
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __int2float_rn(int32_t x) { return static_cast<float>(x); }
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
+inline int32_t __float_as_int(float x) { return std::bit_cast<int32_t>(x); }
+inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
+inline float __int_as_float(int32_t x) { return std::bit_cast<float>(x); }

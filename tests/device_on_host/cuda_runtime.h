@@ -1,0 +1,6 @@
+// Stands for CUDA's header.
+#pragma once
+
+#include "block.h"
+
+using cudaStream_t = void*;
