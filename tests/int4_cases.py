@@ -1,4 +1,5 @@
-"""AutoAWQ and GPTQ checkpoints as data: written with the library's packers, read by plain torch."""
+"""AutoAWQ and GPTQ checkpoints as data: of 4 bits written with the library's packers, of 8 by plain
+torch; read by plain torch."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ GROUP = 16
 
 @dataclass(frozen=True)
 class Form:
-    """One way to store int4 weights."""
+    """One way to store weights of 4 or 8 bits."""
 
     method: str = "gptq"
+    bits: int = 4
     version: int = 1
     act_order: bool = False
     symmetric: bool = False
@@ -35,7 +37,7 @@ class Form:
         """Its quantization_config, as short as writers make it."""
         made: dict[str, Any] = {
             "quant_method": self.method,
-            "bits": 4,
+            "bits": self.bits,
             "group_size": self.group,
         }
         if self.method == "awq":
@@ -61,11 +63,20 @@ FORMS: dict[str, Form] = {
     "gptq-v2": Form(version=2, dtype=torch.bfloat16),
     "gptq-v2-symmetric": Form(version=2, symmetric=True),
     "gptq-v2-act-order": Form(version=2, act_order=True, group=8),
+    "gptq8-v1": Form(bits=8),
+    "gptq8-v1-symmetric": Form(bits=8, symmetric=True, dtype=torch.bfloat16),
+    "gptq8-v1-act-order": Form(bits=8, act_order=True),
+    "gptq8-v1-act-order-symmetric": Form(bits=8, act_order=True, symmetric=True),
+    "gptq8-v1-without-g_idx": Form(bits=8, g_idx=False),
+    "gptq8-v1-one-group": Form(bits=8, group=-1, act_order=True),
+    "gptq8-v2": Form(bits=8, version=2),
+    "gptq8-v2-symmetric": Form(bits=8, version=2, symmetric=True),
+    "gptq8-v2-act-order": Form(bits=8, version=2, act_order=True, group=8, dtype=torch.bfloat16),
 }
 
 
 def quantised(weight: Tensor, form: Form) -> awq.Int4:
-    """A weight [N, K] rounded to the nearest int4, in groups of rows as the form has them."""
+    """A weight [N, K] rounded to the nearest level, in groups of rows as the form has them."""
     w = weight.detach().float().t()
     k, n = w.shape
     size = k if form.group == -1 else form.group
@@ -73,17 +84,17 @@ def quantised(weight: Tensor, form: Form) -> awq.Int4:
     if form.act_order:  # the loudest rows together, as GPTQ does it
         loudest = w.square().sum(1).argsort(descending=True)
         g_idx = torch.empty(k, dtype=torch.int64).scatter_(0, loudest, g_idx)
-    scales, zeros = torch.empty(k // size, n), torch.empty(k // size, n)
+    scales, zeros, most = torch.empty(k // size, n), torch.empty(k // size, n), 2**form.bits - 1
     for g in range(k // size):
         rows = w[g_idx == g]
         low, high = rows.amin(0).clamp(max=0), rows.amax(0).clamp(min=0)
         if form.symmetric:
-            scales[g], zeros[g] = torch.maximum(-low, high) / 7.5, 8.0
+            scales[g], zeros[g] = torch.maximum(-low, high) / (most / 2), (most + 1) / 2
         else:
-            scales[g] = (high - low) / 15
-            zeros[g] = (-low / scales[g]).round().clamp(0, 15)
+            scales[g] = (high - low) / most
+            zeros[g] = (-low / scales[g]).round().clamp(0, most)
     scales = scales.to(form.dtype)
-    q = (w / scales[g_idx].float() + zeros[g_idx]).round().clamp(0, 15)
+    q = (w / scales[g_idx].float() + zeros[g_idx]).round().clamp(0, most)
     order = g_idx.int() if form.method == "gptq" else None
     return awq.Int4(q.to(torch.uint8), scales, zeros.to(torch.uint8), order)
 
@@ -93,33 +104,49 @@ def stored(weight: awq.Int4, form: Form) -> dict[str, Tensor]:
     if form.method == "awq":
         made = awq.to_awq(weight)._asdict()
     else:
-        made = awq.to_gptq(weight, version=form.version)._asdict()
+        to_gptq = awq.to_gptq if form.bits == 4 else gptq_of_bytes
+        made = to_gptq(weight, version=form.version)._asdict()
         if not form.g_idx:
             del made["g_idx"]
     return {name: x.contiguous() for name, x in made.items()}
 
 
+def gptq_of_bytes(weight: awq.Int4, version: int) -> awq.Gptq:
+    """GPTQ's tensors of values of 8 bits: four to a word, the first in the lowest bits."""
+
+    def words(bytes_: Tensor) -> Tensor:
+        """[..., 4 words] -> int32 [..., words]"""
+        number = (bytes_.long().unflatten(-1, (-1, 4)) * 256 ** torch.arange(4)).sum(-1)
+        return (number - (number >= 2**31) * 2**32).to(torch.int32)
+
+    zeros = (weight.zeros.long() - 1) % 256 if version == 1 else weight.zeros
+    return awq.Gptq(words(weight.q.t()).t(), weight.scales, words(zeros), weight.g_idx)
+
+
 def plainly(tensors: dict[str, Tensor], form: Form) -> Tensor:
     """W [K, N] of a layer's tensors, without the library: (q - z) * s in float64, rounded once."""
 
+    base, per_word = 2**form.bits, 32 // form.bits
+
     def digits(words: Tensor) -> list[Tensor]:
-        """The eight hexadecimal digits of each word, the lowest first."""
+        """The digits of each word to the base 2^bits, the lowest first."""
         unsigned = words.to(torch.int64) % 2**32
-        return [unsigned // 16**i % 16 for i in range(8)]
+        return [unsigned // base**i % base for i in range(per_word)]
 
     words, scales = tensors["qweight"], tensors["scales"].double()
     z = torch.empty(scales.shape, dtype=torch.int64)
-    along_n = (0, 2, 4, 6, 1, 3, 5, 7) if form.method == "awq" else range(8)
+    along_n = (0, 2, 4, 6, 1, 3, 5, 7) if form.method == "awq" else range(per_word)
+    less = form.version == 1 and form.method == "gptq"
     for column, digit in zip(along_n, digits(tensors["qzeros"]), strict=True):
-        z[:, column::8] = (digit + 1) % 16 if form.version == 1 and form.method == "gptq" else digit
+        z[:, column::per_word] = (digit + less) % base
     if form.method == "awq":
         q = torch.empty(len(words), z.shape[1], dtype=torch.int64)
         for column, digit in zip(along_n, digits(words), strict=True):
             q[:, column::8] = digit
     else:
-        q = torch.empty(8 * len(words), z.shape[1], dtype=torch.int64)
+        q = torch.empty(per_word * len(words), z.shape[1], dtype=torch.int64)
         for row, digit in enumerate(digits(words)):
-            q[row::8] = digit
+            q[row::per_word] = digit
     size = len(q) // len(z)
     g = tensors["g_idx"].long() if "g_idx" in tensors else torch.arange(len(q)) // size
     return ((q - z[g]).double() * scales[g]).to(form.dtype)

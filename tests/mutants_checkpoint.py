@@ -72,17 +72,17 @@ MUTANTS = [
         },
     ),
     *of(
-        "scaled_mm/checkpoint/layers_int4.py",
+        "scaled_mm/checkpoint/layers_awq_gptq.py",
         "test_checkpoint_int4",
         {
             "asymmetric-zeros-of-a-symmetric-scheme": (
-                "if self.scheme.symmetric and bool((qzeros != stored).any()):",
+                "if self.scheme.symmetric and bool((qzeros != word).any()):",
                 "if False:",
             ),
             "infinite-int4-scale-loaded": ("if not bool(scales.isfinite().all()):", "if False:"),
             "gptq-shape-read-as-awq": (
-                'if settings.method == "awq" else (8 * rows, columns)',
-                'if settings.method == "awq" else (8 * rows, 8 * columns)',
+                "(values * rows, columns) if gptq else (rows, values * columns)",
+                "(values * rows, values * columns) if gptq else (rows, values * columns)",
             ),
             "spare-bias-dropped": ("if bool(bias.ne(0).any()):", "if False:"),
             "one-group-of-g-rows": (
@@ -90,16 +90,24 @@ MUTANTS = [
                 "1 if self.scheme.group_size == -1 else",
             ),
             "order-of-an-act-order-refused": (
-                "if made.order is not None and self.scheme.act_order is False:",
-                "if made.order is not None:",
+                "if made.act_order and self.scheme.act_order is False:",
+                "if made.act_order:",
             ),
             "scattered-rows-accepted": (
-                "if made.order is not None and self.scheme.act_order is False:",
+                "if made.act_order and self.scheme.act_order is False:",
                 "if False:",
             ),
             "sevens-of-version-two": (
-                "_SEVENS if self.scheme.version == 1 else _EIGHTS",
-                "_EIGHTS if self.scheme.version == 1 else _SEVENS",
+                "middle - (self.scheme.version == 1)",
+                "middle - (self.scheme.version == 2)",
+            ),
+            "eight-bits-of-a-symmetric-scheme-unsigned": (
+                "GroupedWeight(signed(q, bits), scales, None)",
+                "GroupedWeight(signed(q ^ 128, bits), scales, None)",
+            ),
+            "act-order-of-eight-bits-lost": (
+                "bits=bits, g_idx=g_idx, bias=bias)",
+                "bits=bits, bias=bias)",
             ),
             "bias-narrowed": ("bias if bias.dtype == dtype else bias.float()", "bias.to(dtype)"),
         },

@@ -13,6 +13,11 @@ MUTANTS = [
                 "to_gptq(weight, version=version)",
                 "to_gptq(weight, version=3 - version)",
             ),
+            "stored-bytes-left-in-order": ("packed.by_channel(q), zeros", "q, zeros"),
+            "stored-bytes-signed": (
+                "q, zeros = unsigned(q, 8),",
+                "q, zeros = q.view(torch.uint8),",
+            ),
             "stored-rows-left-in-order": (
                 "return weight if module.order is None else weight.out_of_order(module.order)",
                 "return weight",

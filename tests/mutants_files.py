@@ -70,7 +70,7 @@ MUTANTS = [
         },
     ),
     *of(
-        "scaled_mm/checkpoint/config_int4.py",
+        "scaled_mm/checkpoint/config_awq_gptq.py",
         "test_checkpoint_int4",
         {
             "gptq-v2-read-as-v1": ('{"gptq": 1, "gptq_v2": 2}', '{"gptq": 1, "gptq_v2": 1}'),
@@ -79,7 +79,7 @@ MUTANTS = [
                 "return bool(sym) if zero_point is None else zero_point",
             ),
             "three-bits-accepted": (
-                "if type(bits) is not int or bits != 4:",
+                "if type(bits) is not int or bits not in _BITS[method]:",
                 "if type(bits) is not int:",
             ),
         },

@@ -88,11 +88,6 @@ MUTANTS = [
         "scaled_mm/lowbit/int4.py",
         "test_awq_packing",
         {
-            "gptq-v1-zeros-as-stored": ("return 2 - version", "return 0"),
-            "gptq-zeros-interleaved": (
-                "zeros = unpack(qzeros, SEQUENTIAL) +",
-                "zeros = unpack(qzeros) +",
-            ),
             "group-of-rows-not-checked": ("if k and (groups == 0 or k % groups):", "if False:"),
             "order-of-equals-lost": (
                 "torch.argsort(self.g_idx, stable=True)",
@@ -106,15 +101,24 @@ MUTANTS = [
                 "or (k and bool((sizes * groups != k).any())):",
                 "or False:",
             ),
-            "zeros-of-version-one-wrap": (
-                "_stored_below(version) & 15\n    return Int4",
-                "_stored_below(version)\n    return Int4",
-            ),
             "group-of-a-row-rounded-up": (
                 "// max(1, k // max(1, groups))",
                 "// max(1, -(-k // max(1, groups)))",
                 "k is a multiple of the number of groups there",
             ),
+        },
+    ),
+    *of(
+        "scaled_mm/lowbit/gptq.py",
+        "test_awq_packing test_mixed_weights test_checkpoint_int4",
+        {
+            "gptq-v1-zeros-as-stored": ("return 2 - version", "return 0"),
+            "zeros-of-version-one-wrap": ("return q, zeros & (1 << bits) - 1", "return q, zeros"),
+            "gptq-zeros-along-the-groups": (
+                "unpack_dense(qzeros, bits, q.shape[1]) +",
+                "unpack_dense(qzeros.flip(0), bits, q.shape[1]) +",
+            ),
+            "gptq-rows-cut-off": ("if len(q) % per_word(bits):", "if False:"),
         },
     ),
     *of(

@@ -196,9 +196,9 @@ MUTANTS = [
         "test_mixed_weights",
         {
             "rows-of-groups-left-scattered": ("q = q[order.long()]", "q = q[:]"),
-            "gptq-zeros-without-the-mask": (
-                "zeros=zeros & (1 << bits) - 1, g_idx",
-                "zeros=zeros, g_idx",
+            "gptq-zeros-left-out": (
+                "scales, zeros=zeros, g_idx=g_idx, bits=bits)",
+                "scales, g_idx=g_idx, bits=bits)",
             ),
             "any-version-of-the-format": ("if self.version != VERSION:", "if False:"),
             "values-of-any-size-packed": ('_must_be_in("q", q, low, low + 15)', "pass"),

@@ -27,7 +27,7 @@ MUTANTS = [
         "scaled_mm/lowbit/stored.py",
         "test_grouped test_checkpoint_packed",
         {
-            "stored-signed-values": ("+ (1 << (bits - 1)) & (1 << bits) - 1", "& (1 << bits) - 1"),
+            "stored-signed-values": ("q = unsigned(weight.q, bits) if", "q = weight.q + 0 if"),
             "stored-zeros-not-turned": (
                 "pack_dense(weight.zeros, bits).t().contiguous()",
                 "pack_dense(weight.zeros, bits).contiguous()",
@@ -43,7 +43,7 @@ MUTANTS = [
                 "bits=self.bits",
             ),
             "weight-only-rows-in-the-groups-order": (
-                "q = torch.empty_like(q).index_copy_(0, order.long(), q)",
+                "q = packed.by_channel(q)",
                 "pass",
             ),
             "weight-only-float32-bias-rounded": ("self.bias = self.bias.float()", "pass"),

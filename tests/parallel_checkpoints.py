@@ -95,6 +95,8 @@ def scaled_mm_precompute(folder: Path, out: Path) -> None:
 @case("int4 checkpoints")
 def _(me: Rank) -> None:
     for name, form in int4_files.FORMS.items():
+        if form.bits == 8:
+            continue
         folder = files(me, f"int4-{name}")
         if me.rank == 0:
             int4_files.write_toy(folder, form)
@@ -115,6 +117,32 @@ def _(me: Rank) -> None:
         assert_same_state(got, parallelize_module(copy.deepcopy(whole), me.mesh, styles), name)
         if me.device == "cpu":
             assert_bits(got.qkv(x), me.part(whole.qkv(x)).contiguous(), name)
+
+
+@case("8-bit GPTQ checkpoints")
+def _(me: Rank) -> None:
+    """Columns of qkv, and rows of down in two groups or in one, as if loaded whole and cut then."""
+    for name, form in int4_files.FORMS.items():
+        if form.bits == 4:
+            continue
+        folder = files(me, f"gptq8-{name}")
+        if me.rank == 0:
+            int4_files.write_toy(folder, form)
+        written()
+        styles = {"qkv": ColwiseQuantizedParallel()}
+        if form.group == -1 or (me.world == 2 and not form.act_order):
+            styles |= {"down": RowwiseQuantizedParallel()}
+        empty = int4_files.toy().to(me.device, form.dtype)
+        whole = scaled_mm.load_quantized(copy.deepcopy(empty), folder)
+        got = load_quantized_sharded(copy.deepcopy(empty), folder, me.mesh, styles)
+        assert_same_state(got, parallelize_module(copy.deepcopy(whole), me.mesh, styles), name)
+        if me.device == "cpu":
+            x = torch.randn(3, 48).to(form.dtype)
+            assert_bits(got.qkv(x), me.part(whole.qkv(x)).contiguous(), name)
+        if me.world > 2:  # 40 columns are ten words of zero points
+            with refused(ValueError, r"^out_features must be cut into multiples of 4 \(the zero "):
+                plan = {"down": ColwiseQuantizedParallel()}
+                load_quantized_sharded(empty, folder, me.mesh, plan)
 
 
 @case("GPTQ by rows")

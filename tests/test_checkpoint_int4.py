@@ -1,4 +1,5 @@
-"""AutoAWQ and GPTQ checkpoints in models: weights bit for bit; what does not fit is refused."""
+"""AutoAWQ and GPTQ checkpoints, of 4 and 8 bits, in models: weights bit for bit; what does not
+fit is refused."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import weight_only_cases
 from checkpoint_cases import write
 from helpers import assert_bits, extra
 from hypothesis import given
@@ -27,16 +29,18 @@ from int4_settings import AWQ, GPTQ, INT4_SETTINGS, WRITTEN, bad_tensors, withou
 from torch import Tensor, nn
 
 from scaled_mm import awq_dequantize, load_quantized, reference
-from scaled_mm.checkpoint import W4A16, Checkpoint, Int4Layer, quantised_layers
-from scaled_mm.checkpoint.config_int4 import Int4Fields
-from scaled_mm.nn import AWQLinear
+from scaled_mm.checkpoint import AwqGptq, AwqGptqLayer, Checkpoint, quantised_layers
+from scaled_mm.checkpoint.config_awq_gptq import AwqGptqFields
+from scaled_mm.nn import AWQLinear, WeightOnlyLinear
 
 IDS = torch.arange(20)
 forms = pytest.mark.parametrize("name", FORMS)
 
 
-def weight_of(layer: AWQLinear) -> Tensor:
+def weight_of(layer: AWQLinear | WeightOnlyLinear) -> Tensor:
     """W [K, N] as the layer multiplies by it, rows where the input has them."""
+    if isinstance(layer, WeightOnlyLinear):
+        return layer.filled().dequantize()
     weight = awq_dequantize(layer.qweight, layer.scales, layer.qzeros)
     if layer.order is None:
         return weight
@@ -46,18 +50,21 @@ def weight_of(layer: AWQLinear) -> Tensor:
 
 
 def assert_layers_within_their_bound(model: nn.Module, *inputs: Any, **kwargs: Any) -> int:
-    """Runs the model; every int4 layer's output against the exact product with its weight."""
+    """Runs the model; every such layer's output against the exact product with its weight."""
     seen = []
 
-    def check(layer: AWQLinear, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+    def check(layer: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        seen.append(layer)
+        if isinstance(layer, WeightOnlyLinear):
+            weight_only_cases.assert_within_the_bound(layer, inputs[0], y)
+            return
         x = inputs[0].to(layer.scales.dtype)
         x = x if layer.order is None else x[..., layer.order]
         operands = (x, layer.qweight, layer.scales, layer.qzeros)
         exact, bound = reference.awq_gemm_bound(*operands, bias=layer.bias)
         assert ((y.double() - exact).abs() <= bound).all()
-        seen.append(layer)
 
-    layers = [m for m in model.modules() if isinstance(m, AWQLinear)]
+    layers = [m for m in model.modules() if isinstance(m, AWQLinear | WeightOnlyLinear)]
     hooks = [layer.register_forward_hook(check) for layer in layers]
     model(*inputs, **kwargs)
     for hook in hooks:
@@ -73,11 +80,14 @@ def test_the_weights_are_those_of_the_file(name: str, shards: int, tmp_path: Pat
     state = write_toy(tmp_path, form, shards)
     model = load_quantized(toy(), tmp_path)
     kinds = {part: type(module) for part, module in model.named_children()}
-    assert kinds == {"embed": nn.Embedding, "qkv": AWQLinear, "down": AWQLinear, "head": nn.Linear}
+    kind = AWQLinear if form.bits == 4 else WeightOnlyLinear
+    assert kinds == {"embed": nn.Embedding, "qkv": kind, "down": kind, "head": nn.Linear}
     for part, tensors in layers_of(state).items():
         layer = model.get_submodule(part)
         assert_bits(weight_of(layer), plainly(tensors, form), part)
-        assert (layer.order is not None) == (form.act_order and form.group != -1)
+        assert layer.act_order == (form.act_order and form.group != -1)
+        zero = "none" if form.symmetric else "integer"
+        assert form.bits == 4 or (layer.bits, layer.zero) == (8, zero)
         assert not layer.training
     assert_bits(model.qkv.bias, state["qkv.bias"])
     assert model.down.bias is None
@@ -95,7 +105,8 @@ def test_the_model_is_the_float_reference(name: str, tmp_path: Path) -> None:
     got, exact = model(IDS), dequantised(toy(), state, form)(IDS)
     eps = torch.finfo(form.dtype).eps
     assert 0 < (got - exact).norm() / exact.norm() < 4 * eps  # inputs and outputs of two layers
-    assert (exact - toy()(IDS)).norm() > 8 * eps * exact.norm()  # and int4 is further off than that
+    cost = (exact - toy()(IDS)).norm() / exact.norm()  # of what the quantisation itself loses
+    assert cost > 8 * eps if form.bits == 4 else 2**-9 < cost < 2**-6
 
 
 def test_rows_scattered_over_groups_matter(tmp_path: Path) -> None:
@@ -108,7 +119,7 @@ def test_rows_scattered_over_groups_matter(tmp_path: Path) -> None:
     assert_bits(order, g_idx.argsort(stable=True))
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-v2-act-order"])
+@pytest.mark.parametrize("name", ["awq", "gptq-v2-act-order", "gptq8-v2-act-order"])
 def test_a_meta_model_is_filled(name: str, tmp_path: Path) -> None:
     write_toy(tmp_path, FORMS[name])
     with torch.device("meta"):
@@ -136,15 +147,16 @@ def test_a_bias_keeps_its_value(stored: torch.dtype, kept: torch.dtype, tmp_path
     assert_bits(load_quantized(toy(), tmp_path).qkv.bias, bias.to(kept))
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-v1"])
+@pytest.mark.parametrize("name", ["awq", "gptq-v1", "gptq8-v1"])
 def test_zeros_for_a_bias_that_is_none(name: str, tmp_path: Path) -> None:
     """AutoGPTQ gives every layer a bias."""
     write_toy(tmp_path, FORMS[name], **{"down.bias": torch.zeros(40).half()})
     assert load_quantized(toy(), tmp_path).down.bias is None
 
 
-def test_negative_scales_are_accepted(tmp_path: Path) -> None:
-    form = FORMS["gptq-v1"]
+@pytest.mark.parametrize("name", ["gptq-v1", "gptq8-v1"])
+def test_negative_scales_are_accepted(name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
     scales = -toy_state(form)["qkv.scales"]
     state = write_toy(tmp_path, form, **{"qkv.scales": scales})
     layer = load_quantized(toy(), tmp_path).qkv
@@ -160,12 +172,18 @@ def test_rotary_frequencies_are_passed_over(tmp_path: Path) -> None:
 def test_headers_tell_the_layers(tmp_path: Path) -> None:
     write_toy(tmp_path, FORMS["gptq-v2-act-order"])
     checkpoint = Checkpoint(tmp_path)
-    assert checkpoint.quantization == W4A16("gptq", 2, 8, False, True, ())
+    assert checkpoint.quantization == AwqGptq("gptq", 4, 2, 8, False, True, ())
     assert str(checkpoint.quantization) == "GPTQ v2, groups of 8"
     layers = quantised_layers(checkpoint)
     assert layers.keys() == {"qkv", "down"}
     parts = frozenset({"qweight", "qzeros", "scales", "g_idx", "bias"})
-    assert layers["qkv"] == Int4Layer("qkv", 96, 48, parts, checkpoint.quantization)
+    assert layers["qkv"] == AwqGptqLayer("qkv", 96, 48, parts, checkpoint.quantization)
+    write_toy(tmp_path / "8", FORMS["gptq8-v1-one-group"])
+    checkpoint = Checkpoint(tmp_path / "8")
+    assert checkpoint.quantization == AwqGptq("gptq", 8, 1, -1, False, True, ())
+    assert str(checkpoint.quantization) == "GPTQ v1, 8 bits, groups of all rows"
+    sizes = {name: (layer.n, layer.k) for name, layer in quantised_layers(checkpoint).items()}
+    assert sizes == {"qkv": (96, 48), "down": (40, 32)}
 
 
 # ---- Settings ------------------------------------------------------------------------------------
@@ -179,7 +197,9 @@ def test_what_writers_say_is_read(name: str, tmp_path: Path) -> None:
     assert_bits(weight_of(layer), plainly(layers_of(state)["qkv"], FORMS[form]))
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-v1", "gptq-v1-act-order-symmetric", "gptq-v2"])
+@pytest.mark.parametrize(
+    "name", ["awq", "gptq-v1", "gptq-v1-act-order-symmetric", "gptq-v2", "gptq8-v2"]
+)
 def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
     transformers = extra("transformers")
     form = FORMS[name]
@@ -187,7 +207,7 @@ def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
         config = transformers.AwqConfig(bits=4, group_size=form.group).to_dict()
     else:
         config = transformers.GPTQConfig(
-            bits=4,
+            bits=form.bits,
             group_size=form.group,
             desc_act=form.act_order,
             sym=form.symmetric,
@@ -207,6 +227,11 @@ OLDER: dict[str, tuple[str, dict[str, Any], str]] = {  # file, fields, form
         "gptq-v1-act-order",
     ),
     "gptqmodel": ("quantize_config.json", FORMS["gptq-v2"].config(), "gptq-v2"),
+    "autogptq-8-bits": (
+        "quantize_config.json",
+        {"bits": 8, "group_size": 16, "desc_act": True, "sym": False, "damp_percent": 0.1},
+        "gptq8-v1-act-order",
+    ),
     "autoawq": (
         "quant_config.json",
         {"w_bit": 4, "q_group_size": 16, "zero_point": True, "version": "GEMM"},
@@ -226,7 +251,7 @@ def test_older_files_are_read(name: str, tmp_path: Path) -> None:
 
 def test_a_format_that_is_not_said_is_version_1(tmp_path: Path) -> None:
     write(tmp_path, toy_state(FORMS["gptq-v1"]), without(GPTQ, "checkpoint_format", "desc_act"))
-    assert Checkpoint(tmp_path).quantization == W4A16("gptq", 1, 16, False, None, ())
+    assert Checkpoint(tmp_path).quantization == AwqGptq("gptq", 4, 1, 16, False, None, ())
     tensors = layers_of(toy_state(FORMS["gptq-v1"]))["qkv"]
     layer = load_quantized(toy(), tmp_path).qkv
     assert_bits(weight_of(layer), plainly(tensors, FORMS["gptq-v1"]))
@@ -259,12 +284,15 @@ KEYS = st.sampled_from([*AWQ, *GPTQ, "w_bit", "dynamic", "pack_dtype", "format",
 def test_any_settings_are_read_or_refused(good: dict[str, Any], change: dict[str, Any]) -> None:
     """Whatever the config says: settings that make sense, or one printable line."""
     try:
-        settings = Int4Fields("config.json").quantization(good["quant_method"], {**good, **change})
+        settings = AwqGptqFields("config.json").quantization(
+            good["quant_method"], {**good, **change}
+        )
     except ValueError as refusal:
         assert str(refusal).startswith("config.json: ") and str(refusal).isprintable()
         return
     assert settings.version in ((0,) if good is AWQ else (1, 2))
     assert settings.group_size == -1 or settings.group_size >= 1
+    assert settings.bits == 4 or (settings.bits, good) == (8, GPTQ)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +309,7 @@ def test_what_the_config_leaves_float(skip: str, contradicts: bool, tmp_path: Pa
 
 
 def test_names_that_are_left_float() -> None:
-    settings = W4A16("awq", 0, 128, False, None, ("lm_head", "visual", "a.b"))
+    settings = AwqGptq("awq", 4, 0, 128, False, None, ("lm_head", "visual", "a.b"))
     left = {"lm_head": True, "x.lm_head": True, "visual.blocks.0": True, "m.a.b.c": True}
     kept = {"lm_head_2": False, "visuals": False, "a.x.b": False, "ab": False}
     for name, expected in {**left, **kept}.items():

@@ -28,6 +28,9 @@ NAMES = [
     "gptq-v1-one-group",
     "gptq-v2",
     "gptq-v2-act-order",
+    "gptq8-v1-symmetric",
+    "gptq8-v1-act-order",
+    "gptq8-v2",
 ]
 
 

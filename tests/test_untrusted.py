@@ -33,6 +33,7 @@ BASES: dict[str, tuple[Callable[[Path], object], Callable[[], nn.Module]]] = {
     "dynamic": (lambda folder: variant(folder, "dynamic-asymmetric"), Model),
     "awq": (lambda folder: write_toy(folder, FORMS["awq"]), toy),
     "gptq": (lambda folder: write_toy(folder, FORMS["gptq-v1-act-order"], 2), toy),
+    "gptq-8": (lambda folder: write_toy(folder, FORMS["gptq8-v1-act-order"], 2), toy),
     "packed": (lambda folder: write_packed_toy(folder, act_order=True), toy),
     "packed-8": (lambda folder: write_packed_toy(folder, bits=8, group=None), toy),
 }

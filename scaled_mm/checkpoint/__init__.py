@@ -4,9 +4,9 @@
     files.py      one safetensors file
     folder.py     a checkpoint: one file, or shards with an index, and its config.json
     config.py     quantization_config: which layer is quantised how; targets.py its lists of names
-                  and patterns; config_int4.py AWQ's and GPTQ's form
-    layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_int4.py int4
-                  of AutoAWQ and GPTQ, layers_packed.py W4A16 and W8A16 of compressed-tensors
+                  and patterns; config_awq_gptq.py AWQ's and GPTQ's form
+    layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_awq_gptq.py
+                  AutoAWQ's and GPTQ's, layers_packed.py W4A16 and W8A16 of compressed-tensors
     loading.py    load_quantized, load_float
     saving.py     save_quantized; compressed_tensors.py the config and names that it writes,
                   shards.py files whose tensors are made one at a time
@@ -20,23 +20,23 @@ A refusal is a `ValueError` that names the file, and within it the tensor or the
 """
 
 from .config import W8A8, PackedScheme, PackedWeights, W8A8Scheme
-from .config_int4 import W4A16
+from .config_awq_gptq import AwqGptq
 from .files import Entry, TensorFile
 from .folder import Checkpoint
 from .layer import QuantisedLayer
 from .layers import Int8Layer
-from .layers_int4 import Int4Layer, LowbitLayer
+from .layers_awq_gptq import AwqGptqLayer, LowbitLayer
 from .layers_packed import PackedLayer
 from .loading import load_float, load_quantized, quantised_layers
 from .quantizing import QuantizeReport, ShardReport, quantize_checkpoint
 from .saving import save_quantized
 
 __all__ = [
-    "W4A16",
     "W8A8",
+    "AwqGptq",
+    "AwqGptqLayer",
     "Checkpoint",
     "Entry",
-    "Int4Layer",
     "Int8Layer",
     "LowbitLayer",
     "PackedLayer",

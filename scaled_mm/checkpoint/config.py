@@ -10,7 +10,7 @@ and for W4A16 and W8A16 the same with the format "pack-quantized", where input_a
 
 Keys come and go between its versions: one that says nothing (null, false, empty) is passed over;
 one that says something which is not understood is refused by name. AutoAWQ's and GPTQ's forms are
-in `config_int4.py`.
+in `config_awq_gptq.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from .config_int4 import W4A16, Int4Fields
+from .config_awq_gptq import AwqGptq, AwqGptqFields
 from .fields import Fields, read_json, shown
 from .targets import Targets
 
@@ -123,7 +123,7 @@ class PackedWeights(_Groups[PackedScheme]):
         return ", ".join(sorted({str(scheme) for _, scheme in self.groups}))
 
 
-Quantization = W8A8 | PackedWeights | W4A16
+Quantization = W8A8 | PackedWeights | AwqGptq
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> Quantization | None:
@@ -154,7 +154,7 @@ def read_settings(where: str, fields: Any) -> Quantization:
         Fields(where).refuse(f"must be an object, got {shown(fields)}")
     method = fields.get("quant_method")
     if method in ("awq", "gptq"):
-        return Int4Fields(where).quantization(method, fields)
+        return AwqGptqFields(where).quantization(method, fields)
     if method != "compressed-tensors":
         got = repr(method)[:80]
         Fields(where).refuse(f"quant_method must be compressed-tensors, awq or gptq, got {got}")

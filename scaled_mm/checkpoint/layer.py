@@ -41,6 +41,11 @@ class QuantisedLayer(ABC):
     spare_bias: ClassVar[bool] = False
     """Whether zeros may stand for the bias that the model's layer has not."""
 
+    @property
+    @abstractmethod
+    def kind(self) -> type[nn.Module]:
+        """What `module` makes."""
+
     @abstractmethod
     def module(self, checkpoint: Checkpoint, biased: bool) -> nn.Module:
         """The layer, full, on the CPU; biased: whether the model's Linear has a bias.

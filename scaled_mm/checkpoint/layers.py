@@ -38,6 +38,10 @@ class Int8Layer(QuantisedLayer):
     def scheme_text(self) -> str:
         return str(self.scheme)
 
+    @property
+    def kind(self) -> type[ScaledLinear]:
+        return ScaledLinear
+
     def module(self, checkpoint: Checkpoint, biased: bool) -> ScaledLinear:
         made = ScaledLinear(
             self.k,

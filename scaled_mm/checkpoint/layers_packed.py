@@ -24,7 +24,7 @@ from ..nn import WeightOnlyLinear
 from .config import PackedScheme, PackedWeights
 from .folder import Checkpoint
 from .layer import FLOATS, Part, parts_by_module
-from .layers_int4 import LowbitLayer
+from .layers_awq_gptq import LowbitLayer
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class PackedLayer(LowbitLayer):
     main: ClassVar[str] = "weight_packed"
     scale_part: ClassVar[str] = "weight_scale"
     g_idx_part: ClassVar[str] = "weight_g_idx"
+
+    @property
+    def kind(self) -> type[WeightOnlyLinear]:
+        return WeightOnlyLinear
 
     def module(self, checkpoint: Checkpoint, biased: bool) -> WeightOnlyLinear:
         scales = self._scales(checkpoint)

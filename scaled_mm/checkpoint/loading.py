@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ..quantization.swap import unfuse
 from .config import PackedWeights
-from .config_int4 import W4A16
+from .config_awq_gptq import AwqGptq
 from .files import DTYPES
 from .folder import Checkpoint
 from .layer import QuantisedLayer
 from .layers import int8_layers
-from .layers_int4 import int4_layers
+from .layers_awq_gptq import awq_gptq_layers
 from .layers_packed import packed_layers
 
 _FLOATS = {name: DTYPES[name] for name in ("F64", "F32", "F16", "BF16")}
@@ -36,8 +36,8 @@ def quantised_layers(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
     settings = checkpoint.quantization
     if settings is None:
         return {}
-    if isinstance(settings, W4A16):
-        return {**int4_layers(checkpoint, settings)}
+    if isinstance(settings, AwqGptq):
+        return {**awq_gptq_layers(checkpoint, settings)}
     if isinstance(settings, PackedWeights):
         return {**packed_layers(checkpoint, settings)}
     return {**int8_layers(checkpoint, settings)}
@@ -51,6 +51,7 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
     | compressed-tensors W8A8 | a `scaled_mm.nn.ScaledLinear`, scales widened to float32 |
     | AutoAWQ ("gemm"), 4 bits | a `scaled_mm.nn.AWQLinear` of the very words |
     | GPTQ v1 and v2, 4 bits | the same, repacked, W = (q - z) s unchanged; act-order as `order` |
+    | GPTQ v1 and v2, 8 bits | a `scaled_mm.nn.WeightOnlyLinear`, W unchanged; act-order too |
     | compressed-tensors W4A16, W8A16 ("pack-quantized") | a `scaled_mm.nn.WeightOnlyLinear` |
 
     under the same name. The other parameters and buffers are filled from the tensors of their

@@ -12,11 +12,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import Checkpoint, Int4Layer, PackedLayer, QuantisedLayer
+from ..checkpoint import AwqGptqLayer, Checkpoint, PackedLayer, QuantisedLayer
 from ..checkpoint.compressed_tensors import narrowed
 from ..checkpoint.files import DTYPES
+from ..lowbit.gptq import to_gptq_words
 from ..lowbit.int4 import Int4, from_awq, to_gptq
-from ..nn import AWQLinear
+from ..lowbit.words import unsigned
+from ..nn import AWQLinear, WeightOnlyLinear
 
 
 def stored_tensors(
@@ -34,7 +36,7 @@ def stored_tensors(
         cannot hold them, they keep the module's.
     """
     held = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
-    if isinstance(layer, Int4Layer) and layer.scheme.method == "gptq":
+    if isinstance(layer, AwqGptqLayer) and layer.scheme.method == "gptq":
         held |= _as_gptq(module, layer.scheme.version)
     if isinstance(layer, PackedLayer) and "weight_g_idx" not in held:  # where it lies in order
         held["weight_g_idx"] = torch.arange(layer.k) // layer.group
@@ -51,6 +53,8 @@ def stored_tensors(
 
 
 def _as_gptq(module: nn.Module, version: int) -> dict[str, Tensor]:
+    if isinstance(module, WeightOnlyLinear):
+        return _as_gptq_of_8_bits(module, version)
     weight = _unpacked(module)
     made = to_gptq(weight, version=version)
     g_idx = weight.group_of_rows() if made.g_idx is None else made.g_idx
@@ -60,6 +64,15 @@ def _as_gptq(module: nn.Module, version: int) -> dict[str, Tensor]:
         "qzeros": made.qzeros,
         "g_idx": g_idx,
     }
+
+
+def _as_gptq_of_8_bits(module: WeightOnlyLinear, version: int) -> dict[str, Tensor]:
+    packed = module.filled()
+    q, scales, zeros, _ = packed.unpack()
+    if zeros is None:
+        q, zeros = unsigned(q, 8), torch.full_like(scales, 128, dtype=torch.uint8)
+    words = to_gptq_words(packed.by_channel(q), zeros, version=version, bits=8)
+    return {"qweight": words[0], "scales": scales, "qzeros": words[1], "g_idx": packed.g_idx()}
 
 
 def _unpacked(module: nn.Module) -> Int4:

@@ -5,13 +5,13 @@
     model = AutoModelForCausalLM.from_pretrained(folder)
 
 After the import, `from_pretrained` of a compressed-tensors, AutoAWQ or GPTQ folder gives
-a model whose quantised Linears are `scaled_mm.nn.ScaledLinear` and `AWQLinear`: the layers, and so
-the bits, of `scaled_mm.load_quantized`. The model is for inference: no parameter asks for
-gradients. `save_pretrained` writes the folder's form again. Neither compressed-tensors nor any
-other package of kernels is needed.
+a model whose quantised Linears are `ScaledLinear`, `AWQLinear` and `WeightOnlyLinear` of
+`scaled_mm.nn`: the layers, and so the bits, of `scaled_mm.load_quantized`. The model is for
+inference: no parameter asks for gradients. `save_pretrained` writes the folder's form again.
+Neither compressed-tensors nor any other package of kernels is needed.
 
 What the checkpoint reader of this library refuses is refused here in the same words, with one
-exception: settings of quantization_config that it does not serve (such as another `format`, or 8
+exception: settings of quantization_config that it does not serve (such as another `format`, or 3
 bits of GPTQ) are left to transformers' own quantiser, with one warning that says why. Where that
 quantiser cannot run either, the refusal stands.
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .words import SEQUENTIAL, pack, unpack
+from .gptq import from_gptq_words, to_gptq_words
+from .words import pack, unpack
 
 
 @dataclass(frozen=True)
@@ -134,19 +135,11 @@ def from_gptq(
         version: 1 or 2, which the checkpoint's config tells ("gptq" or "gptq_v2") and the tensors
             do not: version 1 stores z - 1, modulo 16.
     """
-    q = unpack(qweight.t(), SEQUENTIAL).t().contiguous()
-    zeros = unpack(qzeros, SEQUENTIAL) + _stored_below(version) & 15
+    q, zeros = from_gptq_words(qweight, qzeros, version=version, bits=4)
     return Int4(q, scales, zeros, g_idx)
 
 
 def to_gptq(weight: Int4, *, version: int) -> Gptq:
     """The weight in GPTQ's packing, of version 1 or 2; K must be a multiple of 8."""
-    qweight = pack(weight.q.t(), SEQUENTIAL).t().contiguous()
-    zeros = weight.zeros.to(torch.int16) - _stored_below(version) & 15
-    return Gptq(qweight, weight.scales, pack(zeros, SEQUENTIAL), weight.g_idx)
-
-
-def _stored_below(version: int) -> int:
-    if version not in (1, 2):
-        raise ValueError(f"version must be 1 (zeros stored less 1) or 2, got {version!r}")
-    return 2 - version
+    qweight, qzeros = to_gptq_words(weight.q, weight.zeros, version=version, bits=4)
+    return Gptq(qweight, weight.scales, qzeros, weight.g_idx)

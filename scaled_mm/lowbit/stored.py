@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from .grouped import GroupedWeight
-from .words import pack_dense, unpack_dense
+from .words import must_be_words, pack_dense, signed, unpack_dense, unsigned
 
 
 def stored(weight: GroupedWeight, bits: int) -> dict[str, Tensor]:
     """The tensors of a weight, by their names in the format."""
-    q = weight.q
-    if q.dtype == torch.int8:
-        q = q.view(torch.uint8) + (1 << (bits - 1)) & (1 << bits) - 1  # modulo 2^8, then 2^bits
+    q = unsigned(weight.q, bits) if weight.q.dtype == torch.int8 else weight.q
     made = {
         "weight_packed": pack_dense(q.t(), bits),
         "weight_scale": weight.scales.t().contiguous(),
@@ -59,10 +57,16 @@ def plain(
     bits: int,
     k: int,
 ) -> GroupedWeight:
-    """The weight of those tensors; q is int8 without zero points, uint8 with them."""
+    """The weight of those tensors; q is int8 without zero points, uint8 with them.
+
+    Raises:
+        ValueError: words that are not int32 of two dimensions, or hold fewer values than K and N.
+    """
+    must_be_words(weight_packed=weight_packed)
     q = unpack_dense(weight_packed, bits, k).t().contiguous()
-    scales = weight_scale.t().contiguous()[: len(q)]  # without features there is no group
-    if weight_zero_point is None:
-        return GroupedWeight((q - (1 << (bits - 1))).view(torch.int8), scales, None)
-    zeros = unpack_dense(weight_zero_point.t(), bits, scales.shape[1])
-    return GroupedWeight(q, scales, zeros.contiguous()[: len(q)])
+    scales = weight_scale.t().contiguous()
+    zeros = None
+    if weight_zero_point is not None:
+        must_be_words(weight_zero_point=weight_zero_point)
+        zeros = unpack_dense(weight_zero_point.t(), bits, q.shape[1]).contiguous()
+    return GroupedWeight(signed(q, bits) if zeros is None else q, scales, zeros)

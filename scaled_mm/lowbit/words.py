@@ -55,7 +55,7 @@ def pack_dense(values: Tensor, bits: int) -> Tensor:
         values: uint8 [..., L], below 2^bits.
         bits: 4 or 8.
     """
-    padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % _per_word(bits)))
+    padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % per_word(bits)))
     if bits == 4:
         return pack(padded, SEQUENTIAL)
     return padded.contiguous().unflatten(-1, (-1, 4)).view(torch.int32).squeeze(-1)
@@ -63,7 +63,7 @@ def pack_dense(values: Tensor, bits: int) -> Tensor:
 
 def unpack_dense(words: Tensor, bits: int, length: int) -> Tensor:
     """The inverse of `pack_dense`: int32 [..., words] -> uint8 [..., length]."""
-    if length > words.shape[-1] * _per_word(bits):
+    if length > words.shape[-1] * per_word(bits):
         raise ValueError(f"words must hold {length} values, got {tuple(words.shape)}")
     if bits == 4:
         values = unpack(words, SEQUENTIAL)
@@ -72,7 +72,26 @@ def unpack_dense(words: Tensor, bits: int, length: int) -> Tensor:
     return values[..., :length]
 
 
-def _per_word(bits: int) -> int:
+def signed(stored: Tensor, bits: int) -> Tensor:
+    """Signed values, int8, of stored ones, which are 2^(bits-1) more."""
+    return (stored - (1 << (bits - 1))).view(torch.int8)  # modulo 256
+
+
+def unsigned(q: Tensor, bits: int) -> Tensor:
+    """Stored values, uint8, of signed ones: 2^(bits-1) more."""
+    return (q.view(torch.uint8) ^ 1 << (bits - 1)) & (1 << bits) - 1
+
+
+def per_word(bits: int) -> int:
+    """Values in a word; ValueError where bits are not 4 or 8."""
     if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, got {bits}")
+        raise ValueError(f"bits must be 4 or 8, got {bits!r}")
     return 32 // bits
+
+
+def must_be_words(**tensors: Tensor) -> None:
+    """Refuses, by its name, what is not int32 of two dimensions."""
+    for name, words in tensors.items():
+        if words.dtype != torch.int32 or words.dim() != 2:
+            got = f"{str(words.dtype)[6:]} of shape {tuple(words.shape)}"
+            raise ValueError(f"{name} must be int32 of two dimensions, got {got}")

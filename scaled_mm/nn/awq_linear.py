@@ -137,6 +137,11 @@ class AWQLinear(nn.Module):
             self.packed = None
         return self
 
+    @property
+    def act_order(self) -> bool:
+        """Whether the rows of a group lie scattered."""
+        return self.order is not None
+
     def forward(self, x: Tensor) -> Tensor:
         if self.order is not None:
             x = x[..., self.order]

@@ -213,7 +213,10 @@ class WeightOnlyLinear(nn.Module):
         Raises:
             ValueError, TypeError: as `scaled_mm.pack_weight`.
         """
-        packed = pack_weight(weight.q, weight.scales, zeros=weight.zeros, bits=bits, g_idx=g_idx)
+        q, scales, zeros = weight
+        if not len(q):  # without features there is no group
+            scales, zeros = scales[:0], None if zeros is None else zeros[:0]
+        packed = pack_weight(q, scales, zeros=zeros, bits=bits, g_idx=g_idx)
         return cls.from_weight(packed, bias=bias, pre_scale=pre_scale, activation=activation)
 
     @classmethod
@@ -305,7 +308,7 @@ class WeightOnlyLinear(nn.Module):
         made: dict[str, Tensor] = {}
         if order is not None:  # rows back to where they came from
             made["weight_g_idx"] = packed.g_idx()
-            q = torch.empty_like(q).index_copy_(0, order.long(), q)
+            q = packed.by_channel(q)
         if self.zero == "float" and zeros is not None:
             made["weight_offset"] = zeros.t().contiguous()
             zeros = None

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..layouts import Layout, restore_weights_of_mixed_gemm
-from ..lowbit.words import unpack, unpack_dense
+from ..lowbit.gptq import from_gptq_words
+from ..lowbit.stored import plain
+from ..lowbit.words import signed, unpack, unsigned
 from .arguments import accept
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
 from .units import from_units, layout_for, to_units, units_elements
@@ -118,12 +120,8 @@ class MixedWeight:
             bits: 4 or 8.
         """
         accept({"qweight": qweight, "scales": scales, "qzeros": qzeros})
-        if version not in (1, 2):
-            raise ValueError(f"version must be 1 (zeros stored less 1) or 2, got {version!r}")
-        k = qweight.shape[0] * 32 // bits
-        q = unpack_dense(qweight.t(), bits, k).t().contiguous()
-        zeros = unpack_dense(qzeros, bits, q.shape[1]) + (2 - version)  # modulo 256
-        return pack_weight(q, scales, zeros=zeros & (1 << bits) - 1, g_idx=g_idx, bits=bits)
+        q, zeros = from_gptq_words(qweight, qzeros, version=version, bits=bits)
+        return pack_weight(q, scales, zeros=zeros, g_idx=g_idx, bits=bits)
 
     @classmethod
     def from_compressed_tensors(
@@ -149,12 +147,8 @@ class MixedWeight:
             k: input features; the format's weight_shape is (N, K).
         """
         accept({"weight_packed": weight_packed, "weight_scale": weight_scale})
-        q = unpack_dense(weight_packed, bits, k).t().contiguous()
-        scales = weight_scale.t().contiguous()
-        if weight_zero_point is None:
-            return pack_weight(_signed(q, bits), scales, g_idx=g_idx, bits=bits)
-        zeros = unpack_dense(weight_zero_point.t(), bits, scales.shape[1]).contiguous()
-        return pack_weight(q, scales, zeros=zeros, g_idx=g_idx, bits=bits)
+        made = plain(weight_packed, weight_scale, weight_zero_point, bits=bits, k=k)
+        return pack_weight(made.q, made.scales, zeros=made.zeros, g_idx=g_idx, bits=bits)
 
     @classmethod
     def from_tensorrt_llm(
@@ -204,22 +198,25 @@ class MixedWeight:
             raise ValueError(f"data must be of shape ({size},) for {of}, got {got}")
         q, scales, zeros = _UNPACK[layout](self.data, k, n, group, bits, zero)
         if self.zero != "integer":
-            q = _signed(q, self.bits)
+            q = signed(q, self.bits)
         order = None if self.order is None else self.order.clone()
         return Unpacked(q, scales, zeros, order)
 
     def dequantize(self) -> Tensor:
         """W [K, N] of the scales' dtype, each element rounded once; row k is input channel k's."""
         w: Tensor = torch.ops.scaled_mm.mixed_dequantize(self.data, self.sizes)
-        return w if self.order is None else torch.empty_like(w).index_copy_(0, self.order.long(), w)
+        return self.by_channel(w)
+
+    def by_channel(self, rows: Tensor) -> Tensor:
+        """Rows [K, ...] as the buffer has them, in the order of the input channels."""
+        if self.order is None:
+            return rows
+        return torch.empty_like(rows).index_copy_(0, self.order.long(), rows)
 
     def g_idx(self) -> Tensor:
         """int32 [K], the group of each input channel, as GPTQ checkpoints have it."""
         groups = torch.arange(self.k, device=self.data.device, dtype=torch.int32)
-        groups = groups // max(1, self.group)
-        if self.order is None:
-            return groups
-        return torch.empty_like(groups).index_copy_(0, self.order.long(), groups)
+        return self.by_channel(groups // max(1, self.group))
 
 
 torch.export.register_dataclass(MixedWeight, serialized_type_name="scaled_mm.MixedWeight")
@@ -272,7 +269,7 @@ def pack_weight(
     order = None if g_idx is None else _order_of(g_idx, k, groups)
     if order is not None:
         q = q[order.long()]
-    stored = q if zero == INTEGER else _unsigned(q, bits)
+    stored = q if zero == INTEGER else unsigned(q, bits)
     layout = layout_for(q.device, k, n, group)
     if layout == 1:
         data = to_units(stored, scales, zeros, bits, zero, group)
@@ -282,16 +279,6 @@ def pack_weight(
         # A kernel that begins early may follow this one, but not what wrote the buffer.
         data.new_zeros(1)
     return MixedWeight(data, order, k, n, group, bits, ZEROS[zero], layout)
-
-
-def _signed(stored: Tensor, bits: int) -> Tensor:
-    """Signed values of stored ones, which are 2^(bits-1) more."""
-    return (stored - (1 << (bits - 1))).view(torch.int8)  # modulo 256
-
-
-def _unsigned(q: Tensor, bits: int) -> Tensor:
-    """Stored values of signed ones: 2^(bits-1) more."""
-    return (q.view(torch.uint8) ^ 1 << (bits - 1)) & (1 << bits) - 1
 
 
 def _check(q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, zero: int) -> None:

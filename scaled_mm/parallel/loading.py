@@ -17,13 +17,13 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.layer import QuantisedLayer
 from ..checkpoint.layers import Int8Layer
-from ..checkpoint.layers_int4 import Int4Layer, LowbitLayer
+from ..checkpoint.layers_awq_gptq import AwqGptqLayer, LowbitLayer
 from ..checkpoint.layers_packed import PackedLayer
 from ..checkpoint.loading import layers_to_load, load_layers, whole
-from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from ..lowbit.words import per_word
 from .layers import TERMS, RowwiseScaledLinear
 from .layouts import all_reduce
-from .shares import NIBBLES, Cut, Part, Side, cuts_of, packed_cuts
+from .shares import Cut, Part, Side, cuts_of, gptq_cuts, packed_cuts
 from .styles import QuantizedParallel
 
 
@@ -97,12 +97,9 @@ class LayerPart:
     def __init__(self, layer: QuantisedLayer, style: QuantizedParallel, mesh: DeviceMesh) -> None:
         self.layer, self.style, self.mesh = layer, style, mesh
         features = layer.n if style.side is Side.OUT else layer.k
-        self.kind: type = ScaledLinear
-        if isinstance(layer, LowbitLayer):
-            self.kind = WeightOnlyLinear if isinstance(layer, PackedLayer) else AWQLinear
         self.group = layer.group if isinstance(layer, LowbitLayer) else 1
         try:
-            self.share = style.share(self.kind, features, self.group, mesh)
+            self.share = style.share(layer.kind, features, self.group, mesh)
         except ValueError as error:
             raise ValueError(f"{layer.name}: {error}") from None
 
@@ -135,28 +132,27 @@ class LayerPart:
 
     def _cuts(self) -> Mapping[str, Cut]:
         """As `cuts_of`, of the tensors that the checkpoint has."""
+        side, group = self.share.side, None if self.group == self.layer.k else self.group
         if isinstance(self.layer, PackedLayer):
-            group = None if self.group == self.layer.k else self.group
-            return packed_cuts(self.share.side, self.layer.scheme.bits, group)
-        cuts, out = cuts_of(self.kind, self.share.side, self.group), self.share.side is Side.OUT
-        if self._words_along_k():
-            # Words hold eight rows of a column, AWQ's eight columns of a row.
-            cuts = {**cuts, "qweight": Cut(1) if out else Cut(0, NIBBLES)}
-        return cuts
+            return packed_cuts(side, self.layer.scheme.bits, group)
+        if isinstance(self.layer, AwqGptqLayer) and self._words_along_k():
+            return gptq_cuts(side, self.layer.scheme.bits, group)
+        return cuts_of(self.layer.kind, side, self.group)
 
     def _words_along_k(self) -> bool:
-        return isinstance(self.layer, Int4Layer) and self.layer.scheme.method == "gptq"
+        """GPTQ's and compressed-tensors' words hold neighbours of a column, AWQ's of a row."""
+        awq = isinstance(self.layer, AwqGptqLayer) and self.layer.scheme.method == "awq"
+        return isinstance(self.layer, LowbitLayer) and not awq
 
     def _of_the_whole(self, checkpoint: Checkpoint) -> frozenset[str]:
         """Tensors from which nothing follows for a part of the weight."""
-        out, packed = self.share.side is Side.OUT, isinstance(self.layer, PackedLayer)
-        per_word = 32 // self.layer.scheme.bits if isinstance(self.layer, PackedLayer) else NIBBLES
-        if packed and out and "weight_zero_point" in self.layer.parts:
-            self.share.must_be_whole(per_word, "the zero points in a word")
+        out, layer = self.share.side is Side.OUT, self.layer
+        if out and isinstance(layer, LowbitLayer) and layer.parts & {"weight_zero_point", "qzeros"}:
+            self.share.must_be_whole(per_word(layer.scheme.bits), "the zero points in a word")
         if out:
             return frozenset({"weight_shape"})
-        if packed or self._words_along_k():
-            self.share.must_be_whole(per_word, "the rows in a word")
+        if isinstance(layer, LowbitLayer) and self._words_along_k():
+            self.share.must_be_whole(per_word(layer.scheme.bits), "the rows in a word")
             self._refuse_act_order(checkpoint)
         return frozenset({*TERMS, "g_idx", "weight_g_idx", "weight_shape"})
 

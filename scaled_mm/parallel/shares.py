@@ -130,6 +130,19 @@ def packed_cuts(side: Side, bits: int, group: int | None) -> Mapping[str, Cut]:
     }
 
 
+def gptq_cuts(side: Side, bits: int, group: int | None) -> Mapping[str, Cut]:
+    """Of GPTQ's tensors; group None: one for all input features, as for `packed_cuts`."""
+    if side is Side.IN:
+        grouped = ("scales", "qzeros") if group is not None else ()
+        return {"qweight": Cut(0, 32 // bits)} | {name: Cut(0, group or 1) for name in grouped}
+    return {
+        "qweight": Cut(1),
+        "qzeros": Cut(1, 32 // bits),
+        "scales": Cut(1),
+        "bias": Cut(0),
+    }
+
+
 def cuts_of(kind: type, side: Side, group: int = 1) -> Mapping[str, Cut]:
     """The tensors that are cut; the others belong to every rank whole."""
     return _int4(side, group) if issubclass(kind, AWQLinear) else _INT8[side]

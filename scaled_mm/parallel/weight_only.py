@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -64,7 +63,7 @@ def weight_only_part(layer: WeightOnlyLinear, share: Share) -> WeightOnlyLinear:
         zeros = None if zeros is None else zeros[:, mine]
         bias = None if bias is None else bias[mine]
         if order is not None:
-            g_idx, q = packed.g_idx(), torch.empty_like(q).index_copy_(0, order.long(), q)
+            g_idx, q = packed.g_idx(), packed.by_channel(q)
     else:
         q = q[mine]
         if layer.group_size != share.size:  # else one group: its scales are every rank's
@@ -73,8 +72,6 @@ def weight_only_part(layer: WeightOnlyLinear, share: Share) -> WeightOnlyLinear:
             zeros = None if zeros is None else zeros[groups]
         if pre_scale is not None:
             pre_scale = pre_scale[mine] if order is None else pre_scale[order.long()][mine]
-    if not len(q):  # a rank without features has no group either
-        scales, zeros = scales[:0], None if zeros is None else zeros[:0]
     made = WeightOnlyLinear.from_grouped(
         GroupedWeight(q, scales, zeros),
         bits=layer.bits,

@@ -1,4 +1,5 @@
-"""`quantization_config` of AutoAWQ and GPTQ: int4 weights in groups, activations in float.
+"""`quantization_config` of AutoAWQ and GPTQ: weights of 4 bits (GPTQ: or 8) in groups, activations
+in float.
 
     {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm",
      "modules_to_not_convert": null}
@@ -37,20 +38,23 @@ _READ = {
     "checkpoint_format", "pack_dtype", "dynamic", "modules_to_not_convert",
 }  # fmt: skip
 _READ_OF: dict[Method, set[str]] = {"awq": {*_READ, "zero_point", "version"}, "gptq": _READ}
+_BITS: dict[Method, tuple[int, ...]] = {"awq": (4,), "gptq": (4, 8)}
 _FORMATS: dict[Method, dict[str, int]] = {"awq": {"gemm": 0}, "gptq": {"gptq": 1, "gptq_v2": 2}}
 
 
 @dataclass(frozen=True)
-class W4A16:
+class AwqGptq:
     """The settings of an AutoAWQ or GPTQ checkpoint, the same for all of its quantised layers."""
 
     method: Method
+    bits: int
+    """Of a weight: 4, or 8 with GPTQ."""
     version: int
     """Of GPTQ: 1 stores zero points less 1, 2 stores them as they are. Of AutoAWQ: 0."""
     group_size: int
     """Rows that share a scale; -1: all of them."""
     symmetric: bool
-    """Every zero point is 8; else they are what they are."""
+    """Every zero point is the middle of the range, 2^(bits-1); else they are what they are."""
     act_order: bool | None
     """Of GPTQ: whether the groups' rows lie scattered; None: unknown."""
     skip: tuple[str, ...]
@@ -64,16 +68,18 @@ class W4A16:
 
     def __str__(self) -> str:
         name = "AutoAWQ" if self.method == "awq" else f"GPTQ v{self.version}"
+        name += ", 8 bits" * (self.bits == 8)
         return f"{name}, groups of {'all rows' if self.group_size == -1 else self.group_size}"
 
 
-class Int4Fields(Fields):
+class AwqGptqFields(Fields):
     """Reads both forms."""
 
-    def quantization(self, method: Method, fields: dict[str, Any]) -> W4A16:
+    def quantization(self, method: Method, fields: dict[str, Any]) -> AwqGptq:
         bits = self._either(fields, "bits", "w_bit")
-        if type(bits) is not int or bits != 4:
-            self.refuse(f"bits must be 4, got {shown(bits)}")
+        if type(bits) is not int or bits not in _BITS[method]:
+            rule = " or ".join(map(str, _BITS[method]))
+            self.refuse(f"bits must be {rule} with {method}, got {shown(bits)}")
         group = self._either(fields, "group_size", "q_group_size")
         if type(group) is not int or (group < 1 and group != -1):
             self.refuse(f"group_size must be -1 or at least 1, got {shown(group)}")
@@ -83,8 +89,9 @@ class Int4Fields(Fields):
             self.refuse(f"backend must be autoawq, got {shown(fields['backend'])}")
         self.understood("", fields, _TOLD | _READ_OF[method])
         self._skips_only(fields.get("dynamic") or {})
-        return W4A16(
+        return AwqGptq(
             method,
+            bits,
             self._version(method, fields),
             group,
             self._symmetric(method, fields),
