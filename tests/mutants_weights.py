@@ -39,8 +39,8 @@ MUTANTS = [
         "test_weight_only",
         {
             "weight-only-g_idx-forgotten": (
-                "bits=self.bits, g_idx=self.weight_g_idx",
-                "bits=self.bits",
+                "bits=bits, g_idx=g_idx))",
+                "bits=bits))",
             ),
             "weight-only-rows-in-the-groups-order": (
                 "q = packed.by_channel(q)",

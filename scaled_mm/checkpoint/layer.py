@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple, NoReturn, TypeVar
 
 from torch import Tensor, nn
 
@@ -87,6 +88,28 @@ class QuantisedLayer(ABC):
             if shapes is not None and entry.shape not in shapes:
                 reason = f"must have shape {list(shapes[0])}, got {list(entry.shape)}"
                 self.refuse(checkpoint, part, reason)
+
+
+Layer = TypeVar("Layer", bound=QuantisedLayer)
+
+
+def layers_with(
+    checkpoint: Checkpoint, main: str, other: str, make: Callable[[str, frozenset[str]], Layer]
+) -> dict[str, Layer]:
+    """A layer of each module that has the part `main`, made of its name and parts.
+
+    Raises:
+        ValueError: a tensor that is called so, or like the part `other`, without such a module.
+    """
+    layers: dict[str, Layer] = {}
+    for name, parts in parts_by_module(checkpoint).items():
+        if main in parts and name:
+            layers[name] = make(name, frozenset(parts))
+        elif main in parts or other in parts:
+            tensor = f"{name}.{other}" if name else main
+            file = checkpoint.where[tensor].path
+            raise ValueError(f"{file}: {tensor} belongs to no layer with a {main}")
+    return layers
 
 
 def parts_by_module(checkpoint: Checkpoint) -> dict[str, set[str]]:

@@ -14,6 +14,7 @@ NAME.bias        float [N], or absent    float [N], or absent; AutoGPTQ writes z
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NoReturn
 
 import torch
@@ -27,7 +28,7 @@ from ..nn import AWQLinear, WeightOnlyLinear
 from .config import PackedScheme
 from .config_awq_gptq import AwqGptq
 from .folder import Checkpoint
-from .layer import FLOATS, Part, QuantisedLayer, parts_by_module
+from .layer import FLOATS, Part, QuantisedLayer, layers_with
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,14 @@ class LowbitLayer(QuantisedLayer):
     def group(self) -> int:
         """Input features in a group, G."""
         return self.k if self.scheme.group_size == -1 else self.scheme.group_size
+
+    def groups(self, checkpoint: Checkpoint, what: str) -> int:
+        """How many there are; refuses K input features, by the format's word for them, that do not
+        fill them."""
+        if self.k % self.group:
+            rule = f"must have as many {what} K as groups of {self.group} hold"
+            self.refuse(checkpoint, self.main, f"{rule}, got K={self.k}")
+        return self.k // self.group
 
     def _scales(self, checkpoint: Checkpoint) -> Tensor:
         scales = self.read(checkpoint, self.scale_part)
@@ -137,19 +146,12 @@ def awq_gptq_layers(checkpoint: Checkpoint, settings: AwqGptq) -> dict[str, AwqG
         ValueError: a tensor of such a layer is missing, not understood, or of another dtype or
             shape than the settings say; or the settings leave the layer float.
     """
-    layers: dict[str, AwqGptqLayer] = {}
-    for name, parts in parts_by_module(checkpoint).items():
-        if "qweight" in parts and name:
-            layers[name] = _layer(checkpoint, name, frozenset(parts), settings)
-        elif "qweight" in parts or "qzeros" in parts:
-            tensor = ".".join([name, "qzeros"] if name else ["qweight"])
-            file = checkpoint.where[tensor].path
-            raise ValueError(f"{file}: {tensor} belongs to no layer with a qweight")
-    return layers
+    make = partial(_layer, checkpoint, settings)
+    return layers_with(checkpoint, AwqGptqLayer.main, "qzeros", make)
 
 
 def _layer(
-    checkpoint: Checkpoint, name: str, parts: frozenset[str], settings: AwqGptq
+    checkpoint: Checkpoint, settings: AwqGptq, name: str, parts: frozenset[str]
 ) -> AwqGptqLayer:
     shape = checkpoint.entry(f"{name}.qweight").shape
     rows, columns = shape if len(shape) == 2 else (0, 0)
@@ -162,10 +164,7 @@ def _layer(
     if not k or not n or n % values:
         form = f"[K/{values}, N], N a multiple of {values}" if gptq else f"[K, N/{values}]"
         layer.refuse(checkpoint, "qweight", f"must have shape {form}, got {list(shape)}")
-    if k % layer.group:
-        reason = f"must have as many rows K as groups of {layer.group} hold, got K={k}"
-        layer.refuse(checkpoint, "qweight", reason)
-    groups = k // layer.group
+    groups = layer.groups(checkpoint, "rows")
     layer.check(
         checkpoint,
         {

@@ -17,13 +17,14 @@ Source: the format of the compressed-tensors package, 0.20.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from ..lowbit.stored import plain
 from ..nn import WeightOnlyLinear
 from .config import PackedScheme, PackedWeights
 from .folder import Checkpoint
-from .layer import FLOATS, Part, parts_by_module
+from .layer import FLOATS, Part, layers_with
 from .layers_awq_gptq import LowbitLayer
 
 
@@ -64,19 +65,12 @@ def packed_layers(checkpoint: Checkpoint, settings: PackedWeights) -> dict[str, 
         ValueError: a tensor of such a layer is missing, not understood, or of another dtype or
             shape than the settings say; or the settings leave the layer float.
     """
-    layers: dict[str, PackedLayer] = {}
-    for name, parts in parts_by_module(checkpoint).items():
-        if "weight_packed" in parts and name:
-            layers[name] = _layer(checkpoint, name, frozenset(parts), settings)
-        elif "weight_packed" in parts or "weight_scale" in parts:
-            tensor = ".".join([name, "weight_scale"] if name else ["weight_packed"])
-            file = checkpoint.where[tensor].path
-            raise ValueError(f"{file}: {tensor} belongs to no layer with a weight_packed")
-    return layers
+    make = partial(_layer, checkpoint, settings)
+    return layers_with(checkpoint, PackedLayer.main, "weight_scale", make)
 
 
 def _layer(
-    checkpoint: Checkpoint, name: str, parts: frozenset[str], settings: PackedWeights
+    checkpoint: Checkpoint, settings: PackedWeights, name: str, parts: frozenset[str]
 ) -> PackedLayer:
     shape = checkpoint.entry(f"{name}.weight_packed").shape
     n, words = shape if len(shape) == 2 else (0, 0)
@@ -91,11 +85,7 @@ def _layer(
         reason = f"must have shape [N, K/{per_word}], got {list(shape)}"
         layer.refuse(checkpoint, "weight_packed", reason)
     layer = replace(layer, k=_features(checkpoint, layer, words))
-    k = layer.k
-    if k % layer.group:
-        reason = f"must have as many features K as groups of {layer.group} hold, got K={k}"
-        layer.refuse(checkpoint, "weight_packed", reason)
-    groups = k // layer.group
+    k, groups = layer.k, layer.groups(checkpoint, "features")
     layer.check(
         checkpoint,
         {

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..lowbit.grouped import (
@@ -17,21 +15,17 @@ from ..lowbit.grouped import (
     quantize_weight_grouped,
     scales_dtype,
 )
-from ..lowbit.stored import plain, stored
+from ..lowbit.stored import plain, stored, stored_sizes
 from ..ops import MixedWeight, mixed_mm, pack_weight
+from ..ops.mixed_weight import ZEROS
+from . import produced
 from .scaled_linear import divisors
 
 _WEIGHT = ("weight_packed", "weight_scale", "weight_zero_point", "weight_offset", "weight_g_idx")
 """The buffers that `pack` puts together."""
 _SHAPE = "weight_shape"
-ZEROS = ("none", "integer", "float")
-ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
-    None: lambda y: y,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-}
+ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {None: lambda y: y}
+ACTIVATIONS.update(produced.ACTIVATIONS)
 """What the layers take, in torch's functions: `mixed_mm` has its own."""
 
 
@@ -114,20 +108,19 @@ class WeightOnlyLinear(nn.Module):
         self.zero = zero
         self.activation = activation
         k, n, groups = in_features, out_features, in_features // self.group_size
-        words = 32 // bits
-        made: Mapping[str, tuple[bool, tuple[int, ...], torch.dtype]] = {
-            "weight_packed": (True, (n, -(-k // words)), torch.int32),
-            "weight_scale": (True, (n, groups), dtype),
-            "weight_zero_point": (zero == "integer", (-(-n // words), groups), torch.int32),
-            "weight_offset": (zero == "float", (n, groups), dtype),
-            "bias": (bias, (n,), dtype),
-            "pre_scale": (pre_scale, (k,), torch.float32),
-            "weight_g_idx": (False, (k,), torch.int32),
-        }
-        # Absent ones last: torch.export counts them when it numbers the buffers.
-        for name, (present, shape, kind) in sorted(made.items(), key=lambda item: not item[1][0]):
-            buffer = torch.zeros(shape, dtype=kind, device=device) if present else None
-            self.register_buffer(name, buffer)
+        sizes = stored_sizes(n, k, bits, self.group_size, zero != "integer", dtype)
+        made = {name: (kind, shape) for name, kind, shape in sizes if name != _SHAPE}
+        if zero == "float":
+            made["weight_offset"] = (dtype, (n, groups))
+        if bias:
+            made["bias"] = (dtype, (n,))
+        if pre_scale:
+            made["pre_scale"] = (torch.float32, (k,))
+        for name, (kind, shape) in made.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=kind, device=device))
+        for name in (*_WEIGHT, "bias", "pre_scale"):  # last: torch.export numbers absent ones too
+            if name not in made:
+                self.register_buffer(name, None)
         self.register_buffer("folded_smooth", None, persistent=False)
         self.smooth_alpha: float | None = None
         self.packed = None
@@ -261,19 +254,12 @@ class WeightOnlyLinear(nn.Module):
         """Lays the weight out for the kernels (`scaled_mm.pack_weight`), which then is its only
         copy. A weight on the meta device stays as it is. Returns the layer."""
         if self.packed is None and not self.weight_packed.is_meta:
-            weight = plain(
-                self.weight_packed,
-                self.weight_scale,
-                self.weight_zero_point,
-                bits=self.bits,
-                k=self.in_features,
-            )
-            zeros = weight.zeros if self.weight_offset is None else self.weight_offset.t()
-            self._hold(
-                pack_weight(
-                    weight.q, weight.scales, zeros=zeros, bits=self.bits, g_idx=self.weight_g_idx
-                )
-            )
+            tensors = self.weight_packed, self.weight_scale, self.weight_zero_point
+            q, scales, zeros = plain(*tensors, bits=self.bits, k=self.in_features)
+            if self.weight_offset is not None:
+                zeros = self.weight_offset.t()
+            bits, g_idx = self.bits, self.weight_g_idx
+            self._hold(pack_weight(q, scales, zeros=zeros, bits=bits, g_idx=g_idx))
         return self
 
     def filled(self) -> MixedWeight:
