@@ -118,13 +118,17 @@ MUTANTS = [
                 "unpack_dense(qzeros, bits, q.shape[1]) +",
                 "unpack_dense(qzeros.flip(0), bits, q.shape[1]) +",
             ),
-            "gptq-rows-cut-off": ("if len(q) % per_word(bits):", "if False:"),
+            "gptq-rows-padded": ("if len(q) % per_word(bits):", "if False:"),
         },
     ),
     *of(
         "scaled_mm/lowbit/words.py",
-        "test_awq_packing",
+        "test_awq_packing test_mixed_weights",
         {
+            "words-of-any-dtype": (
+                "if words.dtype != torch.int32 or words.dim() != 2:",
+                "if False:",
+            ),
             "words-high-nibble-first": (
                 "values[..., low] & 15 | values[..., high] << 4",
                 "values[..., high] & 15 | values[..., low] << 4",

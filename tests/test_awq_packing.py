@@ -142,6 +142,9 @@ def test_versions_of_gptq() -> None:
     assert (awq.to_gptq(zero, version=1).qzeros == -1).all()  # 15 in every nibble
     with pytest.raises(ValueError, match=r"^version must be 1 .* or 2, got 3$"):
         awq.to_gptq(plain, version=3)
+    rows = awq.Int4(plain.q[:12], plain.scales, plain.zeros)
+    with pytest.raises(ValueError, match=r"^q must have a multiple of 8 rows, got 12$"):
+        awq.to_gptq(rows, version=2)
 
 
 @pytest.mark.parametrize("version", [1, 2])
