@@ -32,8 +32,20 @@ COMMANDS = {  # name -> what its help says
     "tune": "Measure the kernels on this GPU, and have them chosen by what was measured.",
     "validate": "Compare a quantised model with the float one: noise, grid, bits against the "
     "reference.",
-    "quantize": "Quantise a float checkpoint to W8A8, in the format of compressed-tensors.",
+    "quantize": "Quantise a float checkpoint to W8A8, W8A16 or W4A16, in the format of "
+    "compressed-tensors.",
     "precompute": "Add the precomputed zero-point terms to a W8A8 checkpoint.",
+}
+
+EXAMPLES = {  # name -> the line under its options
+    "demo": "scaled-mm demo --threads 2",
+    "info": "scaled-mm info --json",
+    "bench": "scaled-mm bench --weight 4096x4096 --m 1 --m 64 --rounds 5",
+    "explain": "scaled-mm explain 16 4096 4096 --device H100",
+    "tune": "scaled-mm tune --dry-run --json times.json",
+    "validate": "scaled-mm validate llama-w8a8 --float llama --text mine.txt",
+    "quantize": "scaled-mm quantize llama --out llama-w8a8 --scheme dynamic-asymmetric",
+    "precompute": "scaled-mm precompute llama-w8a8 --out llama-w8a8-azp",
 }
 
 # Exit codes beside 0. The last two are what a shell reports of a process that died of the signal.
@@ -62,7 +74,7 @@ def load(name: str) -> Any:
         importlib.import_module(f"scaled_mm.cli.{name}").command(**given)
 
     alone = typer.Typer(add_completion=False)
-    alone.command(name, help=COMMANDS[name])(command)
+    alone.command(name, help=COMMANDS[name], epilog=f"Example: {EXAMPLES[name]}")(command)
     return typer.main.get_command(alone)
 
 

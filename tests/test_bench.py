@@ -22,7 +22,7 @@ from scaled_mm.bench.machine import gpu_tops
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
 from scaled_mm.cli import bench as command
 from scaled_mm.cli import main
-from scaled_mm.cli.gpus import DEVICES
+from scaled_mm.gpus import DEVICES
 
 VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none
 COMPILED = "_int_mm compiled"  # minutes of compiler time for nothing here

@@ -14,15 +14,16 @@ import torch
 from helpers import run_python
 
 import scaled_mm
-from scaled_mm import _library
+from scaled_mm import _library, explain, gpus
 from scaled_mm.bench import cases, layer, mixed
-from scaled_mm.cli import COMMANDS, bench, explain, gpus, info, main
+from scaled_mm.cli import COMMANDS, bench, info, main
 from scaled_mm.demo.run import STRIDE
 from scaled_mm.quantization import schemes
 from scaled_mm.reference.epilogues import FORMS
 from scaled_mm.tuning import measure
 from scaled_mm.validate import Thresholds, compare, targets
 from scaled_mm_cli import words
+from scaled_mm_cli.main import EXAMPLES, load
 
 REFUSED = [  # arguments, what the one line says
     (["nothing"], "No such command 'nothing'"),
@@ -37,6 +38,11 @@ REFUSED = [  # arguments, what the one line says
     (["bench", "--read", "no-such.json"], "no-such.json: No such file or directory"),
     (["explain", "1", "2"], "Missing argument 'K'"),
     (["explain", "1", "2", "x"], "Invalid value for 'K'"),
+    (["explain", "1", "2", "3", "--zeros", "integer"], "--zeros must stand beside --bits, got int"),
+    (["explain", "1", "2", "3", "--group", "3"], "--group must stand beside --awq or --bits"),
+    (["validate", "--min-cosine", "1.1"], "Invalid value for '--min-cosine'"),
+    (["validate", "--min-cosine", "nan"], "Invalid value for '--min-cosine'"),
+    (["validate", "--max-saturated", "-0.1"], "Invalid value for '--max-saturated'"),
 ]
 
 
@@ -99,6 +105,15 @@ def test_help(command, option, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert f"Usage: {' '.join(['scaled-mm', *command.split()])} " in out
     assert " ".join(COMMANDS.get(command, "Exit code: 0; 1 when").split()[:3]) in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_example_of_a_command_is_one_of_it(command, capsys):
+    program, name, *arguments = EXAMPLES[command].split()
+    assert (program, name) == ("scaled-mm", command)
+    load(command).make_context(name, arguments)  # raises what it does not understand
+    assert main([command, "--help"]) == 0
+    assert f"Example: {EXAMPLES[command]}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_bare_command_prints_help(capsys):

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from scaled_mm.cli.explain import ask_library, ask_library_lowbit
-from scaled_mm.explain import DEVICES, Device, explain
+from scaled_mm.explain import DEVICES, Device, ask_library, ask_library_lowbit, explain
 
 RATES = (
     "memory_share",

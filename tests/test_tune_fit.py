@@ -179,7 +179,7 @@ def test_on_a_gpu(
     path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Measured, kept, in force; the bits stay."""
-    from scaled_mm.cli.gpus import local_device
+    from scaled_mm.gpus import local_device
     from scaled_mm.tuning import measure
 
     few = {family: measure.Shapes(((512, 512),), (1, 64)) for family in FAMILIES}

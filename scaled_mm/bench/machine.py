@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__, _library
-from ..cli.gpus import local_device
+from ..gpus import local_device
 
 _SMI = {"driver": "driver_version", "power_limit": "power.limit", "max_clock": "clocks.max.sm"}
 

@@ -1,315 +1,20 @@
-"""`scaled-mm explain M N K`: which kernel a shape gets, why not the others, and its floor.
-
-The choice is the library's own, made by the code that chooses at every call and asked for any GPU:
-none has to be there.
-"""
+"""`scaled-mm explain M N K`: which kernel a shape gets, why not the others, and its floor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import math
+from dataclasses import asdict, replace
 from typing import Any
 
-import torch
 from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
 
 from scaled_mm_cli.terminal import Console, cell, lines, print_json
-from scaled_mm_cli.words import MOST
 
-from .. import _library, tuning
-from ..bench.cases import DTYPES
-from ..ops import scaled_mm
+from ..explain import Explanation, explain, explain_awq, explain_mixed
+from ..gpus import DEVICES, Device, local_device
 from ..ops.mixed_weight import ZEROS
-from .gpus import DEVICES, Device, chosen_device, local_device
-
-
-@dataclass(frozen=True)
-class KernelChoice:
-    """One kernel of the table, and whether it is the one."""
-
-    name: str
-    what: str
-    predicted_us: float | None
-    """None: it does not serve the shape."""
-    chosen: bool
-    reason: str
-    """Why it is not the one."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What `explain` found."""
-
-    m: int
-    n: int
-    k: int
-    out_dtype: str
-    device: Device
-    arch: str | None
-    """The arch folder that serves the device; None: no kernels for it."""
-    archs: list[str]
-    """All that there are."""
-    bytes: int
-    """Of every operand once and of the output."""
-    floor_us: float
-    """Those bytes at the device's bandwidth."""
-    kernels: list[KernelChoice]
-    """By predicted time, the chosen one first; none where there are none, or nothing to compute."""
-    notes: list[str]
-    """Copies that this shape would need, and the like."""
-    cpu_isa: str
-    """What would run on the CPU of this machine."""
-    group: int | None = None
-    """Of a weight that is multiplied by 16-bit activations; None: the product is int8."""
-    bits: int = 8
-    """Of the weight's values."""
-    weight_bytes: int | None = None
-    """Of the weight; of one in groups its values, zero points and scales."""
-    weight_floor_us: float | None = None
-    """Those bytes at the device's bandwidth."""
-    gpu_class: str | None = None
-    """The line of csrc/dispatch/gpus.def that the device was found in; None: none."""
-    rates: str = "derived"
-    """Whence the predictions have the device's rates: measured on a GPU of its class, published by
-    its maker, or derived from what its driver tells."""
-    tuned: bool = False
-    """Whether numbers that `scaled-mm tune` measured on the device are in force."""
-    tuning: str = ""
-    """What there is to say of them."""
-
-    @property
-    def chosen(self) -> KernelChoice | None:
-        return next((kernel for kernel in self.kernels if kernel.chosen), None)
-
-    @property
-    def empty(self) -> bool:
-        """Whether no kernel runs: there is no D, or of a weight in groups nothing but the bias."""
-        return 0 in (self.m, self.n) or (self.group is not None and self.k == 0)
-
-    @property
-    def operations(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def predicted_tops(self) -> float | None:
-        """10^12 operations a second at the chosen kernel's predicted time."""
-        kernel = self.chosen
-        if kernel is None or not kernel.predicted_us:
-            return None
-        return 1e-6 * self.operations / kernel.predicted_us
-
-
-OUT_DTYPES = {**DTYPES, "int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
-
-
-def ask_library(
-    m: int, n: int, k: int, device: Device, out_dtype: torch.dtype, activation: str | None
-) -> dict[str, Any]:
-    """The library's answer.
-
-    Raises:
-        ValueError: SCALED_MM_KERNEL names no kernel.
-    """
-    return _library.explain("int8", m, n, k, out_dtype, activation or "none", *device.facts)
-
-
-def ask_library_lowbit(
-    m: int, n: int, k: int, device: Device, group: int, packed: bool, bits: int, zeros: str
-) -> dict[str, Any]:
-    """The library's answer for a weight of 4 or 8 bits.
-
-    Raises:
-        ValueError: SCALED_MM_KERNEL names no kernel.
-    """
-    weight = (group, bits, ZEROS.index(zeros), packed)
-    return _library.explain("lowbit", m, n, k, *weight, *device.facts)
-
-
-def explain(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    out_dtype: str = "bfloat16",
-    activation: str | None = None,
-    device: Device | None = None,
-    ask: Callable[..., dict[str, Any]] | None = None,
-) -> Explanation:
-    """How `scaled_mm` would compute D [M, N] = epilogue(A [M, K] B [K, N]) on a GPU.
-
-    The choice is the same for every epilogue that makes as many columns of the same dtype.
-
-    Args:
-        m, n, k: the sizes, of operands in the fast layout.
-        out_dtype: bfloat16, float16, float32, int8 or float8_e4m3fn.
-        activation: what `scaled_mm` takes.
-        device: the GPU; None: the local one, or an H200 where there is none.
-        ask: what answers, with the arguments of `ask_library`; None: that.
-
-    Raises:
-        ValueError: the op refuses the sizes or the activation, a size is beyond what CUDA's kernels
-            index, or SCALED_MM_KERNEL names no kernel.
-    """
-    check_sizes(m, n, k)
-    if out_dtype not in OUT_DTYPES:
-        raise ValueError(f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got {out_dtype}")
-    check_as_the_op_does(m, n, k, OUT_DTYPES[out_dtype], activation)
-    gpu = device or local_device() or DEVICES["H200"]
-    answer = (ask or ask_library)(m, n, k, gpu, OUT_DTYPES[out_dtype], activation)
-    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu)
-
-
-def explain_awq(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    group: int = 128,
-    packed: bool = False,
-    out_dtype: str = "bfloat16",
-    device: Device | None = None,
-) -> Explanation:
-    """How `awq_gemm` would compute D [M, N] = x [M, K] W [K, N] on a GPU.
-
-    Args:
-        m, n, k: the sizes; N a multiple of 8.
-        group: rows of W that share scales and zero points; a divisor of K.
-        packed: whether the weight is packed in units (`pack_awq`, docs/lowbit.md); its groups then
-            are multiples of 32.
-        out_dtype: bfloat16 or float16; the choice is the same.
-        device: the GPU; None: the local one, or an H200 where there is none.
-
-    Raises:
-        ValueError: an argument breaks a rule, or SCALED_MM_KERNEL names no kernel.
-    """
-    if n % 8:
-        raise ValueError(f"n must be a multiple of 8, got {n}")
-    return explain_mixed(
-        *(m, n, k),
-        bits=4,
-        zeros="integer",
-        group=group,
-        packed=packed,
-        out_dtype=out_dtype,
-        device=device,
-    )
-
-
-def explain_mixed(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    bits: int = 8,
-    zeros: str = "none",
-    group: int | None = None,
-    packed: bool = True,
-    out_dtype: str = "bfloat16",
-    device: Device | None = None,
-) -> Explanation:
-    """How `mixed_mm` would compute D [M, N] = x [M, K] W [K, N] on a GPU.
-
-    Args:
-        m, n, k: the sizes.
-        bits: of a weight's value, 4 or 8.
-        zeros: the kind of zero points: none, integer or float.
-        group: rows of W that share scales and zero points; a divisor of K. None: K.
-        packed: whether the weight is packed in units (docs/lowbit.md); its groups then are
-            multiples of 32, or K.
-        out_dtype: bfloat16 or float16; the choice is the same.
-        device: the GPU; None: the local one, or an H200 where there is none.
-
-    Raises:
-        ValueError: an argument breaks a rule, or SCALED_MM_KERNEL names no kernel.
-    """
-    check_sizes(m, n, k)
-    rows = k if group is None else group
-    if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if zeros not in ZEROS:
-        raise ValueError(f"zeros must be one of {', '.join(ZEROS)}, got {zeros}")
-    if (rows < 1 and k) or k % max(1, rows):
-        raise ValueError(f"group must be a divisor of k={k}, got {group}")
-    if packed and rows % 32 and rows != k:
-        raise ValueError(f"group must be a multiple of 32 where the weight is packed, got {group}")
-    if out_dtype not in ("bfloat16", "float16"):
-        raise ValueError(f"out_dtype must be one of bfloat16, float16, got {out_dtype}")
-    gpu = device or local_device() or DEVICES["H200"]
-    answer = ask_library_lowbit(m, n, k, gpu, rows, packed, bits, zeros)
-    question = {"m": m, "n": n, "k": k, "out_dtype": out_dtype, "device": gpu}
-    return made_of(answer, **question, group=rows, bits=bits)
-
-
-def check_sizes(m: int, n: int, k: int) -> None:
-    for name, size in (("m", m), ("n", n), ("k", k)):
-        if size < 0:
-            raise ValueError(f"{name} must be at least 0, got {size}")
-        if size > MOST:
-            raise ValueError(f"{name} must be at most {MOST}, got {size}")
-
-
-def check_as_the_op_does(
-    m: int, n: int, k: int, out_dtype: torch.dtype, activation: str | None
-) -> None:
-    """Raises what the op itself raises for the sizes and the activation.
-
-    It is called without tokens, then without columns, so that there is nothing to compute; of its
-    operands one element stands for all.
-    """
-    element, scale = torch.zeros(1, 1, dtype=torch.int8), torch.ones(1)
-    for tokens, columns in ((0, n), (m, 0)):
-        a, b = element.expand(tokens, k), element.expand(k, columns)
-        out_scale = None if out_dtype in DTYPES.values() else scale
-        scaled_mm(
-            a, b, scale, scale, activation=activation, out_dtype=out_dtype, out_scale=out_scale
-        )
-
-
-def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
-    """The explanation in the library's answer."""
-    kernels = [
-        KernelChoice(
-            row["name"],
-            row.get("what", ""),
-            row["predicted_us"],
-            bool(row["chosen"]),
-            row.get("reason", ""),
-        )
-        for row in answer["kernels"]
-    ]
-    absent = float("inf")
-    device, gpu = question["device"], answer.get("gpu", {})
-    if not device.bandwidth:  # the driver does not tell
-        question["device"] = replace(device, bandwidth=1e-6 * gpu["bytes_per_us"])
-    kernels.sort(
-        key=lambda each: (
-            not each.chosen,
-            absent if each.predicted_us is None else each.predicted_us,
-        )
-    )
-    found = Explanation(
-        **question,
-        arch=answer["arch"],
-        archs=answer["archs"],
-        bytes=answer["bytes"],
-        floor_us=answer["floor_us"],
-        kernels=kernels,
-        notes=answer.get("notes", []),
-        cpu_isa=_library.cpu_isa(),
-        weight_bytes=answer.get("weight_bytes"),
-        weight_floor_us=answer.get("weight_floor_us"),
-        gpu_class=gpu.get("class"),
-        rates=gpu.get("source", "derived"),
-        tuned=answer.get("tuned", False),
-        tuning=tuning.state().line(device.name, device.capability, device.sms),
-    )
-    if not found.empty:
-        return found
-    notes = ["D is empty: no kernel runs"] if 0 in (found.m, found.n) else found.notes
-    return replace(found, kernels=[], notes=notes)
 
 
 def command(
@@ -334,6 +39,10 @@ def command(
         raise ValueError(f"--bits must be left out with --awq, got {bits}")
     if (awq or bits) and activation is not None:
         raise ValueError(f"--activation must be left out with {lowbit}, got {activation}")
+    if bits is None and zeros != ZEROS[0]:
+        raise ValueError(f"--zeros must stand beside --bits, got {zeros} without it")
+    if group is not None and not (awq or bits):
+        raise ValueError(f"--group must stand beside --awq or --bits, got {group} alone")
     if packed and not (awq or bits):
         raise ValueError("--packed must stand beside --awq or --bits, got it alone")
     if awq:
@@ -400,3 +109,15 @@ def show(found: Explanation, console: RichConsole) -> None:
     below += [*(f"note: {note}" for note in found.notes)]
     below.append(f"on the CPU here: {found.cpu_isa}")
     lines(console, *below)
+
+
+def chosen_device(name: str | None, sms: int | None, bandwidth: float | None) -> Device | None:
+    """What the options say; None: nothing."""
+    if name is not None and name not in DEVICES:
+        raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {name}")
+    if bandwidth is not None and not 0 < bandwidth < math.inf:
+        raise ValueError(f"--bandwidth must be above 0 and finite, got {bandwidth}")
+    if (name, sms, bandwidth) == (None, None, None):
+        return None
+    base = DEVICES[name] if name is not None else local_device() or DEVICES["H200"]
+    return replace(base, sms=sms or base.sms, bandwidth=bandwidth or base.bandwidth)

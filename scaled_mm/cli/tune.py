@@ -17,11 +17,11 @@ from scaled_mm_cli.terminal import Console, cell, lines
 from .. import _library, tuning
 from ..bench.clocks import CudaGraphClock
 from ..checkpoint.fields import Fields, read_json
+from ..gpus import Device, local_device
 from ..tuning import cache
 from ..tuning.fit import Loss, Measured, Result, fit
 from ..tuning.measure import SHAPES, ask, measure
 from .bench import progress
-from .gpus import Device, local_device
 
 FORMAT = 1  # of the file of times
 COPY = 0.987  # what kernels reach of the bandwidth of a copy, on an H200

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cli.gpus import Device
+from ..gpus import Device
 from .measure import ask
 
 TERMS = ("memory", "busy", "waves", "least")

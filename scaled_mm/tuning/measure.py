@@ -19,8 +19,8 @@ from torch import Tensor
 
 from .. import awq, ops
 from .._library import forced_kernels
-from ..cli.explain import ask_library, ask_library_lowbit
-from ..cli.gpus import Device
+from ..explain import ask_library, ask_library_lowbit
+from ..gpus import Device
 
 ROUNDS = 3
 COLD_BYTES = 2e8  # the copies of a weight exceed the L2 together

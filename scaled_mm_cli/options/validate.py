@@ -62,10 +62,12 @@ def options(
     stride: Annotated[int, typer.Option(min=1, help="Compare bits of every so many-th token.")] = (
         STRIDE
     ),
-    min_cosine: Annotated[float, typer.Option(help="Passes: mean cosine of the outputs.")] = COSINE,
+    min_cosine: Annotated[
+        float, typer.Option(min=-1, max=1, help="Passes: mean cosine of the outputs.")
+    ] = COSINE,
     min_sqnr: Annotated[float, typer.Option(help="Passes: SQNR of every layer, dB.")] = SQNR,
     max_saturated: Annotated[
-        float, typer.Option(help="Passes: part of a layer's inputs beyond the grid.")
+        float, typer.Option(min=0, max=1, help="Passes: part of a layer's inputs beyond the grid.")
     ] = SATURATED,
 ) -> None:
     """See `scaled_mm.cli.validate.command`."""

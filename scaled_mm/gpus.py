@@ -1,13 +1,12 @@
-"""The GPUs that `scaled-mm explain` asks about."""
+"""GPUs as the choice of a kernel knows them: by name, or by what the driver tells."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from .. import _library
+from . import _library
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,3 @@ def local_device() -> Device | None:
     mhz = 1e-3 * getattr(facts, "clock_rate", 0)
     capability = 10 * facts.major + facts.minor
     return Device(facts.name, capability, facts.multi_processor_count, bandwidth, mhz)
-
-
-def chosen_device(name: str | None, sms: int | None, bandwidth: float | None) -> Device | None:
-    """What the options say; None: nothing."""
-    if name is not None and name not in DEVICES:
-        raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {name}")
-    if bandwidth is not None and not 0 < bandwidth < math.inf:
-        raise ValueError(f"--bandwidth must be above 0 and finite, got {bandwidth}")
-    if (name, sms, bandwidth) == (None, None, None):
-        return None
-    base = DEVICES[name] if name is not None else local_device() or DEVICES["H200"]
-    return replace(base, sms=sms or base.sms, bandwidth=bandwidth or base.bandwidth)
