@@ -18,7 +18,7 @@ MUTANTS = [
                 "unwatched(modules[name])",
             ),
             "fused-twice": (
-                "for n, m in model.named_modules() if not isinstance(m, _Fused)",
+                "for n, m in model.named_modules() if not isinstance(m, Fused)",
                 "for n, m in model.named_modules()",
             ),
             "eps-of-the-dtype-alone": (
@@ -31,8 +31,41 @@ MUTANTS = [
         "scaled_mm/quantization/model.py",
         "test_fuse::test_where_it_is_safe",
         {
-            "fused-though-told-not-to": ("if fuse is False or batch is None", "if batch is None"),
-            "never-fused-by-itself": ("if fuse is False or batch is None", "if not fuse"),
+            "fused-though-told-not-to": ("if fuse is False else fused", "if False else fused"),
+            "never-fused-by-itself": ("if fuse is False else fused", "if not fuse else fused"),
+        },
+    ),
+    *of(
+        "scaled_mm/quantization/fused.py",
+        "test_fuse_later",
+        {
+            "scales-apart-ignored": ("if self.apart or self._watched()", "if self._watched()"),
+            "a-later-hook-gets-int8": ("return bool(self._forward_hooks)", "return False"),
+            "scales-of-offloaded-weights": ('and "forward" not in reader.__dict__', ""),
+            "int8-for-a-hook-before-a-reader": ("and not reader._forward_pre_hooks", ""),
+            "activation-exchanged-unseen": (
+                "same = getattr(self, self.activation) is activation",
+                "same = True",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/quantization/feeds.py",
+        "test_fuse_later",
+        {
+            "passed-on-is-made-anew": ("if output in self.origin:", "if False:"),
+            "changed-in-place-unseen": ("and not self._in_place(name, given[1])", ""),
+        },
+    ),
+    *of(
+        "scaled_mm/quantization/fuse.py",
+        "test_fuse_later",
+        {
+            "training-mode-lost": ("fused.get_submodule(name).training = True", "pass"),
+            "everything-is-tried": (
+                "leaves = {n: m for n, m in modules.items() if n not in norms and _bare(m)}",
+                "leaves = {n: m for n, m in modules.items() if activation_of(m)}",
+            ),
         },
     ),
     *of(

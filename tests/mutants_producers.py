@@ -66,7 +66,7 @@ MUTANTS = [
         },
     ),
     *of(
-        "scaled_mm/quantization/fuse.py",
+        "scaled_mm/quantization/fused.py",
         "test_fuse",
         {
             "norm-of-gemma-without-its-one": (
@@ -81,6 +81,12 @@ MUTANTS = [
                 "    if first.dynamic and not first.per_token:\n        return False\n",
                 "",
             ),
+        },
+    ),
+    *of(
+        "scaled_mm/quantization/fuse.py",
+        "test_fuse",
+        {
             "output-of-the-model-forgotten": ("trace.spoiled |= trace.origins(out)", "pass"),
             "gate-and-up-in-any-order": (
                 "torch.equal(down(activation(gate(x)) * up(x)), want)",

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
+from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.nn import ScaledLinear
 from scaled_mm.parallel import ColwiseQuantizedParallel, RowwiseQuantizedParallel
 
@@ -152,6 +153,24 @@ def _(me: Rank) -> None:
 
 
 # --- layouts --------------------------------------------------------------------------------------
+
+
+@case("a fused block")
+def _(me: Rank) -> None:
+    """Its norm and its activation write int8 for readers that are whole: shares get floats."""
+    block = nn.Sequential(nn.LayerNorm(70), nn.Linear(70, 37), nn.GELU(), nn.Linear(37, 70))
+    for place, parameter in enumerate(block.requires_grad_(False).parameters(), 40):
+        parameter.copy_(seeded(*parameter.shape, seed=place))
+    x = tokens(me.device, 9, 70).bfloat16()  # of which a producer rounds less
+    block = block.to(me.device, torch.bfloat16)
+    for scheme in ("dynamic", "static-asymmetric"):
+        fused, whole = (
+            quantize_model(block, QuantConfig(scheme), [x], fuse=fuse) for fuse in (None, False)
+        )
+        assert type(fused[0]).__name__ == "FusedNorm" and type(whole[0]) is nn.LayerNorm
+        styles = {"1": ColwiseQuantizedParallel(), "3": RowwiseQuantizedParallel()}
+        with torch.inference_mode():
+            assert_bits(parallelize_module(fused, me.mesh, styles)(x), whole(x), scheme)
 
 
 @case("layouts")

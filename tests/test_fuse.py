@@ -297,7 +297,9 @@ def test_where_it_is_safe() -> None:
     assert fused_kinds(quantize_model(model, None, [x], fuse=None)) == both
     assert fused_kinds(quantize_model(model, QuantConfig("static"), [x], fuse=None)) == both
     assert not fused_kinds(quantize_model(model, fuse=None))  # there is nothing to run it on
-    assert not fused_kinds(quantize_model(model, QuantConfig("static"), [x]))
+    assert fused_kinds(quantize_model(model, QuantConfig("static"), [x])) == both
+    assert not fused_kinds(quantize_model(model, QuantConfig("static"), [x], fuse=False))
+    assert not fused_kinds(quantize_model(model, None, []))  # nothing to run it on either
     fused = quantize_model(model, None, [x], fuse=None)
     again = fuse_model(fused, x)
     assert fused_kinds(again) == both

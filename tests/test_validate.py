@@ -38,7 +38,9 @@ def validated(
 ) -> ValidationReport:
     model = seeded(PreNorm).to(dtype)
     batches = [x.to(dtype) for x in inputs()]
-    made = quantize_model(model, config, batches)
+    # Not fused: one more or less rounding to bfloat16 puts an element beyond the range that the
+    # float model was calibrated to. Fused models are test_fuse's.
+    made = quantize_model(model, config, batches, fuse=False)
     return validate(model, made, batches, stride=1, **kwargs)
 
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
+from ..quantization.fuse import fused_where_safe
 from ..quantization.swap import unfuse
 from .config import PackedWeights
 from .config_awq_gptq import AwqGptq
@@ -43,7 +44,9 @@ def quantised_layers(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
     return {**int8_layers(checkpoint, settings)}
 
 
-def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
+def load_quantized(
+    model: nn.Module, path: str | Path | Checkpoint, *, fuse: bool = True
+) -> nn.Module:
     """Puts a quantised checkpoint into a model, whose quantised layers run as they are stored.
 
     | checkpoint | each `nn.Linear` with a quantised weight becomes |
@@ -67,6 +70,10 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
         model: any module whose names are those of the checkpoint, such as a Llama of transformers
             made from the same config.json (which is not needed here).
         path: the checkpoint, as for `Checkpoint`.
+        fuse: let norms and activations write the int8 input of the Linears behind them, where that
+            is safe: as `quantize_model` does by default, by the model's `dummy_inputs` (models of
+            transformers have them), on which it is run. `fuse_model` says what is safe, and does
+            it by any other batch.
 
     Returns:
         The model, changed in place, in eval mode if it was.
@@ -78,7 +85,8 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
     Source: compressed-tensors' int-quantized format; AutoAWQ's and AutoGPTQ's files.
     """
     checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
-    return load_layers(model, checkpoint, layers_to_load(checkpoint))
+    loaded = load_layers(model, checkpoint, layers_to_load(checkpoint))
+    return fused_where_safe(loaded) if fuse else loaded
 
 
 def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:

@@ -75,6 +75,7 @@ class EncoderLayer(nn.Module):
         self.attention_out = nn.Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
         self.ffn_up = nn.Linear(hidden, inner)
+        self.gelu = nn.GELU()  # a module, so that it can be fused
         self.ffn_down = nn.Linear(inner, hidden)
         self.ffn_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
 
@@ -84,7 +85,7 @@ class EncoderLayer(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attend)
         mixed = mixed.transpose(1, 2).flatten(2)  # [B, heads, T, d] -> [B, T, hidden]
         x = self.attention_norm(x + self.attention_out(mixed))
-        return self.ffn_norm(x + self.ffn_down(F.gelu(self.ffn_up(x))))
+        return self.ffn_norm(x + self.ffn_down(self.gelu(self.ffn_up(x))))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, heads, T, d]

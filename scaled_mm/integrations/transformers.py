@@ -40,6 +40,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..checkpoint import Checkpoint, QuantisedLayer, quantised_layers
 from ..checkpoint.config import read_settings
 from ..checkpoint.loading import layer_for, linears_of, places_of
+from ..quantization.fuse import fused_where_safe
 from ..quantization.swap import unfuse
 from .stored import stored_tensors
 
@@ -52,9 +53,14 @@ _theirs: dict[str, tuple[type[QuantizationConfigMixin], type[HfQuantizer]]] = {}
 """What stood in the tables, by method; empty: nothing is registered."""
 
 
-def register() -> None:
+def register(*, fuse: bool = True) -> None:
     """Puts this library's quantiser into transformers' tables; done by the import, and harmless
-    when done again."""
+    when done again.
+
+    Args:
+        fuse: of the models that are loaded from now on, as for `scaled_mm.load_quantized`.
+    """
+    ScaledMMQuantizer.fuse = fuse
     for method in METHODS:
         if method not in _theirs:
             _theirs[method] = (
@@ -125,6 +131,8 @@ class ScaledMMQuantizer(HfQuantizer):
     """
 
     requires_calibration = True
+    fuse = True
+    """Whether loaded models are fused where that is safe; `register` sets it."""
 
     def __new__(cls, quantization_config: QuantizationConfigMixin, **kwargs: Any) -> Any:
         """One of transformers' own for settings that `ScaledMMConfig` left to it."""
@@ -169,6 +177,8 @@ class ScaledMMQuantizer(HfQuantizer):
         self.linears.clear()
         model.requires_grad_(False)  # int8 products have no backward
         unfuse(model)
+        if self.fuse:
+            fused_where_safe(model)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         state = model.state_dict()

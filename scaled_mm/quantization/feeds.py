@@ -63,6 +63,11 @@ class Trace(TorchFunctionMode):
             self._read(getattr(func, "__name__", ""), (args, dict(kwargs or {})), out)
         return out
 
+    @staticmethod
+    def _in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
+        changes = name.endswith("_") and not name.startswith("__")
+        return changes or name.startswith("__i") or bool(kwargs.get("inplace")) or "out" in kwargs
+
     def _read(self, name: str, given: Any, out: Any) -> None:
         origins = self.origins(given)
         if not origins:
@@ -71,7 +76,7 @@ class Trace(TorchFunctionMode):
         if not tensors and name not in _READS:
             return  # a shape, a dtype
         sources = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x in self.origin]
-        if len(tensors) == 1 and tensors[0] is sources[0]:
+        if len(tensors) == 1 and tensors[0] is sources[0] and not self._in_place(name, given[1]):
             return  # nothing happened: a dropout in eval mode, .to() of the same dtype
         width = sources[0].shape[-1]
         if len(tensors) == 1 and name in _RESHAPES and tensors[0].shape[-1] == width:
@@ -89,6 +94,8 @@ class Trace(TorchFunctionMode):
 
     def born(self, name: str, norm: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor) and inputs and isinstance(inputs[0], Tensor):
+            if output in self.origin:  # passed on: a dropout in eval mode, a Flatten
+                return
             self.origin[output] = name
             with torch._C.DisableTorchFunction():
                 self.samples[name] = inputs[0].reshape(-1, inputs[0].shape[-1])[:SAMPLE].clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -11,128 +12,36 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import ScaledLinear
-from ..nn.produced import ACTIVATIONS, Produced
+from ..nn.produced import ACTIVATIONS
 from .feeds import SAMPLE, Trace, is_norm
+from .fused import (
+    Fused,
+    FusedActivation,
+    FusedGatedMLP,
+    FusedNorm,
+    Options,
+    agree,
+    unwatched,
+)
 from .observe import as_call, evaluating
 from .swap import Swap
 
 Model = TypeVar("Model", bound=nn.Module)
-Options = dict[str, Any]
-
-
-# --- the modules ----------------------------------------------------------------------------------
-
-
-class _Fused(nn.Module):
-    """A module with everything that another one has, under the same names, and a forward of its
-    own. `readers` are in a tuple, so that they are no children of it."""
-
-    readers: tuple[ScaledLinear, ...]
-
-    @classmethod
-    def of(cls, module: nn.Module, readers: tuple[ScaledLinear, ...], **more: Any) -> Any:
-        fused = cls()
-        fused.__dict__.update(module.__dict__)
-        fused.__dict__.update(readers=readers, stands_for=type(module).__name__, **more)
-        return fused
-
-    def extra_repr(self) -> str:
-        return f"{self.stands_for} into {len(self.readers)} of int8"
-
-
-class FusedNorm(_Fused):
-    """A norm that quantises its output for the `ScaledLinear`s that read it."""
-
-    producer: str
-    eps_used: float
-    from_one: bool
-
-    def forward(self, x: Tensor) -> Produced:
-        weight, bias = (self._vector(name, x) for name in ("weight", "bias"))
-        if self.from_one and weight is not None:
-            weight = 1 + weight.float()
-        given: Options = {"producer": self.producer, "weight": weight, "eps": self.eps_used}
-        if self.producer == "layer_norm":
-            given["bias"] = bias
-        return Produced.make({"x": x}, given | input_options(self.readers[0]))
-
-    def _vector(self, name: str, x: Tensor) -> Tensor | None:
-        t = getattr(self, name, None)
-        if t is None:
-            return None
-        return t.detach() if t.dtype in (x.dtype, torch.float32) else t.detach().float()
-
-
-class FusedActivation(_Fused):
-    """An activation that quantises its output for the one `ScaledLinear` that reads it."""
-
-    producer: str
-
-    def forward(self, x: Tensor) -> Produced:
-        return Produced.make({"x": x}, {"producer": self.producer} | input_options(self.readers[0]))
-
-
-class FusedGatedMLP(_Fused):
-    """down(activation(gate(x)) * up(x)), whose product is quantised as it is made. gate, up and
-    down are the children that they were."""
-
-    producer: str
-    roles: tuple[str, str, str]
-
-    def forward(self, x: Any) -> Tensor:
-        gate, up, down = (getattr(self, name) for name in self.roles)
-        inputs = {"x": gate(x), "times": up(x)}
-        return cast(
-            Tensor, down(Produced.make(inputs, {"producer": self.producer} | input_options(down)))
-        )
-
-
-def input_options(linear: ScaledLinear) -> Options:
-    """How the layer quantises its input, as a producer takes it."""
-    return {
-        "scale": linear.input_scale,
-        "azp": linear.input_zero_point,
-        "symmetric": linear.symmetric,
-        "smooth": linear.input_smooth,
-    }
-
-
-def agree(linears: tuple[ScaledLinear, ...]) -> bool:
-    """Whether they quantise their input alike, and by rows or by a scale that is known."""
-    first = linears[0]
-    if first.dynamic and not first.per_token:
-        return False
-    mine = input_options(first)
-    return all(
-        other.dynamic == first.dynamic
-        and all(_equal(mine[name], x) for name, x in input_options(other).items())
-        for other in linears
-    )
-
-
-def unwatched(*modules: nn.Module) -> bool:
-    """Whether nobody has hooked the modules, or put another forward in their own one's place: what
-    is called before or after them would get int8 rows for a tensor."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return not any(
-        "forward" in module.__dict__ or any(getattr(module, name, None) for name in hooks)
-        for module in modules
-    )
-
-
-def _equal(x: Any, y: Any) -> bool:
-    if isinstance(x, Tensor) and isinstance(y, Tensor):
-        return torch.equal(x, y)
-    return bool(x is y or (not isinstance(x, Tensor) and x == y))
 
 
 # --- what a module computes, by trial -------------------------------------------------------------
 
 
+def _bare(module: nn.Module) -> bool:
+    """Whether it has no tensors and no children, as activations have none."""
+    held = (module.parameters(), module.buffers(), module.children())
+    return all(next(iter(some), None) is None for some in held)
+
+
 @torch.no_grad()
 def activation_of(module: nn.Module) -> str | None:
     """The name of the activation that the module computes, or None."""
-    if next(module.parameters(), None) is not None or next(module.children(), None) is not None:
+    if not _bare(module):
         return None
     x = torch.linspace(-6, 6, 601)
     try:
@@ -179,21 +88,20 @@ def _norms(module: nn.Module, x: Tensor, eps: float) -> Iterator[tuple[Options, 
 
 
 @torch.no_grad()
-def gated_mlp_of(module: nn.Module, x: Tensor) -> tuple[str, tuple[str, str, str]] | None:
-    """The activation and the names of gate, up and down, where the module computes
-    down(activation(gate(x)) * up(x)) of its children to the bit; else None."""
+def gated_mlp_of(module: nn.Module, x: Tensor) -> Options | None:
+    """producer, roles (the names of gate, up and down), activation (its name) and known, where the
+    module computes down(activation(gate(x)) * up(x)) of its children to the bit; else None."""
     children = dict(module.named_children())
     linears = [name for name, child in children.items() if type(child) is ScaledLinear]
-    others = [child for name, child in children.items() if name not in linears]
-    kinds = [activation_of(child) for child in others]
-    acts = [kind for kind in kinds if kind]
+    kinds = {name: activation_of(child) for name, child in children.items() if name not in linears}
+    acts = [name for name, kind in kinds.items() if kind]
     if (
         len(linears) != 3
         or len(acts) != 1
         or next(module.parameters(recurse=False), None) is not None
     ):
         return None
-    activation = others[kinds.index(acts[0])]
+    activation = children[acts[0]]
     want = module(x)
     for roles in ((0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 0, 1), (1, 2, 0), (2, 1, 0)):
         gate, up, down = (cast(ScaledLinear, children[linears[i]]) for i in roles)
@@ -201,7 +109,12 @@ def gated_mlp_of(module: nn.Module, x: Tensor) -> tuple[str, tuple[str, str, str
         if (up.in_features, up.out_features, down.in_features) != (into, out, out):
             continue
         if x.shape[-1] == into and torch.equal(down(activation(gate(x)) * up(x)), want):
-            return acts[0], cast(tuple[str, str, str], tuple(linears[i] for i in roles))
+            return {
+                "producer": kinds[acts[0]],
+                "roles": tuple(linears[i] for i in roles),
+                "activation": acts[0],
+                "known": (activation, down),
+            }
     return None
 
 
@@ -251,7 +164,7 @@ def _inputs(model: nn.Module, modules: Mapping[str, nn.Module], call: Any) -> di
 @torch.no_grad()
 def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
     """Name -> the fused module for its place."""
-    modules = {n: m for n, m in model.named_modules() if not isinstance(m, _Fused)}
+    modules = {n: m for n, m in model.named_modules() if not isinstance(m, Fused)}
     linears = {n: m for n, m in modules.items() if type(m) is ScaledLinear}  # no parallel ones
     made: dict[str, nn.Module] = {}
     parents = {
@@ -262,37 +175,50 @@ def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
     for name, x in _inputs(model, parents, call).items():
         found = gated_mlp_of(parents[name], x)
         if found is not None:
-            down = linears[f"{name}.{found[1][2]}" if name else found[1][2]]
+            down = cast(ScaledLinear, found["known"][1])
             if agree((down,)) and unwatched(parents[name], *parents[name].children()):
-                options = {"producer": found[0], "roles": found[1]}
-                made[name] = FusedGatedMLP.of(parents[name], (down,), **options)
+                made[name] = FusedGatedMLP.of(parents[name], (down,), **found)
     norms = {n: m for n, m in modules.items() if is_norm(m)}
-    acts = {n: kind for n, m in modules.items() if (kind := activation_of(m))}
-    groups, samples = _traced(model, norms | {n: modules[n] for n in acts}, linears, call)
+    leaves = {n: m for n, m in modules.items() if n not in norms and _bare(m)}
+    groups, samples = _traced(model, norms | leaves, linears, call)
     for name, fed in groups.items():
         readers = tuple(linears[n] for n in fed)
         if not (agree(readers) and unwatched(modules[name], *readers)):
             continue
-        if name in acts:
-            made[name] = FusedActivation.of(modules[name], readers, producer=acts[name])
-        elif (how := norm_of(modules[name], samples[name])) is not None:
-            made[name] = FusedNorm.of(modules[name], readers, **how)
+        if name in norms:
+            if (how := norm_of(modules[name], samples[name])) is not None:
+                made[name] = FusedNorm.of(modules[name], readers, **how)
+        elif (kind := activation_of(modules[name])) is not None:
+            made[name] = FusedActivation.of(modules[name], readers, producer=kind)
     return made
 
 
 def example_of(model: nn.Module) -> Any:
-    """A batch that the model brings along, as those of transformers do; else None."""
+    """A batch that the model brings along, as those of transformers do, where the model lies; else
+    None."""
     example = getattr(model, "dummy_inputs", None)
-    return example if isinstance(example, Mapping) and example else None
+    if not isinstance(example, Mapping) or not example:
+        return None
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    device = next((t.device for t in tensors), None)
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in example.items()}
 
 
-def fused_where_safe(model: Model, batch: Any) -> Model:
-    """`fuse_model` in place; the model as it is where it holds no `ScaledLinear`, or does not run
-    on the batch."""
+def fused_where_safe(model: Model, batch: Any = None) -> Model:
+    """`fuse_model` in place, by the model's own example where no batch is given, in the mode in
+    which the model was; the model as it is where there is neither, where it holds no
+    `ScaledLinear`, or where it does not run on the batch."""
+    training = [name for name, module in model.named_modules() if module.training]
     try:
-        return fuse_model(model, batch, inplace=True)
+        batch = example_of(model) if batch is None else batch
+        if batch is None:
+            return model
+        fused = fuse_model(model, batch, inplace=True)
     except Exception:  # whatever the model raises: it was not asked for
         return model
+    for name in training:
+        fused.get_submodule(name).training = True
+    return fused
 
 
 def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
@@ -317,11 +243,11 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
       by itself or all by a known scale. A norm that a residual reads too, as in BERT, stays.
     - Neither it nor one of its readers has a hook, or a forward that was put in its own one's
       place: they would see int8 rows.
+    - Both are looked at again before every call: a hook that comes later, offloaded weights, a
+      reader that is sharded, readers that a state dict gave different scales: then the module does
+      what it did before it was fused.
     - Should another batch take another way through the model, or a reader be exchanged: whoever
       else reads the output gets the float activation, made anew (`nn.produced.Produced`).
-
-    The readers of one norm keep one static scale: a state dict in which they have several must be
-    loaded before the model is fused.
 
     Args:
         model: any module; on other batches it may do other things.

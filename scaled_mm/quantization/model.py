@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from torch import nn
@@ -13,7 +14,7 @@ from ..nn import ScaledLinear, WeightOnlyLinear
 from .calibration import Calibration, calibrated, quantised
 from .config import QuantConfig as QuantConfig
 from .feeds import divided
-from .fuse import example_of, fuse_model, fused_where_safe
+from .fuse import fuse_model, fused_where_safe
 from .layers import as_linear, check, is_conv1d, matching, matrices, named
 from .observe import Call, as_calls
 from .report import attach, report_of
@@ -66,7 +67,7 @@ def quantize_model(
     config: QuantConfig | None = None,
     calibration: Iterable[Any] | None = None,
     *,
-    fuse: bool | None = False,
+    fuse: bool | None = None,
     inplace: bool = False,
 ) -> Model:
     """Replaces Linears by `ScaledLinear`s, or `WeightOnlyLinear`s where a scheme is of weights.
@@ -94,9 +95,12 @@ def quantize_model(
         calibration: batches, for static schemes and for smoothing: each a tensor or a tuple
             (positional arguments), a mapping (keyword arguments; its attention_mask excludes
             padding) or an `observe.Call`.
-        fuse: `fuse_model` the result, by the first batch of the calibration. None: where that is
-            safe (`fuse_model` says what is) and there is a batch: one of the calibration, or the
-            model's `dummy_inputs` (models of transformers), should it run on them.
+        fuse: let norms and activations write the int8 input of the Linears behind them
+            (`fuse_model` says which, and what is safe). None, the default: where that is safe and
+            there is a batch to find it by, which is the calibration's first one, or else the
+            model's `dummy_inputs` (models of transformers have them), should it run on them.
+            False: nowhere; every layer then has the bits of a `ScaledLinear` behind the float
+            module. True: by the calibration's first batch, which must be there.
         inplace: change `model` itself, which frees each float weight; else `model` stays as it is
             and shares nothing with the result.
 
@@ -127,8 +131,11 @@ def quantize_model(
     if calibration is None and (static or config.smoothing or fuse):
         what = "a static scheme or smoothing" if static or config.smoothing else "fuse=True"
         raise ValueError(f"calibration must be given for {what}, got None")
-    if calibration is not None and (static or config.smoothing or fuse is not False):
+    if calibration is not None and (static or config.smoothing):
         calls = as_calls(calibration)
+    elif calibration is not None and fuse is not False:
+        first = list(islice(calibration, 1))
+        calls = as_calls(first) if first or fuse else ()
     if static or config.smoothing:
         known = calibrated(model, found, calls, config)
         known.check(static)
@@ -157,8 +164,7 @@ def quantize_model(
     report.warn(stacklevel=2)
     if fuse:
         return fuse_model(changed, calls[0], inplace=True)
-    batch = calls[0] if calls else example_of(changed)
-    return changed if fuse is False or batch is None else fused_where_safe(changed, batch)
+    return changed if fuse is False else fused_where_safe(changed, calls[0] if calls else None)
 
 
 def prepare_model(
