@@ -184,6 +184,15 @@ CONTENDERS = [
         "float32", "torch, eager", lambda w: w.float(), dense, False, ("cpu",), torch.float32
     ),
     Contender(
+        "float32 compiled",
+        "under torch.compile",
+        lambda w: w.float(),
+        dense,
+        True,
+        ("cpu",),
+        torch.float32,
+    ),
+    Contender(
         "torch.ao",
         "torch's dynamically quantised Linears, float32 between them, eager",
         torch_weight,
