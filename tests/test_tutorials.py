@@ -240,24 +240,51 @@ def test_other_floats_find_sensitive_digits() -> None:
     assert len(printed) == 2
 
 
-@pytest.mark.parametrize("how", USUAL, ids=str)
-def test_the_readme(
-    how: How, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: None
+ROOT = FOLDER.parent.parent
+PASTED = {  # pages whose Python blocks a reader pastes one by one -> how many there are
+    "README.md": 6,
+    "docs/api/int4.md": 1,
+    "docs/api/int8.md": 1,
+    "docs/api/mixed.md": 1,
+    "docs/fusing.md": 2,
+    "docs/layouts.md": 1,
+    "docs/lowbit.md": 1,
+    "docs/numerics.md": 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize(
+    ("page", "how"),
+    [
+        *((page, USUAL[0]) for page in PASTED if page != "docs/fusing.md"),
+        pytest.param("docs/fusing.md", USUAL[0], marks=pytest.mark.slow),  # a C++ compiler runs
+        ("README.md", USUAL[1]),
+    ],
+    ids=str,
+)
+def test_each_block_runs_by_itself(
+    page: str, how: How, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: None
 ) -> None:
-    """Each Python block by itself; the one that wants a checkpoint is in a tutorial."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCALED_MM_CPU_ISA", how.isa)
     torch.set_num_threads(how.threads)
-    page = blocks((FOLDER.parent.parent / "README.md").read_text(encoding="utf-8"))
-    ran = [
-        block for block in page if block.kind == "python" and "from_pretrained" not in block.text
-    ]
-    for block in ran:
-        code = compile("\n" * (block.line - 1) + block.text, "README.md", "exec")
+    found = [b for b in blocks((ROOT / page).read_text(encoding="utf-8")) if b.kind == "python"]
+    for block in found:
+        if "transformers" in block.text:
+            extra("transformers")
+        code = compile("\n" * (block.line - 1) + block.text, page, "exec")
         processor = OtherFloats(how.floats) if how.floats else contextlib.nullcontext()
         with torch.random.fork_rng(devices=[]), processor:
             exec(code, {"__name__": "__main__"})
-    assert len(ran) == 4
+    assert len(found) == PASTED[page]
+
+
+def test_no_page_has_blocks_that_nobody_runs() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    kinds = {str(p.relative_to(ROOT)): FENCE.findall(p.read_text("utf-8")) for p in pages}
+    having = {page for page, found in kinds.items() if any(kind == "python" for kind, _ in found)}
+    assert having == {*PASTED, *(str(p.relative_to(ROOT)) for p in PAGES)}
 
 
 def test_there_are_tutorials() -> None:
