@@ -1,18 +1,90 @@
-"""What the documents name must exist."""
+"""What the documents name must exist: tests, public names, files, pages, places in them."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def test_the_tests_that_reliability_names_exist() -> None:
-    text = (TESTS.parent / "docs" / "reliability.md").read_text()
+    text = (DOCS / "reliability.md").read_text()
     text, _, _ = text.partition("\n## How the tests are tested")  # behind it are figures
     named = re.findall(r"`(test_\w+)::(test_\w+)`", text)
     rows = [line for line in text.splitlines() if line.startswith("| ") and "| Test |" not in line]
     assert len(named) >= len(rows) > 20
     for file, test in named:
         assert f"\ndef {test}(" in (TESTS / f"{file}.py").read_text(), f"{file}::{test}"
+
+
+# --- names and links ------------------------------------------------------------------------------
+
+PUBLIC = (
+    *("scaled_mm", "scaled_mm.ops", "scaled_mm.nn", "scaled_mm.compat", "scaled_mm.layouts"),
+    *("scaled_mm.awq", "scaled_mm.checkpoint", "scaled_mm.explain", "scaled_mm.parallel"),
+    *("scaled_mm.reference", "scaled_mm.smoothquant", "scaled_mm.validate"),
+)
+API = "\n".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
+
+
+def documented() -> set[str]:
+    """What has a directive of its own in docs/api, or is a member of a module that has one."""
+    names = set(re.findall(r"auto(?:class|data|function):: (?:\w+\.)*(\w+)$", API, re.MULTILINE))
+    for module, members in re.findall(r"automodule:: (\S+)\n   :members:(.*)$", API, re.MULTILINE):
+        found = importlib.import_module(module)
+        names.update(members.replace(",", " ").split() or getattr(found, "__all__", ()))
+    return names
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_have_a_page(module: str) -> None:
+    found = importlib.import_module(module)
+    names = {name for name in found.__all__ if not isinstance(getattr(found, name), ModuleType)}
+    assert names
+    assert not names - documented()
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as a link names them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, heading = target.partition("#")
+        there = (page.parent / path) if path else page
+        assert there.exists(), target
+        assert not heading or heading in anchors(there), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """`docs/x.md`, `tests/y.py`, `csrc/z.h` and the like: paths from the project's root."""
+    named = r"`((?:docs|tests|tools|csrc|scaled_mm|scaled_mm_cli)/[a-z\d_./]+\.\w+)`"
+    for path in re.findall(named, page.read_text()):
+        elsewhere = path == "scaled_mm/tuning.json"  # in ~/.cache
+        added_by_the_reader = page.stem == "adding" and Path(path).stem == "x"
+        assert elsewhere or added_by_the_reader or (ROOT / path).exists(), path
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    listed = {line for line in index.splitlines() if re.fullmatch(r"[\w/*]+", line)}
+    for page in PAGES[1:]:
+        name = page.relative_to(DOCS).with_suffix("").as_posix()
+        assert name == "index" or name in listed or f"{name.rpartition('/')[0]}/*" in listed, name
