@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import ROW, Layout, Operands
+from operands import ROW, Layout, Operands
 
 DTYPES = (torch.float16, torch.bfloat16)
 Values = Callable[[np.random.Generator, tuple[int, ...]], Any]

@@ -18,8 +18,9 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import numpy as np
 import pytest
 import torch
-from cases import Case, Operands, random_case
+from cases import random_case
 from helpers import assert_bits, bits, bytes_of
+from operands import Case, Operands
 from quantize_cases import QuantizeCase
 from torch import Tensor
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from awq_cases import SCALES
-from cases import ROW, Layout
+from operands import ROW, Layout
 from torch import Tensor
 
 import scaled_mm

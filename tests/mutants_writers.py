@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/checkpoint/shards.py",
-        "test_save_quantized test_cli_quantize test_quantize_outputs",
+        "test_shards test_save_quantized test_cli_quantize test_quantize_outputs",
         {
             "small-elements-first": (
                 "key=lambda each: -DTYPES[each.dtype].itemsize",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import ROW, Layout, Operands, Vector
+from operands import ROW, Layout, Operands, Vector
 from quantize_cases import IN_DTYPES, ROWS
 from torch import Tensor
 

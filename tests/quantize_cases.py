@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import ROW, Layout, Operands, Vector
+from operands import ROW, Layout, Operands, Vector
 
 IN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST = float(np.finfo(np.float32).max)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import Operands
+from operands import Operands
 
 M, N, K = 128, 96, 64
 MAX_K = 131071

@@ -30,24 +30,15 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 import numpy as np
 import torch
 from awq_cases import AWQ_CASES, DTYPES, FINITE, AwqCase
-from cases import (
-    AZP_FORMS,
-    COLUMN,
-    IN_8_BITS,
-    OUT_DTYPES,
-    ROW,
-    Case,
-    Layout,
-    Matrix,
-    Vector,
-    random_case,
-)
+from cases import random_case
+from cuda_mixed_cases import MixedCase, arms, exact_cases, odd_cases
 from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
+from ending_cases import IN_8_BITS
 from helpers import assert_bits
+from operands import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Vector
 from produce_cases import PRODUCE_CASES
 from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
 from test_cuda_awq import ALL_ARMS, PACKED, for_arm, name_of, streamed
-from test_cuda_mixed import MixedCase, arms, exact_cases, odd_cases
 from test_produce import OUTPUTS, produce
 from torch import Tensor
 

@@ -37,12 +37,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process for each core does mo
 import numpy as np
 import torch
 from awq_cases import SCALES, AwqCase
-from cases import Operands, random_case
+from cases import random_case
+from cuda_mixed_cases import arms, random_exact_case
 from cuda_support import DEVICE, ROWS, forced, named, on_device, random_large_case
 from helpers import bits, run_python
 from mutate_record import record
+from operands import Operands
 from quantize_cases import random_quantize_case
-from test_cuda_mixed import arms, random_exact_case
 from test_cuda_streams import Work, capture, replay
 from torch import Tensor
 

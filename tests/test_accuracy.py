@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import ACTIVATIONS, GATED, OUT_DTYPES, Case, Matrix, Vector
+from operands import ACTIVATIONS, GATED, OUT_DTYPES, Case, Matrix, Vector
 from torch import Tensor
 
 import scaled_mm

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import OUT_DTYPES, PLAIN_CASES, Case, Vector, random_case
+from cases import PLAIN_CASES, random_case
+from operands import OUT_DTYPES, Case, Vector
 
 from scaled_mm import reference
 from scaled_mm.reference.accuracy import BOUND_ULP, AccuracyReport

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import BIG_CASES, Case, Operands
+from cases import BIG_CASES
 from cuda_support import (
     BLOCK,
     DEVICE,
@@ -25,6 +25,7 @@ from cuda_support import (
     replay,
 )
 from helpers import assert_bits
+from operands import Case, Operands
 from torch import Tensor
 
 import scaled_mm

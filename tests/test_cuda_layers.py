@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 import torch
-from cases import OUT_DTYPES, Operands
 from cuda_support import (
     ENDS,
     GPU,
@@ -24,6 +23,7 @@ from cuda_support import (
     replay,
 )
 from helpers import assert_bits
+from operands import OUT_DTYPES, Operands
 from torch import Tensor
 
 import scaled_mm

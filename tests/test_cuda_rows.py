@@ -9,19 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import (
-    ACTIVATIONS,
-    AZP_FORMS,
-    COLUMN,
-    IN_8_BITS,
-    OUT_DTYPES,
-    ROW,
-    Case,
-    Layout,
-    Matrix,
-    Operands,
-    Vector,
-)
 from cuda_support import (
     ARCHS,
     ARCHS_HERE,
@@ -33,7 +20,20 @@ from cuda_support import (
     forced,
     streams_only,
 )
+from ending_cases import IN_8_BITS
 from helpers import run_python
+from operands import (
+    ACTIVATIONS,
+    AZP_FORMS,
+    COLUMN,
+    OUT_DTYPES,
+    ROW,
+    Case,
+    Layout,
+    Matrix,
+    Operands,
+    Vector,
+)
 
 import scaled_mm
 from scaled_mm import _library

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import AZP_FORMS, COLUMN, ROW, Case, Layout, Matrix, Operands, Vector
 from cuda_support import (
     DEVICE,
     GPU,
@@ -25,6 +24,7 @@ from cuda_support import (
     streams_only,
 )
 from helpers import run_python
+from operands import AZP_FORMS, COLUMN, ROW, Case, Layout, Matrix, Operands, Vector
 from quantize_cases import QuantizeCase
 from torch import Tensor
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_torch
 import torch
+import torch_cases
 from cases import CASES, random_case
 from cuda_support import DEVICE, GPU, on_device, streams_only
 from helpers import assert_bits
 from quantize_cases import random_quantize_case
 from test_nn import BUFFERS, SCHEMES, K, N, by_reference, layer, linear, x_of
-from test_torch import CALLS, PACKED, B, metadata
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch_cases import CALLS, PACKED, B, metadata
 
 import scaled_mm
 from scaled_mm.nn import ScaledLinear
@@ -88,34 +88,34 @@ def test_fake_metadata_is_real() -> None:
             assert_fake(scaled_mm.quantize_int8, case.build(rng=rng))
 
 
-# --- compile and export: the functions of test_torch, their constants moved -----------------------
+# --- compile and export: the functions of torch_cases, their constants moved ----------------------
 
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     for name in ("PLAIN", "WEIGHT_SCALE", "BIAS", "FACTORS", "STATIC_SCALE"):
-        monkeypatch.setattr(test_torch, name, there(getattr(test_torch, name)))
-    dynamic = test_torch.dynamic
-    monkeypatch.setattr(dynamic, "__defaults__", (test_torch.PLAIN,))
+        monkeypatch.setattr(torch_cases, name, there(getattr(torch_cases, name)))
+    dynamic = torch_cases.dynamic
+    monkeypatch.setattr(dynamic, "__defaults__", (torch_cases.PLAIN,))
 
 
 def static(x: Tensor) -> Tensor:
-    """test_torch.static, its constants on the device of x."""
+    """torch_cases.static, its constants on the device of x."""
     scale = torch.full((1,), 0.05, device=x.device)
     azp = torch.full((1,), -7, dtype=torch.int32, device=x.device)
-    plain, weight_scale = test_torch.PLAIN, test_torch.WEIGHT_SCALE
+    plain, weight_scale = torch_cases.PLAIN, torch_cases.WEIGHT_SCALE
     q, _, _ = scaled_mm.quantize_int8(x, scale=scale, azp=azp, symmetric=False)
     adj = scaled_mm.azp_with_adj(plain, azp)
     return scaled_mm.scaled_mm(q, plain, scale, weight_scale, azp_with_adj=adj)
 
 
-FUNCTIONS = [f for f in test_torch.FUNCTIONS if f.__name__ != "static"] + [static]
+FUNCTIONS = [f for f in torch_cases.FUNCTIONS if f.__name__ != "static"] + [static]
 functions = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 
 
 def rows(m: int) -> Tensor:
-    return test_torch.x_of(m).to(DEVICE)
+    return torch_cases.x_of(m).to(DEVICE)
 
 
 def assert_compiled(function: Callable[..., Tensor], **options: Any) -> None:
@@ -144,17 +144,17 @@ def test_compile_inductor(moved: None, function: Callable[..., Tensor]) -> None:
 @pytest.mark.slow
 def test_compile_with_graphs(moved: None) -> None:
     """mode="reduce-overhead" records and replays CUDA graphs."""
-    compiled = torch.compile(test_torch.dynamic, fullgraph=True, mode="reduce-overhead")
+    compiled = torch.compile(torch_cases.dynamic, fullgraph=True, mode="reduce-overhead")
     for m in (4, 4, 4, 33, 33, 33, 4):
         torch.compiler.cudagraph_mark_step_begin()
-        assert_bits(compiled(rows(m)).clone(), test_torch.dynamic(rows(m)), m)
+        assert_bits(compiled(rows(m)).clone(), torch_cases.dynamic(rows(m)), m)
 
 
 @functions
 def test_export(moved: None, function: Callable[..., Tensor]) -> None:
     m = torch.export.Dim("m", min=2, max=4096)
     shapes = {"x": {0: m}}
-    program = torch.export.export(test_torch.Module(function), (rows(5),), dynamic_shapes=shapes)
+    program = torch.export.export(torch_cases.Module(function), (rows(5),), dynamic_shapes=shapes)
     for count in (2, 9, 40):
         assert_bits(program.module()(rows(count)), function(rows(count)))
 

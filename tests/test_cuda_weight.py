@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 import torch
-from cases import COLUMN, ROW, Layout
 from cuda_support import DEVICE, GPU, ON_CPU, assert_outputs, assert_unchanged, on_device
 from helpers import assert_bits
+from operands import COLUMN, ROW, Layout
 from test_weight import LAYOUTS, SIZES, weight
 from torch import Tensor
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 from awq_cases import AwqCase
-from cases import Case, Vector
 from helpers import ISAS, assert_bits, bits, run_python
+from operands import Case, Vector
 from quantize_cases import QuantizeCase
 from torch import Tensor
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from awq_cases import DTYPES, AwqCase
-from cases import Operands
 from helpers import assert_bits, run_python
+from operands import Operands
 
 import scaled_mm
 from scaled_mm import awq, reference

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from awq_cases import AwqCase
-from cases import AZP_FORMS, Case, Matrix, Vector
 from helpers import assert_bits
+from operands import AZP_FORMS, Case, Matrix, Vector
 from torch import Tensor
 
 import scaled_mm

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import GATED, MATRIX, OUT_DTYPES, VALUES
 from helpers import ISAS, assert_bits
 from hypothesis import given
 from hypothesis import strategies as st
+from operands import GATED, MATRIX, OUT_DTYPES, VALUES
 from torch import Tensor
 
 from scaled_mm import (

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import OUT_DTYPES, PLAIN_CASES, random_case
+from cases import PLAIN_CASES, random_case
 from helpers import extra
+from operands import OUT_DTYPES
 from quantize_cases import QUANTIZE_CASES, half_integers, random_quantize_case
 
 from scaled_mm import reference

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Case, Operands, Vector, random_case
+from cases import CASES, random_case
 from helpers import assert_bits, bytes_of, each_isa
+from operands import Case, Operands, Vector
 
 import scaled_mm
 from scaled_mm import reference

@@ -9,8 +9,8 @@ import io
 import numpy as np
 import pytest
 import torch
-from cases import COLUMN, ROW, Layout
 from helpers import assert_bits, bytes_of, each_isa
+from operands import COLUMN, ROW, Layout
 from torch import Tensor
 
 import scaled_mm
