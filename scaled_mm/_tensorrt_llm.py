@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import layouts
-from .ops.arguments import accept
+from .ops.arguments import accept, accept_dense, must_be_bool
 from .ops.mixed import mixed_mm
 from .ops.mixed_weight import MixedWeight
 
@@ -43,9 +43,11 @@ def preprocess_weights_for_mixed_gemm(
     """
     accept({"tensor": tensor})
     bits = _bits_of(quant_mode)
+    if not isinstance(act_dtype, torch.dtype):
+        raise TypeError(f"act_dtype must be a torch.dtype, got {type(act_dtype).__name__}")
     q = tensor if bits == 8 else layouts.unpack_int4(tensor)
     layout = layouts.layout_of(
-        sm_ if sm_ > 0 else _current_sm(),
+        _sm_of(sm_),
         bits=bits,
         activation_bits=8 * act_dtype.itemsize,
         interleave=do_weight_interleave,
@@ -74,9 +76,7 @@ def symmetric_quantize_last_axis_of_batched_matrix(
     accept({"weight": weight})
     bits = _bits_of(quant_mode)
     q, scale = layouts.quantize_symmetric(weight, bits=bits)
-    layout = layouts.layout_of(
-        sm_ if sm_ > 0 else _current_sm(), bits=bits, experts=weight.ndim == 3
-    )
+    layout = layouts.layout_of(_sm_of(sm_), bits=bits, experts=weight.ndim == 3)
     return layouts.preprocess_weights_for_mixed_gemm(q, layout), scale
 
 
@@ -106,12 +106,11 @@ def mixed_weight(
     Raises:
         ValueError: shape or dtype is not one that the engines take.
     """
-    accept({"weight": weight, "scales": scales}, {} if zeros is None else {"zeros": zeros})
+    accept_dense({"weight": weight, "scales": scales}, {"zeros": zeros})
     if weight.ndim != 2:
         raise ValueError(f"weight must be of one layer, [K, N], got shape {tuple(weight.shape)}")
     bits = _bits_of(weight_dtype)
-    sm = sm_ if sm_ > 0 else _current_sm()
-    layout = layouts.layout_of(sm, bits=bits, interleave=do_weight_interleave)
+    layout = layouts.layout_of(_sm_of(sm_), bits=bits, interleave=do_weight_interleave)
     return MixedWeight.from_tensorrt_llm(weight, scales, zeros, layout=layout)
 
 
@@ -187,6 +186,7 @@ def finegrained_mixed_dtype_gemm(
     if alpha not in (None, 1):
         raise ValueError(f"alpha must be None or 1 with 16-bit activations, got {alpha}")
     if not isinstance(weight, MixedWeight):
+        must_be_bool("has_zero_point", has_zero_point)
         if has_zero_point != (zeros is not None):
             got = "no zeros" if zeros is None else "zeros"
             raise ValueError(f"zeros must be given just with has_zero_point=True, got {got}")
@@ -205,13 +205,20 @@ def _plain_output(activation: Tensor, output_dtype: torch.dtype) -> None:
 
 
 def _bits_of(quant_mode: torch.dtype) -> int:
+    if not isinstance(quant_mode, torch.dtype):
+        raise TypeError(f"quant_mode must be a torch.dtype, got {type(quant_mode).__name__}")
     bits = {torch.int8: 8, torch.quint4x2: 4}.get(quant_mode)
     if bits is None:
         raise ValueError(f"quant_mode must be int8 or quint4x2, got {str(quant_mode)[6:]}")
     return bits
 
 
-def _current_sm() -> int:
+def _sm_of(sm: int) -> int:
+    """The compute capability that was given, or for -1 the current GPU's."""
+    if not isinstance(sm, int):
+        raise TypeError(f"sm_ must be an int, got {type(sm).__name__}")
+    if sm > 0:
+        return sm
     if not torch.cuda.is_available():
         raise ValueError("sm_ must be given where there is no GPU, got -1")
     major, minor = torch.cuda.get_device_capability()

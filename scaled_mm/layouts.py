@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .ops.arguments import accept_dense
+
 __all__ = [
     "Layout",
     "bias_and_interleave",
@@ -72,6 +74,7 @@ class Layout:
 
     def check(self, q: Tensor) -> None:
         """Refuses a weight that the engines' kernels would refuse."""
+        accept_dense({"q": q})
         if q.dtype != torch.int8 or q.ndim < 2:
             raise ValueError(f"q must be int8 [..., K, N], got {_described(q)}")
         k, n = q.shape[-2:]
@@ -116,9 +119,12 @@ def layout_of(
     Raises:
         ValueError: sm is below 75, or the engines have no such combination of bits.
     """
+    if not isinstance(sm, int):
+        raise TypeError(f"sm must be an int, got {type(sm).__name__}")
     if sm < 75:
         raise ValueError(f"sm must be 75 or more, got {sm}")
-    if (activation_bits, bits) not in {(16, 8), (16, 4), (8, 4)}:
+    numbers = isinstance(bits, int) and isinstance(activation_bits, int)
+    if not numbers or (activation_bits, bits) not in [(16, 8), (16, 4), (8, 4)]:
         raise ValueError(
             "bits and activation_bits must be 8 and 16, 4 and 16 or 4 and 8, "
             f"got {bits} and {activation_bits}"
@@ -145,6 +151,7 @@ def preprocess_weights_for_mixed_gemm(q: Tensor, layout: Layout) -> Tensor:
     Raises:
         ValueError: shape, dtype or a value is not one that the engines take.
     """
+    _must_be_layout(layout)
     layout.check(q)
     _check_range(q, layout.bits)
     shape = (*q.shape[:-1], q.shape[-1] * layout.bits // 8)
@@ -167,6 +174,8 @@ def restore_weights_of_mixed_gemm(prepared: Tensor, layout: Layout) -> Tensor:
         layout: the one that the weight was prepared with. A wrong one gives a wrong weight: the
             bytes do not tell.
     """
+    _must_be_layout(layout)
+    accept_dense({"prepared": prepared})
     if prepared.dtype != torch.int8 or prepared.ndim < 2:
         raise ValueError(
             f"prepared must be int8 of 2 dimensions or more, got {_described(prepared)}"
@@ -273,6 +282,7 @@ def pack_int4(q: Tensor) -> Tensor:
     Returns:
         int8 [..., N/2].
     """
+    accept_dense({"q": q})
     if q.dtype != torch.int8 or q.ndim < 1 or q.shape[-1] % 2:
         raise ValueError(f"q must be int8 with an even last dimension, got {_described(q)}")
     values = q.contiguous().view(torch.uint8)
@@ -281,6 +291,7 @@ def pack_int4(q: Tensor) -> Tensor:
 
 def unpack_int4(packed: Tensor) -> Tensor:
     """The inverse of `pack_int4`: int8 [..., N/2] -> int8 [..., N], -8..7."""
+    accept_dense({"packed": packed})
     if packed.dtype != torch.int8 or packed.ndim < 1:
         raise ValueError(f"packed must be int8 of 1 dimension or more, got {_described(packed)}")
     low = packed << 4 >> 4  # an arithmetic shift: the sign comes along
@@ -309,16 +320,18 @@ def quantize_symmetric(w: Tensor, *, bits: int) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: w is not floating, has less than two dimensions or holds what is not finite.
     """
-    if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if not w.is_floating_point() or w.ndim < 2:
-        raise ValueError(f"w must be floating [..., K, N], got {_described(w)}")
+    accept_dense({"w": w.detach() if isinstance(w, Tensor) else w})
+    if not isinstance(bits, int) or bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, got {bits!r}")
+    if not w.is_floating_point() or w.itemsize == 1 or w.is_meta or w.ndim < 2:
+        rule = "be floating [..., K, N], of 16 bits or more and with values"
+        raise ValueError(f"w must {rule}, got {_described(w)}")
     if not torch.isfinite(w).all():
         raise ValueError("w must be finite, got an infinity or NaN")
     half = float(1 << (bits - 1))
     wide = w.float()
     if w.shape[-2] == 0:
-        return w.to(torch.int8), torch.zeros(*w.shape[:-2], w.shape[-1], dtype=w.dtype)
+        return w.to(torch.int8), w.new_zeros(*w.shape[:-2], w.shape[-1])
     scale = wide.abs().amax(-2, keepdim=True) / half
     ratio = torch.where(scale > 0, wide / scale, 0.0)
     whole = ratio.abs().floor()
@@ -335,5 +348,10 @@ def _check_range(q: Tensor, bits: int) -> None:
         raise ValueError(f"q must be in {-half}..{half - 1}, got {low}..{high}")
 
 
+def _must_be_layout(layout: Layout) -> None:
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout must be a Layout (see layout_of), got {type(layout).__name__}")
+
+
 def _described(t: Tensor) -> str:
-    return f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}"
+    return f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}{' on meta' if t.is_meta else ''}"

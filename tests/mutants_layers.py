@@ -115,8 +115,8 @@ MUTANTS = [
             "gptq-v1-zeros-as-stored": ("return 2 - version", "return 0"),
             "zeros-of-version-one-wrap": ("return q, zeros & (1 << bits) - 1", "return q, zeros"),
             "gptq-zeros-along-the-groups": (
-                "unpack_dense(qzeros, bits, q.shape[1]) +",
-                "unpack_dense(qzeros.flip(0), bits, q.shape[1]) +",
+                "zeros = unpack_dense(qzeros, bits",
+                "zeros = unpack_dense(qzeros.flip(0), bits",
             ),
             "gptq-rows-padded": ("if len(q) % per_word(bits):", "if False:"),
         },

@@ -53,6 +53,57 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/ops/arguments.py",
+        "test_arguments",
+        {
+            "tangents-of-no-op": ("    return level >= 0", "    return False"),
+            "tangents-of-operands-alone": (
+                "_refuse_tangents(operands | options)",
+                "_refuse_tangents(operands)",
+            ),
+            "tangents-past-the-short-way": ("and forward_ad._current_level < 0", "and True"),
+            "tensors-of-any-kind-packed": (
+                "accept(given)\n    for name, t in given.items():",
+                "accept(given)\n    for name, t in ():",
+            ),
+            "any-value-is-a-bool": ("if not isinstance(value, bool):", "if False:"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/mixed_weight.py",
+        "test_arguments",
+        {
+            "groups-of-no-rows": ("if k == 0:  # no rows", "if False:  # no rows"),
+            "truth-values-are-groups": (
+                "g_idx.dtype not in _INTEGERS",
+                "g_idx.is_floating_point()",
+            ),
+            "scales-negated-later": ("scales = scales.resolve_neg()", "pass"),
+            "values-of-meta-asked": ("if values.is_meta:", "if False:"),
+        },
+    ),
+    *of(
+        "scaled_mm/lowbit/words.py",
+        "test_arguments",
+        {
+            "more-words-than-values": (
+                "words.shape[-1] != -(-length",
+                "words.shape[-1] < -(-length",
+            ),
+            "words-of-any-dtype": ("words.dtype != torch.int32 or words.dim()", "words.dim()"),
+        },
+    ),
+    *of(
+        "scaled_mm/lowbit/stored.py",
+        "test_arguments",
+        {"fewer-rows-than-none": ("or k < 0:", "or False:")},
+    ),
+    *of(
+        "scaled_mm/nn/weight_only_linear.py",
+        "test_arguments",
+        {"integers-multiplied-as-halves": ("if not x.is_floating_point():", "if False:")},
+    ),
+    *of(
+        "scaled_mm/ops/arguments.py",
         "test_plain",
         {
             "gradient-of-a-scale": ("c.requires_grad or d.requires_grad", "c.requires_grad"),

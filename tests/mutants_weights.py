@@ -96,8 +96,8 @@ MUTANTS = [
         "test_compat_engines",
         {
             "engine-interleaved-for-another-gpu": (
-                "sm = sm_ if sm_ > 0 else _current_sm()\n",
-                "sm = 90\n",
+                "layout_of(_sm_of(sm_), bits=bits, interleave",
+                "layout_of(90, bits=bits, interleave",
             ),
             "engine-zeros-left-out": (
                 "(weight, scales, zeros, layout=layout)",

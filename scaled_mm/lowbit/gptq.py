@@ -21,13 +21,13 @@ def from_gptq_words(
     """q [K, N] and zeros [K/G, N] of those words, uint8: W[k, n] = (q[k, n] - zeros[g, n]) s[g, n].
 
     Raises:
-        ValueError: words that are not int32 of two dimensions, or hold fewer zero points than N;
+        ValueError: words that are not int32 of two dimensions, or of another number than N has;
             another version than 1 and 2, or bits than 4 and 8.
     """
     must_be_words(qweight=qweight, qzeros=qzeros)
     below = stored_below(version)
     q = unpack_dense(qweight.t(), bits, len(qweight) * per_word(bits)).t().contiguous()
-    zeros = unpack_dense(qzeros, bits, q.shape[1]) + below  # modulo 256
+    zeros = unpack_dense(qzeros, bits, q.shape[1], "qzeros") + below  # modulo 256
     return q, zeros & (1 << bits) - 1
 
 

@@ -63,13 +63,17 @@ def quantize_weight_grouped(
 
     Source: the min-max observer of compressed-tensors, which rounds s later or not at all.
     """
+    if not isinstance(w, Tensor):
+        raise TypeError(f"w must be a Tensor, got {type(w).__name__}")
+    if w.is_nested or w.layout is not torch.strided or w.is_meta:
+        raise ValueError("w must be a dense tensor with values, got another kind")
     if w.ndim != 2 or not w.is_floating_point():
         kind = f"{str(w.dtype)[6:]} of shape {tuple(w.shape)}"
         raise ValueError(f"w must be floating of shape [K, N], got {kind}")
-    if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if dtype is not None and dtype not in HALVES:
-        raise ValueError(f"dtype must be float16 or bfloat16, got {str(dtype)[6:]}")
+    if not isinstance(bits, int) or bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, got {bits!r}")
+    if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in HALVES):
+        raise ValueError(f"dtype must be float16 or bfloat16, got {str(dtype).split('.')[-1]}")
     k = w.shape[0]
     group = group_rows(k, group_size)
     dtype = dtype or scales_dtype(w.dtype)
@@ -89,6 +93,8 @@ def scales_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def group_rows(k: int, group_size: int) -> int:
     """G of a group_size, which is -1 for all K rows; ValueError where G does not divide K."""
+    if not isinstance(group_size, int):
+        raise TypeError(f"group_size must be an int, got {type(group_size).__name__}")
     group = max(1, k) if group_size == -1 else group_size
     if group < 1 or k % group:
         raise ValueError(f"group_size must divide K={k} (or be -1), got {group_size}")

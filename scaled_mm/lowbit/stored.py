@@ -60,13 +60,19 @@ def plain(
     """The weight of those tensors; q is int8 without zero points, uint8 with them.
 
     Raises:
-        ValueError: words that are not int32 of two dimensions, or hold fewer values than K and N.
+        ValueError: words that are not int32 of two dimensions, or of another number than K and N
+            have; weight_scale that is no matrix.
     """
     must_be_words(weight_packed=weight_packed)
-    q = unpack_dense(weight_packed, bits, k).t().contiguous()
+    if not isinstance(k, int) or k < 0:
+        raise ValueError(f"k must be the number of input features, got {k!r}")
+    if weight_scale.dim() != 2:
+        raise ValueError(f"weight_scale must be [N, K/G], got shape {tuple(weight_scale.shape)}")
+    q = unpack_dense(weight_packed, bits, k, "weight_packed").t().contiguous()
     scales = weight_scale.t().contiguous()
     zeros = None
     if weight_zero_point is not None:
         must_be_words(weight_zero_point=weight_zero_point)
-        zeros = unpack_dense(weight_zero_point.t(), bits, q.shape[1]).contiguous()
+        words = weight_zero_point.t()
+        zeros = unpack_dense(words, bits, q.shape[1], "weight_zero_point").contiguous()
     return GroupedWeight(signed(q, bits) if zeros is None else q, scales, zeros)

@@ -61,10 +61,12 @@ def pack_dense(values: Tensor, bits: int) -> Tensor:
     return padded.contiguous().unflatten(-1, (-1, 4)).view(torch.int32).squeeze(-1)
 
 
-def unpack_dense(words: Tensor, bits: int, length: int) -> Tensor:
-    """The inverse of `pack_dense`: int32 [..., words] -> uint8 [..., length]."""
-    if length > words.shape[-1] * per_word(bits):
-        raise ValueError(f"words must hold {length} values, got {tuple(words.shape)}")
+def unpack_dense(words: Tensor, bits: int, length: int, name: str = "words") -> Tensor:
+    """The inverse of `pack_dense`: int32 [..., words] -> uint8 [..., length]; `name` is that of the
+    argument, for the refusal of more or fewer words."""
+    if words.shape[-1] != -(-length // per_word(bits)):
+        rule = f"have the words of {length} values of {bits} bits side by side"
+        raise ValueError(f"{name} must {rule}, got {words.shape[-1]} words")
     if bits == 4:
         values = unpack(words, SEQUENTIAL)
     else:
@@ -84,7 +86,7 @@ def unsigned(q: Tensor, bits: int) -> Tensor:
 
 def per_word(bits: int) -> int:
     """Values in a word; ValueError where bits are not 4 or 8."""
-    if bits not in (4, 8):
+    if not isinstance(bits, int) or bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got {bits!r}")
     return 32 // bits
 
@@ -92,6 +94,10 @@ def per_word(bits: int) -> int:
 def must_be_words(**tensors: Tensor) -> None:
     """Refuses, by its name, what is not int32 of two dimensions."""
     for name, words in tensors.items():
-        if words.dtype != torch.int32 or words.dim() != 2:
-            got = f"{str(words.dtype)[6:]} of shape {tuple(words.shape)}"
-            raise ValueError(f"{name} must be int32 of two dimensions, got {got}")
+        if not isinstance(words, Tensor):
+            raise TypeError(f"{name} must be a Tensor, got {type(words).__name__}")
+        dense = words.layout is torch.strided and not words.is_nested
+        if not dense or words.dtype != torch.int32 or words.dim() != 2:
+            kind = f"shape {tuple(words.shape)}" if dense else "another layout"
+            text = "must be int32 of two dimensions, dense"
+            raise ValueError(f"{name} {text}, got {str(words.dtype)[6:]} of {kind}")

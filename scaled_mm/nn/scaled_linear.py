@@ -16,6 +16,7 @@ from ..ops import (
     quantize_weight_int8,
     scaled_mm,
 )
+from ..ops.arguments import accept_dense
 from ..ops.int8 import accepted
 from .one_weight import OneWeight
 from .produced import Produced
@@ -337,10 +338,16 @@ def _one(argument: str, value: Any) -> Tensor:
     return given.reshape(1)
 
 
+_SMOOTH = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
 def divisors(smooth: Tensor, linear: nn.Linear) -> Tensor:
     """SmoothQuant's s as the layer keeps it: float32 [K], on the weight's device."""
+    accept_dense({"smooth": smooth.detach() if isinstance(smooth, Tensor) else smooth})
     shape = (linear.in_features,)
-    if smooth.shape != shape or not bool(((smooth > 0) & smooth.isfinite()).all()):
-        text = f"shape {tuple(smooth.shape)}, least {smooth.min():g}, largest {smooth.max():g}"
-        raise ValueError(f"smooth must be positive and finite, of shape {shape}, got {text}")
+    rule = f"smooth must be positive and finite, of shape {shape}, got"
+    if smooth.shape != shape or smooth.dtype not in _SMOOTH or smooth.is_meta:
+        raise ValueError(f"{rule} {smooth.dtype} of shape {tuple(smooth.shape)} on {smooth.device}")
+    if not bool(((smooth > 0) & smooth.isfinite()).all()):
+        raise ValueError(f"{rule} least {smooth.min():g}, largest {smooth.max():g}")
     return smooth.detach().to(linear.weight.device, torch.float32)

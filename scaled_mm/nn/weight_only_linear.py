@@ -17,6 +17,7 @@ from ..lowbit.grouped import (
 )
 from ..lowbit.stored import plain, stored, stored_sizes
 from ..ops import MixedWeight, mixed_mm, pack_weight
+from ..ops.arguments import accept, accept_dense
 from ..ops.mixed_weight import ZEROS
 from . import produced
 from .scaled_linear import divisors
@@ -98,7 +99,7 @@ class WeightOnlyLinear(nn.Module):
             raise ValueError(f"zero must be one of {', '.join(ZEROS)}, got {zero}")
         if dtype not in HALVES:
             raise ValueError(f"dtype must be float16 or bfloat16, got {str(dtype)[6:]}")
-        if activation not in ACTIVATIONS:
+        if not isinstance(activation, str | None) or activation not in ACTIVATIONS:
             known = ", ".join(str(name) for name in ACTIVATIONS)
             raise ValueError(f"activation must be one of {known}, got {activation}")
         self.in_features = in_features
@@ -151,11 +152,14 @@ class WeightOnlyLinear(nn.Module):
         Raises:
             ValueError: as `quantize_weight_grouped`; smooth that is not K positive finite values;
                 folded without smooth.
+            TypeError: linear is no `torch.nn.Linear`, smooth no tensor.
         """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear must be a torch.nn.Linear, got {type(linear).__name__}")
         if folded and smooth is None:
             raise ValueError("smooth must be given with folded=True, got None")
         weight = linear.weight.detach()
-        dtype = dtype or scales_dtype(weight.dtype)
+        dtype = scales_dtype(weight.dtype) if dtype is None else dtype
         if weight.is_meta:
             return cls(
                 linear.in_features,
@@ -206,10 +210,9 @@ class WeightOnlyLinear(nn.Module):
         Raises:
             ValueError, TypeError: as `scaled_mm.pack_weight`.
         """
-        q, scales, zeros = weight
-        if not len(q):  # without features there is no group
-            scales, zeros = scales[:0], None if zeros is None else zeros[:0]
-        packed = pack_weight(q, scales, zeros=zeros, bits=bits, g_idx=g_idx)
+        if not isinstance(weight, GroupedWeight):
+            raise TypeError(f"weight must be a GroupedWeight, got {type(weight).__name__}")
+        packed = pack_weight(weight.q, weight.scales, zeros=weight.zeros, bits=bits, g_idx=g_idx)
         return cls.from_weight(packed, bias=bias, pre_scale=pre_scale, activation=activation)
 
     @classmethod
@@ -227,6 +230,8 @@ class WeightOnlyLinear(nn.Module):
             weight: not copied; nobody may write it.
             bias, pre_scale, activation: as for `from_grouped`.
         """
+        if not isinstance(weight, MixedWeight):
+            raise TypeError(f"weight must be a MixedWeight, got {type(weight).__name__}")
         k, n = weight.shape
         layer = cls(
             k,
@@ -242,9 +247,9 @@ class WeightOnlyLinear(nn.Module):
         layer._hold(weight)
         device = weight.data.device
         if bias is not None:  # a copy, like all else: the layer may be loaded into
-            dtype = weight.data.dtype
+            dtype, bias = weight.data.dtype, _vector("bias", bias, n)
             kind = bias.dtype if bias.dtype in (dtype, torch.float32) else dtype
-            layer.bias = _vector("bias", bias, n).to(device, kind, copy=True)
+            layer.bias = bias.to(device, kind, copy=True)
         if pre_scale is not None:
             factors = _vector("pre_scale", pre_scale, k)
             layer.pre_scale = factors.to(device, torch.float32, copy=True)
@@ -303,6 +308,9 @@ class WeightOnlyLinear(nn.Module):
     def forward(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """y [..., N] of x's dtype, which is floating [..., K]; out: a tensor of the same to write
         it into, where x has the scales' dtype."""
+        accept({"x": x})
+        if not x.is_floating_point():
+            raise ValueError(f"x must be floating, got {str(x.dtype)[6:]}")
         if x.is_meta and self.packed is None and self.weight_packed.is_meta:
             return x.new_empty((*x.shape[:-1], self.out_features))
         packed = self.filled()
@@ -390,6 +398,7 @@ _LOADED = {"weight_scale": HALVES, "weight_offset": HALVES, "bias": (*HALVES, to
 
 
 def _vector(name: str, x: Tensor, size: int) -> Tensor:
+    accept_dense({name: x.detach() if isinstance(x, Tensor) else x})
     if x.shape != (size,) or not x.is_floating_point():
         got = f"{str(x.dtype)[6:]} of shape {tuple(x.shape)}"
         raise ValueError(f"{name} must be floating of shape ({size},), got {got}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .packed_weight import PackedWeight
 
@@ -13,8 +15,10 @@ NONE_GIVEN: dict[str, Tensor] = {}
 
 
 def accept(operands: dict[str, Tensor], options: dict[str, Tensor] = NONE_GIVEN) -> None:
-    """Refuses what only Python can see: an operand that is no tensor, or that wants a gradient
-    (these are inference ops). Everything else is asked in csrc/problems/."""
+    """Refuses what only Python can see: an operand that is no tensor, or that wants a gradient or
+    has a tangent (these are inference ops). Everything else is asked in csrc/problems/."""
+    if _forward_mode():
+        _refuse_tangents(operands | options)
     for given in (operands, options) if options else (operands,):
         for name in given:  # not items(): without a second name the common path is shorter
             operand = given[name]
@@ -30,11 +34,42 @@ def are_tensors(a: object, b: object, c: object, d: object) -> bool:
         and isinstance(b, Tensor)
         and isinstance(c, Tensor)
         and isinstance(d, Tensor)
+        and forward_ad._current_level < 0  # _forward_mode(), without a call
         and (
             not torch.is_grad_enabled()
             or not (a.requires_grad or b.requires_grad or c.requires_grad or d.requires_grad)
         )
     )
+
+
+def accept_dense(
+    operands: dict[str, Tensor], options: Mapping[str, Tensor | None] = NONE_GIVEN
+) -> None:
+    """`accept` of what Python alone works on, where no dispatcher asks for a kernel: tensors that
+    keep their elements otherwise than at strides are refused too. Options may be None."""
+    given = operands | {name: t for name, t in options.items() if t is not None}
+    accept(given)
+    for name, t in given.items():
+        if kind := _kind(t):
+            raise ValueError(f"{name} must be a dense tensor, got {kind}")
+
+
+def must_be_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+
+
+def _forward_mode() -> bool:
+    """Whether tensors may have tangents: within `forward_ad.dual_level`, `torch.func.jvp`. What
+    torch itself asks first; a tangent that an op does not see would count as zero."""
+    level: int = forward_ad._current_level
+    return level >= 0
+
+
+def _refuse_tangents(operands: dict[str, Tensor]) -> None:
+    for name, t in operands.items():
+        if isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None:
+            raise ValueError(f"{name} must not have a tangent (use .detach()), got a dual tensor")
 
 
 def _refuse(name: str, operand: object) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..layouts import Layout, restore_weights_of_mixed_gemm
 from ..lowbit.gptq import from_gptq_words
 from ..lowbit.stored import plain
-from ..lowbit.words import signed, unpack, unsigned
-from .arguments import accept
+from ..lowbit.words import must_be_words, signed, unpack, unsigned
+from .arguments import accept, accept_dense
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
 from .units import from_units, layout_for, to_units, units_elements
 
@@ -95,6 +95,7 @@ class MixedWeight:
             qweight, scales, qzeros: as for `awq_dequantize`.
         """
         accept({"qweight": qweight, "scales": scales, "qzeros": qzeros})
+        must_be_words(qweight=qweight, qzeros=qzeros)
         return pack_weight(unpack(qweight), scales, zeros=unpack(qzeros), bits=4)
 
     @classmethod
@@ -146,7 +147,7 @@ class MixedWeight:
             bits: 4 or 8.
             k: input features; the format's weight_shape is (N, K).
         """
-        accept({"weight_packed": weight_packed, "weight_scale": weight_scale})
+        accept_dense({"weight_packed": weight_packed, "weight_scale": weight_scale})
         made = plain(weight_packed, weight_scale, weight_zero_point, bits=bits, k=k)
         return pack_weight(made.q, made.scales, zeros=made.zeros, g_idx=g_idx, bits=bits)
 
@@ -257,19 +258,23 @@ def pack_weight(
         ValueError: an operand breaks a rule above.
         TypeError: an operand is no tensor.
     """
-    given = {"zeros": zeros, "g_idx": g_idx}
-    accept({"q": q, "scales": scales}, {name: t for name, t in given.items() if t is not None})
+    accept_dense({"q": q, "scales": scales}, {"zeros": zeros, "g_idx": g_idx})
     if scales.dim() == 1:
         scales = scales[None]
         zeros = zeros[None] if zeros is not None and zeros.dim() == 1 else zeros
     zero = NONE if zeros is None else FLOAT if zeros.is_floating_point() else INTEGER
-    _check(q, scales, zeros, bits, zero)
-    (k, n), groups = q.shape, len(scales)
+    _check(q, scales, zeros, g_idx, bits, zero)
+    k, n = q.shape
+    if k == 0:  # no rows, no groups
+        scales, zeros = scales[:0], None if zeros is None else zeros[:0]
+    groups = len(scales)
     group = k // groups if k else 0
     order = None if g_idx is None else _order_of(g_idx, k, groups)
     if order is not None:
         q = q[order.long()]
     stored = q if zero == INTEGER else unsigned(q, bits)
+    scales = scales.resolve_neg()
+    zeros = None if zeros is None else zeros.resolve_neg()
     layout = layout_for(q.device, k, n, group)
     if layout == 1:
         data = to_units(stored, scales, zeros, bits, zero, group)
@@ -281,8 +286,10 @@ def pack_weight(
     return MixedWeight(data, order, k, n, group, bits, ZEROS[zero], layout)
 
 
-def _check(q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, zero: int) -> None:
-    if bits not in (4, 8):
+def _check(
+    q: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor | None, bits: int, zero: int
+) -> None:
+    if not isinstance(bits, int) or bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got {bits!r}")
     dtype = torch.uint8 if zero == INTEGER else torch.int8
     if q.dtype != dtype or q.dim() != 2:
@@ -301,7 +308,7 @@ def _check(q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, zero: int
             rule = f"be uint8 or {str(scales.dtype)[6:]} of shape {shape}, as scales"
             got = f"{str(zeros.dtype)[6:]} of shape {tuple(zeros.shape)}"
             raise ValueError(f"zeros must {rule}, got {got}")
-    for name, t in (("scales", scales), ("zeros", zeros)):
+    for name, t in (("scales", scales), ("zeros", zeros), ("g_idx", g_idx)):
         if t is not None and t.device != q.device:
             raise ValueError(f"{name} must be on the device of q ({q.device}), got {t.device}")
     if bits == 4:
@@ -312,15 +319,20 @@ def _check(q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, zero: int
 
 
 def _must_be_in(name: str, values: Tensor, low: int, high: int) -> None:
+    if values.is_meta:
+        raise ValueError(f"{name} must have values, in {low}..{high}, got a tensor on meta")
     if values.numel():
         least, most = (int(x) for x in torch.aminmax(values))
         if least < low or most > high:
             raise ValueError(f"{name} must be in {low}..{high}, got {least}..{most}")
 
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _order_of(g_idx: Tensor, k: int, groups: int) -> Tensor | None:
     """Where each row of the sorted weight comes from; None where it is sorted already."""
-    if g_idx.is_floating_point() or g_idx.shape != (k,):
+    if g_idx.dtype not in _INTEGERS or g_idx.shape != (k,):
         got = f"{str(g_idx.dtype)[6:]} of shape {tuple(g_idx.shape)}"
         raise ValueError(f"g_idx must be an integer tensor of shape ({k},), got {got}")
     _must_be_in("g_idx", g_idx, 0, groups - 1)

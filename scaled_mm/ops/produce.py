@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import accept, explained
+from .arguments import accept, explained, must_be_bool
 from .shapes import must, must_have_dim, must_share_device, shape_text
 
 _produce_int8 = torch.ops.scaled_mm.produce_int8.default
@@ -193,6 +193,10 @@ def _produce(
     operands = {name: t for name, t in given.items() if t is not None}
     scales = {name: t for name, t in {"scale": scale, "azp": azp}.items() if t is not None}
     accept({"x": x, **operands}, scales)
+    must_be_bool("symmetric", symmetric)
+    eps = options.get("eps", 0.0)
+    if not isinstance(eps, int | float):
+        raise TypeError(f"eps must be a number, got {type(eps).__name__}")
     if azp is not None and scale is None:
         raise ValueError("scale must be given with azp, got azp alone")
     if scale is not None and symmetric != (azp is None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arguments import accept, explained
+from .arguments import accept, explained, must_be_bool
 from .shapes import must_have_dim, must_share_device
 
 _quantize_int8 = torch.ops.scaled_mm.quantize_int8.default
@@ -60,6 +60,9 @@ def quantize_int8(
     if azp is not None:
         operands["azp"] = azp
     accept(operands)
+    if symmetric is not True or per_token is not True:  # the defaults are not asked: it costs
+        must_be_bool("symmetric", symmetric)
+        must_be_bool("per_token", per_token)
     if azp is not None and symmetric:
         raise ValueError("symmetric must be False when azp is given, got symmetric=True")
     if azp is not None and scale is None:
@@ -93,6 +96,7 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
         ValueError: w is not a float matrix, or requires grad in grad mode (pass `w.detach()`).
     """
     accept({"w": w})
+    must_be_bool("per_channel", per_channel)
     try:
         return _quantize_weight_int8(w, per_channel=per_channel)
     except (MemoryError, NotImplementedError) as error:
