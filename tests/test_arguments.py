@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         "from_gptq",
         {"qzeros": words(2, 4)},
         ValueError,
-        "qzeros must have the words of 16 values of 4 bits side by side, got 4 words",
+        "qzeros must hold 16 values of 4 bits and no more, got (",
     ),
     "gptq-quantised": (
         "from_gptq-8",
@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         "from_compressed_tensors",
         {"k": 32},
         ValueError,
-        "weight_packed must have the words of 32 values of 4 bits side by side, got 8 words",
+        "weight_packed must hold 32 values of 4 bits and no more, got (",
     ),
     "packed-k-negative": (
         "from_compressed_tensors",
@@ -261,7 +261,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         "from_compressed_tensors",
         {"weight_zero_point": words(K, 2)},
         ValueError,
-        "weight_zero_point must have the words of 16 values of 4 bits side by side, got 64 words",
+        "weight_zero_point must hold 16 values of 4 bits and no more, got (",
     ),
     "packed-scale-vector": (
         "from_compressed_tensors",

@@ -65,8 +65,8 @@ def unpack_dense(words: Tensor, bits: int, length: int, name: str = "words") -> 
     """The inverse of `pack_dense`: int32 [..., words] -> uint8 [..., length]; `name` is that of the
     argument, for the refusal of more or fewer words."""
     if words.shape[-1] != -(-length // per_word(bits)):
-        rule = f"have the words of {length} values of {bits} bits side by side"
-        raise ValueError(f"{name} must {rule}, got {words.shape[-1]} words")
+        rule = f"hold {length} values of {bits} bits and no more"
+        raise ValueError(f"{name} must {rule}, got {tuple(words.shape)}")
     if bits == 4:
         values = unpack(words, SEQUENTIAL)
     else:

@@ -105,7 +105,8 @@ def scaled_mm(
 
     Raises:
         ValueError: an operand breaks a rule above, K > 131071 (an int32 sum could wrap), or an
-            operand requires grad in grad mode. The message names argument, rule and value.
+            operand requires grad in grad mode, or has a tangent of forward mode. The message names
+            argument, rule and value.
         TypeError: an operand is no tensor, or out_dtype no dtype.
         torch.OutOfMemoryError: there is no memory for D.
 

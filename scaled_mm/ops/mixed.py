@@ -46,8 +46,8 @@ def mixed_mm(
         D [..., N] of x's dtype; `out` itself, where it is given.
 
     Raises:
-        ValueError: an operand breaks a rule above, or requires grad in grad mode. The message names
-            argument, rule and value.
+        ValueError: an operand breaks a rule above, requires grad in grad mode, or has a tangent of
+            forward mode. The message names argument, rule and value.
         TypeError: an operand is no tensor, w no `MixedWeight`, activation no string.
 
     Source: TensorRT-LLM's and FasterTransformer's weight-only ("fpA intB") products; AWQ (Lin et
