@@ -126,7 +126,7 @@ MUTANTS = [
         "test_awq_packing test_mixed_weights",
         {
             "words-of-any-dtype": (
-                "if words.dtype != torch.int32 or words.dim() != 2:",
+                "if not dense or words.dtype != torch.int32 or words.dim() != 2:",
                 "if False:",
             ),
             "words-high-nibble-first": (

@@ -89,7 +89,6 @@ MUTANTS = [
                 "words.shape[-1] != -(-length",
                 "words.shape[-1] < -(-length",
             ),
-            "words-of-any-dtype": ("words.dtype != torch.int32 or words.dim()", "words.dim()"),
         },
     ),
     *of(

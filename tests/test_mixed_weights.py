@@ -377,7 +377,7 @@ BAD_WORDS: dict[str, tuple[Callable[[], MixedWeight], str]] = {
     ),
     "gptq few zeros": (
         lambda: MixedWeight.from_gptq(WORDS, SCALES, WORDS[:4, :1], version=2, bits=8),
-        "words must hold 8 values, got (4, 1)",
+        "qzeros must hold 8 values of 8 bits and no more, got (4, 1)",
     ),
     "packed bits": (
         lambda: MixedWeight.from_compressed_tensors(WORDS, SCALES.t(), bits=2, k=64),

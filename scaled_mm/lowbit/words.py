@@ -98,6 +98,6 @@ def must_be_words(**tensors: Tensor) -> None:
             raise TypeError(f"{name} must be a Tensor, got {type(words).__name__}")
         dense = words.layout is torch.strided and not words.is_nested
         if not dense or words.dtype != torch.int32 or words.dim() != 2:
-            kind = f"shape {tuple(words.shape)}" if dense else "another layout"
-            text = "must be int32 of two dimensions, dense"
-            raise ValueError(f"{name} {text}, got {str(words.dtype)[6:]} of {kind}")
+            kind = f"shape {tuple(words.shape)}" if dense else f"layout {words.layout}"
+            got = f"{str(words.dtype)[6:]} of {kind}"
+            raise ValueError(f"{name} must be int32 of two dimensions, got {got}")
