@@ -69,6 +69,40 @@ MUTANTS = [
         },
     ),
     *of(
+        "scaled_mm/quantization/fuse.py",
+        "test_fuse_produced",
+        {
+            "activations-tried-around-zero": (
+                "torch.cat([torch.linspace(-6, 6, 601), _FAR, -_FAR])",
+                "torch.linspace(-6, 6, 601)",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/nn/produced.py",
+        "test_fuse_produced",
+        {
+            "columns-taken-for-rows": (
+                "if not _leaves_columns(index, self.ndim):",
+                "if False:",
+            ),
+            "columns-behind-an-ellipsis-taken-for-rows": (
+                "return whole or (parts[-1] is Ellipsis and taken < ndim)",
+                "return taken < ndim",
+            ),
+            "a-mask-takes-one-dimension": ("        return part.ndim\n", "        return 1\n"),
+            "heads-of-rows": (
+                "return shape[:-1] if same else None",
+                "return shape[:-1] if shape[-1] == -1 else None",
+            ),
+            "one-row-s-scale-for-all": (
+                "if part is None or (given and part.numel() == 1):",
+                "if part is None or part.numel() == 1:",
+            ),
+            "compared-as-an-object": ('"__eq__", "__ne__", ', ""),
+        },
+    ),
+    *of(
         "scaled_mm/nn/produced.py",
         "test_fuse",
         {
@@ -94,6 +128,10 @@ MUTANTS = [
             "one-scale-taken-for-one-a-token": (
                 'return {"symmetric": given["symmetric"]} if given["per_token"] else None',
                 'return {"symmetric": given["symmetric"]}',
+            ),
+            "static-quantisers-have-parts": (
+                'if isinstance(node.meta["val"], Tensor):',
+                "if False:",
             ),
             "sum-of-any-shapes": ("t.dtype == out.dtype and t.shape == out.shape", "True"),
             "sum-before-its-weight": (

@@ -107,12 +107,12 @@ MUTANTS = [
         "test_fuse",
         {
             "columns-told-apart": (
-                "        if sizes[-1] not in (columns, -1) or (",
-                "        if False and (",
+                "        if shape[-1] == self.shape[-1]:",
+                "        if True:",
             ),
             "scales-of-all-rows-kept": (
-                "else change(t) for t in (self.scale",
-                "else t for t in (self.scale",
+                "t if t is None or (given and t.numel() == 1) else change(t)",
+                "t if t is None or (given and t.numel() == 1) else t",
             ),
         },
     ),

@@ -20,6 +20,7 @@ from torch.nn import functional
 from scaled_mm import QuantConfig, fuse_model, ops, quantize_model
 from scaled_mm.integrations import inductor
 from scaled_mm.integrations.patterns import FUNCTIONS, patterns
+from scaled_mm.nn import ScaledLinear
 
 PRODUCE = torch.ops.scaled_mm.produce_int8.default
 QUANTIZERS = (
@@ -227,6 +228,29 @@ def test_sums_that_stay(form: str) -> None:
     with torch.no_grad():
         assert_bits(compiled(sums, graphs)(x, y), sums(x, y))
     assert producers(graphs[0]) == {"rms_norm": 1}
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_static_layer_that_reads_the_same_twice(normed: bool) -> None:
+    """Its quantiser gives one tensor, and no parts."""
+    torch.manual_seed(6)
+    norm = nn.LayerNorm(64) if normed else nn.Identity()
+    first = ScaledLinear.from_linear(nn.Linear(64, 8), dynamic=False, input_scale=torch.tensor(0.1))
+    second = ScaledLinear.from_linear(nn.Linear(64, 8), dynamic=False, input_scale=torch.ones(()))
+    second.input_scale = first.input_scale
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = norm(x)
+        return first(y), first(y), second(y)
+
+    graphs: list[fx.Graph] = []
+    x = torch.randn(5, 64)
+    with torch.no_grad():
+        got, want = compiled(program, graphs)(x), program(x)
+    assert quantizers(graphs[0]) == int(not normed)
+    assert producers(graphs[0]) == ({"layer_norm": 1} if normed else {})
+    for one, two in zip(got, want, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
 # --- torch ----------------------------------------------------------------------------------------

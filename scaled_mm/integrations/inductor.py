@@ -84,7 +84,12 @@ def _share(graph: fx.Graph, targets: Iterable[Any]) -> None:
             continue
         key = (node.target, node.args, tuple(sorted(node.kwargs.items(), key=lambda x: x[0])))
         first = seen.setdefault(key, node)
-        if first is not node:
+        if first is node:
+            continue
+        if isinstance(node.meta["val"], Tensor):  # a static quantiser has no parts
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+        else:
             _parts_to(graph, node, first, range(4))
 
 

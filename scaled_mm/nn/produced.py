@@ -33,9 +33,9 @@ class Produced:
         options         its others, by the names of `reference.produce_int8`; "producer" says which
 
     It has a tensor's shape, and those of its methods that code between a norm and its Linears
-    calls: rows may be told apart in another way, columns not. Whatever else is done to it, by a
-    torch function, an operator or another method of tensors, is done to `plain()`, so that a reader
-    that nobody knew of reads what it always did.
+    calls: rows may be told apart in another way, or some taken. Whatever else is done to it, to its
+    columns, by a torch function, an operator or another method of tensors, is done to `plain()`, so
+    that a reader that nobody knew of reads what it always did.
     """
 
     def __init__(
@@ -109,31 +109,52 @@ class Produced:
     def contiguous(self) -> Produced:
         return self
 
-    def reshape(self, *shape: Any) -> Produced:
-        """Other leading dimensions, the same columns."""
-        sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        columns = self.shape[-1]
-        if sizes[-1] not in (columns, -1) or (
-            sizes[-1] == -1 and _rows(sizes) != _rows(self.shape)
-        ):
-            raise ValueError(f"shape must end in the {columns} columns, got {sizes}")
-        lead = sizes[:-1]
+    def reshape(self, *shape: Any) -> Any:
+        """Other leading dimensions; where the columns change too, of `plain()`."""
+        lead = self._lead(shape)
+        if lead is None:
+            return self.plain().reshape(*shape)
         return self._each(lambda t: t.reshape(*lead, t.shape[-1]))
 
-    view = reshape
+    def view(self, *shape: Any) -> Any:
+        """As `reshape`; of a dtype, of `plain()`."""
+        return self.plain().view(*shape) if self._lead(shape) is None else self.reshape(*shape)
 
-    def __getitem__(self, rows: Any) -> Produced:
-        """Some of the rows; columns stay."""
-        return self._each(lambda t: t[rows])
+    def _lead(self, shape: tuple[Any, ...]) -> tuple[int, ...] | None:
+        """The leading dimensions that a shape asks for; None where it does not leave the columns as
+        they are."""
+        if len(shape) == 1 and isinstance(shape[0], tuple | list):
+            shape = tuple(shape[0])
+        if not shape or isinstance(shape[-1], torch.dtype):
+            return None
+        if shape[-1] == self.shape[-1]:
+            return shape[:-1]
+        # -1 stands for the columns where the others are as many as there are rows.
+        same = shape[-1] == -1 and math.prod(shape[:-1]) == math.prod(self.shape[:-1])
+        return shape[:-1] if same else None
+
+    def __getitem__(self, index: Any) -> Any:
+        """Some of the rows; where the index takes columns too, of `plain()`."""
+        if not _leaves_columns(index, self.ndim):
+            return self.plain()[index]
+        return self._each(lambda t: t[index])
 
     def _each(self, change: Any) -> Produced:
         """`change` done to everything that has rows."""
-        per_row = [t if t is None or t.numel() == 1 else change(t) for t in (self.scale, self.azp)]
+        given = self.options.get("scale") is not None  # then one scale may be all rows'
+        per_row = [
+            t if t is None or (given and t.numel() == 1) else change(t)
+            for t in (self.scale, self.azp)
+        ]
         inputs = {name: change(t) for name, t in self.inputs.items()}
         return Produced(inputs, self.options, (change(self.q), per_row[0], per_row[1]))  # type: ignore[arg-type]
 
 
-_OPERATORS = ("add", "sub", "mul", "truediv", "matmul", "pow")
+_REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow")
+_OPERATORS = (
+    *("__neg__", "__pos__", "__abs__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *(f"__{r}{name}__" for r in ("", "r") for name in _REFLECTED),
+)
 
 
 def _operator(name: str) -> Any:
@@ -143,8 +164,30 @@ def _operator(name: str) -> Any:
     return operate
 
 
-for _name in ("__neg__", *(f"__{r}{name}__" for r in ("", "r") for name in _OPERATORS)):
+for _name in _OPERATORS:  # Python looks them up in the class, and asks no __getattr__
     setattr(Produced, _name, _operator(_name))
+
+
+def _leaves_columns(index: Any, ndim: int) -> bool:
+    """Whether an index takes rows alone, and the last of ndim dimensions stays whole and last."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(isinstance(part, _INDICES) and not isinstance(part, bool) for part in parts):
+        return False
+    taken = sum(_dimensions(part) for part in parts)
+    whole = bool(parts) and isinstance(parts[-1], slice) and parts[-1] == slice(None)
+    if any(part is Ellipsis for part in parts):
+        return whole or (parts[-1] is Ellipsis and taken < ndim)
+    return taken < ndim or (taken == ndim and whole)
+
+
+_INDICES = (int, slice, Tensor, type(None), type(Ellipsis))
+
+
+def _dimensions(part: Any) -> int:
+    """How many dimensions a part of an index takes."""
+    if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.ndim
+    return int(part is not None and part is not Ellipsis)
 
 
 def plain(x: Any) -> Any:
@@ -158,13 +201,17 @@ def joined(rows: Sequence[Any]) -> Any:
         return torch.cat(list(rows))
     first: Produced = rows[0]
 
+    given = first.options.get("scale") is not None
+
     def whole(parts: list[Tensor | None]) -> Any:
         part = parts[0]
-        return part if part is None or part.numel() == 1 else torch.cat(parts)  # type: ignore[arg-type]
+        if part is None or (given and part.numel() == 1):
+            return part
+        return torch.cat(parts)  # type: ignore[arg-type]
 
-    inputs = {name: whole([r.inputs[name] for r in rows]) for name in first.inputs}
+    inputs = {name: torch.cat([r.inputs[name] for r in rows]) for name in first.inputs}
     made = (
-        whole([r.q for r in rows]),
+        torch.cat([r.q for r in rows]),
         whole([r.scale for r in rows]),
         whole([r.azp for r in rows]),
     )
@@ -173,7 +220,3 @@ def joined(rows: Sequence[Any]) -> Any:
 
 def _wide(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.float()
-
-
-def _rows(sizes: Any) -> int:
-    return math.prod(sizes[:-1])

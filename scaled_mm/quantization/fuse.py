@@ -32,6 +32,10 @@ Model = TypeVar("Model", bound=nn.Module)
 # --- what a module computes, by trial -------------------------------------------------------------
 
 
+_FAR = 2.0 ** torch.arange(3, 16)
+"""Where activations part that are alike around 0: ReLU6 from ReLU, a clipped GELU from GELU."""
+
+
 def _bare(module: nn.Module) -> bool:
     """Whether it has no tensors and no children, as activations have none."""
     held = (module.parameters(), module.buffers(), module.children())
@@ -43,7 +47,7 @@ def activation_of(module: nn.Module) -> str | None:
     """The name of the activation that the module computes, or None."""
     if not _bare(module):
         return None
-    x = torch.linspace(-6, 6, 601)
+    x = torch.cat([torch.linspace(-6, 6, 601), _FAR, -_FAR])
     try:
         got = module(x)
     except Exception:  # it is something else
