@@ -89,6 +89,23 @@ MUTANTS = [
         gpu=True,
     ),
     *of(
+        "csrc/cuda/lowbit.cpp",
+        "test_cuda_big",
+        {"cuda-bytes-of-a-token-in-32-bits": ('in a row", 2 * p.w.k)', 'in a row", p.w.k)')},
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/produce.cu",
+        "test_cuda_big",
+        {
+            "cuda-columns-up-to-2-31": (
+                "(int64_t{1} << 31) - kSumLanes * kSumGroup",
+                "(int64_t{1} << 31) - 1",
+            )
+        },
+        gpu=True,
+    ),
+    *of(
         "csrc/cuda/common/device.cpp",
         "test_cuda_big",
         {

@@ -154,3 +154,18 @@ def test_laid_out_anew(name: str) -> None:
     sums = scaled_mm.azp_adj(b)
     expected = torch.cat([b[:, i : i + 1000].sum(0, dtype=torch.int32) for i in range(0, n, 1000)])
     assert_same("azp_adj", sums, expected[None], name)
+
+
+@pytest.mark.skipif(ON_CPU, reason="the CPU has no such limits")
+def test_rows_too_long_for_32_bits() -> None:
+    """Refused before anything is launched: bytes of a token's row, columns of a producer's."""
+    k = 2**30
+    x = torch.empty(1, k, dtype=torch.float16, device=DEVICE)
+    qweight = torch.empty(k, 1, dtype=torch.int32, device=DEVICE)
+    scales = torch.empty(1, 8, dtype=torch.float16, device=DEVICE)
+    with pytest.raises(ValueError, match=r"^x must have fewer than 2\^31 bytes in a row on CUDA"):
+        scaled_mm.awq_gemm(x, qweight, scales, qweight[:1])
+    del x, qweight
+    row = torch.empty(1, 2**31 - 2**15 + 1, dtype=torch.float16, device=DEVICE)
+    with pytest.raises(ValueError, match=r"^x must have at most 2147450880 columns on CUDA"):
+        scaled_mm.relu_quantize_int8(row)

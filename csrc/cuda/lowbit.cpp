@@ -64,7 +64,7 @@ void run(Checked<LowbitProblem>& checked, const Tensor& x) {
   if (p.m == 0 || p.w.n == 0) return;
   must_fit("x", "rows", p.m);
   must_fit("qweight", "columns", p.w.padded_n());
-  must_fit("qweight", "rows", p.w.k);
+  must_fit("x", "bytes in a row", 2 * p.w.k);  // what TMA counts, and the loaders
   const Scope scope(checked.outputs[0]);
   if (p.w.k == 0) return fill_with_bias(p, scope);
   if (p.x.col_stride != 1 && p.w.k > 1 && !p.order && !p.pre_scale.data) {

@@ -15,6 +15,7 @@
 #include "cuda/common/produce_team.cuh"
 #include "integers.h"
 #include "namespace.h"
+#include "refuse.h"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -22,6 +23,8 @@ namespace {
 constexpr int kWarpTeams = 4;      // rows of a block whose teams are warps
 constexpr int kLeastOfBlock = 64;  // groups of a block in a cluster
 constexpr int kManyGroups = 512;   // to a multiprocessor: from here on a thread holds several
+// A team looks for groups up to a sum's lanes beyond the row, and counts columns in 32 bits.
+constexpr int64_t kMostColumns = (int64_t{1} << 31) - kSumLanes * kSumGroup;
 
 // A row of a team, group by group.
 template <class P, class A, class T>
@@ -289,7 +292,9 @@ void launch(const ProduceProblem& p, const Scope& scope) {
 void run(const ProduceProblem& p, const Tensor& q) {
   if (p.rows == 0 || (p.given && p.cols == 0)) return;
   must_fit("x", "rows", p.rows);
-  must_fit("x", "columns", p.cols);
+  if (p.cols > kMostColumns) {
+    refuse("x", cat("have at most ", kMostColumns, " columns on CUDA"), std::to_string(p.cols));
+  }
   const Scope scope(q);
   with_producer(p.producer, [&](auto producer) {
     with_dtype(p.x_dtype, [&](auto dtype) {

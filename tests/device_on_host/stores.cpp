@@ -4,18 +4,17 @@
 // else of the memory may be written.
 #include "cutlass/epilogue/collective/detail.hpp"
 
-#include "cuda/common/finish.cuh"
-#include "cuda/cutlass3/direct.h"
 #include <cstring>
 
+#include "cuda/common/finish.cuh"
+#include "cuda/cutlass3/direct.h"
 #include "epilogue/registry.h"
 
 namespace {
 
 using namespace scaled_mm;
 
-// --- what is written
-// ------------------------------------------------------------------------------
+// --- what is written -----------------------------------------------------------------------------
 
 constexpr int kMargin = 256;  // bytes around D
 
@@ -47,8 +46,7 @@ void note(void* at, size_t bytes) {
   if (written) written->note(at, bytes);
 }
 
-// --- D
-// ----------------------------------------------------------------------------------------------
+// --- D -------------------------------------------------------------------------------------------
 
 // The sum of row m, channel n: -3 to 4, so that products of two are exact in every dtype.
 int32_t sum_of(int64_t m, int64_t n) {
@@ -85,8 +83,7 @@ uint32_t expected(int64_t m, int64_t column, epilogue::Id id, DType dtype) {
   std::abort();
 }
 
-// --- the kernels
-// ------------------------------------------------------------------------------------
+// --- the kernels ---------------------------------------------------------------------------------
 
 Int8Problem problem(int64_t m, int64_t n, epilogue::Id id, DType dtype, void* d) {
   static const float one = 1.0f;
@@ -139,7 +136,7 @@ void store_fours(const Int8Problem& p) {
   }
 }
 
-// --- the check ----------------------------------------------------------------------------------
+// --- the check -----------------------------------------------------------------------------------
 
 int cases = 0, faults = 0;
 
