@@ -19,22 +19,27 @@ namespace cutlass::arch {
 
 using scaled_mm::cuda::cutlass2::WrappingMultiplyAdd;
 
-template <>
-struct Mma<gemm::GemmShape<16, 8, 32>, 32, int8_t, layout::RowMajor, int8_t, layout::ColumnMajor,
-           int, layout::RowMajor, WrappingMultiplyAdd> {
-  using Shape = gemm::GemmShape<16, 8, 32>;
+// What CUTLASS asks such an MMA, of A row-major and B column-major.
+template <class Shape_, class ArchTag_>
+struct WrappingMma {
+  using Shape = Shape_;
   using ElementA = int8_t;
   using LayoutA = layout::RowMajor;
-  using FragmentA = Array<int8_t, 16>;
+  using FragmentA = Array<int8_t, Shape::kM * Shape::kK / 32>;
   using ElementB = int8_t;
   using LayoutB = layout::ColumnMajor;
-  using FragmentB = Array<int8_t, 8>;
+  using FragmentB = Array<int8_t, Shape::kK * Shape::kN / 32>;
   using ElementC = int;
   using LayoutC = layout::RowMajor;
-  using FragmentC = Array<int, 4>;
+  using FragmentC = Array<int, Shape::kM * Shape::kN / 32>;
   using Operator = WrappingMultiplyAdd;
-  using ArchTag = Sm80;
+  using ArchTag = ArchTag_;
+};
 
+template <>
+struct Mma<gemm::GemmShape<16, 8, 32>, 32, int8_t, layout::RowMajor, int8_t, layout::ColumnMajor,
+           int, layout::RowMajor, WrappingMultiplyAdd>
+    : WrappingMma<gemm::GemmShape<16, 8, 32>, Sm80> {
   CUTLASS_DEVICE void operator()(FragmentC& d, const FragmentA& a, const FragmentB& b,
                                  const FragmentC& c) const {
     const auto* const x = reinterpret_cast<const uint32_t*>(&a);
@@ -49,20 +54,8 @@ struct Mma<gemm::GemmShape<16, 8, 32>, 32, int8_t, layout::RowMajor, int8_t, lay
 
 template <>
 struct Mma<gemm::GemmShape<8, 8, 16>, 32, int8_t, layout::RowMajor, int8_t, layout::ColumnMajor,
-           int, layout::RowMajor, WrappingMultiplyAdd> {
-  using Shape = gemm::GemmShape<8, 8, 16>;
-  using ElementA = int8_t;
-  using LayoutA = layout::RowMajor;
-  using FragmentA = Array<int8_t, 4>;
-  using ElementB = int8_t;
-  using LayoutB = layout::ColumnMajor;
-  using FragmentB = Array<int8_t, 4>;
-  using ElementC = int;
-  using LayoutC = layout::RowMajor;
-  using FragmentC = Array<int, 2>;
-  using Operator = WrappingMultiplyAdd;
-  using ArchTag = Sm75;
-
+           int, layout::RowMajor, WrappingMultiplyAdd>
+    : WrappingMma<gemm::GemmShape<8, 8, 16>, Sm75> {
   CUTLASS_DEVICE void operator()(FragmentC& d, const FragmentA& a, const FragmentB& b,
                                  const FragmentC& c) const {
     asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%4, %5};"
@@ -76,7 +69,7 @@ struct Mma<gemm::GemmShape<8, 8, 16>, 32, int8_t, layout::RowMajor, int8_t, layo
 
 namespace scaled_mm::cuda::cutlass2 {
 
-// What is multiplied, and by which instruction: kMultistage: those of compute capability 8.0, else
+// What is multiplied, and by which instruction. kMultistage: those of compute capability 8.0, else
 // those of 7.5.
 template <class T, bool kMultistage>
 struct Multiplied {  // of 16-bit floats
