@@ -41,7 +41,9 @@ API = "\n".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md"))
 
 def documented() -> set[str]:
     """What has a directive of its own in docs/api, or is a member of a module that has one."""
-    names = set(re.findall(r"auto(?:class|data|function):: (?:\w+\.)*(\w+)$", API, re.MULTILINE))
+    names = set(
+        re.findall(r"(?:auto|py:)(?:class|data|function):: (?:\w+\.)*(\w+)$", API, re.MULTILINE)
+    )
     for module, members in re.findall(r"automodule:: (\S+)\n   :members:(.*)$", API, re.MULTILINE):
         found = importlib.import_module(module)
         names.update(members.replace(",", " ").split() or getattr(found, "__all__", ()))
