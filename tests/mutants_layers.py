@@ -123,12 +123,18 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/lowbit/words.py",
-        "test_awq_packing test_mixed_weights",
+        "test_arguments",
         {
             "words-of-any-dtype": (
                 "if not dense or words.dtype != torch.int32 or words.dim() != 2:",
                 "if False:",
             ),
+        },
+    ),
+    *of(
+        "scaled_mm/lowbit/words.py",
+        "test_awq_packing test_mixed_weights",
+        {
             "words-high-nibble-first": (
                 "values[..., low] & 15 | values[..., high] << 4",
                 "values[..., high] & 15 | values[..., low] << 4",
