@@ -39,12 +39,16 @@ MUTANTS = [
         "scaled_mm/quantization/fused.py",
         "test_fuse_later",
         {
-            "scales-apart-ignored": ("if self.apart or self._watched()", "if self._watched()"),
+            "scales-apart-ignored": ("if site.apart or not alone", "if not alone"),
             "a-later-hook-gets-int8": ("return bool(self._forward_hooks)", "return False"),
             "scales-of-offloaded-weights": ('and "forward" not in reader.__dict__', ""),
+            "several-arguments-taken-for-one": (
+                "if site.apart or not alone or",
+                "if site.apart or",
+            ),
             "int8-for-a-hook-before-a-reader": ("and not reader._forward_pre_hooks", ""),
             "activation-exchanged-unseen": (
-                "same = getattr(self, self.activation) is activation",
+                "same = activation is site.activation",
                 "same = True",
             ),
         },

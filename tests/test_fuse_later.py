@@ -127,6 +127,42 @@ def test_who_watches_later_gets_tensors(what: str, scheme: str) -> None:
     assert_bits(run(fused, x), run(plain, x))
 
 
+class DoubledNorm(nn.LayerNorm):
+    """A norm whose forward leans on its class: on another method, and on the class above."""
+
+    def forward(self, x: Tensor, twice: bool = False) -> Tensor:
+        return self.normed(x) * (2 if twice else 1)
+
+    def normed(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class Named(nn.Module):
+    """A gated MLP whose children have names of our own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers, self.producer = nn.Linear(64, 96), nn.Linear(64, 96)
+        self.roles, self.activation = nn.Linear(96, 64), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.roles(self.activation(self.readers(x)) * self.producer(x))
+
+
+def test_it_is_of_the_class_that_it_was() -> None:
+    model = nn.Sequential(DoubledNorm(64), nn.Linear(64, 64), Named()).bfloat16()
+    x = torch.randn(50, 64).bfloat16()
+    fused, plain = (quantize_model(model, None, [x], fuse=fuse) for fuse in (None, False))
+    assert fused_kinds(fused) == {"FusedNorm": 1, "FusedGatedMLP": 1}
+    assert isinstance(fused[0], nn.LayerNorm) and isinstance(fused[2], Named)
+    assert_bits(run(pickled(fused), x), run(fused, x))
+    with torch.inference_mode():
+        assert_bits(fused[0](x, twice=True), plain[0](x, twice=True))
+    for name in ("0", "2.activation"):
+        fused.get_submodule(name).register_forward_hook(lambda *_: None)
+    assert_bits(run(fused, x), run(plain, x))
+
+
 def test_hooks_see_tensors() -> None:
     fused, _, x = both()
     seen: list[Any] = []
@@ -189,7 +225,7 @@ def test_copies_are_their_own(scheme: str) -> None:
     for made in (copy.deepcopy(fused), pickled(fused)):
         assert_bits(run(made, x), want)
         for site in (m for m in made.modules() if isinstance(m, Fused)):
-            assert set(site.readers) <= set(made.modules())
+            assert set(site._site.readers) <= set(made.modules())
 
 
 @schemes

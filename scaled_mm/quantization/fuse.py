@@ -20,6 +20,7 @@ from .fused import (
     FusedGatedMLP,
     FusedNorm,
     Options,
+    Site,
     agree,
     unwatched,
 )
@@ -64,7 +65,7 @@ def activation_of(module: nn.Module) -> str | None:
 
 @torch.no_grad()
 def norm_of(module: nn.Module, x: Tensor) -> Options | None:
-    """How the norm computes: producer, eps_used, from_one; None where no producer does so."""
+    """How the norm computes: producer, eps, from_one; None where no producer does so."""
     given = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     possible = [given] if isinstance(given, float) else []
     if given is None and isinstance(module, nn.RMSNorm):  # x's dtype's or float32's, as torch is
@@ -75,7 +76,7 @@ def norm_of(module: nn.Module, x: Tensor) -> Options | None:
         for how, y in _norms(module, x.double(), eps):
             close = 8 * torch.finfo(x.dtype).eps * y.abs().amax(-1, keepdim=True).clamp_min(1e-6)
             if bool(((want - y).abs() <= close).all()):
-                return {**how, "eps_used": eps}
+                return {**how, "eps": eps}
     return None
 
 
@@ -93,8 +94,8 @@ def _norms(module: nn.Module, x: Tensor, eps: float) -> Iterator[tuple[Options, 
 
 @torch.no_grad()
 def gated_mlp_of(module: nn.Module, x: Tensor) -> Options | None:
-    """producer, roles (the names of gate, up and down), activation (its name) and known, where the
-    module computes down(activation(gate(x)) * up(x)) of its children to the bit; else None."""
+    """producer, roles and activation of its `Site`, where the module computes
+    down(activation(gate(x)) * up(x)) of its children to the bit; else None."""
     children = dict(module.named_children())
     linears = [name for name, child in children.items() if type(child) is ScaledLinear]
     kinds = {name: activation_of(child) for name, child in children.items() if name not in linears}
@@ -115,9 +116,8 @@ def gated_mlp_of(module: nn.Module, x: Tensor) -> Options | None:
         if x.shape[-1] == into and torch.equal(down(activation(gate(x)) * up(x)), want):
             return {
                 "producer": kinds[acts[0]],
-                "roles": tuple(linears[i] for i in roles),
-                "activation": acts[0],
-                "known": (activation, down),
+                "roles": (*(linears[i] for i in roles), acts[0]),
+                "activation": activation,
             }
     return None
 
@@ -179,9 +179,9 @@ def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
     for name, x in _inputs(model, parents, call).items():
         found = gated_mlp_of(parents[name], x)
         if found is not None:
-            down = cast(ScaledLinear, found["known"][1])
+            down = cast(ScaledLinear, getattr(parents[name], found["roles"][2]))
             if agree((down,)) and unwatched(parents[name], *parents[name].children()):
-                made[name] = FusedGatedMLP.of(parents[name], (down,), **found)
+                made[name] = FusedGatedMLP.of(parents[name], Site((down,), **found))
     norms = {n: m for n, m in modules.items() if is_norm(m)}
     leaves = {n: m for n, m in modules.items() if n not in norms and _bare(m)}
     groups, samples = _traced(model, norms | leaves, linears, call)
@@ -191,9 +191,9 @@ def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
             continue
         if name in norms:
             if (how := norm_of(modules[name], samples[name])) is not None:
-                made[name] = FusedNorm.of(modules[name], readers, **how)
+                made[name] = FusedNorm.of(modules[name], Site(readers, **how))
         elif (kind := activation_of(modules[name])) is not None:
-            made[name] = FusedActivation.of(modules[name], readers, producer=kind)
+            made[name] = FusedActivation.of(modules[name], Site(readers, kind))
     return made
 
 

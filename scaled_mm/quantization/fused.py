@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -14,34 +15,55 @@ from ..nn.produced import Produced
 Options = dict[str, Any]
 
 
+@dataclass
+class Site:
+    """What a fused module knows beside what the module in its place had."""
+
+    readers: tuple[ScaledLinear, ...]
+    producer: str
+    apart: bool = False
+    """Whether a state dict has made the readers quantise differently."""
+    eps: float = 0.0
+    from_one: bool = False
+    """Of a norm: whether its weight counts from 1."""
+    roles: tuple[str, ...] = ()
+    """Of a gated MLP: the names of gate, up, down and the activation."""
+    activation: nn.Module | None = None
+    """Of a gated MLP: the activation, which is not called."""
+
+
 class Fused(nn.Module):
-    """A module with everything that another one has, under the same names, and a forward of its
-    own. `readers` are in a tuple, so that they are no children of it.
+    """A module that does what another one did, with everything that this one had, under the same
+    names, and is an instance of its class too. The site, and with it the readers, is no child.
 
     Before each call it looks whether the readers still take int8 rows. If not, it does what the
     module did that it stands for."""
 
-    readers: tuple[ScaledLinear, ...]
-    stands_for: type[nn.Module]
-    apart: bool
-    """Whether a state dict has made the readers quantise differently."""
+    _site: Site
 
     @classmethod
-    def of(cls, module: nn.Module, readers: tuple[ScaledLinear, ...], **more: Any) -> Any:
-        fused = cls()
+    def of(cls, module: nn.Module, site: Site) -> Any:
+        fused = _empty(cls, type(module))
         fused.__dict__.update(module.__dict__)
-        fused.__dict__.update(readers=readers, stands_for=type(module), apart=False, **more)
-        if len(readers) > 1:
-            for reader in readers:
-                reader.register_load_state_dict_post_hook(partial(_loaded, fused))
+        fused.__dict__["_site"] = site
+        if len(site.readers) > 1:
+            for reader in site.readers:
+                reader.register_load_state_dict_post_hook(partial(_loaded, site))
         return fused
 
-    def forward(self, x: Tensor) -> Any:
-        if self.apart or self._watched() or not all(map(takes_int8, self.readers)):
-            return self.stands_for.forward(self, x)
-        return self.produce(x)
+    def __reduce__(self) -> Any:
+        state = getattr(self, "__getstate__", lambda: self.__dict__)()
+        kind, original = type(self).__bases__
+        return _empty, (kind, original), state
 
-    def produce(self, x: Tensor) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        site = self._site
+        alone = len(args) == 1 and not kwargs
+        if site.apart or not alone or self._watched() or not all(map(takes_int8, site.readers)):
+            return super().forward(*args, **kwargs)  # the other class's
+        return self._produce(args[0])
+
+    def _produce(self, x: Any) -> Any:
         raise NotImplementedError
 
     def _watched(self) -> bool:
@@ -49,12 +71,24 @@ class Fused(nn.Module):
         return bool(self._forward_hooks)
 
     def extra_repr(self) -> str:
-        return f"{self.stands_for.__name__} into {len(self.readers)} of int8"
+        return f"{type(self).__bases__[1].__name__} into {len(self._site.readers)} of int8"
 
 
-def _loaded(fused: Fused, reader: nn.Module, keys: Any) -> None:
+_CLASSES: dict[tuple[type, type], type] = {}
+
+
+def _empty(kind: type[Fused], original: type[nn.Module]) -> Any:
+    """A module of both classes, without anything yet."""
+    made: Any = _CLASSES.get((kind, original))
+    if made is None:
+        made = type(kind.__name__, (kind, original), {"__module__": kind.__module__})
+        _CLASSES[kind, original] = made
+    return made.__new__(made)
+
+
+def _loaded(site: Site, reader: nn.Module, keys: Any) -> None:
     # A sharded reader is of another class, and asks for no comparison.
-    fused.apart = all(map(takes_int8, fused.readers)) and not agree(fused.readers)
+    site.apart = all(map(takes_int8, site.readers)) and not agree(site.readers)
 
 
 def takes_int8(reader: nn.Module) -> bool:
@@ -71,18 +105,15 @@ def takes_int8(reader: nn.Module) -> bool:
 class FusedNorm(Fused):
     """A norm that quantises its output for the `ScaledLinear`s that read it."""
 
-    producer: str
-    eps_used: float
-    from_one: bool
-
-    def produce(self, x: Tensor) -> Produced:
+    def _produce(self, x: Tensor) -> Produced:
+        site = self._site
         weight, bias = (self._vector(name, x) for name in ("weight", "bias"))
-        if self.from_one and weight is not None:
+        if site.from_one and weight is not None:
             weight = 1 + weight.float()
-        given: Options = {"producer": self.producer, "weight": weight, "eps": self.eps_used}
-        if self.producer == "layer_norm":
+        given: Options = {"producer": site.producer, "weight": weight, "eps": site.eps}
+        if site.producer == "layer_norm":
             given["bias"] = bias
-        return Produced.make({"x": x}, given | input_options(self.readers[0]))
+        return Produced.make({"x": x}, given | input_options(site.readers[0]))
 
     def _vector(self, name: str, x: Tensor) -> Tensor | None:
         t = getattr(self, name, None)
@@ -94,33 +125,28 @@ class FusedNorm(Fused):
 class FusedActivation(Fused):
     """An activation that quantises its output for the one `ScaledLinear` that reads it."""
 
-    producer: str
-
-    def produce(self, x: Tensor) -> Produced:
-        return Produced.make({"x": x}, {"producer": self.producer} | input_options(self.readers[0]))
+    def _produce(self, x: Tensor) -> Produced:
+        site = self._site
+        return Produced.make({"x": x}, {"producer": site.producer} | input_options(site.readers[0]))
 
 
 class FusedGatedMLP(Fused):
     """down(activation(gate(x)) * up(x)), whose product is quantised as it is made. gate, up and
     down are the children that they were."""
 
-    producer: str
-    roles: tuple[str, str, str]
-    activation: str
-    known: tuple[nn.Module, nn.Module]
-    """The activation, which is not called, and down."""
-
     def _watched(self) -> bool:
-        """Whether something hangs on the activation, or another module is in a place of `known`."""
-        activation, down = self.known
-        same = getattr(self, self.activation) is activation
-        return not (same and getattr(self, self.roles[2]) is down and unwatched(activation))
+        """Whether something hangs on the activation, or it or down is another module now."""
+        site = self._site
+        _, _, down, activation = (getattr(self, name) for name in site.roles)
+        same = activation is site.activation
+        return not (same and down is site.readers[0] and unwatched(activation))
 
-    def produce(self, x: Any) -> Tensor:
-        gate, up, down = (getattr(self, name) for name in self.roles)
+    def _produce(self, x: Any) -> Tensor:
+        site = self._site
+        gate, up, down, _ = (getattr(self, name) for name in site.roles)
         inputs = {"x": gate(x), "times": up(x)}
         return cast(
-            Tensor, down(Produced.make(inputs, {"producer": self.producer} | input_options(down)))
+            Tensor, down(Produced.make(inputs, {"producer": site.producer} | input_options(down)))
         )
 
 
