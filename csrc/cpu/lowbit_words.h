@@ -37,8 +37,9 @@ struct NibbleWords {
   static constexpr float unit(int v) { return static_cast<float>(1 << 4 * (v / 2 % 4)); }
 
   static void widen(const uint32_t* words, int v, Eight& even, Eight& odd) {
-    constexpr Halves kNibble[4] = {Halves{} + uint16_t{0x000f}, Halves{} + uint16_t{0x00f0},
-                                   Halves{} + uint16_t{0x0f00}, Halves{} + uint16_t{0xf000}};
+    // static: g++ would write a local table to the stack for every row of the weight.
+    static constexpr Halves kNibble[4] = {Halves{} + uint16_t{0x000f}, Halves{} + uint16_t{0x00f0},
+                                          Halves{} + uint16_t{0x0f00}, Halves{} + uint16_t{0xf000}};
     Halves all;
     std::memcpy(&all, words + v / 8 * 8, sizeof all);
     const Halves q = all & kNibble[v / 2 % 4], upper = Halves{} + uint16_t{0x4b00};
