@@ -1,27 +1,13 @@
 // Lines of a lowbit.table that dequantise W to memory and multiply by CUTLASS. setup.py compiles
 // this for a few lines at a time, behind arch.h of their folder, with SCALED_MM_KERNEL_NAMES(X)
 // defined as X(name) of each.
+#include "cuda/common/dense.h"
 #include "cuda/common/relayout.h"
 #include "cuda/cutlass2/gemm.h"
 #include "cuda/lowbit.h"
 #include "cuda/mma_sync/model.h"
 
 namespace scaled_mm::cuda::mma_sync {
-
-template <DType>
-struct CutlassHalf;
-template <>
-struct CutlassHalf<DType::float16> {
-  using type = cutlass::half_t;
-};
-template <>
-struct CutlassHalf<DType::bfloat16> {
-  using type = cutlass::bfloat16_t;
-};
-
-// D = acc + bias: an absent bias reads as -0, which adds nothing.
-using DenseEpilogue = epilogue::Apply<epilogue::Add, epilogue::Accumulator<float>,
-                                      epilogue::Optional<epilogue::Bias>>;
 
 template <const auto& kTile, const Gpus& kGpus>
 void run_dense(const LowbitProblem& p, const Scope& scope) {
@@ -54,7 +40,7 @@ void run_dense(const LowbitProblem& p, const Scope& scope) {
   with_dtype16(p.w.dtype, [&](auto dtype) {
     if constexpr (kGpus.multistage || dtype == DType::float16) {  // else it was refused
       using T = typename CutlassHalf<dtype>::type;
-      cutlass2::Gemm<DenseEpilogue, cutlass2::Multiplied<T, kGpus.multistage>, Tile, WarpTile,
+      cutlass2::Gemm<BiasedSum, cutlass2::Multiplied<T, kGpus.multistage>, Tile, WarpTile,
                      kTile.stages, kTile.swizzle>::run(args, scope);
     }
   });

@@ -3,6 +3,7 @@
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
 
 #include "cuda/common/activate.cuh"
+#include "cuda/common/dense.h"
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/lowbit.h"
 #include "cuda/sm90/arch.h"
@@ -11,9 +12,6 @@
 namespace scaled_mm::cuda {
 namespace sm90::lowbit {
 
-// acc + bias: an absent bias reads as -0, which adds nothing.
-using BiasedSum = epilogue::Apply<epilogue::Add, epilogue::Accumulator<float>,
-                                  epilogue::Optional<epilogue::Bias>>;
 // D = RN16(f(BiasedSum)).
 struct DenseEpilogue {};
 
@@ -45,14 +43,14 @@ struct ActivateAndRound {
 }  // namespace sm90::lowbit
 
 template <>
-struct Lower<sm90::lowbit::DenseEpilogue> : Lower<sm90::lowbit::BiasedSum> {};
+struct Lower<sm90::lowbit::DenseEpilogue> : Lower<BiasedSum> {};
 
 namespace cutlass3 {
 
 // The activation comes in an operand that this epilogue has not: residual's column stride.
 template <class Tile>
 struct RoundedTree<sm90::lowbit::DenseEpilogue, Tile, uint16_t> {
-  using Sum = Tree<sm90::lowbit::BiasedSum, Tile>;
+  using Sum = Tree<BiasedSum, Tile>;
   using type = Sm90EVT<Sm90Compute<sm90::lowbit::ActivateAndRound, uint16_t, float,
                                    cutlass::FloatRoundStyle::round_to_nearest>,
                        typename Sum::type>;
@@ -76,17 +74,6 @@ using DenseGemm =
                    DenseEpilogue,
                    cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::_64>,
                    cute::Shape<cute::_1, cute::_1, cute::_1>, false>;
-
-template <DType>
-struct CutlassHalf;
-template <>
-struct CutlassHalf<DType::float16> {
-  using type = cutlass::half_t;
-};
-template <>
-struct CutlassHalf<DType::bfloat16> {
-  using type = cutlass::bfloat16_t;
-};
 
 }  // namespace
 
