@@ -99,7 +99,7 @@ template <>
 struct Format<DType::float32> {
   using storage = float;
   static void narrow(const float* from, float* to, int64_t count) {
-    std::memcpy(to, from, count * sizeof(float));
+    if (count > 0) std::memcpy(to, from, count * sizeof(float));  // of no columns both may be null
   }
   static void widen(const float* from, float* to, int64_t count) { narrow(from, to, count); }
 };
