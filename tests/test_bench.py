@@ -1,28 +1,19 @@
 """`scaled-mm bench`: the structure of its result and its verdicts; no time is looked at."""
 
 import copy
-import io
-import itertools
 import json
-import math
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import extra
-from rich.console import Console
 
 from scaled_mm import bench
-from scaled_mm.bench import host, measure, table
-from scaled_mm.bench.awq import make_awq_case
+from scaled_mm.bench import host
 from scaled_mm.bench.cases import EPILOGUES, make_case
-from scaled_mm.bench.clocks import CpuClock, CudaGraphClock, Stopwatch
-from scaled_mm.bench.contenders import CONTENDERS, Contender
-from scaled_mm.bench.machine import gpu_tops
+from scaled_mm.bench.contenders import CONTENDERS
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
 from scaled_mm.cli import bench as command
 from scaled_mm.cli import main
-from scaled_mm.gpus import DEVICES
 
 VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none
 COMPILED = "_int_mm compiled"  # minutes of compiler time for nothing here
@@ -108,248 +99,9 @@ def test_bytes_moved():
     assert case.bytes_moved() == 3 * 32 + 32 * 16 + 2 * 3 * 16 + vectors
 
 
-# --- the GPU's contenders and tables, without a GPU -----------------------------------------------
-
-
-class Sundial(CpuClock):
-    """Says that every call takes 10, 20, 30 ... us, in the order of the contenders."""
-
-    bandwidth = 1e9
-    tops = 1e-2
-
-    def __init__(self):
-        self.hours = itertools.count(1)
-
-    def weight_copies(self, size):
-        return 3
-
-    activation_copies = weight_copies
-
-    def stopwatch(self, calls):
-        assert len(calls) == 3
-        for call in calls:
-            call()
-        seconds = 1e-5 * next(self.hours)
-        return Stopwatch(lambda: seconds, seconds, calls)
-
-    def machine(self):
-        return {
-            "gpu": "Sundial",
-            "sms": 1,
-            "copy_tb_per_s": 1e-3,
-            "int8_tops": 1e-2,
-            "cuda": "13.0",
-            "triton": None,
-            "power_limit": "1 W",
-            "scaled_mm": "0",
-            "torch": "2",
-        }
-
-
-def fails(case):
-    raise RuntimeError("CUDA error: [unlucky]\nand a second line")
-
-
-@pytest.fixture
-def gpu_result(monkeypatch):
-    """What a run on a GPU returns, of CPU kernels timed by a sundial; one contender fails, one has
-    no form for M = 2."""
-    broken = Contender("broken", "fails", fails, ("cuda",))
-    kept = [c for c in CONTENDERS if c.name in ("plain", "bf16 mm", "_int_mm sums")]
-    monkeypatch.setattr(measure, "CONTENDERS", [*kept, broken])
-    monkeypatch.setattr(measure, "clock_of", lambda device: Sundial())
-    real = make_case
-    monkeypatch.setattr(measure, "make_case", lambda *case: real(*case[:-1], "cpu"))
-    return bench.run([(2, 16, 32), (64, 16, 32)], Settings(device="cuda", rounds=2))
-
-
-def test_a_broken_contender_ends_nothing(gpu_result):
-    for case in gpu_result["results"]:
-        entries = {route["name"]: route for route in case["routes"]}
-        assert list(entries) == ["plain", "bf16 mm", "_int_mm sums", "broken"]
-        assert entries["broken"]["verdict"] == "CUDA error: [unlucky]"
-        assert entries["broken"]["microseconds"] is None
-        assert entries["plain"]["verdict"] == "exact"
-        floor = max(case["floor_us"], case["operations_us"])
-        plain = entries["plain"]
-        assert plain["floor_share"] * plain["microseconds"] == pytest.approx(floor)
-        assert case["operations_us"] == pytest.approx(2 * case["m"] * 16 * 32 / 1e4)
-        assert case["best_right"]["name"] == "bf16 mm"  # sums are no result
-        assert case["best_right"]["packed"] is None
-        assert case["floor_us"] == pytest.approx(case["bytes"] / 1e3)
-
-
-def test_nobody_but_ours_fails(monkeypatch, gpu_result):
-    """Without ours there are times and no ratios."""
-    broken = Contender("plain", "fails", fails, ("cuda",), ours=True)
-    others = [c for c in CONTENDERS if c.name == "bf16 mm"]
-    monkeypatch.setattr(measure, "CONTENDERS", [broken, *others])
-    result = bench.run([(2, 16, 32)], Settings(device="cuda", rounds=1))
-    plain, other = result["results"][0]["routes"]
-    assert (plain["verdict"], plain["gops"]) == ("CUDA error: [unlucky]", None)
-    assert other["microseconds"] and other["times_plain"] is None
-    assert "| plain / best right | - | bf16 mm |" in bench.markdown(result)
-
-
-def test_what_fails_in_a_round_is_out(monkeypatch, gpu_result):
-    class Stopped(Sundial):
-        def stopwatch(self, calls):
-            if next(self.hours) > 1:
-                return super().stopwatch(calls)
-            rounds = iter([1.0])
-            return Stopwatch(lambda: next(rounds), 0.01, calls)
-
-    monkeypatch.setattr(measure, "clock_of", lambda device: Stopped())
-    result = bench.run([(2, 16, 32)], Settings(device="cuda", rounds=3))
-    plain, other, *_ = result["results"][0]["routes"]
-    assert (plain["verdict"], plain["microseconds"]) == ("StopIteration", None)
-    assert other["microseconds"] and other["times_plain"] is None
-
-
-def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
-    """The shapes that are done are shown, and the exit code says that something is wrong."""
-
-    class Broken(Sundial):
-        def clear(self):
-            raise RuntimeError("CUDA error: an illegal memory access\nmore")
-
-    monkeypatch.setattr(measure, "clock_of", lambda device: Broken())
-    result = command.measured([(2, 16, 32), (3, 16, 32)], Settings(device="cuda", rounds=1), None)
-    assert [case["m"] for case in result["results"]] == [2]
-    err = capsys.readouterr().err
-    assert err.endswith("scaled-mm: stopped: CUDA error: an illegal memory access\n")
-
-
-def test_gpu_tables(gpu_result):
-    gpu_result = json.loads(json.dumps(gpu_result))
-    text = bench.markdown(gpu_result)
-    assert text.startswith("scaled_mm 0; torch 2, CUDA 13.0, driver unknown, Triton none; Sundial")
-    for row in (
-        "| us | M=2 | M=64 | output |",
-        "| plain | 10.0 | 40.0 | equal to R1 |",
-        "| bf16 mm | 20.0 | 50.0 | no int8 product |",
-        "| broken | - | - | CUDA error: [unlucky] |",
-        "copy bandwidth 0.00 TB/s, int8 at full clock 0 TOPS",
-        "| HBM floor | 0.8 | 5.8 | operands and output once |",
-        "| tensor floor | 0.2 | 6.6 | operations at the full rate |",
-        "| % of floor (plain) | 8 | 16 | the larger floor / time |",
-        "| best right of the others | bf16 mm 20.0 | bf16 mm 50.0 | whose us |",
-        "| plain / best right | 2.00x | 1.25x | bf16 mm |",
-        f"geomean {math.sqrt(2.5):.2f}x over 2 cells, worst 1.25x at M=64 K=16 N=32 (bf16 mm)",
-    ):
-        assert row in text
-    console = Console(width=200, record=True, file=io.StringIO())
-    bench.show(gpu_result, console)
-    assert "CUDA error: [unlucky]" in console.export_text()
-
-
-@pytest.mark.parametrize(("op", "share"), [("awq_gemm", 2), ("awq_dequantize", 0)])
-def test_operations_of_int4_are_of_16_bit_floats(op, share):
-    """A GPU does half as many of them; a weight that is written out has none."""
-    case = make_awq_case(op, 4, 64, 16, 32, torch.bfloat16)
-    floors = measure.floors_of(case, Sundial())
-    want = share * case.operations / 1e4 or None
-    assert floors["operations_us"] == (want and pytest.approx(want))
-
-
-def test_operations_of_a_gpu_that_is_known(monkeypatch):
-    monkeypatch.setattr("scaled_mm.bench.machine.local_device", lambda: DEVICES["H200"])
-    assert gpu_tops() == pytest.approx(1979, rel=0.01)  # the datasheet's dense int8
-
-
-def test_runs_as_one(gpu_result, tmp_path, capsys):
-    first, second = copy.deepcopy(gpu_result), copy.deepcopy(gpu_result)
-    second["results"][0]["m"], second["results"][1]["m"] = 3, 1
-    second["machine"]["copy_tb_per_s"] = 7.0
-    files = [tmp_path / "first.json", tmp_path / "second.json"]
-
-    def written():
-        for file, result in zip(files, (first, second), strict=True):
-            file.write_text(json.dumps(result))
-        read = [part for file in files for part in ("--read", str(file))]
-        return main(["bench", *read, "--json", str(tmp_path / "all.json")])
-
-    assert written() == 0
-    both = json.loads((tmp_path / "all.json").read_text())
-    assert [case["m"] for case in both["results"]] == [1, 2, 3, 64]
-    assert both["machine"] == first["machine"]
-    assert "| us | M=1 | M=2 | M=3 | M=64 | output |" in bench.markdown(both)
-    second["results"][0]["m"] = 2
-    assert written() == 2
-    assert "--read must have each shape once, got (2, 16, 32) twice" in capsys.readouterr().err
-    second["machine"]["gpu"] = "Clock"
-    assert written() == 2
-    assert "must be of runs with one gpu, got Sundial and Clock" in capsys.readouterr().err
-    second["machine"] = None
-    assert written() == 2
-    assert "must be a result of `scaled-mm bench --json`" in capsys.readouterr().err
-
-
-class Replays:
-    """Stands for a CUDA graph: counts."""
-
-    def __init__(self):
-        self.count = 0
-
-    def replay(self):
-        self.count += 1
-
-
-@pytest.mark.parametrize(("call_us", "settles"), [(200, True), (60, True), (40, False), (5, False)])
-def test_heavy_calls_settle_before_they_are_timed(monkeypatch, call_us, settles):
-    """A GPU at its power limit needs tens of milliseconds to find its clock after another
-    contender; the graph of a light call is timed at once."""
-    graph, timed = Replays(), []
-    clock = object.__new__(CudaGraphClock)
-    clock.stream = None
-
-    def seconds(calls, *, wait=True):
-        timed.append((graph.count, wait))
-        for call in calls:
-            call()
-        return 1e-6 * call_us * (5 if graph.count == 0 else times)
-
-    times = max(3, math.ceil(clock.shortest / (1e-6 * call_us)))
-    times -= times % 3
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(clock, "_capture", lambda calls: graph)
-    monkeypatch.setattr(clock, "_seconds", seconds)
-    stopwatch = clock.stopwatch([lambda: None] * 3)
-    before = graph.count
-    stopwatch.seconds()
-    ran_us = (graph.count - before - 1) * call_us * times
-    assert (ran_us >= 60_000) == settles and (settles or ran_us == 0)
-    assert timed[-1] == (graph.count - 1, not settles)
-
-
-def test_reasons_stand_beside_the_verdict():
-    ran = {"verdict": "exact", "off_r1": 0, "beyond_bound": 0, "checked": 9}
-    missing = {**ran, "verdict": "M > 16 only"}
-    assert table.verdict_and_reasons([missing, missing, ran]) == "equal to R1; M > 16 only"
-    assert table.verdict_and_reasons([missing]) == "M > 16 only"
-
-
-def test_roofline(gpu_result, tmp_path):
-    extra("matplotlib")
-    path = tmp_path / "roofline.png"
-    bench.plot(gpu_result, path)
-    assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000
-
-
 def test_roofline_needs_floors(result, tmp_path):
     with pytest.raises(ValueError, match=r"^--png must be given with shapes measured by --device"):
         bench.plot(result, tmp_path / "roofline.png")
-
-
-def test_host_table(gpu_result):
-    rows = [{"name": "plain, ScaledEpilogue", "verdict": "", "microseconds": 7.25}]
-    rows += [{"name": "triton", "verdict": "no module", "microseconds": None}]
-    result = {**copy.deepcopy(gpu_result), "results": []}
-    result["host"] = {"m": 32, "k": 512, "n": 512, "calls": 2000, "rows": rows}
-    text = bench.markdown(result)
-    assert "**Host time of an eager call, M=32 K=512 N=512**" in text
-    assert "| plain, ScaledEpilogue | 7.2 |  |" in text
-    assert "| triton | - | no module |" in text
 
 
 def test_host_calls():
@@ -410,37 +162,3 @@ def test_exit_code_when_ours_is_not_exact(result, verdict, tmp_path):
     path = tmp_path / "x.json"
     path.write_text(json.dumps(result))
     assert main(["bench", "--read", str(path)]) == 1
-
-
-# --- on a GPU -------------------------------------------------------------------------------------
-
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
-
-@pytest.fixture(params=[pytest.param(epilogue, marks=gpu) for epilogue in EPILOGUES])
-def measured_on_gpu(request):
-    settings = Settings(epilogue=request.param, device="cuda", rounds=2)
-    return bench.run([(1, 512, 512), (64, 512, 1024), (300, 512, 512)], settings)
-
-
-def test_gpu_run(measured_on_gpu):
-    for case in measured_on_gpu["results"]:
-        for route in case["routes"]:
-            small = case["m"] <= 16 and route["name"].startswith("_int_mm")
-            assert (route["microseconds"] is None) == small, route
-            if small:
-                assert route["verdict"] == "M > 16 only"
-            elif route["name"] == "plain":
-                assert route["verdict"] == "exact"
-            else:
-                assert route["verdict"] in ("exact", "rounding", "float", "sums")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_gpu_host_run(capsys):
-    assert main(["bench", "--device", "cuda", "--host", "--rounds", "1"]) == 0
-    assert "Host time of an eager call" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from test_bench import Sundial
+from test_bench_gpu import Sundial
 
 from scaled_mm import bench
 from scaled_mm.bench import awq, measure, table
