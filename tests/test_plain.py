@@ -113,6 +113,18 @@ def test_layer(ways: list[bool]) -> None:
     assert torch.equal(short, scaled_mm.scaled_mm(q, weight, scale, scale_b, bias=layer.bias))
 
 
+def test_layer_with_zero_points(ways: list[bool]) -> None:
+    linear = nn.Linear(24, 10).bfloat16().requires_grad_(False)
+    layer = ScaledLinear.from_linear(linear, symmetric=False)
+    x = torch.linspace(-1, 3, 48).reshape(2, 24).bfloat16()
+    general = layer(x)
+    assert ways == []
+    q, scale, azp = scaled_mm.quantize_int8(x, symmetric=False)
+    weight, scale_b = layer.weight.t(), layer.weight_scale.view(1, -1)
+    terms = {"azp": azp, "azp_adj": scaled_mm.azp_adj(weight), "bias": layer.bias}
+    assert torch.equal(general, scaled_mm.scaled_mm(q, weight, scale, scale_b, **terms))
+
+
 @pytest.mark.parametrize("give", [dict, lambda **more: {"bias": BIAS, **more}], ids=["", "bias"])
 def test_graphs_hold_the_general_op(give: Callable[..., dict[str, Any]]) -> None:
     """Whoever reads or matches a graph finds one op for every form."""
