@@ -135,3 +135,27 @@ def test_activations_that_part_from_known_ones_far_out(module: nn.Module, stays:
     fused = fuse_model(quantized, x)
     assert (fused[1] is not quantized[1] and type(fused[1]) is type(module)) == stays
     torch.testing.assert_close(fused(x), quantized(x), rtol=1e-5, atol=1e-5)
+
+
+class ClippedRMSNorm(nn.RMSNorm):
+    """Of inputs around 0, the norm that it is named after."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clamp(-50, 50))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [ClippedRMSNorm(K, eps=1e-5), nn.GroupNorm(1, K), nn.GroupNorm(1, 5), nn.GroupNorm(5, 5)],
+    ids=repr,
+)
+@torch.no_grad()
+def test_norms_of_something_else_than_rows_stay(norm: nn.Module) -> None:
+    torch.manual_seed(0)
+    channels = getattr(norm, "num_channels", 5)
+    quantized = quantize_model(nn.Sequential(norm, nn.Linear(K, 8)), fuse=False)
+    x = torch.randn(2, channels, K) + torch.arange(channels)[:, None]
+    fused = fuse_model(quantized, x)
+    for y in (x, 1000 * x):
+        torch.testing.assert_close(fused(y), quantized(y), rtol=1e-5, atol=1e-5)
+    assert type(fused[0]) is type(norm)

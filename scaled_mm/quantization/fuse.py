@@ -70,8 +70,12 @@ def norm_of(module: nn.Module, x: Tensor) -> Options | None:
     possible = [given] if isinstance(given, float) else []
     if given is None and isinstance(module, nn.RMSNorm):  # x's dtype's or float32's, as torch is
         possible = [torch.finfo(dtype).eps for dtype in (torch.float32, x.dtype)]
-    x = torch.cat([x, x / 256])  # of small elements eps makes much
-    want = module(x).double()
+    large = x * 256  # where one clips; and of small elements eps makes much
+    x = torch.cat([x, x / 256, large[large.isfinite().all(-1)]])
+    try:
+        want = module(x[None])[0].double()  # a group norm of a matrix may be one of its rows
+    except Exception:  # it norms something else than rows
+        return None
     for eps in possible:
         for how, y in _norms(module, x.double(), eps):
             close = 8 * torch.finfo(x.dtype).eps * y.abs().amax(-1, keepdim=True).clamp_min(1e-6)
