@@ -272,6 +272,14 @@ REFUSALS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+@pytest.mark.parametrize("call", [quantize_model, prepare_model])
+def test_arguments_of_another_type_are_refused(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"^config must be a QuantConfig, got str$"):
+        call(nn.Linear(4, 4), "dynamic")
+    with pytest.raises(TypeError, match=r"^model must be a torch.nn.Module, got str$"):
+        call("llama")
+
+
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refused(name: str) -> None:
     act, error, message = REFUSALS[name]

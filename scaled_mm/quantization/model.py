@@ -34,7 +34,14 @@ def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Module]:
 
     Raises:
         ValueError: a pattern of the config matches no layer.
+        TypeError: `model` is no module, or `config` no QuantConfig.
     """
+    for argument, given, kind, wanted in (
+        ("model", model, nn.Module, "a torch.nn.Module"),
+        ("config", config, QuantConfig, "a QuantConfig"),
+    ):
+        if not isinstance(given, kind):
+            raise TypeError(f"{argument} must be {wanted}, got {type(given).__name__}")
     names = named(model)
     _check_patterns(config, [name for found in names.values() for name in found], model)
     return {
@@ -112,7 +119,7 @@ def quantize_model(
             float, has more than 131071 columns (in int8), columns that are no multiple of its
             group, or values that its scheme cannot hold; calibration is missing where the config or
             fuse needs it, is empty, gives NaN, or does not reach a static layer.
-        TypeError: a batch has none of the forms above.
+        TypeError: `model`, `config` or a batch is of another type than these.
 
     Warns:
         scaled_mm.smoothquant.CalibrationWarning: the calibration suggests another config.
@@ -176,8 +183,9 @@ def prepare_model(
     smoothing is taken with it.
     """
     config = config or QuantConfig()
+    found = linears(model, config)
     swap = Swap(model, inplace)
-    for name, module in linears(model, config).items():
+    for name, module in found.items():
         swap.replace(module, _empty(name, as_linear(module), config.scheme_for(name)))
     return swap.finished()
 
