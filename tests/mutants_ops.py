@@ -158,15 +158,21 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/ops/int8.py",
+        "test_epilogues::test_interleave_gate_up",
+        {
+            "interleaved-halves": (
+                "torch.stack((gate.movedim(-1, 0), up.movedim(-1, 0)), 1)",
+                "torch.stack((gate.movedim(-1, 0), up.movedim(-1, 0)), 0)",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/int8.py",
         "test_torch test_refusals test_weight",
         {
             "fake-product-dtype": ("out_dtype or torch.bfloat16", "torch.bfloat16"),
             "fake-of-pairs-is-whole": ("n = n // 2", "n = n"),
             "fake-of-any-activation": ("if activation in GATED:", "if residual is None:"),
-            "interleaved-halves": (
-                "torch.stack((gate.movedim(-1, 0), up.movedim(-1, 0)), 1)",
-                "torch.stack((gate.movedim(-1, 0), up.movedim(-1, 0)), 0)",
-            ),
             "out-scale-not-passed": ('options["out_scale"] = out_scale', "pass"),
             "out-azp-not-passed": ('options["out_azp"] = out_azp', "pass"),
             "fake-packed-size": ("((k + 3) // 4 + 1) * 64", "((k + 3) // 4) * 64"),
