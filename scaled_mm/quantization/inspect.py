@@ -37,7 +37,7 @@ class Inspector:
         self.samples: dict[str, list[tuple[nn.Module, Tensor, Tensor]]] = defaultdict(list)
 
     def __call__(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.compare(name, y, self.originals[name](unsmoothed(layer, floats(x))))
+        self.compare(name, y, self.originals[name](floats(x)))
         self.keep(name, layer, x, y)
 
     def keep(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -93,12 +93,6 @@ def decibels(signal: float, noise: float) -> float:
 def floats(x: Tensor | Produced) -> Tensor:
     """A layer's input as the float model would have it."""
     return x.unquantized().to(x.dtype) if isinstance(x, Produced) else x
-
-
-def unsmoothed(layer: nn.Module, x: Tensor) -> Tensor:
-    """The float model's input where x came divided by a norm."""
-    s = getattr(layer, "folded_smooth", None)
-    return x if s is None else (x.float() * s).to(x.dtype)
 
 
 def reference_arguments(
