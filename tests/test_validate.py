@@ -240,6 +240,21 @@ def test_report_as_table_json_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+def test_wrong_outputs_fail_and_what_is_not_finite_is_null() -> None:
+    report = validated(QuantConfig("dynamic"))
+    first, *others = report.layers
+    wrong = dataclasses.replace(first, off_r1=2, beyond=1, sqnr_db=math.inf, max_error=math.nan)
+    worse = dataclasses.replace(report, layers=(wrong, *others))
+    assert report.ok and not worse.ok
+    assert worse.failures() == [
+        f"{first.name}: outputs off R1 must be 0, got 2 of {first.checked}",
+        f"{first.name}: outputs beyond the bound must be 0, got 1 of {first.checked}",
+    ]
+    plain = json.loads(json.dumps(worse.to_dict(), allow_nan=False))["layers"][0]
+    assert (plain["sqnr_db"], plain["max_error"]) == (None, None)
+    assert plain["off_r1"] == 2
+
+
 def mine() -> Any:
     """A TARGET: an embedding in front, logits behind."""
     model = seeded(Tied)
