@@ -77,14 +77,14 @@ MUTANTS = [
         "test_fuse_produced",
         {
             "activations-tried-around-zero": (
-                "torch.cat([torch.linspace(-6, 6, 601), _FAR, -_FAR])",
-                "torch.linspace(-6, 6, 601)",
+                "(torch.linspace(-6, 6, 601), *_FAR.split(1), *(-_FAR).split(1))",
+                "(torch.linspace(-6, 6, 601),)",
             ),
             "norms-tried-around-zero": (
-                "torch.cat([x, x / 256, large[large.isfinite().all(-1)]])",
-                "torch.cat([x, x / 256])",
+                "sizes = [x, x / 256, large[large.isfinite().all(-1)]]",
+                "sizes = [x, x / 256]",
             ),
-            "norms-tried-on-a-matrix": ("module(x[None])[0].double()", "module(x).double()"),
+            "norms-tried-on-a-matrix": ("module(some[None])[0].double()", "module(some).double()"),
             "norms-that-take-no-rows-raise": (
                 "    except Exception:  # it norms something else than rows\n",
                 "    except KeyError:\n",

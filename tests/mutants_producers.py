@@ -93,7 +93,7 @@ MUTANTS = [
                 "True",
             ),
             "norm-taken-on-trust": (
-                "if bool(((want - y).abs() <= close).all()):",
+                "if all(_near(got, norm(some), room) for some, got in tried):",
                 "if True:",
             ),
             "fused-where-it-is": (

@@ -61,7 +61,8 @@ def test_llama(name: str, tmp_path: Path) -> None:
     model = load_quantized(llama(torch.float32), tmp_path)
     check(tmp_path, model, llama(torch.float32), form, layers=14)
     original = llama(torch.float32)(IDS).logits
-    assert relative(model(IDS).logits, original) > 0.05  # what int4 itself costs
+    cost = {4: 0.05, 8: 0.005}[form.bits]  # of the bits themselves, at least
+    assert relative(model(IDS).logits, original) > cost
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

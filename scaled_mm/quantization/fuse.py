@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -34,7 +34,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 _FAR = 2.0 ** torch.arange(3, 16)
-"""Where activations part that are alike around 0: ReLU6 from ReLU, a clipped GELU from GELU."""
+_TRIED = (torch.linspace(-6, 6, 601), *_FAR.split(1), *(-_FAR).split(1))
+"""Where activations part: those that are alike around 0, as ReLU6 and ReLU, farther away."""
 
 
 def _bare(module: nn.Module) -> bool:
@@ -48,19 +49,18 @@ def activation_of(module: nn.Module) -> str | None:
     """The name of the activation that the module computes, or None."""
     if not _bare(module):
         return None
-    x = torch.cat([torch.linspace(-6, 6, 601), _FAR, -_FAR])
     try:
-        got = module(x)
+        got = [module(x) for x in _TRIED]
     except Exception:  # it is something else
         return None
     for name, function in ACTIVATIONS.items():
-        if (
-            isinstance(got, Tensor)
-            and got.shape == x.shape
-            and torch.allclose(got, function(x), atol=1e-5)
-        ):
+        if all(map(_same, got, map(function, _TRIED))):
             return name
     return None
+
+
+def _same(got: Any, y: Tensor) -> bool:
+    return isinstance(got, Tensor) and got.shape == y.shape and torch.allclose(got, y, atol=1e-5)
 
 
 @torch.no_grad()
@@ -70,30 +70,44 @@ def norm_of(module: nn.Module, x: Tensor) -> Options | None:
     possible = [given] if isinstance(given, float) else []
     if given is None and isinstance(module, nn.RMSNorm):  # x's dtype's or float32's, as torch is
         possible = [torch.finfo(dtype).eps for dtype in (torch.float32, x.dtype)]
-    large = x * 256  # where one clips; and of small elements eps makes much
-    x = torch.cat([x, x / 256, large[large.isfinite().all(-1)]])
-    try:
-        want = module(x[None])[0].double()  # a group norm of a matrix may be one of its rows
+    large = x * 256
+    # Of small elements eps makes much, and large ones are clipped where any are. Each size by
+    # itself: a processor's errors are as large as the tensor's elements.
+    sizes = [x, x / 256, large[large.isfinite().all(-1)]]
+    try:  # a group norm of a matrix may be one of its rows
+        tried = [(some.double(), module(some[None])[0].double()) for some in sizes]
     except Exception:  # it norms something else than rows
         return None
+    room = 8 * torch.finfo(x.dtype).eps
     for eps in possible:
-        for how, y in _norms(module, x.double(), eps):
-            close = 8 * torch.finfo(x.dtype).eps * y.abs().amax(-1, keepdim=True).clamp_min(1e-6)
-            if bool(((want - y).abs() <= close).all()):
+        for how, norm in _norms(module, eps):
+            if all(_near(got, norm(some), room) for some, got in tried):
                 return {**how, "eps": eps}
     return None
 
 
-def _norms(module: nn.Module, x: Tensor, eps: float) -> Iterator[tuple[Options, Tensor]]:
-    """What producers make of x with the module's weights."""
+def _near(got: Tensor, y: Tensor, room: float) -> bool:
+    """Whether each row is y's but for a part of its largest element."""
+    most = room * y.abs().amax(-1, keepdim=True).clamp_min(1e-6)
+    return bool(((got - y).abs() <= most).all())
+
+
+def _norms(module: nn.Module, eps: float) -> Iterator[tuple[Options, Callable[[Tensor], Tensor]]]:
+    """What producers compute with the module's weights, of float64."""
     weight, bias = cast(Tensor, module.weight).double(), getattr(module, "bias", None)
+
+    def rms(x: Tensor, weight: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
     if bias is None:
-        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        yield {"producer": "rms_norm", "from_one": False}, normed * weight
-        yield {"producer": "rms_norm", "from_one": True}, normed * (1 + weight)
+        yield {"producer": "rms_norm", "from_one": False}, partial(rms, weight=weight)
+        yield {"producer": "rms_norm", "from_one": True}, partial(rms, weight=1 + weight)
     shift = None if bias is None else bias.double()
-    normed = nn.functional.layer_norm(x, x.shape[-1:], weight, shift, eps)
-    yield {"producer": "layer_norm", "from_one": False}, normed
+    layer = nn.functional.layer_norm
+    yield (
+        {"producer": "layer_norm", "from_one": False},
+        lambda x: layer(x, x.shape[-1:], weight, shift, eps),
+    )
 
 
 @torch.no_grad()
