@@ -58,13 +58,17 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/checkpoint/layers_packed.py",
+        "test_weight_only_models::test_odd_sizes",
+        {"packed-features-of-whole-words": ("return int(k)", "return layer.k")},
+    ),
+    *of(
+        "scaled_mm/checkpoint/layers_packed.py",
         "test_checkpoint_packed",
         {
             "packed-shape-unread": (
                 "if n != layer.n or -(-k * layer.scheme.bits // 32) != words:",
                 "if False:",
             ),
-            "packed-features-of-whole-words": ("return int(k)", "return layer.k"),
             "packed-float-layer-taken": ("if scheme is None:", "if False:"),
             "packed-g_idx-unread": ('if "weight_g_idx" in self.parts:', "if False:"),
         },

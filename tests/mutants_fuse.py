@@ -95,6 +95,7 @@ MUTANTS = [
         "scaled_mm/nn/produced.py",
         "test_fuse_produced",
         {
+            "plain-in-float32": ("self.unquantized().to(self.dtype)", "self.unquantized()"),
             "columns-taken-for-rows": (
                 "if not _leaves_columns(index, self.ndim):",
                 "if False:",
@@ -123,7 +124,6 @@ MUTANTS = [
                 "args, kwargs = tree_map(plain, (args, dict(kwargs or {})))",
                 "args, kwargs = args, dict(kwargs or {})",
             ),
-            "plain-in-float32": ("self.unquantized().to(self.dtype)", "self.unquantized()"),
             "second-factor-forgotten": (
                 'if "times" in self.inputs else y',
                 "if False else y",

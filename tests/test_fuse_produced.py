@@ -159,3 +159,9 @@ def test_norms_of_something_else_than_rows_stay(norm: nn.Module) -> None:
     for y in (x, 1000 * x):
         torch.testing.assert_close(fused(y), quantized(y), rtol=1e-5, atol=1e-5)
     assert type(fused[0]) is type(norm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_plain_is_of_the_inputs_dtype(dtype: torch.dtype) -> None:
+    x = torch.linspace(-2, 2, 3 * K).view(3, K).to(dtype)
+    assert_bits(Produced.make({"x": x}, {"producer": "relu"}).plain(), x.relu())
