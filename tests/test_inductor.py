@@ -171,10 +171,14 @@ def quantized(y: Tensor, **options: Any) -> Tensor:
     return q.float() * scale
 
 
+def root(x: Tensor) -> Tensor:
+    return torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
 WEIGHT = torch.linspace(0.5, 1.5, 64)
 STAY: dict[str, Callable[[Tensor], Any]] = {
     "an activation that others read": lambda x: (y := x.relu(), quantized(y)),
-    "between": lambda x: (s := torch.sigmoid(x), quantized(x * s))[1] + s,
+    "between": lambda x: (r := root(x), quantized(WEIGHT * (x * r)))[1] + r,
     "one scale for all": lambda x: quantized(x.relu(), per_token=False),
     "another function": lambda x: quantized(x.tanh()),
     "a factor that is broadcast": lambda x: quantized(x.relu() * x[:, :1]),
@@ -199,6 +203,21 @@ def test_what_stays(name: str) -> None:
     assert not producers(graphs[0])
     for one, two in zip(got, want, strict=True):
         torch.testing.assert_close(one, two)
+
+
+NORMED: dict[str, Callable[[Tensor], Tensor]] = {
+    "weight first": lambda x: WEIGHT * (x * root(x)),
+    "weight last": lambda x: (x * root(x)) * WEIGHT,
+    "root first": lambda x: WEIGHT * (root(x) * x),
+}
+
+
+@pytest.mark.parametrize("order", NORMED)
+def test_factors_in_any_order(order: str) -> None:
+    graphs: list[fx.Graph] = []
+    with torch.no_grad():
+        compiled(lambda x: quantized(NORMED[order](x)), graphs)(torch.randn(4, 64))
+    assert producers(graphs[0]) == {"rms_norm": 1}
 
 
 def test_quantisers_that_do_the_same_are_one() -> None:

@@ -198,6 +198,8 @@ def test_agreement() -> None:
     assert found.cosine_min == pytest.approx(5**-0.5)
     assert found.sqnr_db == pytest.approx(10 * math.log10(26 / 13))
     assert agreement([want], [want]).sqnr_db == math.inf
+    want, have = torch.tensor([[3.0, 0, 0], [0, 2, 0]]), torch.tensor([[3.0, 0, 0], [1, 0, 0]])
+    assert agreement([want], [have]).same_argmax == 0.5  # of the columns' it is 2/3
     with pytest.raises(TypeError, match=r"^a model's output must hold a float tensor, got int"):
         first_tensor(3)
 
@@ -253,6 +255,8 @@ def test_wrong_outputs_fail_and_what_is_not_finite_is_null() -> None:
     plain = json.loads(json.dumps(worse.to_dict(), allow_nan=False))["layers"][0]
     assert (plain["sqnr_db"], plain["max_error"]) == (None, None)
     assert plain["off_r1"] == 2
+    lost = dataclasses.replace(report.outputs, cosine_mean=math.nan)
+    assert not dataclasses.replace(report, outputs=lost).ok
 
 
 def mine() -> Any:
