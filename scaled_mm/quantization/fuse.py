@@ -246,8 +246,8 @@ def fused_where_safe(model: Model, batch: Any = None) -> Model:
 def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
     """Puts the quantiser of a Linear's input into the norm or the activation that makes it.
 
-    `model` holds `ScaledLinear`s, as `quantize_model` and `load_quantized` leave them. It runs once
-    on `batch`, and what is found is replaced:
+    `model` holds `ScaledLinear`s, as `quantize_model` and `load_quantized` leave them. It runs on
+    `batch` twice, and what is found is replaced:
 
         norm -> Linears                 a RMS or layer norm whose output nothing but `ScaledLinear`s
                                         read that quantise alike (q, k and v; gate and up)
