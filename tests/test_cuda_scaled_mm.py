@@ -50,7 +50,7 @@ def test_the_replay_on_the_device_is_the_reference() -> None:
     """Products too large for the reference are compared with `replay`, which stands on this."""
     rng, seen = np.random.default_rng(7), 0
     while seen < 500:
-        case = random_case(rng)
+        case = random_case(rng, endings=False)
         operands = case.build(rng=rng)
         if any(x.dim() != 2 for x in operands.values() if isinstance(x, torch.Tensor)):
             continue
