@@ -211,7 +211,7 @@ def _onednn(case: Case) -> Route:
 _BOTH, _GPU = ("cpu", "cuda"), ("cuda",)
 
 CONTENDERS = (
-    Contender("packed", "scaled_mm with pack_weight_int8", _packed, ours=True),
+    Contender("packed", "scaled_mm with pack_weight_int8", _packed, _BOTH, ours=True),
     Contender("plain", "scaled_mm with the int8 weight", _plain, _BOTH, ours=True),
     Contender(
         "float32 mm",

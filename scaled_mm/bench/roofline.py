@@ -9,6 +9,7 @@ from .._extras import needed
 
 DATASHEET_TOPS = 1979  # int8, dense, of an H100 or H200 SXM at full clock
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito
+_OURS = ("packed", "plain")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -46,7 +47,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
                 if (case["k"], case["n"]) == weight and route["name"] == name and route["gops"]
             ]
             if points:
-                ours = name == "plain"
+                ours = name in _OURS
                 axes.plot(
                     *zip(*points, strict=True),
                     color=colour,
@@ -76,6 +77,6 @@ def _intensity(case: dict[str, Any]) -> float:
 
 
 def _label(name: str) -> str:
-    if name == "plain":
-        return "scaled_mm, plain"
+    if name in _OURS:
+        return f"scaled_mm, {name}"
     return f"torch.{name}" if name.startswith("_") else name  # a leading _ is left out of a legend

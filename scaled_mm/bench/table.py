@@ -36,6 +36,7 @@ SUMMARY = {
     "w8a16 / best right": ("best_right", "w8a16"),
     "w4a16 / best right": ("best_right", "w4a16"),
 }
+JUDGED = [name for key, name in SUMMARY.values() if key == "best_right"]  # of ours
 FLOORS = ("HBM floor", "tensor floor", "% of ")
 Cells = list[list[str]]
 
@@ -126,7 +127,9 @@ def gpu_rows(cases: list[dict[str, Any]], ours: str) -> Cells:
         rows.append([f"% of weight floor ({ours})", *percent(own, alone), "of its words alone"])
     if "operations_us" in cases[0]:
         rows.append(["best right of the others", *map(best_other, cases), "whose us"])
-    return [*rows, ratios(cases, f"{ours} / best right")]
+    there = [row[0] for row in rows]
+    judged = [f"{name} / best right" for name in JUDGED if name in there]
+    return [*rows, *(ratios(cases, title) for title in judged)]
 
 
 def larger_floor(case: dict[str, Any]) -> float:
@@ -198,7 +201,10 @@ def totals(result: dict[str, Any]) -> list[str]:
     """Lines over all cells of a GPU's result: ours against the best right route, and each."""
     if result["settings"]["device"] != "cuda" or result.get("layers"):
         return []
-    ours = ours_of(result["settings"])
+    return [line for ours in JUDGED for line in total(result, ours)]
+
+
+def total(result: dict[str, Any], ours: str) -> list[str]:
     cells = [
         (case["best_right"][ours], case)
         for case in result["results"]
