@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -75,6 +76,16 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def unregistered() -> Iterator[None]:
+    """The import registers in transformers, though a test imported it before; it is undone."""
+    name = "scaled_mm.integrations.transformers"
+    sys.modules.pop(name, None)
+    yield
+    if module := sys.modules.pop(name, None):
+        module.unregister()
 
 
 @pytest.fixture(autouse=True)

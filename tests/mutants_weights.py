@@ -49,12 +49,38 @@ MUTANTS = [
             "weight-only-float32-bias-rounded": ("self.bias = self.bias.float()", "pass"),
             "weight-only-factors-multiplied": ("else 1 / smooth", "else smooth"),
             "weight-only-activation-forgotten": ("activation=self.activation,\n", ""),
-            "weight-only-factors-in-16-bits": (" or name in _FACTORS:", ":"),
             "weight-only-shape-unread": ("shape.tolist() != wanted", "False"),
             "weight-only-output-of-the-scales-dtype": ("return y.to(x.dtype)", "return y"),
+        },
+    ),
+    *of(
+        "scaled_mm/nn/packed_layer.py",
+        "test_packed_layer test_weight_only",
+        {
+            "weight-only-factors-in-16-bits": (" or name in self._FACTORS:", ":"),
             "weight-only-not-packed-again": (
                 "return self.pack() if packs else self",
                 "return self",
+            ),
+            "packed-layer-loaded-plain": (
+                "        if packs:\n            self.pack()",
+                "        pass",
+            ),
+            "packed-layer-offset-of-another-dtype": (
+                "self._bring(name, (self._dtype,), self._dtype)",
+                "pass",
+            ),
+            "packed-layer-bias-of-another-dtype": (
+                'self._bring("bias", (self._dtype, torch.float32), self._dtype)',
+                "pass",
+            ),
+            "packed-layer-words-as-floats": (
+                "if not halves or not buffer",
+                "if halves and not buffer",
+            ),
+            "packed-layer-saved-without-its-weight": (
+                "made = {} if self.packed is None else self._plain(self.packed)",
+                "made = {}",
             ),
         },
     ),

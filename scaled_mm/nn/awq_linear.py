@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..lowbit.int4 import Int4, from_gptq, to_awq
 from ..ops import PackedAWQ, awq_gemm, pack_awq
+from .packed_layer import PackedLayer
 
-_WEIGHT = ("qweight", "scales", "qzeros")  # in the order of PackedAWQ.unpack
 
-
-class AWQLinear(nn.Module):
+class AWQLinear(PackedLayer):
     """A linear layer whose weight stays in AWQ's words while it is multiplied by.
 
         y = x W + bias,    W[k, n] = (q[k, n] - z[g, n]) * s[g, n],  g = k // group_size
@@ -35,6 +34,9 @@ class AWQLinear(nn.Module):
     loaded with assign=True in another dtype are brought to the dtype they had. Loads what AWQ
     checkpoints hold as it is; `from_int4` and `from_gptq` make one of other packings.
     """
+
+    _WEIGHT: ClassVar = ("qweight", "scales", "qzeros")  # in the order of PackedAWQ.unpack
+    _SCALES: ClassVar = "scales"
 
     qweight: Tensor  # this and the next two: None while the layer is packed
     qzeros: Tensor
@@ -124,18 +126,11 @@ class AWQLinear(nn.Module):
             The layer.
         """
         if self.packed is None and not self.qweight.is_meta:
-            self.packed = pack_awq(self.qweight, self.scales, self.qzeros)
-            for name in _WEIGHT:  # last: torch.export miscounts buffers behind one that is None
-                del self._buffers[name]
-                self._buffers[name] = None
+            self._hold(pack_awq(self.qweight, self.scales, self.qzeros))
         return self
 
-    def unpack(self) -> AWQLinear:
-        """Undoes `pack`: qweight, qzeros and scales are there again. Returns the layer."""
-        if self.packed is not None:
-            self._buffers.update(zip(_WEIGHT, self.packed.unpack(), strict=True))
-            self.packed = None
-        return self
+    def _plain(self, packed: PackedAWQ) -> dict[str, Tensor]:
+        return dict(zip(self._WEIGHT, packed.unpack(), strict=True))
 
     @property
     def act_order(self) -> bool:
@@ -152,60 +147,14 @@ class AWQLinear(nn.Module):
             y = awq_gemm(converted, self.qweight, self.scales, self.qzeros, bias=self.bias)
         return y.to(x.dtype)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AWQLinear:
-        if self.packed is not None:
-            self.unpack()._apply(fn, recurse)
-            return self.pack()
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        scales = cast(Tensor, self._buffers["scales"])
-        halves = scales.dtype in (torch.float16, torch.bfloat16)
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if buffer is None or moved is None or moved.dtype == buffer.dtype:
-                continue
-            if not halves or not buffer.is_floating_point():  # words stay words
-                self._buffers[name] = buffer.to(moved.device)
-        return self
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.packed is not None:
-            names = (prefix + name for name in _WEIGHT)
-            destination.update(zip(names, self.packed.unpack(), strict=True))
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        if self.packed is not None:
-            self.unpack()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-            self.pack()
-            return
+    def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
         order = state_dict.get(prefix + "order")
         if order is not None and self.order is None:
             self.order = torch.empty_like(order, dtype=torch.int64, device=self.qweight.device)
-        dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        for name, dtype in dtypes.items():  # assign=True takes tensors as they are
-            loaded = cast(Tensor, self._buffers[name])
-            if loaded.dtype not in self._dtypes(name, dtype):
-                self._buffers[name] = loaded.to(dtype)
-        scales, bias = cast(Tensor, self._buffers["scales"]), self._buffers["bias"]
-        if bias is not None and bias.dtype not in (scales.dtype, torch.float32):
-            self._buffers["bias"] = bias.to(scales.dtype)
-
-    @staticmethod
-    def _dtypes(name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-        """What a buffer of this dtype may become: scales take either half, a bias float32 too."""
-        halves = (torch.float16, torch.bfloat16)
-        return {"scales": halves, "bias": (*halves, torch.float32)}.get(name, (dtype,))
 
     def extra_repr(self) -> str:
-        dtype = self.scales.dtype if self.packed is None else self.packed.data.dtype
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, group_size={self.group_size}, "
-            f"dtype={str(dtype)[6:]}{', packed' if self.packed is not None else ''}"
+            f"dtype={str(self._dtype)[6:]}{', packed' if self.packed is not None else ''}"
         )

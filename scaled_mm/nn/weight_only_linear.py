@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +20,16 @@ from ..ops import MixedWeight, mixed_mm, pack_weight
 from ..ops.arguments import accept, accept_dense
 from ..ops.mixed_weight import ZEROS
 from . import produced
+from .packed_layer import PackedLayer
 from .scaled_linear import divisors
 
-_WEIGHT = ("weight_packed", "weight_scale", "weight_zero_point", "weight_offset", "weight_g_idx")
-"""The buffers that `pack` puts together."""
 _SHAPE = "weight_shape"
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {None: lambda y: y}
 ACTIVATIONS.update(produced.ACTIVATIONS)
 """What the layers take, in torch's functions: `mixed_mm` has its own."""
 
 
-class WeightOnlyLinear(nn.Module):
+class WeightOnlyLinear(PackedLayer):
     """A linear layer whose weight stays in 8 or 4 bits while it is multiplied by.
 
         y = activation(x' W + bias),    x' = x * pre_scale
@@ -65,6 +64,13 @@ class WeightOnlyLinear(nn.Module):
     bits. A bias that is loaded or given in another dtype is brought to one of the two above.
     `folded_smooth` and `smooth_alpha` are as in `ScaledLinear`.
     """
+
+    _WEIGHT: ClassVar = (
+        *("weight_packed", "weight_scale", "weight_zero_point", "weight_offset", "weight_g_idx"),
+    )
+    _SCALES: ClassVar = "weight_scale"
+    _OFFSETS: ClassVar = ("weight_offset",)
+    _FACTORS: ClassVar = ("pre_scale", "folded_smooth")
 
     weight_packed: Tensor  # this and the next four: None while the layer is packed
     weight_scale: Tensor
@@ -119,7 +125,11 @@ class WeightOnlyLinear(nn.Module):
             made["pre_scale"] = (torch.float32, (k,))
         for name, (kind, shape) in made.items():
             self.register_buffer(name, torch.zeros(shape, dtype=kind, device=device))
-        for name in (*_WEIGHT, "bias", "pre_scale"):  # last: torch.export numbers absent ones too
+        for name in (
+            *self._WEIGHT,
+            "bias",
+            "pre_scale",
+        ):  # last: torch.export numbers absent ones too
             if name not in made:
                 self.register_buffer(name, None)
         self.register_buffer("folded_smooth", None, persistent=False)
@@ -274,27 +284,13 @@ class WeightOnlyLinear(nn.Module):
             raise ValueError("weight must have values to be multiplied by, got one on meta")
         return packed
 
-    def unpack(self) -> WeightOnlyLinear:
-        """Undoes `pack`: the weight's buffers are there again. Returns the layer."""
-        if self.packed is not None:
-            self._buffers.update(self._plain(self.packed))
-            self.packed = None
-        return self
-
     @property
     def act_order(self) -> bool:
         """Whether the rows of a group lie scattered."""
         order = self.weight_g_idx if self.packed is None else self.packed.order
         return order is not None
 
-    def _hold(self, packed: MixedWeight) -> None:
-        self.packed = packed
-        for name in _WEIGHT:  # last: torch.export miscounts buffers behind one that is None
-            self._buffers.pop(name, None)
-            self._buffers[name] = None
-
     def _plain(self, packed: MixedWeight) -> dict[str, Tensor]:
-        """The buffers that a packed weight stands for."""
         q, scales, zeros, order = packed.unpack()
         made: dict[str, Tensor] = {}
         if order is not None:  # rows back to where they came from
@@ -328,52 +324,23 @@ class WeightOnlyLinear(nn.Module):
         )
         return y.to(x.dtype)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WeightOnlyLinear:
-        packs = self.packed is not None
-        self.unpack()
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        halves = cast(Tensor, self._buffers["weight_scale"]).dtype in HALVES
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if buffer is None or moved is None or moved.dtype == buffer.dtype:
-                continue
-            if not halves or not buffer.is_floating_point() or name in _FACTORS:
-                self._buffers[name] = buffer.to(moved.device)  # words stay words
-        return self.pack() if packs else self
-
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        made = {} if self.packed is None else self._plain(self.packed)
-        made[_SHAPE] = torch.tensor([self.out_features, self.in_features])
-        destination.update({prefix + name: x for name, x in made.items()})
+        destination[prefix + _SHAPE] = torch.tensor([self.out_features, self.in_features])
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        self.unpack()
         shape = state_dict.pop(prefix + _SHAPE, None)
         wanted = [self.out_features, self.in_features]
         if shape is not None and not shape.is_meta and shape.tolist() != wanted:
             args[4].append(f"{prefix}{_SHAPE} must hold {wanted}, got {shape.tolist()}")
-        self._make_room(state_dict, prefix)
-        dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        for name, dtype in dtypes.items():  # assign=True takes tensors as they are
-            loaded = cast(Tensor, self._buffers[name])
-            if loaded.dtype not in _LOADED.get(name, (dtype,)):
-                self._buffers[name] = loaded.to(dtype)
-        kind = self.weight_scale.dtype
-        for name, kinds in (("bias", (kind, torch.float32)), ("weight_offset", (kind,))):
-            x = self._buffers[name]
-            if x is not None and x.dtype not in kinds:
-                self._buffers[name] = x.to(kind)
         self.pack()
 
     def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Buffers for what a state dict has and the layer has not, or not so exactly."""
         device = self.weight_scale.device
         for name, dtype in (("weight_g_idx", torch.int32), ("pre_scale", torch.float32)):
             if prefix + name in state_dict and self._buffers[name] is None:
@@ -383,18 +350,12 @@ class WeightOnlyLinear(nn.Module):
             self.bias = self.bias.float()
 
     def extra_repr(self) -> str:
-        dtype = self.weight_scale.dtype if self.packed is None else self.packed.data.dtype
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, bits={self.bits}, group_size={self.group_size}, "
             f"zero={self.zero}, pre_scale={self.pre_scale is not None}, "
-            f"activation={self.activation}, dtype={str(dtype)[6:]}"
+            f"activation={self.activation}, dtype={str(self._dtype)[6:]}"
         )
-
-
-_FACTORS = ("pre_scale", "folded_smooth")  # float32 whatever the module's dtype
-_LOADED = {"weight_scale": HALVES, "weight_offset": HALVES, "bias": (*HALVES, torch.float32)}
-"""What a buffer of a loaded state dict may be; the others keep the dtype that they had."""
 
 
 def _vector(name: str, x: Tensor, size: int) -> Tensor:
