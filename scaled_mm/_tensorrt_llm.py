@@ -191,7 +191,7 @@ def finegrained_mixed_dtype_gemm(
             got = "no zeros" if zeros is None else "zeros"
             raise ValueError(f"zeros must be given just with has_zero_point=True, got {got}")
         weight = mixed_weight(weight, torch.quint4x2, scales, zeros, sm_)
-        if weight.group != group_size:
+        if not isinstance(group_size, int) or weight.group != group_size:
             text = f"be K / rows of scales = {weight.group}"
             raise ValueError(f"group_size must {text}, got {group_size}")
     return mixed_mm(input, weight, bias=bias)

@@ -122,6 +122,28 @@ MUTANTS = [
         },
     ),
     *of(
+        "scaled_mm/lowbit/gptq.py",
+        "test_arguments",
+        {
+            "gptq-version-of-any-type": ("type(version) is not int or ", ""),
+            "gptq-words-before-their-zeros": (
+                "qzeros, bits, qweight.shape[1],",
+                "qzeros, bits, 0,",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/arguments.py",
+        "test_arguments",
+        {
+            "features-of-any-type": (
+                "isinstance(value, bool) or not isinstance(value,",
+                "not (value,",
+            ),
+            "features-of-any-number": ("if not 0 <= value <= LARGEST:", "if value < 0:"),
+        },
+    ),
+    *of(
         "scaled_mm/lowbit/words.py",
         "test_arguments",
         {

@@ -200,12 +200,27 @@ MUTANTS = [
                 "scales, zeros=zeros, g_idx=g_idx, bits=bits)",
                 "scales, g_idx=g_idx, bits=bits)",
             ),
-            "any-version-of-the-format": ("if self.version != VERSION:", "if False:"),
+            "any-version-of-the-format": (" or self.version != VERSION:", ":"),
             "values-of-any-size-packed": ('_must_be_in("q", q, low, low + 15)', "pass"),
             "groups-of-unequal-size": (
                 "(counts * groups != k).any()",
                 "(counts * groups < 0).any()",
             ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/mixed_weight.py",
+        "test_arguments",
+        {
+            "hand-made-layout-of-any-number": ("or value not in known:", "or False:"),
+            "hand-made-groups-of-any-size": ("self.k % self.group):", "False):"),
+            "hand-made-buffer-of-any-strides": ("whole = data.is_contiguous()", "whole = True"),
+            "hand-made-buffer-at-any-place": ("data.storage_offset() % 8 == 0", "True"),
+            "hand-made-buffer-of-any-kind": (
+                'accept_dense({"data": self.data}, {"order": self.order})',
+                "pass",
+            ),
+            "hand-made-order-of-any-length": ("or order.shape != (k,)", "or False"),
         },
     ),
     *of(

@@ -133,7 +133,7 @@ MUTANTS = [
                 "mixed_mm(input, weight, bias=bias)",
                 "mixed_mm(input, weight)",
             ),
-            "engine-group-unread": ("if weight.group != group_size:", "if False:"),
+            "engine-group-unread": (" or weight.group != group_size:", ":"),
         },
     ),
     *of(

@@ -35,11 +35,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import mutate_build
 from mutant import Mutant
@@ -253,7 +254,8 @@ def start_job(copies: Queue[Path], base: Path, plan: Plan) -> None:
     mutate_build.copy_for_a_job(base, JOB.copy)
 
 
-def judge_here(mutant: Mutant) -> Verdict:
+def judge_here(mutant: Mutant, seconds: dict[str, int], failing: dict[str, str]) -> Verdict:
+    JOB.plan.seconds, JOB.plan.failing = seconds, failing
     start = time.monotonic()
     verdict = judge(JOB, mutant)
     verdict.seconds = round(time.monotonic() - start)
@@ -287,7 +289,9 @@ def main(arguments: list[str]) -> int:
     known = {} if again else {m.name: v for m in chosen if (v := report.known(m))}
     if known:
         counts["judged before"] = len(known)
-    if chosen := [m for m in chosen if m.name not in known]:
+    chosen = [m for m in chosen if m.name not in known]
+    chosen.sort(key=lambda m: m.name in report.verdicts)  # those that were never judged first
+    if chosen:
         for mutant, verdict in judge_all(chosen, options):
             report.add(mutant, verdict)
             counts[verdict.word] = counts.get(verdict.word, 0) + 1
@@ -336,28 +340,58 @@ def judge_all(
     os.environ.update(ours)
     for module in ("hypothesis", "numpy", "pytest", "safetensors.torch", "torch"):
         importlib.import_module(module)  # for the forks of `run_tests`
-    tried = [m for m in chosen if not m.breaks_build and (not m.isa or m.isa in plan.isas)]
     with jobs(options.jobs, base, plan) as pool:
-        try_tests({test for mutant in tried for test in mutant.tests.split()}, plan, pool)
-    with jobs(options.jobs, base, plan) as pool:  # these know how long the tests took
-        running = {pool.submit(judge_here, mutant): mutant for mutant in chosen}
-        for done in as_completed(running):
-            try:
-                yield running[done], done.result()
-            except Exception as error:  # of this one; the others are judged
-                yield running[done], Verdict("BROKEN", repr(error))
+        yield from judge_in_turn(chosen, options.jobs, plan, pool)
 
 
-def try_tests(tests: set[str], plan: Plan, pool: ProcessPoolExecutor) -> None:
-    """Without a bug they pass; a mutant whose tests do not is not tried."""
-    running = {pool.submit(try_here, test): test for test in sorted(tests)}
-    for tried in as_completed(running):
-        test, (done, seconds) = running[tried], tried.result()
-        plan.seconds[test] = seconds
-        if done.code != 0:
-            plan.failing[test] = done.said
-            said = f"{done.said[:SAID_AT_MOST]}\n...\n{done.said[-SAID_AT_MOST:]}"
-            print(f"{test} fails without a mutant:\n{said}", flush=True)
+def judge_in_turn(
+    chosen: list[Mutant], at_once: int, plan: Plan, pool: ProcessPoolExecutor
+) -> Iterator[tuple[Mutant, Verdict]]:
+    """A mutant as soon as its tests were tried without it; so the first verdicts come early."""
+    tests = {m.name: [] if skipped(m, plan) else m.tests.split() for m in chosen}
+    waiting, trying = list(chosen), set[str]()
+    running: dict[Future[Any], Mutant | str] = {}
+    while waiting or running:
+        while len(running) < at_once and (task := next_task(waiting, tests, trying, plan)):
+            if isinstance(task, Mutant):
+                waiting.remove(task)
+                running[pool.submit(judge_here, task, plan.seconds, plan.failing)] = task
+            else:
+                trying.add(task)
+                running[pool.submit(try_here, task)] = task
+        for done in wait(running, return_when=FIRST_COMPLETED).done:
+            task = running.pop(done)
+            if isinstance(task, str):
+                note(task, *done.result(), plan)
+            elif error := done.exception():  # of this one; the others are judged
+                yield task, Verdict("BROKEN", repr(error))
+            else:
+                yield task, done.result()
+
+
+def skipped(mutant: Mutant, plan: Plan) -> bool:
+    """Whether it is judged without a test."""
+    return mutant.breaks_build or bool(mutant.isa and mutant.isa not in plan.isas)
+
+
+def next_task(
+    waiting: list[Mutant], tests: dict[str, list[str]], trying: set[str], plan: Plan
+) -> Mutant | str | None:
+    """The first that can be judged, or a test that one waits for; None while all of them run."""
+    for mutant in waiting:
+        if all(test in plan.seconds for test in tests[mutant.name]):
+            return mutant
+    wanted = (test for mutant in waiting for test in tests[mutant.name])
+    return next((test for test in wanted if test not in trying), None)
+
+
+def note(test: str, done: Outcome, seconds: int, plan: Plan) -> None:
+    """Without a bug a test passes; a mutant whose tests do not is not tried."""
+    plan.seconds[test] = seconds
+    if done.code != 0:
+        plan.failing[test] = done.said
+        said = f"{done.said[:SAID_AT_MOST]}\n...\n{done.said[-SAID_AT_MOST:]}"
+        print(f"{test} fails without a mutant:\n{said}", flush=True)
 
 
 if __name__ == "__main__":

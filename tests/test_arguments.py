@@ -6,7 +6,6 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import MixedWeight, compat, layouts
-from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
+from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 
 K, N, G = 64, 16, 32
 HALF = torch.float16
@@ -44,6 +43,9 @@ def quantised() -> Tensor:
 
 
 WEIGHT = scaled_mm.pack_weight(whole(K, N), halves(K // G, N), bits=4)
+ORDERED = scaled_mm.pack_weight(
+    whole(K, N), halves(K // G, N), bits=8, g_idx=torch.arange(K) % (K // G)
+)
 GROUPED = scaled_mm.quantize_weight_grouped(halves(K, N), bits=4, group_size=G)
 LAYOUT = layouts.layout_of(80, bits=8)
 PREPARED = layouts.preprocess_weights_for_mixed_gemm(whole(K, K), LAYOUT)
@@ -52,6 +54,15 @@ PRODUCER: dict[str, Any] = {"scale": None, "azp": None, "symmetric": True, "smoo
 BYTES: dict[str, Any] = {
     "a": whole(3, K), "b": whole(K, N), "scale_a": torch.ones(1), "scale_b": torch.ones(1),
 }  # fmt: skip
+
+
+def by_hand(x: Tensor, **fields: Any) -> None:
+    """All that a weight is asked, of one that `pack_weight` did not make."""
+    weight = MixedWeight(**fields)
+    for ask in (weight.unpack, weight.dequantize, weight.g_idx):
+        ask()
+    scaled_mm.mixed_mm(x, weight)
+
 
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "pack_weight": (
@@ -70,11 +81,12 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "from_gptq": (
         MixedWeight.from_gptq,
         {"qweight": words(8, N), "scales": halves(2, N), "qzeros": words(2, 2), "g_idx": None}
-        | {"bits": 4},
+        | {"bits": 4, "version": 2},
     ),
     "from_gptq-8": (
         MixedWeight.from_gptq,
-        {"qweight": words(16, N), "scales": halves(2, N), "qzeros": words(2, 4), "bits": 8},
+        {"qweight": words(16, N), "scales": halves(2, N), "qzeros": words(2, 4), "bits": 8}
+        | {"version": 1},
     ),
     "from_compressed_tensors": (
         MixedWeight.from_compressed_tensors,
@@ -136,6 +148,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"weight": WEIGHT, "bias": None, "pre_scale": None, "activation": None},
     ),
     "forward": (WeightOnlyLinear.from_weight(WEIGHT), {"x": halves(3, K), "out": None}),
+    "by-hand": (by_hand, {**vars(WEIGHT), "x": halves(3, K)}),
+    "by-hand-ordered": (by_hand, {**vars(ORDERED), "x": halves(3, K)}),
+    "ScaledLinear": (ScaledLinear, {"in_features": K, "out_features": N}),
+    "AWQLinear": (AWQLinear, {"in_features": K, "out_features": N, "group_size": G}),
     "layout_of": (layouts.layout_of, {"sm": 80, "bits": 4, "activation_bits": 16}),
     "prepare": (layouts.preprocess_weights_for_mixed_gemm, {"q": whole(K, K), "layout": LAYOUT}),
     "restore": (
@@ -169,12 +185,16 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         | {"has_zero_point": False, "output_dtype": HALF, "bias": None, "zeros": None, "sm_": 80},
     ),
 }
-NUMBERS = ("bits", "k", "group_size", "in_features", "out_features", "sm", "sm_", "activation_bits")
+NUMBERS = (
+    "bits", "k", "n", "group", "group_size", "in_features", "out_features", "sm", "sm_",
+    "activation_bits", "layout", "zero", "version",
+)  # fmt: skip
 """Arguments whose wrong values are no tensors: Python's own arithmetic is asked of them."""
 
 PLAIN: tuple[Any, ...] = (
     True, 0, 1, 3, 4.0, 0.5, float("nan"), "", "relu", b"x", [], [1], {}, object(), int, "4",
-    torch.int8, torch.float32, 1j, max, None,
+    torch.int8, torch.float32, 1j, max, None, -1, 2**31, 2**62, 2**64, float("inf"),
+    torch.tensor(2), torch.tensor([4, 4]), torch.ones(4),
 )  # fmt: skip
 DTYPES = (
     torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool, HALF, torch.bfloat16,
@@ -200,16 +220,11 @@ def tensors() -> Iterator[Any]:
     yield torch.ones(1, dtype=torch.int8).expand(K, N)
 
 
-def _call(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    function, good = CALLS[name]
-    return (partial(function, version=2) if "from_gptq" in name else function), good
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CALLS)
 def test_any_argument(name: str) -> None:
     """Nothing but the two errors that are promised, one line each, neither a crash."""
-    function, good = _call(name)
+    function, good = CALLS[name]
     function(**good)
     refused = 0
     for argument in good:
@@ -239,6 +254,56 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         {"qweight": words(8, N).long()},
         ValueError,
         "qweight must be int32 of two dimensions, got int64 of shape (8, 16)",
+    ),
+    "gptq-version-truth": (
+        "from_gptq",
+        {"version": True},
+        ValueError,
+        "version must be 1 (zeros stored less 1) or 2, got True",
+    ),
+    "gptq-columns-beyond-memory": (
+        "from_gptq",
+        {"qweight": words(1, 1).expand(8, 2**40)},
+        ValueError,
+        f"qzeros must hold {2**40} values of 4 bits and no more, got (2, 2)",
+    ),
+    "features": (
+        "WeightOnlyLinear",
+        {"in_features": 2**62},
+        ValueError,
+        f"in_features must be in 0..{2**31 - 1}, got {2**62}",
+    ),
+    "features-of-float": (
+        "ScaledLinear",
+        {"out_features": 4.0},
+        TypeError,
+        "out_features must be an int, got float",
+    ),
+    "by-hand-group": ("by-hand", {"group": 0}, ValueError, "group must divide K=64, got 0"),
+    "by-hand-layout": ("by-hand", {"layout": 2}, ValueError, "layout must be one of 0, 1, got 2"),
+    "by-hand-quantised": (
+        "by-hand",
+        {"data": quantised()},
+        ValueError,
+        "data must be a dense tensor, got a quantised tensor (torch.per_tensor_affine)",
+    ),
+    "by-hand-every-second": (
+        "by-hand",
+        {"data": WEIGHT.data.repeat_interleave(2)[::2]},
+        ValueError,
+        "data must be a buffer of pack_weight, float16 or bfloat16 of shape (",
+    ),
+    "by-hand-between": (
+        "by-hand",
+        {"data": torch.cat((WEIGHT.data[:1], WEIGHT.data))[1:]},
+        ValueError,
+        "data must be a buffer of pack_weight, float16 or bfloat16 of shape (",
+    ),
+    "by-hand-order": (
+        "by-hand-ordered",
+        {"order": torch.full((K,), K, dtype=torch.int32)},
+        ValueError,
+        "order must hold each of 0..63, got index_copy_(): index 64 is out of bounds",
     ),
     "gptq-more-zeros": (
         "from_gptq",
@@ -340,7 +405,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     call, change, error, message = REFUSED[name]
-    function, good = _call(call)
+    function, good = CALLS[call]
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         function(**{**good, **change})
 

@@ -349,7 +349,9 @@ def test_other_refusals() -> None:
     w = pack_weight(**GOOD)
     with pytest.raises(ValueError, match=r"^version must be 1, .*, got 2$"):
         replace(w, version=2)
-    with pytest.raises(ValueError, match=r"^data must be of shape .*, got shape"):
+    with pytest.raises(
+        ValueError, match=r"^data must be a buffer of .* of shape .*, got float16 of shape"
+    ):
         replace(w, data=w.data[:-1]).unpack()
     words = torch.zeros(8, 8, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"^version must be 1 .* or 2, got 3$"):

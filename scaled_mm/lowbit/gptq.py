@@ -26,8 +26,8 @@ def from_gptq_words(
     """
     must_be_words(qweight=qweight, qzeros=qzeros)
     below = stored_below(version)
+    zeros = unpack_dense(qzeros, bits, qweight.shape[1], "qzeros") + below  # modulo 256
     q = unpack_dense(qweight.t(), bits, len(qweight) * per_word(bits)).t().contiguous()
-    zeros = unpack_dense(qzeros, bits, q.shape[1], "qzeros") + below  # modulo 256
     return q, zeros & (1 << bits) - 1
 
 
@@ -45,6 +45,6 @@ def to_gptq_words(q: Tensor, zeros: Tensor, *, version: int, bits: int) -> tuple
 
 def stored_below(version: int) -> int:
     """How much less than z qzeros holds."""
-    if version not in (1, 2):
+    if type(version) is not int or version not in (1, 2):
         raise ValueError(f"version must be 1 (zeros stored less 1) or 2, got {version!r}")
     return 2 - version

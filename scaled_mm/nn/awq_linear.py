@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..lowbit.int4 import Int4, from_gptq, to_awq
 from ..ops import PackedAWQ, awq_gemm, pack_awq
+from ..ops.arguments import must_be_size
 from .packed_layer import PackedLayer
 
 
@@ -57,6 +58,10 @@ class AWQLinear(PackedLayer):
     ) -> None:
         """An empty layer, to load a state dict into. group_size -1 is in_features."""
         super().__init__()
+        must_be_size("in_features", in_features)
+        must_be_size("out_features", out_features)
+        if not isinstance(group_size, int):
+            raise TypeError(f"group_size must be an int, got {type(group_size).__name__}")
         group = in_features if group_size == -1 else group_size
         if group < 1 or in_features % group != 0:
             raise ValueError(

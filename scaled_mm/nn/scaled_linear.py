@@ -16,7 +16,7 @@ from ..ops import (
     quantize_weight_int8,
     scaled_mm,
 )
-from ..ops.arguments import accept_dense
+from ..ops.arguments import accept_dense, must_be_size
 from ..ops.int8 import accepted
 from .one_weight import OneWeight
 from .produced import Produced
@@ -106,6 +106,8 @@ class ScaledLinear(nn.Module):
         self._buffers = OneWeight()
         if per_token and not dynamic:
             raise ValueError("per_token must be False when dynamic=False, got per_token=True")
+        must_be_size("in_features", in_features)
+        must_be_size("out_features", out_features)
         self.in_features = in_features
         self.out_features = out_features
         self.dynamic = dynamic

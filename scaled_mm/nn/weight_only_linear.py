@@ -17,7 +17,7 @@ from ..lowbit.grouped import (
 )
 from ..lowbit.stored import plain, stored, stored_sizes
 from ..ops import MixedWeight, mixed_mm, pack_weight
-from ..ops.arguments import accept, accept_dense
+from ..ops.arguments import accept, accept_dense, must_be_size
 from ..ops.mixed_weight import ZEROS
 from . import produced
 from .packed_layer import PackedLayer
@@ -99,7 +99,9 @@ class WeightOnlyLinear(PackedLayer):
         """An empty layer, to load a state dict into; act-order and pre_scale come with one that has
         them. group_size -1 is in_features."""
         super().__init__()
-        if bits not in (4, 8):
+        must_be_size("in_features", in_features)
+        must_be_size("out_features", out_features)
+        if not isinstance(bits, int) or bits not in (4, 8):
             raise ValueError(f"bits must be 4 or 8, got {bits}")
         if zero not in ZEROS:
             raise ValueError(f"zero must be one of {', '.join(ZEROS)}, got {zero}")

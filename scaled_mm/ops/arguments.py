@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from .packed_weight import PackedWeight
 
 NONE_GIVEN: dict[str, Tensor] = {}
+LARGEST = 2**31 - 1
 
 
 def accept(operands: dict[str, Tensor], options: dict[str, Tensor] = NONE_GIVEN) -> None:
@@ -57,6 +58,14 @@ def accept_dense(
 def must_be_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+
+
+def must_be_size(name: str, value: object) -> None:
+    """A whole number of features or rows, which the kernels on a GPU count in 32 bits."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if not 0 <= value <= LARGEST:
+        raise ValueError(f"{name} must be in 0..{LARGEST}, got {value}")
 
 
 def _forward_mode() -> bool:

@@ -14,7 +14,7 @@ from ..layouts import Layout, restore_weights_of_mixed_gemm
 from ..lowbit.gptq import from_gptq_words
 from ..lowbit.stored import plain
 from ..lowbit.words import must_be_words, signed, unpack, unsigned
-from .arguments import accept, accept_dense
+from .arguments import accept, accept_dense, explained, must_be_size
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
 from .units import from_units, layout_for, to_units, units_elements
 
@@ -68,7 +68,9 @@ class MixedWeight:
         version: of the format.
 
     Raises:
-        ValueError: version is another than this library's.
+        ValueError: version is another than this library's, or a size, bits, zero or layout is none
+            that a weight has.
+        TypeError: one of them is of another type.
     """
 
     data: Tensor
@@ -82,10 +84,19 @@ class MixedWeight:
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        if self.version != VERSION:
+        if type(self.version) is not int or self.version != VERSION:
             raise ValueError(
                 f"version must be {VERSION}, the packed format of this library, got {self.version}"
             )
+        for name in ("k", "n", "group"):
+            must_be_size(name, getattr(self, name))
+        if self.k and (self.group == 0 or self.k % self.group):
+            raise ValueError(f"group must divide K={self.k}, got {self.group}")
+        for name, known in (("bits", (4, 8)), ("zero", ZEROS), ("layout", tuple(LAYOUT_SIZES))):
+            value = getattr(self, name)
+            if type(value) is not type(known[0]) or value not in known:
+                rule = ", ".join(str(x) for x in known)
+                raise ValueError(f"{name} must be one of {rule}, got {value!r}")
 
     @classmethod
     def from_awq(cls, qweight: Tensor, scales: Tensor, qzeros: Tensor) -> MixedWeight:
@@ -189,14 +200,11 @@ class MixedWeight:
         """The tensors that were packed, bit for bit, as copies.
 
         Raises:
-            ValueError: data has not the size of a packed weight of these sizes.
+            ValueError: data or order is not what a packed weight of these sizes has.
+            TypeError: one of them is no tensor.
         """
+        self._check()
         k, n, group, bits, zero, layout = self.sizes
-        size = LAYOUT_SIZES[layout](k, n, group, bits, zero)
-        if self.data.shape != (size,):
-            got = f"shape {tuple(self.data.shape)}"
-            of = f"K={self.k}, N={self.n}, G={self.group}, {self.bits} bits"
-            raise ValueError(f"data must be of shape ({size},) for {of}, got {got}")
         q, scales, zeros = _UNPACK[layout](self.data, k, n, group, bits, zero)
         if self.zero != "integer":
             q = signed(q, self.bits)
@@ -204,20 +212,62 @@ class MixedWeight:
         return Unpacked(q, scales, zeros, order)
 
     def dequantize(self) -> Tensor:
-        """W [K, N] of the scales' dtype, each element rounded once; row k is input channel k's."""
-        w: Tensor = torch.ops.scaled_mm.mixed_dequantize(self.data, self.sizes)
+        """W [K, N] of the scales' dtype, each element rounded once; row k is input channel k's.
+
+        Raises:
+            ValueError, TypeError: as `unpack`.
+        """
+        self._check()
+        try:
+            w: Tensor = torch.ops.scaled_mm.mixed_dequantize(self.data, self.sizes)
+        except MemoryError as error:
+            raise explained(error, {}) from None
         return self.by_channel(w)
 
     def by_channel(self, rows: Tensor) -> Tensor:
         """Rows [K, ...] as the buffer has them, in the order of the input channels."""
         if self.order is None:
             return rows
-        return torch.empty_like(rows).index_copy_(0, self.order.long(), rows)
+        try:
+            return torch.empty_like(rows).index_copy_(0, self.order.long(), rows)
+        except IndexError as error:
+            raise ValueError(f"order must hold each of 0..{self.k - 1}, got {error}") from None
 
     def g_idx(self) -> Tensor:
-        """int32 [K], the group of each input channel, as GPTQ checkpoints have it."""
+        """int32 [K], the group of each input channel, as GPTQ checkpoints have it.
+
+        Raises:
+            ValueError, TypeError: as `unpack`.
+        """
+        self._check()
         groups = torch.arange(self.k, device=self.data.device, dtype=torch.int32)
         return self.by_channel(groups // max(1, self.group))
+
+    def _check(self) -> None:
+        """Of what a weight that was made by hand may hold; `mixed_mm` leaves it to its op."""
+        accept_dense({"data": self.data}, {"order": self.order})
+        k, n, group, bits, zero, layout = self.sizes
+        size = LAYOUT_SIZES[layout](k, n, group, bits, zero)
+        data = self.data
+        whole = data.is_contiguous() and data.storage_offset() % 8 == 0 and not data.is_neg()
+        if not whole or data.dtype not in _HALVES or data.shape != (size,):
+            of = f"K={k}, N={n}, G={group}, {bits} bits"
+            rule = f"be a buffer of pack_weight, float16 or bfloat16 of shape ({size},) for {of}"
+            raise ValueError(f"data must {rule}, got {_shown(data)}")
+        if (order := self.order) is not None and (
+            order.dtype != torch.int32 or order.shape != (k,) or order.device != data.device
+        ):
+            rule = f"be int32 of shape ({k},) on the device of data ({data.device})"
+            raise ValueError(f"order must {rule}, got {_shown(order)}")
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _shown(t: Tensor) -> str:
+    kind = "a negated view of " if t.is_neg() else ""
+    at = f"strides {t.stride()} from element {t.storage_offset()}"
+    return f"{kind}{str(t.dtype)[6:]} of shape {tuple(t.shape)}, {at}, on {t.device}"
 
 
 torch.export.register_dataclass(MixedWeight, serialized_type_name="scaled_mm.MixedWeight")
