@@ -244,7 +244,9 @@ def run_mixed(options: argparse.Namespace, verdict: Wrong) -> None:
     for case in mixed_cases(options.count):
         here, weight = case.operands(), case.weight()
         there, right = on_device(here), scaled_mm.mixed_mm(w=case.weight("cpu"), **here)
-        for arm in arms(case.bits) if options.rows is None else options.rows:
+        for arm in arms(case.bits):
+            if options.rows is not None and arm not in options.rows:
+                continue
             with forced(arm):
                 got = scaled_mm.mixed_mm(w=weight, **there)
             verdict.compare({"mixed_mm": got}, {"mixed_mm": right}, arm, case)

@@ -9,7 +9,7 @@ The report is written after every piece. Exit code 1 when a tool or a result com
 did not end.
 
 initcheck does not see what TMA stores write, and takes it for unwritten. Kernels that write D so
-are left out there, by name, and so are calls that a kernel hands to one of them;
+are left out there, by name, and so are calls that a kernel hands to one of them, and `mixed_mm`;
 tests/test_cuda_old_memory.py looks at these in another way.
 """
 
@@ -58,12 +58,17 @@ class Outcome:
 
 def pieces(tools: list[str]) -> Iterator[Piece]:
     """Those of one tool after those of another."""
+    from cuda_mixed_cases import arms
     from cuda_support import NAMES
     from test_cuda_awq import ALL_ARMS
 
+    mixed = [*arms(4), *(name for name in arms(8) if name not in arms(4))]
     for tool in tools:
         yield Piece(tool, "others")
-        for part, names in {"int8": [*NAMES, ""], "int4": ALL_ARMS}.items():
+        parts = {"int8": [*NAMES, ""], "int4": ALL_ARMS, "mixed": mixed}
+        if tool == "initcheck":
+            del parts["mixed"]  # a forced kernel hands over what it does not take
+        for part, names in parts.items():
             seen = [x for x in names if tool != "initcheck" or not BY_TMA.search(x)]
             for at in range(0, len(seen), AT_ONCE):
                 yield Piece(tool, part, tuple(seen[at : at + AT_ONCE]))
