@@ -78,8 +78,11 @@ def work() -> None:
     os.environ["SCALED_MM_TEST_DEVICE"] = "cpu"
     import torch
     from awq_cases import AwqCase
+    from cuda_mixed_cases import exact_cases
     from cuda_support import how_many_differ
+    from produce_cases import PRODUCE_CASES
     from test_cuda_streams import Work
+    from test_produce import produce
 
     import scaled_mm
     from scaled_mm import _library
@@ -93,8 +96,19 @@ def work() -> None:
     packed = [scaled_mm.pack_weight_int8(x["b"]) for x in every.operands[0]]
     expected = [scaled_mm.int8_mm(x["a"], x["b"]) for x in every.operands[0]]
 
+    weights = [(case.weight("cpu"), case.operands()) for case in list(exact_cases())[::13]]
+    produced = [case.build() for case in list(PRODUCE_CASES.values())[::7]]
+
+    def newest() -> list[torch.Tensor]:
+        """Sums of `exact_cases` are exact: the same bits on every instruction set."""
+        made = [scaled_mm.mixed_mm(w=w, **x) for w, x in weights]
+        made += [w.dequantize() for w, _ in weights]
+        return made + [x for given in produced for x in produce(**given) if x is not None]
+
+    before = newest()
+
     def call(_: int = 0) -> int:
-        wrong = sum(every.differences(every.run()))
+        wrong = sum(every.differences(every.run())) + sum(how_many_differ(newest(), before))
         shared = [
             scaled_mm.int8_mm(x["a"], w) for x, w in zip(every.operands[0], packed, strict=True)
         ]
