@@ -127,8 +127,8 @@ MUTANTS = [
         {
             "gptq-version-of-any-type": ("type(version) is not int or ", ""),
             "gptq-words-before-their-zeros": (
-                "qzeros, bits, qweight.shape[1],",
-                "qzeros, bits, 0,",
+                "below = stored_below(version)",
+                "below = stored_below(version); unpack_dense(qweight.t(), bits, 8 * len(qweight))",
             ),
         },
     ),
