@@ -377,12 +377,13 @@ def skipped(mutant: Mutant, plan: Plan) -> bool:
 def next_task(
     waiting: list[Mutant], tests: dict[str, list[str]], trying: set[str], plan: Plan
 ) -> Mutant | str | None:
-    """The first that can be judged, or a test that one waits for; None while all of them run."""
+    """The first mutant, or the first of its tests; later ones while these run, None for none."""
     for mutant in waiting:
         if all(test in plan.seconds for test in tests[mutant.name]):
             return mutant
-    wanted = (test for mutant in waiting for test in tests[mutant.name])
-    return next((test for test in wanted if test not in trying), None)
+        if new := [test for test in tests[mutant.name] if test not in trying]:
+            return new[0]
+    return None
 
 
 def note(test: str, done: Outcome, seconds: int, plan: Plan) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import reference
+from scaled_mm.ops import int8
 
 HUGE = 2**50
 K = 16
@@ -216,3 +217,10 @@ def test_many_failures_leave_nothing_behind() -> None:
             with pytest.raises(torch.OutOfMemoryError):
                 MEMORY[name].public()
     assert_next_calls_are_right()
+
+
+def test_the_short_way_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the shortest way to the library finds no memory, no other way is tried."""
+    monkeypatch.setattr(int8, "_scaled_mm", None)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^could not allocate"):
+        scaled_mm.scaled_mm(ones(HUGE, K), torch.ones(K, 1, dtype=torch.int8), ONE, ONE)

@@ -183,7 +183,9 @@ def plain_product(
         return None
     try:
         return _scaled_mm_plain(a, weight, scale_a, scale_b, bias, shape, settled)
-    except (MemoryError, NotImplementedError):
+    except MemoryError as error:  # or the general way would ask for the same memory again
+        raise explained(error, {}) from None
+    except NotImplementedError:
         return None
 
 
