@@ -27,6 +27,7 @@ MUTANTS = [
             "ring-of-units-without-room": (
                 "has = shared_bytes(machine.capability); bytes > has) {",
                 "has = shared_bytes(machine.capability); bytes > 2 * has) {",
+                "every ring of the tables has room on every GPU that their folders serve",
             ),
             "units-from-words": ("if (size.packing != Packing::units) return", "if (false) return"),
             "slices-of-units-too-short": ("size.k / (4 * kUnitRows)", "size.k / kUnitRows"),

@@ -33,12 +33,18 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/checkpoint/calibrating.py",
-        "test_quantize_blocks test_cli_quantize",
+        "test_quantize_outputs::test_a_scale_that_is_none",
         {
             "static-scale-not-checked": (
                 "if not bool(scale > 0 and scale.isfinite()):",
                 "if False:",
             ),
+        },
+    ),
+    *of(
+        "scaled_mm/checkpoint/calibrating.py",
+        "test_quantize_blocks test_cli_quantize",
+        {
             "smoothing-without-a-place": (
                 "if smooth is not None and smooth.norm is None:",
                 "if False:",

@@ -81,8 +81,7 @@ def test_rows_fit_the_shared_memory(capability: int) -> None:
     }
     assert all(bytes_ > 1024 * SHARED[capability] for bytes_ in wanted.values())
     assert wanted.keys() == {x for x in refused(found) if not x.startswith("tcgen05_")}
-    if SERVED[capability] == f"sm{capability}":
-        assert not wanted
+    assert bool(wanted) == (capability == 86)  # it has less than the A100 of its folder
 
 
 @pytest.mark.parametrize("capability", SHARED)

@@ -446,3 +446,19 @@ def test_the_bits_do_not_depend_on_the_instruction_set() -> None:
                 got.append(scaled_mm.mixed_mm(**made))
         for one in got[1:]:
             assert_bits(one, got[0])
+
+
+@dtypes
+def test_columns_that_are_all_beyond_16_bits(isa: str, dtype: torch.dtype) -> None:
+    """Eight columns are split, or none of them: here all have one scale, around the largest."""
+    largest = 7 if dtype == torch.float16 else 119
+    for exponent, factor in itertools.product(range(largest - 1, largest + 6), (1.0, 1.3, -1.7)):
+        scales = torch.full((1, 32), factor * 2.0**exponent).to(dtype)
+        plain = every_value(8, "none", scales, None)
+        expected = reference.mixed_dequantize(plain["q"], scales)
+        finite = expected.isfinite().all(0)
+        eye = torch.eye(256, dtype=dtype)
+        for rows in (4, 256):
+            got = torch.cat([scaled_mm.mixed_mm(x, pack_weight(**plain)) for x in eye.split(rows)])
+            assert torch.equal(got[:, finite], expected[:, finite]), (exponent, factor, rows)
+            assert not got[:, ~finite].isfinite().any(), (exponent, factor, rows)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from test_save_quantized import CONFIGS, tied_llama
 from torch import Tensor
 
 from scaled_mm import QuantConfig, load_quantized, quantize_model
-from scaled_mm.checkpoint import QuantizeReport, quantize_checkpoint, quantizing
+from scaled_mm.checkpoint import QuantizeReport, calibrating, quantize_checkpoint, quantizing
 from scaled_mm.checkpoint.calibrating import CALIBRATION
 
 extra("compressed_tensors")
@@ -242,3 +244,33 @@ def test_what_else_is_refused(source: Path, tmp_path: Path) -> None:
     quantize_checkpoint(source, out)
     with pytest.raises(ValueError, match="is quantised already"):
         quantize_checkpoint(out, tmp_path / "twice")
+
+
+# ---- What is written -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.0, float("inf"), float("nan")])
+def test_a_scale_that_is_none(
+    scale: float, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrating, "input_scale", lambda *_: (torch.tensor([scale]), None))
+    said = r"^model\.layers\.0\.\S+\.input_scale must be positive and finite, got tensor"
+    with pytest.raises(ValueError, match=said):
+        quantize_checkpoint(source, tmp_path / "out", CONFIGS["static"], [IDS])
+    assert not list(tmp_path.glob("out/*.safetensors"))
+
+
+def test_modes_are_never_wider(source: Path, tmp_path: Path) -> None:
+    """Than those of the source."""
+    for path in source.iterdir():
+        path.chmod(0o640 if path.suffix == ".json" else 0o600)
+    source.chmod(0o700)
+    before = os.umask(0)
+    try:
+        quantize_checkpoint(source, tmp_path / "out", CONFIGS["dynamic"], [IDS])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+    for path in (tmp_path / "out").glob("*.safetensors"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name
+    assert stat.S_IMODE((tmp_path / "out/config.json").stat().st_mode) == 0o640
