@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/checkpoint/calibrating.py",
-        "test_quantize_blocks test_cli_quantize",
+        "test_quantize_outputs::test_smoothing_that_no_norm_takes",
         {
             "smoothing-without-a-place": (
                 "if smooth is not None and smooth.norm is None:",

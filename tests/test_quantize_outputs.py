@@ -24,6 +24,7 @@ from torch import Tensor
 from scaled_mm import QuantConfig, load_quantized, quantize_model
 from scaled_mm.checkpoint import QuantizeReport, calibrating, quantize_checkpoint, quantizing
 from scaled_mm.checkpoint.calibrating import CALIBRATION
+from scaled_mm.smoothquant import Smoothing
 
 extra("compressed_tensors")
 transformers = extra("transformers")
@@ -257,6 +258,14 @@ def test_a_scale_that_is_none(
     said = r"^model\.layers\.0\.\S+\.input_scale must be positive and finite, got tensor"
     with pytest.raises(ValueError, match=said):
         quantize_checkpoint(source, tmp_path / "out", CONFIGS["static"], [IDS])
+    assert not list(tmp_path.glob("out/*.safetensors"))
+
+
+def test_smoothing_that_no_norm_takes(source: Path, tmp_path: Path) -> None:
+    config = QuantConfig("dynamic", smoothing=Smoothing(0.5, layers=("*.o_proj",)))
+    said = r"^model\.layers\.0\.self_attn\.o_proj: input_smooth has no place in"
+    with pytest.raises(ValueError, match=said):
+        quantize_checkpoint(source, tmp_path / "out", config, [IDS])
     assert not list(tmp_path.glob("out/*.safetensors"))
 
 
