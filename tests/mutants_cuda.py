@@ -90,13 +90,13 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/lowbit.cpp",
-        "test_cuda_big",
+        "test_cuda_big::test_rows_too_long_for_32_bits",
         {"cuda-bytes-of-a-token-in-32-bits": ('in a row", 2 * p.w.k)', 'in a row", p.w.k)')},
         gpu=True,
     ),
     *of(
         "csrc/cuda/produce.cu",
-        "test_cuda_big",
+        "test_cuda_big::test_rows_too_long_for_32_bits",
         {
             "cuda-columns-up-to-2-31": (
                 "(int64_t{1} << 31) - kSumLanes * kSumGroup",
@@ -107,7 +107,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/device.cpp",
-        "test_cuda_big",
+        "test_cuda_big::test_rows_too_long_for_32_bits",
         {
             "cuda-sizes-in-32-bits": (
                 "if (size > std::numeric_limits<int32_t>::max()) {",
