@@ -300,6 +300,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         ValueError,
         "data must be a buffer of pack_weight, float16 or bfloat16 of shape (",
     ),
+    "by-hand-order-short": (
+        "by-hand-ordered",
+        {"order": torch.arange(K - 1, dtype=torch.int32)},
+        ValueError,
+        "order must be int32 of shape (64,) on the device of data (cpu), got int32 of shape (63,)",
+    ),
     "by-hand-order": (
         "by-hand-ordered",
         {"order": torch.full((K,), K, dtype=torch.int32)},
