@@ -3,6 +3,8 @@
 //
 // No include guard: an isa_*.cpp includes this inside its own namespace.
 
+#define SCALED_MM_HAS_AVX512
+
 using V = __m512i;
 inline constexpr int kTileRows = 6, kTilePanels = 4, kDotTileRows = 6, kDotTileCols = 4;
 

@@ -7,18 +7,26 @@
 // which s are behind the last one that 16 bits have, and the difference is exact again: it is d *
 // scale, rounded to nearest even (Veltkamp's splitting, but for the sign; all values were tried,
 // tests/test_awq.py, tests/test_mixed_weights.py).
-inline void round_product(const Eight& d, const Eight& less, const Eight& high, Eight& w) {
+template <class Vec>
+inline void round_product(const Vec& d, const Vec& less, const Vec& high, Vec& w) {
+#if defined(SCALED_MM_HAS_AVX512)
+  if constexpr (sizeof(Vec) == 64) w = _mm512_fmsub_ps(d, high, d * less);
+#endif
 #if defined(SCALED_MM_HAS_FMA_F16C)
-  w = _mm256_fmsub_ps(d, high, d * less);
+  if constexpr (sizeof(Vec) == 32) w = _mm256_fmsub_ps(d, high, d * less);
 #else
   w = d * high - d * less;
 #endif
 }
 
 // d * scale + zero, where float32 holds it exactly.
-inline void exact_sum(const Eight& d, const Eight& scale, const Eight& zero, Eight& t) {
+template <class Vec>
+inline void exact_sum(const Vec& d, const Vec& scale, const Vec& zero, Vec& t) {
+#if defined(SCALED_MM_HAS_AVX512)
+  if constexpr (sizeof(Vec) == 64) t = _mm512_fmadd_ps(d, scale, zero);
+#endif
 #if defined(SCALED_MM_HAS_FMA_F16C)
-  t = _mm256_fmadd_ps(d, scale, zero);
+  if constexpr (sizeof(Vec) == 32) t = _mm256_fmadd_ps(d, scale, zero);
 #else
   t = d * scale + zero;
 #endif
@@ -107,11 +115,12 @@ struct GroupTerms {
   }
 
   // RN16 of the weight's value of d = widened - base.
-  static void weight(const Eight& d, const Eight& less, const Eight& high, Eight& w) {
+  template <class Vec>
+  static void weight(const Vec& d, const Vec& less, const Vec& high, Vec& w) {
     if constexpr (W::kReal) {
       constexpr float kHigh = Splitting<Of>::high;
       exact_sum(d, less, high, w);
-      round_product(w, Eight{} + (kHigh - 1.0f), Eight{} + kHigh, w);
+      round_product(w, Vec{} + (kHigh - 1.0f), Vec{} + kHigh, w);
     } else {
       round_product(d, less, high, w);
     }

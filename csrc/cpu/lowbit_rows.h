@@ -4,6 +4,7 @@
 //   lowbit_words.h   words to floats
 //   lowbit_group.h   scales and zero points, and the rounding of a weight's value
 //   lowbit_tile.h    a tile: dequantised, multiplied
+//   lowbit_stream.h  a tile, multiplied as it comes from its words
 //
 // Every element of a product is one chain of fused multiply-adds in the order of k, so its bits
 // depend on neither tiles nor threads nor the rows around it (where there is no fma, on nothing but
@@ -19,8 +20,7 @@ inline F broadcast_float(float x) { return F{x, x, x, x}; }
 #endif
 
 inline constexpr int kFloatPanel = kFloatTileVectors * static_cast<int>(sizeof(F) / sizeof(float));
-inline constexpr int kLowbitDepth = 128;     // rows of the weight that are multiplied at a time
-inline constexpr int kLowbitStreamRows = 4;  // up to so many rows of X, tiles stay in registers
+inline constexpr int kLowbitDepth = 128;  // rows of the weight that are multiplied at a time
 inline constexpr int64_t kLowbitMostSums = 1 << 14;  // of several tasks at once
 inline constexpr int kLowbitXStride =
     kLowbitDepth + 16;  // powers of two would collide in the cache
@@ -28,6 +28,7 @@ inline constexpr int kLowbitXStride =
 #include "cpu/lowbit_words.h"
 #include "cpu/lowbit_group.h"
 #include "cpu/lowbit_tile.h"
+#include "cpu/lowbit_stream.h"
 
 // Tasks that lie side by side in the same rows, and are multiplied together: a row of their words
 // is read in one go.
@@ -67,8 +68,7 @@ inline WeightTile tile_at(const LowbitWeight& w, int64_t k, int depth, int64_t c
   for (int r = 0; r < depth; ++r) {
     std::memcpy(padded + r * Words::kWords, q + r * w.q.row_stride, columns * Words::kBits / 8);
   }
-  // Columns whose words are taken apart together.
-  constexpr int kTogether = Words::kBits == 4 ? kLowbitCols / 2 : 32;
+  constexpr int kTogether = kLowbitCols / 2;  // columns whose words are taken apart at a time
   const int vectors = static_cast<int>(round_up(columns, kTogether)) / 8;
   return {padded, Words::kWords, depth, vectors, nullptr, 0};
 }

@@ -1,4 +1,4 @@
-// A tile of a weight, in L1: dequantised and multiplied, or multiplied as it comes from its words.
+// A tile of a weight, in L1: dequantised, and multiplied.
 //
 // No include guard: lowbit_rows.h includes this.
 
@@ -7,7 +7,7 @@ struct WeightTile {
   const uint32_t* q;     // the words of the first row, of kLowbitCols columns readable in each
   int64_t stride;        // words to the next row
   int depth;             // rows
-  int vectors;           // kLowbitVectors, or fewer where the weight ends: a multiple of 4
+  int vectors;           // kLowbitVectors, or fewer where the weight ends: a multiple of 8
   const uint32_t* next;  // the words to be fetched meanwhile, as many rows; or null
   int64_t next_stride;
 };
@@ -111,63 +111,4 @@ inline void multiply_floats(const float* x, const float* b, int depth, float* su
     }
   }
   for (int r = 0; r < R; ++r) std::memcpy(sums + r * kLowbitCols, sum[r], sizeof sum[r]);
-}
-
-#if defined(SCALED_MM_HAS_FMA_F16C)
-// The same for few rows, and the tile goes from its words into the sums without a stop. V vectors
-// at a time: enough chains of sums to hide the latency of an addition.
-template <int R, int V, class Group>
-inline void stream_vectors(const WeightTile& tile, const Group& group, int v, const float* x,
-                           float* sums) {
-  Eight sum[R][V], base[V], less[V], high[V];
-  for (int r = 0; r < R; ++r) std::memcpy(sum[r], sums + r * kLowbitCols + 8 * v, sizeof sum[r]);
-  std::memcpy(base, group.base + v, sizeof base);
-  std::memcpy(less, group.less + v, sizeof less);
-  std::memcpy(high, group.high + v, sizeof high);
-  const uint32_t* q = tile.q;
-  for (int64_t k = 0; k < tile.depth; ++k, q += tile.stride) {
-    Eight w[V];
-#pragma GCC unroll 4
-    for (int u = 0; u < V; u += 2) {
-      Group::Words::widen(q, v + u, w[u], w[u + 1]);
-      for (int j = u; j < u + 2; ++j) Group::weight(w[j] - base[j], less[j], high[j], w[j]);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Eight value = _mm256_set1_ps(x[r * kLowbitXStride + k]);
-#pragma GCC unroll 4
-      for (int u = 0; u < V; ++u) sum[r][u] = _mm256_fmadd_ps(value, w[u], sum[r][u]);
-    }
-  }
-  for (int r = 0; r < R; ++r) std::memcpy(sums + r * kLowbitCols + 8 * v, sum[r], sizeof sum[r]);
-}
-
-template <int R, class Group>
-inline void stream_tile(const WeightTile& tile, const Group& group, const float* x, float* sums) {
-  constexpr int kAtOnce = R <= 2 ? 4 : 2;  // what 16 registers hold
-  for (int v = 0; v < tile.vectors; v += kAtOnce) {
-    fetch_next<typename Group::Words>(tile, v, kAtOnce);
-    stream_vectors<R, kAtOnce>(tile, group, v, x, sums);
-  }
-}
-#endif
-
-template <class Of, class W>
-inline void multiply_tile(const WeightTile& tile, const GroupTerms<Of, W>& group, int64_t rows,
-                          const float* x, float* b, float* sums) {
-#if defined(SCALED_MM_HAS_FMA_F16C)
-  if (rows <= kLowbitStreamRows && group.plain) {
-    return with_constant<kLowbitStreamRows>(static_cast<int>(rows),
-                                            [&](auto r) { stream_tile<r>(tile, group, x, sums); });
-  }
-#endif
-  dequantize_tile(tile, group, b);
-  for (int n = 0; n < 8 * tile.vectors; n += kFloatPanel, b += tile.depth * kFloatPanel) {
-    for_each_tile(rows, kFloatTileRows, [&](int64_t first, int height) {
-      with_constant<kFloatTileRows>(height, [&](auto r) {
-        multiply_floats<r>(x + first * kLowbitXStride, b, tile.depth,
-                           sums + first * kLowbitCols + n);
-      });
-    });
-  }
 }

@@ -14,6 +14,28 @@ using Eight = float __attribute__((vector_size(32)));
 using EightInts = int32_t __attribute__((vector_size(32)));
 using EightBytes = uint8_t __attribute__((vector_size(8)));
 using Halves = uint16_t __attribute__((vector_size(32)));
+#if defined(SCALED_MM_HAS_AVX512)
+using Wide = float __attribute__((vector_size(64)));  // a pair of vectors, or half of one
+inline constexpr int kLowbitStreamRows = 8;  // up to so many rows of X, weights stay in registers
+inline constexpr int kFewStreamRows = 4;     // up to so many
+inline constexpr int kStreamPairs = 4;       // of vectors are worked on at a time, else half
+inline constexpr int kFetchTo = 2;           // the words to come: into L2
+#else
+using Wide = Eight;
+inline constexpr int kLowbitStreamRows = 6, kFewStreamRows = 2, kStreamPairs = 2;
+inline constexpr int kFetchTo = 3;  // into L1
+#endif
+
+#if defined(SCALED_MM_HAS_FMA_F16C)
+// Calls use(integral_constant<int, i>) for 0 <= i < Count. Not a loop: g++ 12 unrolls loops within
+// loops after it has decided which arrays can be registers, and would keep the sums in memory.
+template <int Count, class Use>
+[[gnu::always_inline]] inline void each(const Use& use) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (use(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, Count>{});
+}
+#endif
 
 inline constexpr int kLowbitVectors = kLowbitCols / 8;
 inline constexpr int kLowbitMostWords = kLowbitCols / 4;  // of a codec
@@ -51,6 +73,27 @@ struct NibbleWords {
     std::memcpy(&odd, &high, sizeof odd);
   }
 
+#if defined(SCALED_MM_HAS_FMA_F16C)
+  // Vectors v .. v + 2 kPairs of the same eight words.
+  template <int kWide>
+  [[gnu::always_inline]] static void widen_pairs(const uint32_t* words, int v, Wide (&w)[kWide]) {
+#if defined(SCALED_MM_HAS_AVX512)
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + v / 8 * 8));
+    // Quarters 0 2 1 3: the even vector's halves before the odd one's.
+    const __m512i halves = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_permute4x64_epi64(all, 0xd8));
+    const __m512i upper = _mm512_set1_epi32(0x4b000000);
+    each<kWide>([&](auto u) __attribute__((always_inline)) {
+      const __m512i nibble = _mm512_set1_epi32(0xf << 4 * (v / 2 % 4 + u));
+      w[u] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(halves, nibble, upper, 0xea));
+    });
+#else
+    each<kWide / 2>([&](auto u) __attribute__((always_inline)) {
+      widen(words, v + 2 * u, w[2 * u], w[2 * u + 1]);
+    });
+#endif
+  }
+#endif
+
   static void differences(const uint32_t* words, int c, const Eight& zero, Eight& d) {
     constexpr EightInts kNibble = {0, 16, 4, 20, 8, 24, 12, 28};  // the shift to each column
     const int32_t bits = static_cast<int32_t>(words[c]);
@@ -87,6 +130,20 @@ struct ByteWords {
     lift(words, v, even);
     lift(words, v + 1, odd);
   }
+#if defined(SCALED_MM_HAS_FMA_F16C)
+  template <int kWide>
+  [[gnu::always_inline]] static void widen_pairs(const uint32_t* words, int v, Wide (&w)[kWide]) {
+    each<kWide>([&](auto u) __attribute__((always_inline)) {
+#if defined(SCALED_MM_HAS_AVX512)
+      const auto* from = reinterpret_cast<const __m128i*>(words + 2 * v + 4 * u);
+      const __m512i bytes = _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(from));
+      w[u] = _mm512_castsi512_ps(_mm512_or_si512(bytes, _mm512_set1_epi32(0x4b000000)));
+#else
+      lift(words, v + u, w[u]);
+#endif
+    });
+  }
+#endif
   static void differences(const uint32_t* words, int c, const Eight& zero, Eight& d) {
     lift(words, c, d);
     d -= zero + 0x1p23f;

@@ -192,12 +192,19 @@ double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& 
              chunk_us;
 }
 
-constexpr double kShareJoinUs = 2.8;         // of adding up the parts of packed kernels' tiles
+constexpr double kShareJoinUs = 1.8;         // of adding up the parts of packed kernels' tiles
+constexpr double kShareBytesPerUs = 2.7e6;   // what those go to L2 and back at
+constexpr double kTwoTilesUs = 1.0;          // of a share of two tiles, where tokens are few
 constexpr double kExchangeUs = 2.5;          // of a cluster's blocks adding up their sums
 constexpr double kExchangeBytesPerUs = 3e4;  // of a block's sums
 constexpr int kMostSlices = 2;  // of a cluster: 128 blocks in clusters of 4 do not all fit at once
 
-// The same of a packed weight.
+// Whether no share has parts of two tiles.
+bool one_tile_shares(const PackedPlan& plan) {
+  return plan.units() % plan.blocks == 0 && plan.chunks % (plan.units() / plan.blocks) == 0;
+}
+
+// busy_us of a packed weight.
 double busy_us(const Packed& tile, const LowbitProblem::Size& size, const PackedPlan& plan,
                int sms) {
   const double chunk_us = tile.chunk_us * (plan.blocks > sms ? tile.pair_factor : 1);
@@ -209,7 +216,8 @@ double busy_us(const Packed& tile, const LowbitProblem::Size& size, const Packed
   }
   const double whole = double(ceil_div(plan.whole, plan.blocks)) * plan.chunks * chunk_us;
   if (plan.cut() == 0) return whole;
-  return whole + kShareJoinUs + 2 * plan.slots() * sums / kJoinBytesPerUs +
+  const double second = tile.live == 2 && one_tile_shares(plan) ? 0 : kTwoTilesUs;
+  return whole + kShareJoinUs + second + 2 * plan.slots() * sums / kShareBytesPerUs +
          double(ceil_div(plan.units(), plan.blocks)) * chunk_us;
 }
 
@@ -339,6 +347,10 @@ PackedPlan plan_packed(const Packed& tile, const LowbitProblem::Size& size, int 
     plan.whole = static_cast<int>(tiles / slots * slots);
     const int64_t units = (tiles - plan.whole) * chunks;
     plan.blocks = static_cast<int>(plan.whole > 0 ? slots : std::min(slots, units));
+    // A few blocks fewer, where no share is longer for it and each is of one tile: to end one tile
+    // and begin another takes longer than a chunk of few tokens.
+    const int64_t longest = ceil_div(units, slots);
+    if (plan.whole == 0 && chunks % longest == 0) plan.blocks = static_cast<int>(units / longest);
     if (units >= plan.blocks && units <= INT_MAX) consider(plan);
     // Where a multiprocessor holds two blocks, clusters would crowd onto half of them.
     const int most_slices = tile.live == 1 ? std::min(kMostSlices, chunks) : 1;
