@@ -67,6 +67,17 @@ MUTANTS = [
         },
     ),
     *of(
+        "csrc/cuda/sm90/model.cpp",
+        "test_explain_awq",
+        {
+            "shares-of-two-tiles": ("plan.whole == 0 && chunks % longest == 0", "false"),
+            "fewer-blocks-with-longer-shares": (
+                "plan.whole == 0 && chunks % longest == 0",
+                "plan.whole == 0",
+            ),
+        },
+    ),
+    *of(
         "csrc/dispatch/archs.cpp",
         "test_model test_explain test_explain_awq",
         {

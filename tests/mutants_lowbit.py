@@ -117,6 +117,32 @@ MUTANTS = [
         },
     ),
     *of(
+        "csrc/cpu/lowbit_stream.h",
+        "test_mixed test_awq",
+        {
+            "few-rows-by-the-first-row-of-x": (
+                "broadcast_float(x[r * kLowbitXStride + k])",
+                "broadcast_float(x[0 * r * kLowbitXStride + k])",
+            ),
+            "few-rows-by-the-first-row-of-words": (
+                "++k, q += tile.stride, next",
+                "++k, q += 0 * tile.stride, next",
+            ),
+            "few-rows-start-from-zero": (
+                "sum[r][u] = wide_at(sums + r * kLowbitCols + 8 * v + u * kLanes);",
+                "sum[r][u] = Wide{};",
+            ),
+            "few-rows-by-the-scales-of-other-columns": (
+                "less[u] = part(group.less, u)",
+                "less[u] = part(group.less, u ^ 1)",
+            ),
+            "few-rows-leave-the-last-columns": (
+                "for (int v = 0; v < tile.vectors; v += 2 * kPairs) {",
+                "for (int v = 0; v + 2 * kPairs < tile.vectors; v += 2 * kPairs) {",
+            ),
+        },
+    ),
+    *of(
         "csrc/cpu/lowbit_group.h",
         "test_guards_int4 test_awq",
         {

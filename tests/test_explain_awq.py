@@ -40,6 +40,17 @@ def test_the_library_answers_for_a_packed_weight():
             assert plain == (kernel.reason == "takes AWQ's words, not packed ones")
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "blocks"),
+    [(4096, 4096, 128), (4096, 14336, 128), (28672, 8192, 132), (4096, 4224, 132)],
+)
+def test_a_share_is_of_one_tile_where_that_makes_none_longer(n, k, blocks):
+    """16 tiles of 32 chunks: 128 blocks have 4 each, the most that one of 132 has; of 33, 5."""
+    with _library.forced_kernels("sm90/packed_8"):
+        chosen = explain_awq(1, n, k, packed=True, device=DEVICES["H200"]).chosen
+    assert chosen.what.endswith(f"shared out over {blocks} blocks")
+
+
 def test_the_int4_choice_follows_the_shape():
     """Few tokens come straight from the words, if the words are cut so."""
 

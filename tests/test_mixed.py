@@ -93,7 +93,7 @@ def test_bits_depend_on_neither_threads_nor_other_rows(
         torch.set_num_threads(count)
         assert_bits(mixed_mm(**given), whole, count)
     x = given.pop("x")
-    for i, j in ((0, 1), (5, 7), (9, 12), (20, 24), (30, 35), (60, 120)):
+    for i, j in ((0, 1), (5, 7), (9, 12), (20, 24), (30, 35), (40, 46), (51, 59), (60, 120)):
         assert_bits(mixed_mm(x[i:j], **given), whole[i:j], i, j)
 
 
