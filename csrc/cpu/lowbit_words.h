@@ -1,12 +1,13 @@
 // The words of a weight as floats. A codec takes the words of kLowbitCols columns of one row apart,
 // eight at a time; each gives the same numbers to the rest of the code:
 //
-//   kBits                        of a value
-//   kWords                       words of kLowbitCols columns
-//   widen(q, v, even, odd)       vectors v and v + 1 (v is even): 2^23 + unit u for a stored value
-//   u unit(v)                      a power of two to_vectors, to_columns       floats from the
-//   order of columns to that of vectors, and back differences(q, c, zero, d)   columns 8 c .. 8 c +
-//   7 in their order, less `zero`; exact
+//   kBits                       of a value
+//   kWords                      words of kLowbitCols columns
+//   widen(q, v, even, odd)      vectors v and v + 1 (v is even): 2^23 + unit u of a stored value u
+//   widen_pairs(q, v, w)        the same of several pairs from v on, for few rows of X
+//   unit(v)                     a power of two
+//   to_vectors, to_columns      floats from the order of columns to that of vectors, and back
+//   differences(q, c, zero, d)  columns 8 c .. 8 c + 7 in their order, less `zero`; exact
 //
 // No include guard: lowbit_rows.h includes this.
 
@@ -74,7 +75,7 @@ struct NibbleWords {
   }
 
 #if defined(SCALED_MM_HAS_FMA_F16C)
-  // Vectors v .. v + 2 kPairs of the same eight words.
+  // All of the same eight words.
   template <int kWide>
   [[gnu::always_inline]] static void widen_pairs(const uint32_t* words, int v, Wide (&w)[kWide]) {
 #if defined(SCALED_MM_HAS_AVX512)
