@@ -192,9 +192,9 @@ double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& 
              chunk_us;
 }
 
-constexpr double kShareJoinUs = 1.8;         // of adding up the parts of packed kernels' tiles
-constexpr double kShareBytesPerUs = 2.7e6;   // what those go to L2 and back at
-constexpr double kTwoTilesUs = 1.0;          // of a share of two tiles, where tokens are few
+constexpr double kShareJoinUs = 1.4;         // of adding up the parts of packed kernels' tiles
+constexpr double kShareBytesPerUs = 3.3e6;   // what those go to L2 and back at
+constexpr double kTwoTilesUs = 1.4;          // of a share of two tiles, where tokens are few
 constexpr double kExchangeUs = 2.5;          // of a cluster's blocks adding up their sums
 constexpr double kExchangeBytesPerUs = 3e4;  // of a block's sums
 constexpr int kMostSlices = 2;  // of a cluster: 128 blocks in clusters of 4 do not all fit at once
