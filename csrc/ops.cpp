@@ -9,7 +9,8 @@
 // out_dtype is bfloat16 when it is absent: AOTInductor takes a dtype that stands as the default in
 // a schema for an integer, and then refuses to load what it compiled.
 //
-// produce_int8 returns q; scale and azp of a dynamic quantiser; and the sum with the residual.
+// produce_int8 returns q; scale and azp of a dynamic quantiser; the sum with the residual; and the
+// norm as floats (normed).
 //
 // _scaled_mm_plain is scaled_mm of the commonest operands, in bfloat16. It takes them by position:
 // an argument that is given by its name costs an eager call 0.4 us.
@@ -53,8 +54,8 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "produce_int8(str producer, Tensor x, *, Tensor? weight=None, Tensor? bias=None, "
       "Tensor? residual=None, Tensor? times=None, bool halves=False, float eps=0.0, "
-      "Tensor? smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True) "
-      "-> (Tensor, Tensor?, Tensor?, Tensor?)");
+      "Tensor? smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True, "
+      "bool normed=False) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)");
   ops.def("awq_dequantize(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor");
   ops.def(
       "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None) "

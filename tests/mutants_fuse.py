@@ -17,6 +17,8 @@ MUTANTS = [
                 "unwatched(modules[name], *readers)",
                 "unwatched(modules[name])",
             ),
+            "activations-that-others-read": ("elif name in alone and", "elif"),
+            "no-floats-for-others": ("normed=name not in alone", "normed=False"),
             "fused-twice": (
                 "for n, m in model.named_modules() if not isinstance(m, Fused)",
                 "for n, m in model.named_modules()",
@@ -58,8 +60,13 @@ MUTANTS = [
         "test_fuse_later",
         {
             "passed-on-is-made-anew": ("if output in self.origin:", "if False:"),
-            "changed-in-place-unseen": ("and not self._in_place(name, given[1])", ""),
+            "changed-in-place-unseen": ("if self._in_place(name, given[1]):", "if False:"),
         },
+    ),
+    *of(
+        "scaled_mm/quantization/feeds.py",
+        "test_fuse",
+        {"set-items-unseen": (' or name == "__setitem__"', "")},
     ),
     *of(
         "scaled_mm/quantization/fuse.py",
@@ -134,10 +141,8 @@ MUTANTS = [
         "scaled_mm/integrations/inductor.py",
         "test_inductor",
         {
-            "an-activation-that-others-read": (
-                "if any(reader.target not in _QUANTIZERS for reader in y.users):",
-                "if False:",
-            ),
+            "others-read-what-a-norm-was": ("reader.replace_input_with(y, floats)", "pass"),
+            "an-activation-that-others-read": ('"eps" not in match.options or not', "not"),
             "one-scale-taken-for-one-a-token": (
                 'return {"symmetric": given["symmetric"]} if given["per_token"] else None',
                 'return {"symmetric": given["symmetric"]}',

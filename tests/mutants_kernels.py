@@ -38,6 +38,10 @@ MUTANTS = [
             "cuda-columns-beyond-a-row-count": (">= cols_) v[e] = 0.0f;", ">= cols_) continue;"),
             "cuda-smooth-forgotten": ("v[e] *= by[e];", "v[e] += 0.0f;"),
             "cuda-sum-of-a-residual-unrounded": ("x[e] = words[e];", "x[e] += 0.0f;"),
+            "cuda-norm-as-floats-in-the-sums-place": (
+                "write(this->p_.normed, row, group, rounded(v));",
+                "write(this->p_.sum, row, group, rounded(v));",
+            ),
             "cuda-norm-bias-not-fused": (
                 "v[e] = __fmaf_rn((v[e] - mean) * r, weight[e], bias[e]);",
                 "v[e] = __fadd_rn(__fmul_rn((v[e] - mean) * r, weight[e]), bias[e]);",

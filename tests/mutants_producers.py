@@ -20,7 +20,14 @@ MUTANTS = [
                 "sum / static_cast<float>(p.cols)",
             ),
             "mean-not-taken-off": ("v[k] -= mean;", ""),
-            "sum-of-a-residual-not-rounded": ("    Of::widen(to, v, p.cols);\n", ""),
+            "sum-of-a-residual-not-rounded": (
+                "  widen_row_of({p.sum, p.cols, 1}, p.x_dtype, row, v, p.cols);\n",
+                "",
+            ),
+            "norm-as-floats-behind-the-first-row": (
+                "narrow_row_to(p.normed, p, row, v);",
+                "narrow_row_to(p.normed, p, 0, v);",
+            ),
             "smooth-forgotten-by-a-producer": (
                 "for (int64_t k = 0; k < p.cols; ++k) v[k] *= p.smooth[k];",
                 "",
@@ -59,8 +66,8 @@ MUTANTS = [
             ),
             "zero-point-without-its-scale": ("if azp is not None and scale is None:", "if False:"),
             "given-scale-not-returned": (
-                "return (q, made, zero, total) if scale is None else (q, scale, azp, total)",
-                "return (q, made, zero, total)",
+                "return (q, made, zero, *floats) if scale is None else (q, scale, azp, *floats)",
+                "return (q, made, zero, *floats)",
             ),
             "fake-halves-are-whole": ("cols = cols // 2", "cols = cols // 1"),
         },
@@ -87,7 +94,7 @@ MUTANTS = [
         "scaled_mm/quantization/fuse.py",
         "test_fuse",
         {
-            "output-of-the-model-forgotten": ("trace.spoiled |= trace.origins(out)", "pass"),
+            "output-of-the-model-forgotten": ("trace.changed |= trace.origins(out)  #", "pass  #"),
             "gate-and-up-in-any-order": (
                 "torch.equal(down(activation(gate(x)) * up(x)), want)",
                 "True",

@@ -34,6 +34,7 @@ class ProduceCase:
     wide_weights: bool = False  # float32, whatever x is
     bare: bool = False  # a norm without weights
     smooth: bool = False
+    normed: bool = False  # a norm, as floats too
     symmetric: bool = True
     scale: Vector | None = None
     azp: Vector | None = None
@@ -64,6 +65,8 @@ class ProduceCase:
                     given["bias"] = vector(dtype)
         if self.smooth:
             given["smooth"] = vector(torch.float32).abs() + 0.5
+        if self.normed:
+            given["normed"] = True
         given["symmetric"] = self.symmetric
         vectors = {"scale": (self.scale, torch.float32), "azp": (self.azp, torch.int32)}
         for name, (made, dtype) in vectors.items():
@@ -84,9 +87,17 @@ def _named() -> Iterator[ProduceCase]:
         for dtype in (torch.bfloat16, torch.float32):
             name = f"{producer}-{k}-{str(dtype)[6:]}"
             shape = (2, 1 + (k < 9), k)
-            yield ProduceCase(name, producer, "scaled", shape, dtype, other=True, smooth=k % 3 == 0)
+            some: dict[str, Any] = {
+                "smooth": k % 3 == 0,
+                "normed": producer in NORMS and k % 2 == 0,
+            }
+            yield ProduceCase(name, producer, "scaled", shape, dtype, other=True, **some)
     for producer, k in itertools.product(PRODUCERS, (8, 300, 1024, 4096)):
         yield ProduceCase(f"{producer}-many-{k}", producer, shape=(300, k), dtype=torch.bfloat16)
+    for producer, data, dtype in itertools.product(NORMS, ROWS, IN_DTYPES):
+        name = f"{producer}-{data}-{str(dtype)[6:]}-normed"
+        more = {"smooth": True, "normed": True, "symmetric": dtype is torch.float16}
+        yield ProduceCase(name, producer, data, (3, 37), dtype, **more)
     for producer, symmetric in itertools.product(PRODUCERS, (True, False)):
         for form in ("0d", "flat", "thick"):
             scale = Vector(form=form)
@@ -124,9 +135,10 @@ def random_produce_case(rng: np.random.Generator) -> ProduceCase:
     if rng.random() < 0.3:
         scale = Vector(pick("normal", "signed", "wide"), pick("1", "flat", "thick"))
         azp = None if symmetric else Vector("int8", pick("1", "flat", "thick"))
+    producer = pick(*PRODUCERS)
     return ProduceCase(
         "random",
-        pick(*PRODUCERS),
+        producer,
         pick(*ROWS),
         shape,
         pick(*IN_DTYPES),
@@ -135,6 +147,7 @@ def random_produce_case(rng: np.random.Generator) -> ProduceCase:
         pick(True, False),
         pick(True, False, False),
         pick(True, False, False),
+        producer in NORMS and pick(True, False),
         symmetric,
         scale,
         azp,

@@ -99,7 +99,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "rms_norm": (
         scaled_mm.rms_norm_quantize_int8,
-        {"x": halves(3, K), "weight": halves(K), "eps": 1e-5, "residual": None} | PRODUCER,
+        {"x": halves(3, K), "weight": halves(K), "eps": 1e-5, "residual": None, "normed": True}
+        | PRODUCER,
     ),
     "layer_norm": (
         scaled_mm.layer_norm_quantize_int8,
@@ -376,6 +377,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
     ),
     "eps-string": ("rms_norm", {"eps": "small"}, TypeError, "eps must be a number, got str"),
     "symmetric": ("gelu", {"symmetric": "no"}, TypeError, "symmetric must be a bool, got str"),
+    "normed": ("layer_norm", {"normed": 1}, TypeError, "normed must be a bool, got int"),
     "per-token": (
         "quantize_int8",
         {"per_token": "tensor"},

@@ -19,6 +19,7 @@ from cuda_support import (
     streams_only,
 )
 from helpers import assert_bits
+from operands import Vector
 from produce_cases import (
     FUNCTIONS,
     PRODUCE_CASES,
@@ -100,6 +101,30 @@ def test_bits_of_every_16_bit_input(producer: str) -> None:
     x = every_16_bit_float().reshape(-1, 1)
     case = ProduceCase("every", producer, shape=tuple(x.shape))
     assert_case(case, {"producer": producer, "x": x, "symmetric": False})
+
+
+@pytest.mark.parametrize("producer", ["gelu", "gelu_tanh"])
+def test_every_bfloat16_where_values_are_looked_up(producer: str) -> None:
+    """So many rows that a table pays; a row of one value has its bits in its scale."""
+    bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    x = bits[:, None].expand(-1, 8).repeat(40, 1)
+    case = ProduceCase("table", producer, shape=tuple(x.shape), dtype=torch.bfloat16)
+    assert_case(case, {"producer": producer, "x": x, "symmetric": False})
+
+
+@pytest.mark.parametrize("columns", [96, 1024, 3072, 11008, 16384])
+@pytest.mark.parametrize("producer", ["gelu", "gelu_tanh"])
+def test_rows_whose_values_are_looked_up(producer: str, columns: int) -> None:
+    shape = (2**23 // columns + 5, columns)
+    given = {"scale": Vector(), "azp": Vector("int8")}
+    for data, more in (
+        ("scaled", {}),
+        ("normal", {}),
+        ("normal", given | {"symmetric": False}),
+        ("one-nan", {}),
+    ):
+        case = ProduceCase("table", producer, data, shape, torch.bfloat16, smooth=True, **more)
+        assert_case(case, case.build())
 
 
 @streams_only

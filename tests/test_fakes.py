@@ -58,6 +58,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
             "weight": torch.ones(4),
             "bias": torch.ones(4),
             "smooth": torch.ones(4),
+            "normed": True,
         },
     ),
     "produce_int8 function": (

@@ -46,7 +46,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {**SMALL, "ffn_dim": 128, "word_embed_proj_dim": 64},
         {"FusedNorm": 4, "FusedActivation": 2},
     ),
-    "Bert": ("BertModel", SMALL, {"FusedActivation": 2}),  # its norms are residuals too
+    # Its norms are residuals too; what the last one makes is the model's output.
+    "Bert": ("BertModel", SMALL, {"FusedNorm": 4, "FusedActivation": 2}),
     "ViT": (
         "ViTModel",
         {**SMALL, "image_size": 32, "patch_size": 8},
@@ -134,8 +135,8 @@ def test_validate_notices_a_producer_that_is_wrong(monkeypatch: pytest.MonkeyPat
     fused = quantize_model(model, None, [batch], fuse=True)
     make = Produced.make.__func__  # type: ignore[attr-defined]
 
-    def off(cls: type[Produced], inputs: Any, options: Any) -> Produced:
-        made = make(cls, inputs, options)
+    def off(cls: type[Produced], *given: Any) -> Produced:
+        made = make(cls, *given)
         made.q[..., 0] += 1
         return made
 
@@ -213,7 +214,7 @@ def test_one_product_by_the_reference() -> None:
     fused = fuse_model(model, x)
     norm, first = model.norm, model.first
     given = {"weight": norm.weight, "bias": norm.bias, "eps": norm.eps, "symmetric": False}
-    q, scale, azp, _ = reference.produce_int8("layer_norm", x, **given)
+    q, scale, azp, *_ = reference.produce_int8("layer_norm", x, **given)
     b = first.weight.t()
     terms = {"azp": azp, "azp_adj": reference.azp_adj(b), "bias": first.bias}
     expected = reference.scaled_mm(q, b, scale, first.weight_scale.t(), **terms)
@@ -221,12 +222,51 @@ def test_one_product_by_the_reference() -> None:
         assert_bits(fused(x)[0], expected)
 
 
-@pytest.mark.parametrize(
-    "other", [lambda y: y + 1, lambda y: y, lambda y: y.sum().item()], ids=["add", "output", "read"]
-)
-def test_a_norm_that_others_read_stays(other: Any) -> None:
+def zero_a_row(y: Tensor) -> None:
+    y[0] = 0
+
+
+@pytest.mark.parametrize("other", [lambda y: y, lambda y: y.mul_(2), zero_a_row])
+def test_a_norm_that_is_an_output_or_is_changed_stays(other: Any) -> None:
     model = quantize_model(Block(nn.LayerNorm(64), other))
     assert not fused_kinds(fuse_model(model, torch.randn(3, 64)))
+
+
+def test_an_activation_that_others_read_stays() -> None:
+    class Gelu(Block):
+        def forward(self, x: Tensor) -> Any:
+            y = self.norm(x)
+            return self.first(y), y + 1
+
+    model = quantize_model(Gelu(nn.GELU()))
+    assert not fused_kinds(fuse_model(model, torch.randn(3, 64)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda y: y + 1,
+        lambda y: 1 - y,
+        lambda y: y.sum(-1),
+        lambda y: y[1:] * 2,
+        lambda y: y[..., 1],
+    ],
+)
+def test_a_norm_that_others_read_writes_floats_too(other: Any, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 64).to(dtype)
+    model = quantize_model(Block(nn.LayerNorm(64), other).to(dtype))
+    fused = fuse_model(model, x)
+    assert fused_kinds(fused) == {"FusedNorm": 1}
+    given = {"weight": model.norm.weight, "bias": model.norm.bias, "eps": model.norm.eps}
+    *_, floats = reference.produce_int8("layer_norm", x, **given, normed=True)
+    with torch.inference_mode():
+        *_, seen = fused(x)
+        alone = fuse_model(quantize_model(Block(nn.LayerNorm(64)).to(dtype)), x)
+        alone.load_state_dict(fused.state_dict())
+        for got, expected in zip(fused(x)[:2], alone(x), strict=True):
+            assert_bits(got, expected)
+    assert_bits(seen, other(floats))
 
 
 def test_readers_that_quantise_otherwise_stay() -> None:

@@ -129,6 +129,40 @@ def test_bits_are_those_of_the_fused_model(norm: str, dtype: torch.dtype) -> Non
         assert quantizers(graph) == 1  # the input of o
 
 
+class PostNorm(nn.Module):
+    """Two residuals that are normed, as BERT's: the next sums read the norms too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(64), nn.LayerNorm(64)
+        self.q, self.k, self.o = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.up, self.act, self.down = nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        y = self.norm2(y + self.o(torch.sin(self.q(y)) + self.k(y)))
+        return y + self.down(self.act(self.up(y)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_norms_that_residuals_read_too(scheme: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = PostNorm().to(dtype), torch.randn(2, 5, 64).to(dtype)
+    quantized = quantize_model(model, QuantConfig(scheme), [x], fuse=False)
+    fused = fuse_model(quantized, x)
+    for start in (quantized, fused):
+        graphs: list[fx.Graph] = []
+        with torch.no_grad():
+            assert_bits(compiled(start, graphs)(x), fused(x), start is fused)
+        (graph,) = graphs
+        apart = 1 * ("static" in scheme and start is quantized)
+        found = {"layer_norm": 1 + apart, "layer_norm of a sum": 1, "gelu": 1}
+        assert producers(graph) == found
+        assert quantizers(graph) == 1  # the input of o
+        assert not any("norm" in str(n.target) or "mean" in str(n.target) for n in graph.nodes)
+
+
 @pytest.mark.parametrize(("family", "sums"), [("Llama", 3), ("Gemma", 3), ("OPT", 1)])
 def test_sums_in_models_of_transformers(family: str, sums: int) -> None:
     extra("transformers")

@@ -20,7 +20,7 @@ from scaled_mm.reference import functions, producers
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 produce = torch.ops.scaled_mm.produce_int8.default
-OUTPUTS = ("q", "scale", "azp", "sum")
+OUTPUTS = ("q", "scale", "azp", "sum", "normed")
 
 
 def assert_case(case: ProduceCase, rng: np.random.Generator | None = None) -> None:
@@ -28,7 +28,7 @@ def assert_case(case: ProduceCase, rng: np.random.Generator | None = None) -> No
     before = bytes_of(operands.values())
     expected = reference.produce_int8(**operands)
     if case.scale is not None:  # given: the op does not return them
-        expected = (expected[0], None, None, expected[3])
+        expected = (expected[0], None, None, *expected[3:])
     for isa in each_isa():
         got = produce(**operands)
         for name, x, y in zip(OUTPUTS, got, expected, strict=True):
@@ -126,7 +126,7 @@ def test_what_torch_computes(name: str) -> None:
         "gelu_tanh": lambda: torch.nn.functional.gelu(x, approximate="tanh"),
         "relu": lambda: torch.relu(x),
     }[means["producer"]]() * other.get("times", 1)
-    q, scale, _, total = reference.produce_int8(x=X, **means)
+    q, scale, _, total, _ = reference.produce_int8(x=X, **means)
     torch.testing.assert_close(
         scale.double(), y.abs().amax(1, keepdim=True) / 127, rtol=1e-6, atol=0
     )
@@ -144,6 +144,21 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
         scaled_mm.rms_norm_quantize_int8(x, None, 0.0, residual=r), alone, strict=False
     ):
         assert_bits(one, two)
+
+
+def test_a_norm_as_floats_too() -> None:
+    """Behind the sum, if there is one, and before it is smoothed; no function has floats."""
+    smooth = torch.linspace(0.5, 2, X.shape[1])
+    for name in ("rms_norm", "rms_norm residual", "layer_norm"):
+        call, means = PUBLIC[name]
+        got = call(normed=True, smooth=smooth)
+        expected = reference.produce_int8(x=X, **means, normed=True, smooth=smooth)
+        assert len(got) == (5 if "residual" in means else 4)
+        there = [[t for t in outputs if t is not None] for outputs in (got, expected)]
+        for x, y in zip(*there, strict=True):
+            assert_bits(x, y, name)
+    with pytest.raises(ValueError, match="normed must be False where the producer is no norm, got"):
+        produce("gelu", X, normed=True)
 
 
 # --- order ----------------------------------------------------------------------------------------

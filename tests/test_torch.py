@@ -78,8 +78,8 @@ SCHEMAS = {
     "quantize_int8_static": "(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor",
     "produce_int8": "(str producer, Tensor x, *, Tensor? weight=None, Tensor? bias=None, "
     "Tensor? residual=None, Tensor? times=None, bool halves=False, float eps=0., "
-    "Tensor? smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True) "
-    "-> (Tensor, Tensor?, Tensor?, Tensor?)",
+    "Tensor? smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True, "
+    "bool normed=False) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
     "quantize_weight_int8": "(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)",
     "awq_dequantize": "(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor",
     "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "

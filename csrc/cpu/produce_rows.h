@@ -80,15 +80,19 @@ inline void widen_row_of(const Matrix<const void>& rows, DType dtype, int64_t ro
   });
 }
 
+// One row of a row-major output of x's dtype.
+inline void narrow_row_to(void* rows, const ProduceProblem& p, int64_t row, const float* v) {
+  with_dtype(p.x_dtype, [&](auto d) {
+    using Of = Format<d>;
+    Of::narrow(v, static_cast<typename Of::storage*>(rows) + row * p.cols, p.cols);
+  });
+}
+
 // v = x + other, rounded to x's dtype, which goes to `sum` as well.
 inline void add_residual(const ProduceProblem& p, int64_t row, const float* other, float* v) {
   for (int64_t k = 0; k < p.cols; ++k) v[k] += other[k];
-  with_dtype(p.x_dtype, [&](auto d) {
-    using Of = Format<d>;
-    auto* to = static_cast<typename Of::storage*>(p.sum) + row * p.cols;
-    Of::narrow(v, to, p.cols);
-    Of::widen(to, v, p.cols);
-  });
+  narrow_row_to(p.sum, p, row, v);
+  widen_row_of({p.sum, p.cols, 1}, p.x_dtype, row, v, p.cols);
 }
 
 inline float reciprocal_root(float sum, const ProduceProblem& p) {
@@ -135,6 +139,7 @@ inline float* produce_row(const ProduceProblem& p, int64_t row, ProducerRows& sc
     if (p.other.data) add_residual(p, row, other, v);
     if constexpr (producer == Producer::rms_norm) rms_norm(p, scratch, v);
     if constexpr (producer == Producer::layer_norm) layer_norm(p, scratch, v);
+    if (p.normed) narrow_row_to(p.normed, p, row, v);
   } else {
     for (int64_t k = 0; k < p.cols; ++k) v[k] = function_of<producer>(v[k]);
     if (p.other.data) {

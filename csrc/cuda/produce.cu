@@ -169,6 +169,7 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
   const auto finish = from.finisher(row);
   const auto change = [&](int group, float (&v)[kSumGroup]) {
     finish(group, v);
+    if constexpr (is_norm(producer)) from.keep_normed(index, group, v);
     if (p.smooth) from.times_smooth(group, v);
   };
   if constexpr (A::kHeld > 0) row.each(change);

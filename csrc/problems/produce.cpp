@@ -71,10 +71,14 @@ void check_x(const ProduceArguments& given, Checked<ProduceProblem>& checked) {
 // What only norms have, and what only functions have.
 void check_operands(const ProduceArguments& given, Checked<ProduceProblem>& checked) {
   ProduceProblem& p = checked.problem;
-  const std::optional<Tensor>& other = is_norm(p.producer) ? given.residual : given.times;
-  const char* argument = is_norm(p.producer) ? "residual" : "times";
+  const bool norm = is_norm(p.producer);
+  const std::optional<Tensor>& other = norm ? given.residual : given.times;
+  const char* argument = norm ? "residual" : "times";
   if (other) p.other = check_like(argument, *other, given.x, checked);
-  if (is_norm(p.producer)) {
+  if (given.normed && !norm) {
+    refuse("normed", "be False where the producer is no norm", "True");
+  }
+  if (norm) {
     p.weight = check_per_column("weight", given.weight, given.x, checked);
     p.bias = check_per_column("bias", given.bias, given.x, checked);
     p.eps = static_cast<float>(given.eps);
@@ -106,10 +110,12 @@ Checked<ProduceProblem> check_produce(const ProduceArguments& given) {
   } else {
     add_scales(p, x, sizes_with_last(x, 1), given.symmetric, true, checked.outputs);
   }
-  if (is_norm(p.producer) && given.residual) {
-    const Tensor& sum = checked.outputs.emplace_back(new_empty(x, x.sizes(), x.scalar_type()));
-    p.sum = sum.mutable_data_ptr();
-  }
+  const auto add_floats = [&](void*& data) {
+    const Tensor& made = checked.outputs.emplace_back(new_empty(x, x.sizes(), x.scalar_type()));
+    data = made.mutable_data_ptr();
+  };
+  if (given.residual && is_norm(p.producer)) add_floats(p.sum);
+  if (given.normed) add_floats(p.normed);
   return checked;
 }
 

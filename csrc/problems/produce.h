@@ -43,6 +43,7 @@ struct ProduceProblem : QuantizeProblem {
   // Norms: added to x first. Functions: the second factor. Of x's dtype; or absent.
   Matrix<const void> other;
   void* sum = nullptr;            // x + other, rounded to x's dtype, row-major; or absent
+  void* normed = nullptr;         // norms: the result before smooth, likewise
   EpilogueOperand weight, bias;   // of norms: columns side by side; bias may be absent
   const float* smooth = nullptr;  // [cols], what the result is multiplied by; or absent
   float eps = 0.0f;
@@ -56,30 +57,32 @@ struct ProduceArguments {
   double eps;
   std::optional<Tensor> smooth, scale, azp;
   bool symmetric;
+  bool normed;  // whether the norm is wanted as floats too
 };
 
-// outputs: q; then, where there are such, scale, azp (of a dynamic quantiser) and sum.
+// outputs: q; then, where there are such, scale, azp (of a dynamic quantiser), sum and normed.
 Checked<ProduceProblem> check_produce(const ProduceArguments& given);
 
 // The op, for a backend whose kernels `run(problem, q)` runs.
-using Produced =
-    std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>>;
+using Produced = std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>,
+                            std::optional<Tensor>, std::optional<Tensor>>;
 template <auto run>
 Produced produce_int8(std::string producer, const Tensor& x, const std::optional<Tensor>& weight,
                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                       const std::optional<Tensor>& times, bool halves, double eps,
                       const std::optional<Tensor>& smooth, const std::optional<Tensor>& scale,
-                      const std::optional<Tensor>& azp, bool symmetric) {
+                      const std::optional<Tensor>& azp, bool symmetric, bool normed) {
   const Checked<ProduceProblem> checked =
       check_produce({std::move(producer), x, weight, bias, residual, times, halves, eps, smooth,
-                     scale, azp, symmetric});
+                     scale, azp, symmetric, normed});
   const ProduceProblem& p = checked.problem;
   run(p, checked.outputs[0]);
   auto next = checked.outputs.begin();
-  Produced made{*next++, std::nullopt, std::nullopt, std::nullopt};
+  Produced made{*next++, std::nullopt, std::nullopt, std::nullopt, std::nullopt};
   if (!p.given) std::get<1>(made) = *next++;
   if (!p.given && !p.symmetric) std::get<2>(made) = *next++;
-  if (next != checked.outputs.end()) std::get<3>(made) = *next++;
+  if (residual && is_norm(p.producer)) std::get<3>(made) = *next++;
+  if (normed) std::get<4>(made) = *next++;
   return made;
 }
 

@@ -1,10 +1,13 @@
 """`scaled-mm bench --layer`: a transformer's layer without attention's core, in one run.
 
-    norm, qkv, o, residual, norm, gate and up, SiLU product, down, residual      (Llama)
-    qkv, o, residual, norm, up, GELU, down, residual, norm                        (BERT)
+    residual, norm, qkv, o, residual, norm, gate and up, SiLU product, down      (Llama)
+    residual, norm, qkv, o, residual, norm, up, GELU, down                        (BERT)
 
-The input of o is the first columns of qkv's output, in attention's place. Each contender has its
-own weights, of the same values, in as many copies as keep them out of the last-level cache.
+A layer begins with the sum that ends the layer before, since that is where it can be fused: in
+front of a norm. It takes that layer's last product and what is added to it: the sum before (Llama)
+or what the norm before has made (BERT); it returns the same two. The input of o is the first
+columns of qkv's output, in attention's place. Each contender has its own weights, of the same
+values, in as many copies as keep them out of the last-level cache.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ EPS = 1e-5
 DTYPE = torch.bfloat16
 Weights = dict[str, Any]
 Product = Callable[[Tensor, Any], Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -76,18 +80,19 @@ def layer_norm(x: Tensor, w: Weights, name: str) -> Tensor:
     return functional.layer_norm(x, x.shape[-1:], w[name], w[f"{name}_bias"], EPS)
 
 
-def llama(shape: Shape, product: Product, w: Weights, x: Tensor) -> Tensor:
-    qkv = product(rms_norm(x, w["norm1"]), w["qkv"])
-    h = x + product(qkv[:, : shape.heads], w["o"])
+def llama(shape: Shape, product: Product, w: Weights, x: Tensor, other: Tensor) -> Pair:
+    h = x + other
+    qkv = product(rms_norm(h, w["norm1"]), w["qkv"])
+    h = h + product(qkv[:, : shape.heads], w["o"])
     gate, up = product(rms_norm(h, w["norm2"]), w["up"]).chunk(2, -1)
-    return h + product(functional.silu(gate) * up, w["down"])
+    return product(functional.silu(gate) * up, w["down"]), h
 
 
-def bert(shape: Shape, product: Product, w: Weights, x: Tensor) -> Tensor:
-    attention = product(x, w["qkv"])[:, : shape.heads]
-    h = layer_norm(x + product(attention, w["o"]), w, "norm1")
-    y = product(functional.gelu(product(h, w["up"])), w["down"])
-    return layer_norm(h + y, w, "norm2")
+def bert(shape: Shape, product: Product, w: Weights, x: Tensor, other: Tensor) -> Pair:
+    h = layer_norm(x + other, w, "norm1")
+    attention = product(h, w["qkv"])[:, : shape.heads]
+    h = layer_norm(h + product(attention, w["o"]), w, "norm2")
+    return product(functional.gelu(product(h, w["up"])), w["down"]), h
 
 
 def dense(x: Tensor, weight: Tensor) -> Tensor:
@@ -127,23 +132,28 @@ def torch_weight(w: Tensor) -> Any:
 # --- the layer, of ours: every quantiser but o's is behind what makes its input -------------------
 
 
-def ours(quantized: Any, weight: Any, residual: Tensor | None = None) -> Tensor:
-    (q, scale, _), (b, scale_b) = quantized, weight
-    return ops.scaled_mm(q, b, scale, scale_b, residual=residual, out_dtype=DTYPE)
+def ours(quantized: Any, weight: Any) -> Tensor:
+    (q, scale, *_), (b, scale_b) = quantized, weight
+    return ops.scaled_mm(q, b, scale, scale_b, out_dtype=DTYPE)
 
 
-def our_llama(shape: Shape, w: Weights, x: Tensor) -> Tensor:
-    qkv = ours(ops.rms_norm_quantize_int8(x, w["norm1"], EPS), w["qkv"])
-    h = ours(ops.quantize_int8(qkv[:, : shape.heads]), w["o"], x)
-    up = ours(ops.rms_norm_quantize_int8(h, w["norm2"], EPS), w["up"])
-    return ours(ops.silu_mul_quantize_int8(up), w["down"], h)
+def our_llama(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
+    *rows, h = ops.rms_norm_quantize_int8(x, w["norm1"], EPS, residual=other)
+    o = ours(ops.quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
+    *rows, h = ops.rms_norm_quantize_int8(o, w["norm2"], EPS, residual=h)
+    return ours(ops.silu_mul_quantize_int8(ours(rows, w["up"])), w["down"]), h
 
 
-def our_bert(shape: Shape, w: Weights, x: Tensor) -> Tensor:
-    qkv = ours(ops.quantize_int8(x), w["qkv"])
-    h = layer_norm(ours(ops.quantize_int8(qkv[:, : shape.heads]), w["o"], x), w, "norm1")
-    up = ours(ops.quantize_int8(h), w["up"])
-    return layer_norm(ours(ops.gelu_quantize_int8(up), w["down"], h), w, "norm2")
+def our_bert(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
+    *rows, h = our_layer_norm(x, other, w, "norm1")
+    o = ours(ops.quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
+    *rows, h = our_layer_norm(o, h, w, "norm2")
+    return ours(ops.gelu_quantize_int8(ours(rows, w["up"])), w["down"]), h
+
+
+def our_layer_norm(x: Tensor, other: Tensor, w: Weights, name: str) -> Any:
+    given = w[name], w[f"{name}_bias"], EPS
+    return ops.layer_norm_quantize_int8(x, *given, residual=other, normed=True)
 
 
 def our_weight(w: Tensor) -> tuple[Any, Tensor]:
@@ -168,7 +178,7 @@ class Contender:
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtype: torch.dtype = DTYPE
 
-    def layer(self, shape: Shape) -> Callable[[Weights, Tensor], Tensor]:
+    def layer(self, shape: Shape) -> Callable[[Weights, Tensor, Tensor], Pair]:
         if self.product is None:
             run: Any = partial(our_llama if shape.llama else our_bert, shape)
         else:
@@ -243,22 +253,25 @@ def prepare(
     size = sum(w.numel() for w in made.values()) * (1 if contender.product is not dense else 2)
     copies = clock.weight_copies(size)
     layer = contender.layer(shape)
-    x = tokens(shape, m, settings.device).to(contender.dtype)
-    xs = [x.clone() for _ in range(min(copies, clock.activation_copies(x.numel() * x.itemsize)))]
+    given = [t.to(contender.dtype) for t in tokens(shape, m, settings.device)]
+    size = sum(t.nbytes for t in given)
+    xs = [[t.clone() for t in given] for _ in range(min(copies, clock.activation_copies(size)))]
     calls = []
     for i in range(copies):
         weights = {name: contender.weight(w) for name, w in made.items()} | norms
-        calls.append(partial(layer, weights, xs[i % len(xs)]))
-    out = calls[0]().float()
+        calls.append(partial(layer, weights, *xs[i % len(xs)]))
+    out = torch.cat(calls[0](), 1).float()
     error = 0.0 if exact is None else float((out - exact).norm() / exact.norm())
     stopwatch = clock.stopwatch(calls)
     rounds = min(settings.rounds, round(clock.budget_seconds / stopwatch.round_seconds))
     return Runner(contender.name, stopwatch, max(1, rounds), error), out
 
 
-def tokens(shape: Shape, m: int, device: str) -> Tensor:
+def tokens(shape: Shape, m: int, device: str) -> tuple[Tensor, Tensor]:
+    """What the layer before hands over."""
     generator = torch.Generator(device).manual_seed(1)
-    return torch.randn(m, shape.hidden, generator=generator, device=device).to(DTYPE)
+    x, other = torch.randn(2, m, shape.hidden, generator=generator, device=device).to(DTYPE)
+    return x, other
 
 
 def exact_of(settings: LayerSettings, m: int) -> Tensor:
@@ -267,7 +280,8 @@ def exact_of(settings: LayerSettings, m: int) -> Tensor:
     made, norms = values(shape, settings.device)
     weights = {name: w.float() for name, w in (made | norms).items()}
     run = llama if shape.llama else bert
-    return run(shape, dense, weights, tokens(shape, m, settings.device).float())
+    x, other = (t.float() for t in tokens(shape, m, settings.device))
+    return torch.cat(run(shape, dense, weights, x, other), 1)
 
 
 @torch.inference_mode()

@@ -14,7 +14,8 @@ The first and the last change no bit of the model's output. The second gives the
 (docs/numerics.md, section 6). A model that is fused already keeps every bit.
 
 Norms and activations are found by what they compute, as `patterns.py` writes it in torch's
-functions; a norm or activation that anything else reads too stays.
+functions. Where others read a norm too, its producer writes floats for them; an activation that
+others read stays.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from .patterns import Match, find, patterns
 _OPS = torch.ops.scaled_mm
 _QUANTIZERS = (_OPS.quantize_int8.default, _OPS.quantize_int8_static.default)
 _PRODUCE = _OPS.produce_int8.default
+_PARTS = 5  # that it returns; the last is the norm as floats
 _PURE = ("aten", "prims")  # in these graphs
 _SLOT = "joint_custom_pre_pass"
 
@@ -90,7 +92,7 @@ def _share(graph: fx.Graph, targets: Iterable[Any]) -> None:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
         else:
-            _parts_to(graph, node, first, range(4))
+            _parts_to(graph, node, first, range(_PARTS))
 
 
 def _parts_to(graph: fx.Graph, old: fx.Node, new: fx.Node, places: Iterable[int]) -> None:
@@ -114,23 +116,38 @@ def _part(graph: fx.Graph, node: fx.Node, place: int) -> fx.Node:
 def _produce(graph: fx.Graph, node: fx.Node) -> None:
     """Puts the producer in the place of a quantiser and what it reads."""
     y: Any = node.args[0]
-    if any(reader.target not in _QUANTIZERS for reader in y.users):
-        return None
+    others = [reader for reader in y.users if reader.target not in _QUANTIZERS]
     match = find(y)
-    if match is None:
-        return None
     given = _options_of(node)
-    if given is None:
-        return None
-    with graph.inserting_before(node):
+    if match is None or given is None:
+        return
+    place = node
+    if others:
+        place = y.next
+        if "eps" not in match.options or not all(_before(n, place) for n in _nodes(given)):
+            return  # it is no norm, or the scale is not known yet where the others read
+        given["normed"] = True
+    with graph.inserting_before(place):
         made = _call(graph, match, given)
+        if others:
+            floats = _part(graph, made, _PARTS - 1)
+    for reader in others:
+        reader.replace_input_with(y, floats)
     if node.target is _QUANTIZERS[0]:
-        return _parts_to(graph, node, made, (0, 1, 2))
+        _parts_to(graph, node, made, (0, 1, 2))
+        return
     with graph.inserting_before(node):
         q = _part(graph, made, 0)
     node.replace_all_uses_with(q)
     graph.erase_node(node)
-    return None
+
+
+def _nodes(given: dict[str, Any]) -> list[fx.Node]:
+    return [value for value in given.values() if isinstance(value, fx.Node)]
+
+
+def _before(node: fx.Node, place: fx.Node) -> bool:
+    return node is not place and node < place
 
 
 def _options_of(node: fx.Node) -> dict[str, Any] | None:
@@ -178,7 +195,7 @@ def _take_residual(graph: fx.Graph, node: fx.Node) -> None:
         )
         _shapes(made)
         h = _part(graph, made, 3)
-    _parts_to(graph, node, made, range(3))
+    _parts_to(graph, node, made, range(_PARTS))
     total.replace_all_uses_with(h)
     graph.erase_node(total)
 

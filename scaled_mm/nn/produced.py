@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
-from ..ops import produce_int8
+from ..ops import produce_int8, produce_norm_int8
 
 Rows = Mapping[str, Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,6 +31,7 @@ class Produced:
         dtype           of the activation that they stand for, and of the Linears' outputs
         inputs          the producer's inputs that have rows: x, times
         options         its others, by the names of `reference.produce_int8`; "producer" says which
+        floats          the activation itself, where a norm wrote it too, for readers beside Linears
 
     It has a tensor's shape, and those of its methods that code between a norm and its Linears
     calls: rows may be told apart in another way, or some taken. Whatever else is done to it, to its
@@ -43,15 +44,21 @@ class Produced:
         inputs: Rows,
         options: Mapping[str, Any],
         made: tuple[Tensor, Tensor, Tensor | None],
+        floats: Tensor | None = None,
     ) -> None:
         self.inputs = inputs
         self.options = options
         self.q, self.scale, self.azp = made
+        self.floats = floats
         self.dtype = inputs["x"].dtype
 
     @classmethod
-    def make(cls, inputs: Rows, options: Mapping[str, Any]) -> Produced:
-        return cls(inputs, options, produce_int8(**{**inputs, **options}))
+    def make(cls, inputs: Rows, options: Mapping[str, Any], normed: bool = False) -> Produced:
+        given = {**inputs, **options}
+        if not normed:
+            return cls(inputs, options, produce_int8(**given))
+        *made, floats = produce_norm_int8(**given)
+        return cls(inputs, options, tuple(made), floats)
 
     @property
     def shape(self) -> torch.Size:
@@ -91,7 +98,10 @@ class Produced:
         return y * self.inputs["times"].float() if "times" in self.inputs else y
 
     def plain(self) -> Tensor:
-        """The activation as a tensor of its dtype, made by torch's functions."""
+        """The activation as a tensor of its dtype: as the norm wrote it, else made by torch's
+        functions."""
+        if self.floats is not None:
+            return self.floats
         return self.unquantized().to(self.dtype)
 
     @classmethod
@@ -147,7 +157,8 @@ class Produced:
             for t in (self.scale, self.azp)
         ]
         inputs = {name: change(t) for name, t in self.inputs.items()}
-        return Produced(inputs, self.options, (change(self.q), per_row[0], per_row[1]))  # type: ignore[arg-type]
+        floats = None if self.floats is None else change(self.floats)
+        return Produced(inputs, self.options, (change(self.q), per_row[0], per_row[1]), floats)  # type: ignore[arg-type]
 
 
 _REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow")
@@ -215,7 +226,8 @@ def joined(rows: Sequence[Any]) -> Any:
         whole([r.scale for r in rows]),
         whole([r.azp for r in rows]),
     )
-    return Produced(inputs, first.options, made)
+    floats = None if first.floats is None else torch.cat([r.floats for r in rows])
+    return Produced(inputs, first.options, made, floats)
 
 
 def _wide(t: Tensor | None) -> Tensor | None:

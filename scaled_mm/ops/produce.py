@@ -24,7 +24,8 @@ def rms_norm_quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     smooth: Tensor | None = None,
-) -> Quantized | tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    normed: bool = False,
+) -> Quantized | tuple[Tensor | None, ...]:
     """RMS norm, then `quantize_int8` of each token.
 
         h = x, or RN(x + residual) in x's dtype
@@ -43,9 +44,12 @@ def rms_norm_quantize_int8(
         scale, azp, symmetric: as for `quantize_int8`, always per token where they are dynamic.
         smooth: float32 [K], multiplied in last: 1 / s of SmoothQuant, the `input_smooth` of a
             `nn.ScaledLinear`.
+        normed: return the norm as floats too, as a model that norms behind a residual's sum needs
+            it for the next sum.
 
     Returns:
-        (q, scale, azp) as `quantize_int8` returns them; with a residual also h, in x's dtype.
+        (q, scale, azp) as `quantize_int8` returns them; then, with a residual, h in x's dtype; and
+        with `normed` RN(y) in x's dtype, before `smooth`.
 
     Raises:
         ValueError: an argument breaks a rule above, or one of `quantize_int8`.
@@ -53,8 +57,7 @@ def rms_norm_quantize_int8(
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
     """
     given = {"weight": weight, "residual": residual, "smooth": smooth}
-    made = _produce("rms_norm", x, given, scale, azp, symmetric, eps=eps)
-    return made if residual is not None else made[:3]
+    return _norm("rms_norm", x, given, scale, azp, symmetric, eps, normed)
 
 
 def layer_norm_quantize_int8(
@@ -68,7 +71,8 @@ def layer_norm_quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     smooth: Tensor | None = None,
-) -> Quantized | tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    normed: bool = False,
+) -> Quantized | tuple[Tensor | None, ...]:
     """Layer norm, then `quantize_int8` of each token.
 
         h = x, or RN(x + residual) in x's dtype
@@ -83,8 +87,7 @@ def layer_norm_quantize_int8(
     Source: Ba, Kiros and Hinton, Layer Normalization (2016).
     """
     given = {"weight": weight, "bias": bias, "residual": residual, "smooth": smooth}
-    made = _produce("layer_norm", x, given, scale, azp, symmetric, eps=eps)
-    return made if residual is not None else made[:3]
+    return _norm("layer_norm", x, given, scale, azp, symmetric, eps, normed)
 
 
 def silu_mul_quantize_int8(
@@ -181,6 +184,35 @@ def produce_int8(
     return _produce(producer, x, options, scale, azp, symmetric, **eps)[:3]
 
 
+def produce_norm_int8(
+    x: Tensor,
+    *,
+    producer: str,
+    eps: float,
+    scale: Tensor | None = None,
+    azp: Tensor | None = None,
+    symmetric: bool = True,
+    **given: Any,
+) -> tuple[Any, ...]:
+    """The same of a norm that is wanted as floats too: q, scale, azp, y."""
+    return _norm(producer, x, given, scale, azp, symmetric, eps, True)
+
+
+def _norm(
+    producer: str,
+    x: Tensor,
+    given: dict[str, Tensor | None],
+    scale: Tensor | None,
+    azp: Tensor | None,
+    symmetric: bool,
+    eps: float,
+    normed: bool,
+) -> tuple[Any, ...]:
+    must_be_bool("normed", normed)
+    made = _produce(producer, x, given, scale, azp, symmetric, eps=eps, normed=normed)
+    return (*made[:3], *(t for t in made[3:] if t is not None))
+
+
 def _produce(
     producer: str,
     x: Tensor,
@@ -189,7 +221,7 @@ def _produce(
     azp: Tensor | None,
     symmetric: bool,
     **options: Any,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, Any, Any, Any, Any]:
     operands = {name: t for name, t in given.items() if t is not None}
     scales = {name: t for name, t in {"scale": scale, "azp": azp}.items() if t is not None}
     accept({"x": x, **operands}, scales)
@@ -203,12 +235,12 @@ def _produce(
         rule = "not be given" if symmetric else "be given"
         raise ValueError(f"azp must {rule} with scale when symmetric={symmetric}, got {azp}")
     try:
-        q, made, zero, total = _produce_int8(
+        q, made, zero, *floats = _produce_int8(
             producer, x, symmetric=symmetric, **operands, **scales, **options
         )
     except (MemoryError, NotImplementedError) as error:
         raise explained(error, {"x": x, **operands, **scales}) from None
-    return (q, made, zero, total) if scale is None else (q, scale, azp, total)
+    return (q, made, zero, *floats) if scale is None else (q, scale, azp, *floats)
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -229,7 +261,8 @@ def _(
     scale: Tensor | None = None,
     azp: Tensor | None = None,
     symmetric: bool = True,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    normed: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     others = {"weight": weight, "bias": bias, "residual": residual, "times": times}
     must_share_device("x", x, **others, smooth=smooth, scale=scale, azp=azp)
@@ -245,4 +278,5 @@ def _(
         x.new_empty(per_token, dtype=torch.float32) if dynamic else None,
         x.new_empty(per_token, dtype=torch.int32) if dynamic and not symmetric else None,
         None if residual is None else x.new_empty(x.shape),
+        x.new_empty(x.shape) if normed else None,
     )

@@ -49,6 +49,7 @@ class Trace(TorchFunctionMode):
         self.inside = 0  # Linears
         self.fed: dict[str, set[str | None]] = defaultdict(set)
         self.spoiled: set[str] = set()  # norms that others read too
+        self.changed: set[str] = set()  # norms whose output may not stay what it was
         self.samples: dict[str, Tensor] = {}  # norm -> some of its input
 
     def origins(self, tree: Any) -> set[str]:
@@ -66,17 +67,21 @@ class Trace(TorchFunctionMode):
     @staticmethod
     def _in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
         changes = name.endswith("_") and not name.startswith("__")
-        return changes or name.startswith("__i") or bool(kwargs.get("inplace")) or "out" in kwargs
+        changes = changes or name.startswith("__i") or name == "__setitem__"
+        return changes or bool(kwargs.get("inplace")) or "out" in kwargs
 
     def _read(self, name: str, given: Any, out: Any) -> None:
         origins = self.origins(given)
         if not origins:
             return
+        if self._in_place(name, given[1]):
+            self.changed |= origins
+            return
         tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         if not tensors and name not in _READS:
             return  # a shape, a dtype
         sources = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x in self.origin]
-        if len(tensors) == 1 and tensors[0] is sources[0] and not self._in_place(name, given[1]):
+        if len(tensors) == 1 and tensors[0] is sources[0]:
             return  # nothing happened: a dropout in eval mode, .to() of the same dtype
         width = sources[0].shape[-1]
         if len(tensors) == 1 and name in _RESHAPES and tensors[0].shape[-1] == width:
@@ -109,12 +114,14 @@ class Trace(TorchFunctionMode):
                 found[name] = norm
         return found
 
-    def groups(self) -> dict[str, list[str]]:
-        """Norm -> the Linears that it feeds, where nothing else reads its output."""
+    def groups(self, others: bool = False) -> dict[str, list[str]]:
+        """Norm -> the Linears that it feeds, where nothing else reads its output; with `others`
+        where other torch functions read it too, and none changes it."""
         shared = {norm for seen in self.fed.values() if len(seen) > 1 for norm in seen}
+        kept = shared | self.changed | (set() if others else self.spoiled)
         found: dict[str, list[str]] = defaultdict(list)
         for name, norm in self.fed_by_one().items():
-            if norm not in self.spoiled | shared:
+            if norm not in kept:
                 found[norm].append(name)
         return dict(found)
 

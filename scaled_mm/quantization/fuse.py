@@ -145,8 +145,8 @@ def gated_mlp_of(module: nn.Module, x: Tensor) -> Options | None:
 
 def _traced(
     model: nn.Module, sources: Mapping[str, nn.Module], linears: Mapping[str, nn.Module], call: Any
-) -> tuple[dict[str, list[str]], dict[str, Tensor]]:
-    """Source -> the Linears that read its output and nothing else does; some of its input."""
+) -> Trace:
+    """One run in which the outputs of `sources` are followed to the Linears that read them."""
     trace = Trace()
     hooks = [m.register_forward_hook(partial(trace.born, name)) for name, m in sources.items()]
     for name, linear in linears.items():
@@ -158,8 +158,8 @@ def _traced(
     finally:
         for hook in hooks:
             hook.remove()
-    trace.spoiled |= trace.origins(out)
-    return trace.groups(), trace.samples
+    trace.changed |= trace.origins(out)  # whoever gets it asks for a tensor
+    return trace
 
 
 def _inputs(model: nn.Module, modules: Mapping[str, nn.Module], call: Any) -> dict[str, Tensor]:
@@ -202,15 +202,17 @@ def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
                 made[name] = FusedGatedMLP.of(parents[name], Site((down,), **found))
     norms = {n: m for n, m in modules.items() if is_norm(m)}
     leaves = {n: m for n, m in modules.items() if n not in norms and _bare(m)}
-    groups, samples = _traced(model, norms | leaves, linears, call)
-    for name, fed in groups.items():
+    trace = _traced(model, norms | leaves, linears, call)
+    alone = trace.groups()
+    for name, fed in trace.groups(others=True).items():
         readers = tuple(linears[n] for n in fed)
         if not (agree(readers) and unwatched(modules[name], *readers)):
             continue
         if name in norms:
-            if (how := norm_of(modules[name], samples[name])) is not None:
-                made[name] = FusedNorm.of(modules[name], Site(readers, **how))
-        elif (kind := activation_of(modules[name])) is not None:
+            if (how := norm_of(modules[name], trace.samples[name])) is not None:
+                site = Site(readers, **how, normed=name not in alone)
+                made[name] = FusedNorm.of(modules[name], site)
+        elif name in alone and (kind := activation_of(modules[name])) is not None:
             made[name] = FusedActivation.of(modules[name], Site(readers, kind))
     return made
 
@@ -249,8 +251,9 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
     `model` holds `ScaledLinear`s, as `quantize_model` and `load_quantized` leave them. It runs on
     `batch` twice, and what is found is replaced:
 
-        norm -> Linears                 a RMS or layer norm whose output nothing but `ScaledLinear`s
-                                        read that quantise alike (q, k and v; gate and up)
+        norm -> Linears                 a RMS or layer norm whose output `ScaledLinear`s read that
+                                        quantise alike (q, k and v; gate and up); it writes floats
+                                        too, where others read it as well (BERT's residuals)
         activation -> Linear            ReLU, SiLU or GELU, a module of its own, read by one
         down(activation(gate(x)) * up(x))   a module of three Linears and an activation
 
@@ -261,8 +264,9 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
     What is replaced is safe to replace:
 
     - What the module computes was found by trial on its own input; no class is known by name.
-    - Its output went to nothing but `ScaledLinear`s (no subclasses) that quantise alike, each row
-      by itself or all by a known scale. A norm that a residual reads too, as in BERT, stays.
+    - Its output went to `ScaledLinear`s (no subclasses) that quantise alike, each row by itself or
+      all by a known scale; an activation's to nothing else. A norm stays whose output is the
+      model's, or is changed in place.
     - Neither it nor one of its readers has a hook, or a forward that was put in its own one's
       place: they would see int8 rows.
     - Both are looked at again before every call: a hook that comes later, offloaded weights, a

@@ -26,6 +26,8 @@ class Site:
     eps: float = 0.0
     from_one: bool = False
     """Of a norm: whether its weight counts from 1."""
+    normed: bool = False
+    """Of a norm: whether others read its output too, so that it writes the floats as well."""
     roles: tuple[str, ...] = ()
     """Of a gated MLP: the names of gate, up, down and the activation."""
     activation: nn.Module | None = None
@@ -103,7 +105,8 @@ def takes_int8(reader: nn.Module) -> bool:
 
 
 class FusedNorm(Fused):
-    """A norm that quantises its output for the `ScaledLinear`s that read it."""
+    """A norm that quantises its output for the `ScaledLinear`s that read it, and writes it as
+    floats too where others read it."""
 
     def _produce(self, x: Tensor) -> Produced:
         site = self._site
@@ -113,7 +116,7 @@ class FusedNorm(Fused):
         given: Options = {"producer": site.producer, "weight": weight, "eps": site.eps}
         if site.producer == "layer_norm":
             given["bias"] = bias
-        return Produced.make({"x": x}, given | input_options(site.readers[0]))
+        return Produced.make({"x": x}, given | input_options(site.readers[0]), site.normed)
 
     def _vector(self, name: str, x: Tensor) -> Tensor | None:
         t = getattr(self, name, None)

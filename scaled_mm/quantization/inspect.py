@@ -104,7 +104,7 @@ def reference_arguments(
     state = layer.state_dict()
     b = state["weight"].t()
     if isinstance(x, Produced):
-        q, scale, azp, _ = reference.produce_int8(**{**x.inputs, **x.options})
+        q, scale, azp, *_ = reference.produce_int8(**{**x.inputs, **x.options})
     else:
         smooth = state.get("input_smooth")
         q, scale, azp = reference.quantize_int8(

@@ -69,19 +69,20 @@ def produce_int8(
     times: Tensor | None = None,
     eps: float = 0.0,
     smooth: Tensor | None = None,
+    normed: bool = False,
     **options: Any,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """R1 of the producers: q, scale, azp as `quantize_int8` returns them with `options`, and the
-    sum of x and the residual, or None.
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """R1 of the producers: q, scale, azp as `quantize_int8` returns them with `options`; the sum of
+    x and the residual, or None; with `normed` the norm in x's dtype, else None.
 
     producer: rms_norm, layer_norm, relu, silu, gelu or gelu_tanh; silu_mul's halves are x and times
     here. Everything else as in `scaled_mm.ops.produce`.
     """
-    total = None
+    total = floats = None
     with np.errstate(all="ignore"):
         h = _rows(x)
         if residual is not None:
-            h = round_to(np.float64(h + _rows(residual)), FORMATS[x.dtype]).astype(np.float32)
+            h = _rounded(h + _rows(residual), x.dtype)
             total = to_tensor(h, tuple(x.shape), x.dtype)
         if producer in ACTIVATIONS:
             y = ACTIVATIONS[producer](h)
@@ -91,9 +92,15 @@ def produce_int8(
             z = F32(-0.0) if bias is None else to_numpy(bias).reshape(1, -1)
             small = F32(eps)
             y = rms_norm(h, w, small) if producer == "rms_norm" else layer_norm(h, w, z, small)
+        if normed:
+            floats = to_tensor(_rounded(y, x.dtype), tuple(x.shape), x.dtype)
         y = y if smooth is None else y * to_numpy(smooth).reshape(1, -1)
     made = to_tensor(y, tuple(x.shape), torch.float32)
-    return (*quantize_int8(made, **options), total)
+    return (*quantize_int8(made, **options), total, floats)
+
+
+def _rounded(x: Array, dtype: torch.dtype) -> Array:
+    return round_to(np.float64(x), FORMATS[dtype]).astype(np.float32)
 
 
 def _rows(x: Tensor) -> Array:

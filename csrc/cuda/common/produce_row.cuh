@@ -40,6 +40,7 @@ class RowBase {
   using Of = Format<A::dtype>;
   using Storage = typename Of::storage;
   using Floats = float[kSumGroup];
+  using Given = Inputs<A::dtype>;  // of a group
 
   __device__ explicit RowBase(const ProduceProblem& p) : p_(p), cols_(static_cast<int>(p.cols)) {}
 
@@ -144,7 +145,7 @@ class FunctionRow : public RowBase<A> {
     return [](int, Floats&) {};
   }
 
- private:
+ protected:
   static __device__ float function(float x) {
     using F = FunctionOps;
     if constexpr (producer == Producer::relu) return functions::relu<F>(x);
@@ -215,6 +216,10 @@ class SummedRow : public RowBase<A> {
     for (int e = 0; e < kSumGroup; ++e) v[e] = inputs.x[e];
     if (this->p_.other.data) add(row, group, inputs.other, v);
   }
+  // The norm of a group that the row has, as floats of x's dtype, where they are wanted.
+  __device__ void keep_normed(int64_t row, int group, const Floats& v) const {
+    if (this->p_.normed) write(this->p_.normed, row, group, rounded(v));
+  }
 
  protected:
   __device__ float reciprocal_root(float sum) const {
@@ -229,24 +234,28 @@ class SummedRow : public RowBase<A> {
   using Storage = typename Of::storage;
   using Words = cuda::Words<A::dtype>;
 
-  __device__ void add(int64_t row, int group, const Words& other, Floats& x) const {
+  static __device__ Words rounded(const Floats& x) {
     Words words;
-#pragma unroll
-    for (int e = 0; e < kSumGroup; ++e) x[e] += other[e];
     if constexpr (Of::kPerWord == 1) {
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) words.word[e] = __float_as_uint(x[e]);
     } else {
 #pragma unroll
       for (int e = 0; e < kSumGroup; e += 2) words.word[e / 2] = Of::narrow(x[e], x[e + 1]);
-#pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) x[e] = words[e];
     }
-    if (this->has(group)) write(row, group, words);
+    return words;
   }
-  __device__ void write(int64_t row, int group, const Words& words) const {
-    Storage* const to =
-        static_cast<Storage*>(this->p_.sum) + row * this->p_.cols + group * kSumGroup;
+  __device__ void add(int64_t row, int group, const Words& other, Floats& x) const {
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) x[e] += other[e];
+    const Words words = rounded(x);
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) x[e] = words[e];
+    if (this->has(group)) write(this->p_.sum, row, group, words);
+  }
+  // A group of a row-major output of x's dtype.
+  __device__ void write(void* rows, int64_t row, int group, const Words& words) const {
+    Storage* const to = static_cast<Storage*>(rows) + row * this->p_.cols + group * kSumGroup;
     if constexpr (A::kVectors) {
 #pragma unroll
       for (int i = 0; i < Words::kWords / 4; ++i) {
