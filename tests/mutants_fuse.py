@@ -218,6 +218,22 @@ MUTANTS = [
                 "return sum;",
             ),
             "cuda-weights-of-two-dtypes": ("|| is_mixed(p)", ""),
+            "cuda-table-forgets-a-second-factor": (
+                "is_aligned(p) && !p.other.data &&",
+                "is_aligned(p) &&",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/produce_table.cuh",
+        "test_cuda_produce",
+        {
+            "cuda-table-without-signs": (
+                "const uint32_t sign = i >= kTableSize ? 0x8000 : 0;",
+                "const uint32_t sign = 0;",
+            ),
+            "cuda-small-values-looked-up": ("kTableBeyond = 0x7800", "kTableBeyond = 0x3800"),
         },
         gpu=True,
     ),

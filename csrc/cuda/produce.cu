@@ -12,6 +12,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/produce_row.cuh"
+#include "cuda/common/produce_table.cuh"
 #include "cuda/common/produce_team.cuh"
 #include "integers.h"
 #include "namespace.h"
@@ -31,7 +32,15 @@ template <class P, class A, class T>
 class Groups {
  public:
   static constexpr int kHeld = A::kHeld;
+  using Exchange = typename T::Exchange;
 
+  // Of inputs that were fetched.
+  __device__ Groups(const P& producer, const T& team, Exchange& exchange, int64_t row,
+                    const typename P::Given* inputs)
+      : producer_(producer), team_(team), exchange_(exchange), row_(row) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) producer_.take(row, group(i), inputs[i], held_[i]);
+  }
   __device__ Groups(const P& producer, const T& team, Exchange& exchange, int64_t row)
       : producer_(producer), team_(team), exchange_(exchange), row_(row) {
     // Loads in flight together: of more the registers would spill, from 10.0 on sooner.
@@ -152,20 +161,11 @@ struct SymmetricBytes {
   }
 };
 
-// kClusters: a team is a cluster's blocks, in x, and its row is y.
-template <Producer producer, class A, bool kClusters>
-__global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p) {
-  __shared__ alignas(Exchange) uint8_t memory[sizeof(Exchange)];  // what has no initial values
-  Exchange& exchange = *reinterpret_cast<Exchange*>(memory);
-  using P = typename RowOf<A, producer>::type;
-  const Team<kClusters> team(!p.given);
-  wait_for_dependencies();
-  launch_dependents();  // not before: the next kernel's blocks would crowd the one before this one
-  const int64_t index = kClusters ? blockIdx.y : int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (index >= p.rows) return;
-  P from(p);
-  from.keep(team.thread());
-  Groups<P, A, Team<kClusters>> row(from, team, exchange, index);
+// What a team does to its row, once it has the inputs.
+template <Producer producer, class P, class A, class T>
+__device__ __forceinline__ void quantize_row(const ProduceProblem& p, const P& from, const T& team,
+                                             typename T::Exchange& exchange, int64_t index,
+                                             Groups<P, A, T>& row) {
   const auto finish = from.finisher(row);
   const auto change = [&](int group, float (&v)[kSumGroup]) {
     finish(group, v);
@@ -204,6 +204,51 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
     store(SymmetricBytes{by});
   } else {
     store(QuickBytes{by});
+  }
+}
+
+// kClusters: a team is a cluster's blocks, in x, and its row is y.
+template <Producer producer, class A, bool kClusters>
+__global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p) {
+  __shared__ alignas(Exchange) uint8_t memory[sizeof(Exchange)];  // what has no initial values
+  Exchange& exchange = *reinterpret_cast<Exchange*>(memory);
+  using P = typename RowOf<A, producer>::type;
+  const Team<kClusters> team(!p.given);
+  wait_for_dependencies();
+  launch_dependents();  // not before: the next kernel's blocks would crowd the one before this one
+  const int64_t index = kClusters ? blockIdx.y : int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (index >= p.rows) return;
+  P from(p);
+  from.keep(team.thread());
+  Groups<P, A, Team<kClusters>> row(from, team, exchange, index);
+  quantize_row<producer>(p, from, team, exchange, index, row);
+}
+
+// Rows of an activation by its table: teams (y) with rows of their own, one after the other. The
+// next row's inputs are on their way while a row is worked on.
+template <Producer producer>
+__global__ void __launch_bounds__(kTabledThreads) produce_tabled(const ProduceProblem p) {
+  __shared__ float table[kTableFloats];
+  __shared__ alignas(Extremes) uint8_t memory[kMostTeams][2][sizeof(TeamOfBlock::Exchange)];
+  using A = Access<DType::bfloat16, DType::bfloat16, kTabledHeld>;
+  using P = TabledRow<A, producer>;
+  P::fill(table);
+  __syncthreads();
+  wait_for_dependencies();
+  launch_dependents();
+  const P from(p, table);
+  const TeamOfBlock team;
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  typename P::Given given[kTabledHeld];
+  if (index < p.rows) from.template fetch<kTabledHeld>(given, index, team.thread(), team.size());
+  for (int turn = 0; index < p.rows; turn ^= 1) {
+    auto& exchange = *reinterpret_cast<TeamOfBlock::Exchange*>(memory[threadIdx.y][turn]);
+    Groups<P, A, TeamOfBlock> row(from, team, exchange, index, given);
+    const int64_t next = index + step;
+    if (next < p.rows) from.template fetch<kTabledHeld>(given, next, team.thread(), team.size());
+    quantize_row<producer>(p, from, team, exchange, index, row);
+    index = next;
   }
 }
 
@@ -253,19 +298,45 @@ Teams teams_for(const ProduceProblem& p, const Device& device) {
   if (blocks > 1 && groups <= blocks * kMaxTeam) {
     return {warps_for(groups, blocks), 1, blocks};
   }
-  const int most = p.rows > sms && p.rows * groups > kManyGroups * sms ? 4 : 1;
+  const int64_t many = (is_norm(p.producer) ? 1 : 2) * kManyGroups * sms;  // norms meet more often
+  const int most = p.rows > sms && p.rows * groups > many ? 4 : 1;
   int threads = 32;
   while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;  // sums want it
   if (!is_norm(p.producer)) threads = warps_for(std::min<int64_t>(groups, threads * most), most);
   const int64_t each = ceil_div(groups, threads);
   if (each > 4 && p.x_dtype == DType::float32) return {kMaxTeam, 0};  // their registers would spill
+  if (is_norm(p.producer) && threads == 32 && each == 2) return {threads, 2};
   return {threads, each <= 1 ? 1 : each <= 4 ? 4 : 8};
+}
+
+// GELU's sequence is long enough for its values to be looked up.
+template <Producer producer, DType dtype>
+constexpr bool has_table =
+    dtype == DType::bfloat16 && (producer == Producer::gelu || producer == Producer::gelu_tanh);
+
+// Whether there are many elements for each multiprocessor to fill a table for.
+bool is_many(const ProduceProblem& p, const Device& device) {
+  return is_aligned(p) && !p.other.data && p.cols <= kTabledHeld * kMaxTeam * kSumGroup &&
+         p.rows * p.cols >= kElementsOfTable * device.sms;
+}
+
+template <Producer producer>
+void launch_tabled(const ProduceProblem& p, const Scope& scope) {
+  LaunchShape shape;
+  shape.block.x = warps_for(p.cols / kSumGroup, kTabledHeld);
+  shape.block.y = std::min<int>(kTabledThreads / shape.block.x, kMostTeams);
+  const int64_t blocks = ceil_div(p.rows, shape.block.y);
+  shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(scope.device.sms, blocks)));
+  launch_early(produce_tabled<producer>, shape, scope, p);
 }
 
 template <Producer producer, DType dtype, DType weights>
 void launch(const ProduceProblem& p, const Scope& scope) {
   const Teams teams = teams_for(p, scope.device);
   LaunchShape shape;
+  if constexpr (has_table<producer, dtype>) {
+    if (is_many(p, scope.device)) return launch_tabled<producer>(p, scope);
+  }
   if (teams.blocks > 1) {
     if constexpr (!is_norm(producer)) {
       shape.block = dim3(teams.threads);
@@ -281,6 +352,9 @@ void launch(const ProduceProblem& p, const Scope& scope) {
   };
   switch (teams.held) {
     case 1: return run(std::integral_constant<int, 1>{});
+    case 2:
+      if constexpr (is_norm(producer)) return run(std::integral_constant<int, 2>{});
+      break;
     case 4: return run(std::integral_constant<int, 4>{});
     case 8:
       if constexpr (dtype != DType::float32) return run(std::integral_constant<int, 8>{});

@@ -72,6 +72,8 @@ struct Exchange {
 template <bool kClusters>
 class Team {
  public:
+  using Exchange = cuda::Exchange;
+
   // Every block of a cluster must be there before `range` of another one writes into it.
   __device__ explicit Team(bool calls_range) {
     if (kClusters && calls_range) arrive();
