@@ -138,9 +138,9 @@ def ours(quantized: Any, weight: Any) -> Tensor:
 
 
 def our_llama(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
-    *rows, h = ops.rms_norm_quantize_int8(x, w["norm1"], EPS, residual=other)
+    *rows, h = our_rms_norm(x, other, w["norm1"])
     o = ours(ops.quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
-    *rows, h = ops.rms_norm_quantize_int8(o, w["norm2"], EPS, residual=h)
+    *rows, h = our_rms_norm(o, h, w["norm2"])
     return ours(ops.silu_mul_quantize_int8(ours(rows, w["up"])), w["down"]), h
 
 
@@ -149,6 +149,10 @@ def our_bert(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
     o = ours(ops.quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
     *rows, h = our_layer_norm(o, h, w, "norm2")
     return ours(ops.gelu_quantize_int8(ours(rows, w["up"])), w["down"]), h
+
+
+def our_rms_norm(x: Tensor, other: Tensor, weight: Tensor) -> Any:
+    return ops.rms_norm_quantize_int8(x, weight, EPS, residual=other)
 
 
 def our_layer_norm(x: Tensor, other: Tensor, w: Weights, name: str) -> Any:
