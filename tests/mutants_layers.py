@@ -251,6 +251,33 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/nn/scaled_linear.py",
+        "test_plain",
+        {
+            "one-op-with-zero-points": ("            or not self.symmetric\n", ""),
+            "one-op-for-one-scale": ("not self.per_token\n            or", ""),
+            "one-op-not-smoothed": ('if read(buffers, "input_smooth") is not None:', "if False:"),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/int8.py",
+        "test_plain",
+        {"one-op-of-a-gradient": ("if not are_tensors(x, x, x, x):", "if False:")},
+    ),
+    *of(
+        "csrc/problems/linear.h",
+        "test_plain",
+        {
+            "one-op-in-bfloat16": ("x.scalar_type(), {}, {}, b_shape", "{}, {}, {}, b_shape"),
+            "one-op-without-bias": ("bias, {}, {}, {}, {}, {},", "{}, {}, {}, {}, {}, {},"),
+        },
+    ),
+    *of(
+        "csrc/problems/linear.cpp",
+        "test_plain",
+        {"one-op-side-by-side-scales": ("stride = scales.stride(0)", "stride = 1")},
+    ),
+    *of(
+        "scaled_mm/nn/scaled_linear.py",
         "test_guards_python test_nn",
         {
             "smooth-not-inverted": ("copy_(1 / smooth)", "copy_(smooth)"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import scaled_mm
-from scaled_mm.nn import ScaledLinear
+from scaled_mm.nn import ScaledLinear, scaled_linear
 from scaled_mm.ops import int8
 
 
@@ -103,14 +103,94 @@ def test_operand_that_the_dispatcher_refuses(ways: list[bool]) -> None:
     assert ways == [False]
 
 
-def test_layer(ways: list[bool]) -> None:
-    layer = ScaledLinear.from_linear(nn.Linear(24, 10).bfloat16().requires_grad_(False))
+def a_layer(**options: Any) -> ScaledLinear:
+    return ScaledLinear.from_linear(nn.Linear(24, 10).bfloat16().requires_grad_(False), **options)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether one op did all, for each call of a layer that asked it."""
+    gone: list[bool] = []
+
+    def watched(*operands: Any) -> Tensor | None:
+        product = once(*operands)
+        gone.append(product is not None)
+        return product
+
+    once = scaled_linear.quantized_product
+    monkeypatch.setattr(scaled_linear, "quantized_product", watched)
+    return gone
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
+@pytest.mark.parametrize("shape", [(24,), (2, 24), (0, 24), (2, 3, 24)])
+def test_layer_in_one_op(
+    ways: list[bool], at_once: list[bool], shape: tuple[int, ...], bias: bool, dtype: torch.dtype
+) -> None:
+    layer = ScaledLinear.from_linear(nn.Linear(24, 10, bias).requires_grad_(False))
+    x = torch.linspace(-1, 1, 144)[: int(np.prod(shape))].reshape(shape).to(dtype)
+    for given in (x, x.flip(-1).t().contiguous().t() if x.dim() == 2 else x):
+        short = layer(given)
+        assert (at_once, ways) == ([True], [])
+        q, scale, _ = scaled_mm.quantize_int8(given)
+        weight, scale_b = layer.weight.t(), layer.weight_scale.view(1, -1)
+        operands = {"bias": layer.bias, "out_dtype": dtype}
+        expected = scaled_mm.scaled_mm(q, weight, scale, scale_b, **operands)
+        assert (short.dtype, short.shape) == (dtype, (*shape[:-1], 10))
+        assert torch.equal(short.view(torch.uint8), expected.view(torch.uint8))
+        at_once.clear(), ways.clear()
+        del weight
+        layer.pack()
+
+
+def test_layers_that_are_no_single_op(at_once: list[bool]) -> None:
     x = torch.linspace(-1, 1, 48).reshape(2, 24).bfloat16()
-    short = layer(x)
-    assert ways == [True]
-    q, scale, _ = scaled_mm.quantize_int8(x)
-    weight, scale_b = layer.weight.t(), layer.weight_scale.view(1, -1)
-    assert torch.equal(short, scaled_mm.scaled_mm(q, weight, scale, scale_b, bias=layer.bias))
+    half, zero = torch.tensor([0.5]), torch.zeros(1, dtype=torch.int32)
+    for options in (
+        {"symmetric": False},
+        {"per_token": False},
+        {"dynamic": False, "input_scale": half},
+        {"dynamic": False, "symmetric": False, "input_scale": half, "input_azp": zero},
+        {"smooth": torch.full((24,), 2.0)},
+    ):
+        assert a_layer(**options)(x).shape == (2, 10), options
+    layer = a_layer()
+    weight = layer.weight  # held: the layer computes with the plain one
+    expected = layer(x)
+    assert at_once == []
+    del weight
+    assert torch.equal(layer(x), expected)
+    assert at_once == [True]
+
+
+def test_activations_that_one_op_leaves_to_the_others() -> None:
+    layer = a_layer()
+    x = torch.linspace(-1, 1, 48).reshape(2, 24)
+    with pytest.raises(ValueError, match=r"^x must not require grad"):
+        layer(x.clone().requires_grad_())
+    with pytest.raises(ValueError, match=r"^x must be a dense tensor, got layout torch.sparse_coo"):
+        layer(x.to_sparse())
+    with pytest.raises(ValueError, match=r"^x must be float32, .*, got int32"):
+        layer(x.int())
+    with pytest.raises(ValueError, match=r"^a must have K=24 columns, the rows of b, got"):
+        layer(x[:, :23])
+    with torch.no_grad():
+        assert layer(x.clone().requires_grad_()).shape == (2, 10)
+
+
+def test_scales_of_a_layer_are_a_column() -> None:
+    for scales in (torch.ones(10), torch.ones(1, 10), torch.ones(10, 1, 1)):
+        with pytest.raises(ValueError, match=r"^scale_b must have shape \[N, 1\], got"):
+            torch.ops.scaled_mm._scaled_linear(A.float(), B, scales, None, None, False)
+    with pytest.raises(ValueError, match=r"^scale_b must have 1 or N=10 elements, in shape"):
+        torch.ops.scaled_mm._scaled_linear(A.float(), B, torch.ones(9, 1), None, None, False)
+    strided = torch.linspace(0.1, 1, 20)[::2, None]
+    got, expected = (
+        torch.ops.scaled_mm._scaled_linear(A.float(), B, each, None, None, False)
+        for each in (strided, strided.contiguous())
+    )
+    assert torch.equal(got, expected)
 
 
 def test_layer_with_zero_points(ways: list[bool]) -> None:

@@ -26,6 +26,9 @@ BIAS, ADJ = torch.linspace(-5, 5, 10), scaled_mm.azp_adj(B)
 AZP = torch.arange(4, dtype=torch.int32)[:, None]
 ONE, ZERO = torch.ones(1), torch.zeros(1, dtype=torch.int32)
 X = torch.linspace(-3, 5, 60).reshape(2, 3, 10)
+W = int8(7, 10).t()
+PACKED_W = scaled_mm.pack_weight_int8(W)
+LAYER_SCALES = torch.linspace(0.1, 1, 7)[:, None]
 RESIDUAL = torch.linspace(-500, 500, 40).reshape(4, 10)
 WIDE_RESIDUAL = X.half()
 TO_INT8 = {"out_dtype": torch.int8, "out_scale": torch.tensor([0.5])}
@@ -72,6 +75,12 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "plain packed 3d": (
         "_scaled_mm_plain",
         (WIDE_A, PACKED.data, torch.ones(2, 3, 1), S_B, BIAS, PACKED.shape, False),
+        {},
+    ),
+    "linear": ("_scaled_linear", (X, W, LAYER_SCALES, None, None, False), {}),
+    "linear packed bfloat16": (
+        "_scaled_linear",
+        (X.bfloat16(), PACKED_W.data, LAYER_SCALES, LAYER_SCALES.view(7), PACKED_W.shape, False),
         {},
     ),
     "scaled_mm gelu": ("scaled_mm", (A, B, S_A, S_B), {"activation": "gelu", "bias": BIAS}),

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/isa.h"
+#include "cpu/run.h"
 #include "namespace.h"
 
 namespace scaled_mm::cpu {
@@ -17,7 +18,9 @@ Tiling choose_tiling(const Int8Problem::Size& size, const InstructionSet& isa) {
                   std::max<int64_t>(fitting, isa.tile_rows));
 }
 
-void run(Checked<Int8Problem>& checked) {
+}  // namespace
+
+void multiply(Checked<Int8Problem>& checked) {
   const Int8Problem& p = checked.problem;
   const InstructionSet& isa = instruction_set();
   if (p.size.m == 0 || p.size.n == 0) return;
@@ -26,7 +29,9 @@ void run(Checked<Int8Problem>& checked) {
             [&](int64_t begin, int64_t end) { isa.gemm(p, tiling, begin, end); });
 }
 
-using Ops = Int8Ops<run>;
+namespace {
+
+using Ops = Int8Ops<multiply>;
 
 // About as much work for an element as a few products.
 constexpr int64_t kProductsOfAnElement = 8;

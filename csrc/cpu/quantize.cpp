@@ -8,7 +8,9 @@
 
 #include "cpu/isa.h"
 #include "cpu/packed.h"
+#include "cpu/run.h"
 #include "namespace.h"
+#include "problems/linear.h"
 
 namespace scaled_mm::cpu {
 namespace {
@@ -69,6 +71,10 @@ Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<
   return checked.outputs[0];
 }
 
+void quantize(const QuantizeProblem& p, const Tensor&) { run(p); }
+
+using Linear = LinearOps<quantize, multiply>;
+
 void produce(const ProduceProblem& p, const Tensor&) {
   const InstructionSet& isa = instruction_set();
   torch::stable::parallel_for(0, p.rows, grain(p),
@@ -82,5 +88,6 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cpu::quantize_int8));
   ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cpu::quantize_weight_int8));
   ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cpu::quantize_int8_static));
+  ops.impl("_scaled_linear", TORCH_BOX(&scaled_mm::cpu::Linear::scaled_linear));
   ops.impl("produce_int8", TORCH_BOX(&scaled_mm::produce_int8<scaled_mm::cpu::produce>));
 }

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/common/alignment.h"
+#include "cuda/common/run.h"
 #include "dispatch/choose.h"
 #include "epilogue/identity.h"
 #include "namespace.h"
@@ -14,7 +15,9 @@ Matrix<const int8_t> transposed(const Weight& b) {
   return {b.plain.data, b.plain.col_stride, b.plain.row_stride};
 }
 
-void run(Checked<Int8Problem>& checked) {
+}  // namespace
+
+void multiply(Checked<Int8Problem>& checked) {
   Int8Problem& p = checked.problem;
   const auto [m, n, k, epilogue, out_dtype] = p.size;
   if (m == 0 || n == 0) return;
@@ -34,7 +37,9 @@ void run(Checked<Int8Problem>& checked) {
   kernel->run(p, scope);
 }
 
-using Ops = Int8Ops<run>;
+namespace {
+
+using Ops = Int8Ops<multiply>;
 
 }  // namespace
 }  // namespace scaled_mm::cuda

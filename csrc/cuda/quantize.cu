@@ -11,8 +11,10 @@
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/quantize_row.cuh"
+#include "cuda/common/run.h"
 #include "integers.h"
 #include "namespace.h"
+#include "problems/linear.h"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -268,6 +270,8 @@ void run(const QuantizeProblem& p, const Tensor& q) {
   }
 }
 
+using Linear = LinearOps<run, multiply>;
+
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
                                                                 bool per_token) {
   const Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token);
@@ -296,4 +300,5 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cuda::quantize_int8));
   ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cuda::quantize_weight_int8));
   ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cuda::quantize_int8_static));
+  ops.impl("_scaled_linear", TORCH_BOX(&scaled_mm::cuda::Linear::scaled_linear));
 }

@@ -101,13 +101,13 @@ DType check_out_dtype(ScalarType dtype, bool quantises) {
 // 8 bits want a scale, and no other output has one; a zero point is an integer's.
 void check_quantises(const std::optional<Tensor>& out_scale, const std::optional<Tensor>& out_azp,
                      DType out_dtype) {
-  const std::string with = "with out_dtype=" + name(scalar_type(out_dtype));
-  if (is_8_bit(out_dtype) && !out_scale) refuse("out_scale", "be given " + with, "None");
+  const auto with = [&] { return " with out_dtype=" + name(scalar_type(out_dtype)); };
+  if (is_8_bit(out_dtype) && !out_scale) refuse("out_scale", "be given" + with(), "None");
   if (!is_8_bit(out_dtype) && out_scale) {
-    refuse("out_scale", "not be given " + with, shape(*out_scale));
+    refuse("out_scale", "not be given" + with(), shape(*out_scale));
   }
   if (out_dtype != DType::int8 && out_azp) {
-    refuse("out_azp", "not be given " + with, shape(*out_azp));
+    refuse("out_azp", "not be given" + with(), shape(*out_azp));
   }
 }
 

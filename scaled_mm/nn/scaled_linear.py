@@ -17,7 +17,7 @@ from ..ops import (
     scaled_mm,
 )
 from ..ops.arguments import accept_dense, must_be_size
-from ..ops.int8 import accepted
+from ..ops.int8 import accepted, quantized_product
 from .one_weight import OneWeight
 from .produced import Produced
 
@@ -232,8 +232,31 @@ class ScaledLinear(nn.Module):
         )
 
     def forward(self, x: Any) -> Tensor:
+        if (product := self._product_at_once(x)) is not None:
+            return product
         q, scale, azp = self.quantize_input(x)
         return self._product(q, scale, azp if self.dynamic else None, x.dtype)
+
+    def _product_at_once(self, x: Any) -> Tensor | None:
+        """The layer's output where it quantises by each token's own range, without zero points: two
+        kernels behind one op. None where that is not so, or where the general way has to look."""
+        buffers = self._buffers
+        if (
+            not self.per_token
+            or not self.symmetric
+            or len(buffers) != _ENTRIES
+            or not isinstance(x, Tensor)
+            or torch.compiler.is_compiling()
+        ):
+            return None
+        read = dict.__getitem__
+        if read(buffers, "input_smooth") is not None:
+            return None
+        weight = self._weight_for_kernels()
+        if not isinstance(weight, PackedWeight):
+            return None
+        scale_b, bias = read(buffers, "weight_scale"), read(buffers, "bias")
+        return quantized_product(x, weight, cast(Tensor, scale_b), bias)
 
     def _product(
         self, q: Tensor, scale: Tensor, azp: Tensor | None, out_dtype: torch.dtype

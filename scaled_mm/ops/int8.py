@@ -25,6 +25,7 @@ _scaled_mm = torch.ops.scaled_mm.scaled_mm.default
 _scaled_mm_out = torch.ops.scaled_mm.scaled_mm.out
 # Not the overload, whose __call__ is a Python function that does nothing but call this.
 _scaled_mm_plain = torch.ops.scaled_mm._scaled_mm_plain.default._op
+_scaled_linear = torch.ops.scaled_mm._scaled_linear.default._op
 _int8_mm = torch.ops.scaled_mm.int8_mm.default
 _int8_mm_out = torch.ops.scaled_mm.int8_mm.out
 _pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
@@ -186,6 +187,22 @@ def plain_product(
     except MemoryError as error:  # or the general way would ask for the same memory again
         raise explained(error, {}) from None
     except NotImplementedError:
+        return None
+
+
+def quantized_product(
+    x: Tensor, b: PackedWeight, scale_b: Tensor, bias: Tensor | None
+) -> Tensor | None:
+    """`quantize_int8` of x and `scaled_mm` of that, in x's dtype, by one call of the library. Of
+    the tensors of a layer: they want no gradient, and scale_b is [N, 1].
+
+    None where the ops by themselves have to look at x: as in `plain_product`.
+    """
+    if not are_tensors(x, x, x, x):
+        return None
+    try:
+        return _scaled_linear(x, b.data, scale_b, bias, [b.k, b.n], b.settled)
+    except (MemoryError, NotImplementedError):
         return None
 
 
@@ -360,6 +377,19 @@ def _(
     b_settled: bool,
 ) -> Tensor | None:
     return _scaled_mm_shape(a, b, scale_a, scale_b, bias=bias, b_shape=b_shape)
+
+
+@torch.library.register_fake("scaled_mm::_scaled_linear")
+def _(
+    x: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    b_shape: Sequence[int] | None,
+    b_settled: bool,
+) -> Tensor:
+    must_share_device("x", x, b=b, scale_b=scale_b, bias=bias)
+    return x.new_empty(product_sizes(x, b, b_shape))
 
 
 for _form in ("", ".out"):
