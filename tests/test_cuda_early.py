@@ -276,7 +276,7 @@ def test_the_memory_of_a_layer_stays() -> None:
 
 
 class Calls(TorchDispatchMode):
-    """What the ops are called with by name."""
+    """What products are called with by name; of a layer's one op, what it has in its place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,6 +287,8 @@ class Calls(TorchDispatchMode):
     ) -> Any:
         if op is torch.ops.scaled_mm.scaled_mm.default:
             self.named.append(dict(kwargs or {}))
+        if op is torch.ops.scaled_mm._scaled_linear.default:
+            self.named.append({"b_settled": args[-1]})
         return op(*args, **(kwargs or {}))
 
 

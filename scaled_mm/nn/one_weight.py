@@ -44,6 +44,22 @@ class OneWeight(dict[str, "Tensor | None"]):
         self._traced = False
         self._early: _Early | None = None
 
+    def for_product(self) -> PackedWeight | None:
+        """`packed`, or what `settle` gives. This asks of a weight that was settled before only what
+        can have changed, for a small product waits for it."""
+        early = self._early
+        if self.packed is not None or early is None or TracingContext.try_get() is not None:
+            return self.packed or self.settle()
+        weight = cast(Tensor, dict.__getitem__(self, "weight"))
+        device = torch._C._cuda_getDevice()
+        if (
+            weight.get_device() == device
+            and (weight.is_inference() or weight._version == early.version)
+            and torch._C._cuda_getCurrentRawStream(device) in early.streams
+        ):
+            return early.weight
+        return self.settle()
+
     def settle(self, cut: bool = False) -> PackedWeight | None:
         """Packs a plain weight if the layer alone holds it, or, with cut, leaves it to the others.
 

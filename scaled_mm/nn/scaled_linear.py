@@ -292,9 +292,8 @@ class ScaledLinear(nn.Module):
         return dict.__getitem__(buffers, name)
 
     def _weight_for_kernels(self) -> Tensor | PackedWeight:
-        packed = self._buffers.packed
-        if packed is None and not torch.compiler.is_compiling():
-            packed = self._buffers.settle()
+        compiling = torch.compiler.is_compiling()
+        packed = self._buffers.packed if compiling else self._buffers.for_product()
         return self.weight.t() if packed is None else packed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScaledLinear:
