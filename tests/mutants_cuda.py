@@ -242,6 +242,10 @@ MUTANTS = [
                 "0 * static_cast<int>(tile_m) * size<0>(Tile{});",
             ),
             "cuda-persistent-residual-past-its-end": ("r < rows && c < cols ?", "true ?"),
+            "cuda-persistent-columns-of-the-first-subtile": (
+                "shared(cute::_, cute::_, cute::_, epi_m, epi_n), epi_v)",
+                "shared(cute::_, cute::_, cute::_, epi_m, 0), epi_v)",
+            ),
         },
         gpu=True,
     ),

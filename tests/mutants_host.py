@@ -64,6 +64,11 @@ MUTANTS = [
                 'if (size.k == 0) return "needs K > 0 (it',
                 'if (size.k < 0) return "needs K > 0 (it',
             ),
+            "rows-outside-a-for-nothing": ("waves += kOutsideUs * outside", "waves += 0 * outside"),
+            "rows-outside-a-of-one-channel": (
+                "work.rows * double(along);",
+                "work.rows;",
+            ),
         },
     ),
     *of(

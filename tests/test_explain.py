@@ -245,6 +245,17 @@ def test_the_choice_follows_the_shape():
     assert chosen(256, 4096, 4096, DEVICES["H20"]) != "ping_64x128_2x1", "not the H200's answer"
 
 
+def test_rows_outside_the_activation_cost():
+    """A tile of 128 tokens waits longer for 63 rows that are not there than for 63 that are."""
+    us = {}
+    for m in (65, 128):
+        found = explain(m, 28672, 8192, device=DEVICES["H200"])
+        us[m] = {kernel.name: kernel.predicted_us for kernel in found.kernels}
+    for name in ("coop_128x256_1x1", "ping_128x128_1x2"):
+        assert us[65][name] > 1.02 * us[128][name], name
+    assert us[65]["stream_80x64"] <= us[128]["stream_80x64"]
+
+
 def test_a_forced_kernel(capsys):
     with _library.forced_kernels("ping_64x128_2x1"):
         kernel = explain(1, 4096, 4096, device=DEVICES["H200"]).chosen

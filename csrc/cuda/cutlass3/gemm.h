@@ -63,10 +63,12 @@ template <class E, class Tile, class Cluster, class Accumulator, class Out, bool
 struct TmaEpilogue {
   using Schedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
                                       cutlass::epilogue::TmaWarpSpecializedCooperative>;
-  // Accumulators leave few registers: with a matrix to be read besides, a smaller subtile at a
-  // time.
-  using EpilogueTile = std::conditional_t<Lower<E>::List::has_full,
-                                          cute::Shape<cute::Int<kPingpong ? 64 : 128>, cute::_16>,
+  // Accumulators leave few registers: with a matrix to be read besides, or more than 128 of them to
+  // a thread, a smaller subtile at a time.
+  static constexpr int kThreads = kPingpong ? 128 : 256;
+  static constexpr int kSums = cute::size<0>(Tile{}) * cute::size<1>(Tile{}) / kThreads;
+  using EpilogueTile = std::conditional_t<Lower<E>::List::has_full || (kSums > 128),
+                                          cute::Shape<cute::Int<kThreads / 2>, cute::_16>,
                                           cutlass::epilogue::collective::EpilogueTileAuto>;
   using type = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, EpilogueTile, Accumulator,

@@ -106,6 +106,8 @@ struct RowVector : OperandNode<L, RowStorage<L, static_cast<int>(cute::size<1>(T
   template <int kThreads, class Shared, class Registers>
   struct Callbacks : EmptyConsumerStoreCallbacks {
     static constexpr int kLoads = (kCols + kThreads - 1) / kThreads;
+    // Where sums leave few registers, elements stay in shared memory until they are wanted.
+    static constexpr bool kStays = kRows * kCols > 128 * kThreads;
     T loaded[kLoads];
     T* values;
     int thread;
@@ -131,14 +133,18 @@ struct RowVector : OperandNode<L, RowStorage<L, static_cast<int>(cute::size<1>(T
     CUTLASS_DEVICE bool begin_sync_needed() const { return true; }
 
     CUTLASS_DEVICE void begin_loop(int epi_m, int epi_n) {
-      if (epi_m != 0) return;  // subtiles come column by column
+      if (kStays || epi_m != 0) return;  // subtiles come column by column
       const auto from = cute::filter_zeros(shared(cute::_, cute::_, cute::_, epi_m, epi_n));
       auto to = cute::filter_zeros(registers);
       cute::copy_aligned(from, to);
     }
     template <class Acc, int kSize>
-    CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int, int) {
-      return fragment_of<kSize>(registers, epi_v);
+    CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int epi_m, int epi_n) {
+      if constexpr (kStays) {
+        return fragment_of<kSize>(shared(cute::_, cute::_, cute::_, epi_m, epi_n), epi_v);
+      } else {
+        return fragment_of<kSize>(registers, epi_v);
+      }
     }
   };
 

@@ -44,6 +44,13 @@ struct Persistent {
   float fixed_us;
   float rate;
 
+  // Whether it is compiled for an epilogue that accepts these. More than 128 sums to a thread leave
+  // no registers for a matrix operand.
+  constexpr bool takes(OperandSet accepted) const {
+    const int sums = tile_m * tile_n / (schedule == pingpong ? 128 : 256);
+    return sums <= 128 || !(accepted & bit(Operand::residual));
+  }
+
   std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
   std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
   Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;

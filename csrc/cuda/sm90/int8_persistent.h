@@ -68,7 +68,7 @@ void run(const Int8Problem& p, const Scope& scope) {
       } else {
         launch_in_two<kTile>(p, scope);
       }
-    } else {
+    } else if constexpr (kTile.takes(E::accepted)) {  // else it is refused
       with_dtype(p.size.out_dtype,
                  [&](auto dtype) { launch<kTile, E, Storage<decltype(dtype)::value>>(p, scope); });
     }

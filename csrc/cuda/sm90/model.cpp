@@ -17,6 +17,7 @@ namespace {
 constexpr double kSecondWaveUs = 3.8;       // blocks that start when others have ended
 constexpr double kSecondOfPairUs = 2.0;     // where two live on a multiprocessor at a time
 constexpr double kExposedEpilogueUs = 1.9;  // of a tile, where no other tile's products hide it
+constexpr double kOutsideUs = 12e-6;        // of a byte of a tile's rows that lie outside A
 constexpr double kJoinUs = 2.0;             // of the kernel that ends sums in memory
 constexpr double kEndingUs = 1.2e-6;        // of a sum that a persistent kernel ends itself
 
@@ -108,6 +109,8 @@ std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) 
 
 std::string Persistent::refuse(const Int8Problem::Size& size, const Machine& machine) const {
   if (size.k == 0) return "needs K > 0 (it would wait for loads that do not come), got K=0";
+  const epilogue::Entry& entry = epilogue::entry(size.epilogue);
+  if (!takes(entry.accepted)) return cat("has no registers for a residual, got ", entry.name);
   return refuse_machine(machine);
 }
 
@@ -120,6 +123,8 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   work.loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * work.rows;
   work.rounds = std::ceil(work.blocks / machine.sms);
   double waves = schedule == cooperative ? kExposedEpilogueUs * work.rounds : 0.0;
+  const double outside = double(across * tile_m - size.m) * work.rows * double(along);
+  waves += kOutsideUs * outside / machine.sms;
   const double sums = double(size.m) * double(size.n);
   if (ends_later(*this, size)) {
     waves += kJoinUs + 8.0 * sums / rate_of(machine);  // they are written, and read again
