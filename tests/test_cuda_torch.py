@@ -20,7 +20,7 @@ from test_nn import BUFFERS, SCHEMES, K, N, by_reference, layer, linear, x_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch_cases import CALLS, PACKED, B, metadata
+from torch_cases import CALLS, PACKED, PACKED_W, B, W, metadata
 
 import scaled_mm
 from scaled_mm.nn import ScaledLinear
@@ -36,8 +36,9 @@ schemes = pytest.mark.parametrize("scheme", SCHEMES)
 
 def there(x: Any) -> Any:
     """A test's operand on the device; a packed weight is packed there."""
-    if x is PACKED.data:
-        return scaled_mm.pack_weight_int8(B.to(DEVICE)).data
+    for packed, weight in ((PACKED, B), (PACKED_W, W)):
+        if x is packed.data:
+            return scaled_mm.pack_weight_int8(weight.to(DEVICE)).data
     return on_device({"x": x})["x"]
 
 
