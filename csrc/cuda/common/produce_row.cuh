@@ -302,10 +302,12 @@ class LayerNormRow : public SummedRow<A> {
   }
   template <class Row>
   __device__ auto finisher(Row& row) const {
-    const float mean =
-        __fdiv_rn(row.sum([](float x) { return x; }, 0), static_cast<float>(this->cols_));
+    float mean = __fdiv_rn(row.sum([](float x) { return x; }, 0), static_cast<float>(this->cols_));
     const float r =
         this->reciprocal_root(row.sum([mean](float x) { return (x - mean) * (x - mean); }, 1));
+#if __CUDA_ARCH__ >= 1000  // else ptxas keeps all x - mean of the sum for below, and spills
+    asm volatile("" : "+f"(mean));
+#endif
     return [this, mean, r](int group, float (&v)[kSumGroup]) {
       float weight[kSumGroup], bias[kSumGroup];
       this->weight_.get(group, weight);

@@ -16,6 +16,7 @@
 #include "cuda/common/finish.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/cutlass2/multiplied.h"
+#include "cuda/cutlass2/rows.h"
 #include "cuda/mma_sync/activate.cuh"
 #include "integers.h"
 
@@ -50,6 +51,15 @@ struct GemmParams {
   LowbitActivation activation;
 };
 
+template <class Default, bool kRowsAlongK>
+struct Mainloop {
+  using type = typename Default::ThreadblockMma;
+};
+template <class Default>
+struct Mainloop<Default, true> {
+  using type = MultistageOfRows<Default>;
+};
+
 // Tile, WarpTile: GemmShapes. kStages: of the ring in shared memory; 2 before compute capability
 // 8.0, which has no cp.async. kSwizzle: width of the bands in which tiles are visited.
 template <class E_, class Of, class Tile_, class WarpTile_, int kStages, int kSwizzle_>
@@ -60,11 +70,11 @@ struct Gemm {
   using Element = typename Of::Element;
   using Instruction = typename Of::Instruction;
   static constexpr int kSwizzle = kSwizzle_, kVector = 16 / sizeof(Element);
-  using Mma = typename cutlass::gemm::threadblock::DefaultMma<
+  using Default = cutlass::gemm::threadblock::DefaultMma<
       Element, cutlass::layout::RowMajor, kVector, Element, typename Of::LayoutB, kVector,
       typename Of::Accumulator, cutlass::layout::RowMajor, cutlass::arch::OpClassTensorOp,
-      typename Of::ArchTag, Tile, WarpTile, Instruction, kStages,
-      typename Of::Operator>::ThreadblockMma;
+      typename Of::ArchTag, Tile, WarpTile, Instruction, kStages, typename Of::Operator>;
+  using Mma = typename Mainloop<Default, Of::kRowsAlongK>::type;
   using Params = GemmParams<Mma>;
   using Operands = StagedOperands<typename Lower<E>::List, Tile::kM, Tile::kN>;
   struct Shared {
@@ -227,8 +237,8 @@ int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& arg
       .slice = static_cast<int>(slice),
       .a_params = typename Mma::IteratorA::Params(cutlass::layout::RowMajor(args.lda)),
       .b_params = typename Mma::IteratorB::Params(typename Of::LayoutB(args.ldb)),
-      .a = static_cast<Element*>(const_cast<void*>(args.a)),
-      .b = static_cast<Element*>(const_cast<void*>(args.b)),
+      .a = static_cast<typename Mma::IteratorA::Pointer>(const_cast<void*>(args.a)),
+      .b = static_cast<typename Mma::IteratorB::Pointer>(const_cast<void*>(args.b)),
       .operands = {},
       .to = args.to,
       .slice_elements = slices > 1 ? args.m * args.n : 0,

@@ -79,6 +79,7 @@ struct Multiplied {  // of 16-bit floats
   using Operator = cutlass::arch::OpMultiplyAdd;
   using ArchTag = std::conditional_t<kMultistage, cutlass::arch::Sm80, cutlass::arch::Sm75>;
   using Instruction = cutlass::gemm::GemmShape<16, 8, kMultistage ? 16 : 8>;
+  static constexpr bool kRowsAlongK = false;
 };
 template <bool kMultistage>
 struct Multiplied<int8_t, kMultistage> {
@@ -89,6 +90,7 @@ struct Multiplied<int8_t, kMultistage> {
   using ArchTag = std::conditional_t<kMultistage, cutlass::arch::Sm80, cutlass::arch::Sm75>;
   using Instruction = std::conditional_t<kMultistage, cutlass::gemm::GemmShape<16, 8, 32>,
                                          cutlass::gemm::GemmShape<8, 8, 16>>;
+  static constexpr bool kRowsAlongK = kMultistage;  // both operands, read by rows.h
 };
 
 }  // namespace scaled_mm::cuda::cutlass2
