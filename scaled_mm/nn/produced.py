@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
-from ..ops import produce_int8, produce_norm_int8
+from ..ops.produce import produce_int8, produce_norm_int8
 
 Rows = Mapping[str, Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
