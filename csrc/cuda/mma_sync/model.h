@@ -73,22 +73,33 @@ inline double join_us(int slices, const Int8Problem::Size& size, const Machine& 
   return kJoinUs * machine.latency + bytes / (machine.l2_bytes_per_us * machine.sms);
 }
 
+// Blocks of the tile that a multiprocessor has room for: shared memory, and 65536 registers, about
+// two of a thread for each of its sums.
+template <const Gpus& kGpus>
+int live_of(const Multistage<kGpus>& tile, const Machine& machine) {
+  const int sums = tile.tile_m * tile.tile_n;
+  return std::min((shared_bytes(machine.capability) + 1024) / (block_bytes(tile) + 1024),
+                  65536 / (2 * sums));
+}
+
+// What a round beyond the first costs where a block is alone on its multiprocessor: its first
+// stages and its stores, which nothing goes on beside. On an H200 (docs/mma_sync.md).
+inline constexpr double kTurnUs = 4.6;
+
 // By how much a streaming kernel's products are slower than those of a tile in shared memory: its
 // tokens come through L1 for every few channels. Not measured by itself: L2 binds first on an H200.
 inline constexpr double kStreamProducts = 3.0;
 
 // What tensor cores take at the rate that the machine keeps up, and what L2 does: of so many
 // rounds of blocks over the multiprocessors, each with a tile of so many rows of K and so many
-// tokens to load.
+// tokens to load. `waits`: us beside all that.
 template <class Tile>
 Prediction predict_rounds(const Tile& tile, double rounds, double tokens, double k, double slower,
-                          const Int8Problem::Size& size, int slices, const Machine& machine,
-                          bool ends_later = false) {
+                          const Int8Problem::Size& size, double waits, const Machine& machine) {
   const double products = slower * rounds * tile.tile_m * tile.tile_n * k;
   const double loads = rounds * (tokens + tile.tile_n) * k;
   const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
-  return joined({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy,
-                join_us(slices, size, machine, ends_later),
+  return joined({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy, waits,
                 products / machine.most_products_per_us);
 }
 
@@ -121,7 +132,10 @@ Prediction Multistage<kGpus>::predict(const Int8Problem::Size& size, const Machi
   // Blocks that share a multiprocessor share its tensor cores: only the last round is ragged.
   const double rounds = double(ceil_div(blocks, int64_t{machine.sms}));
   const double tokens = double(std::min<int64_t>(tile_m, size.m));  // others are not loaded
-  return predict_rounds(*this, rounds, tokens, k, 1.0, size, slices, machine, size.has_ending());
+  const double turns = live_of(*this, machine) > 1 ? 0.0 : std::max(rounds - 1, 0.0);
+  const double waits =
+      join_us(slices, size, machine, size.has_ending()) + turns * kTurnUs * machine.latency;
+  return predict_rounds(*this, rounds, tokens, k, 1.0, size, waits, machine);
 }
 
 template <const Gpus& kGpus>
@@ -143,7 +157,8 @@ Prediction Stream<kGpus>::predict(const Int8Problem::Size& size, const Machine& 
   const double rounds = double(ceil_div(blocks, int64_t{live} * machine.sms)) * live;
   // Blocks on a multiprocessor find each other's tokens in L1.
   const double tokens = double(std::min<int64_t>(tile_m, size.m)) / live;
-  return predict_rounds(*this, rounds, tokens, k, kStreamProducts, size, slices, machine);
+  const double join = join_us(slices, size, machine);
+  return predict_rounds(*this, rounds, tokens, k, kStreamProducts, size, join, machine);
 }
 
 template <const Gpus& kGpus>
