@@ -62,10 +62,11 @@ def pieces(tools: list[str]) -> Iterator[Piece]:
     from cuda_support import NAMES
     from test_cuda_awq import ALL_ARMS
 
+    four_bits = [arm for arm in ALL_ARMS if "/packed8_" not in arm]
     mixed = [*arms(4), *(name for name in arms(8) if name not in arms(4))]
     for tool in tools:
         yield Piece(tool, "others")
-        parts = {"int8": [*NAMES, ""], "int4": ALL_ARMS, "mixed": mixed}
+        parts = {"int8": [*NAMES, ""], "int4": four_bits, "mixed": mixed}
         if tool == "initcheck":
             del parts["mixed"]  # a forced kernel hands over what it does not take
         for part, names in parts.items():

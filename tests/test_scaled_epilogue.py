@@ -92,6 +92,18 @@ def test_hard_values(isa: str) -> None:
             assert_bits(in_torch(acc, **given, out_dtype=out_dtype), expected, trial, "torch")
 
 
+def test_a_sum_that_float64_rounds_to_a_tie(isa: str) -> None:
+    """(1 + 2^-12)^2 lies halfway between two floats, and float64 does not see the bias beside it."""
+    below, above = 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-23
+    acc = torch.tensor([[1, 1, 1, -1, -1, -1]], dtype=torch.int32)
+    root, least = 1 + 2.0**-12, 2.0**-80
+    given = {"scale_a": torch.tensor([root]), "scale_b": torch.full((6,), root)}
+    given["bias"] = torch.tensor([0.0, least, -least, 0.0, least, -least])
+    expected = torch.tensor([[below, above, below, -below, -below, -above]])
+    for finish in (scaled_epilogue, in_torch):
+        assert_bits(finish(acc, **given, out_dtype=torch.float32), expected, finish)
+
+
 def test_layouts(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides, leading dimensions, one scale for all, no rows; no operand is written to."""
     scale_b = torch.linspace(-1, 1, 70)
