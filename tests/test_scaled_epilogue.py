@@ -93,7 +93,7 @@ def test_hard_values(isa: str) -> None:
 
 
 def test_a_sum_that_float64_rounds_to_a_tie(isa: str) -> None:
-    """(1 + 2^-12)^2 lies halfway between two floats, and float64 does not see the bias beside it."""
+    """(1 + 2^-12)^2 lies halfway between two floats, and float64 loses the bias beside it."""
     below, above = 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-23
     acc = torch.tensor([[1, 1, 1, -1, -1, -1]], dtype=torch.int32)
     root, least = 1 + 2.0**-12, 2.0**-80
