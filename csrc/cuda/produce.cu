@@ -224,8 +224,7 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
   quantize_row<producer>(p, from, team, exchange, index, row);
 }
 
-// Rows of an activation by its table: teams (y) with rows of their own, one after the other. The
-// next row's inputs are on their way while a row is worked on.
+// Rows of an activation by its table: teams (y) with rows of their own, one after the other.
 template <Producer producer>
 __global__ void __launch_bounds__(kTabledThreads) produce_tabled(const ProduceProblem p) {
   __shared__ float table[kTableFloats];
@@ -239,16 +238,14 @@ __global__ void __launch_bounds__(kTabledThreads) produce_tabled(const ProducePr
   const P from(p, table);
   const TeamOfBlock team;
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
-  int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  typename P::Given given[kTabledHeld];
-  if (index < p.rows) from.template fetch<kTabledHeld>(given, index, team.thread(), team.size());
-  for (int turn = 0; index < p.rows; turn ^= 1) {
+  int turn = 0;
+  for (int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; index < p.rows;
+       index += step, turn ^= 1) {
     auto& exchange = *reinterpret_cast<TeamOfBlock::Exchange*>(memory[threadIdx.y][turn]);
+    typename P::Given given[kTabledHeld];
+    from.template fetch<kTabledHeld>(given, index, team.thread(), team.size());
     Groups<P, A, TeamOfBlock> row(from, team, exchange, index, given);
-    const int64_t next = index + step;
-    if (next < p.rows) from.template fetch<kTabledHeld>(given, next, team.thread(), team.size());
     quantize_row<producer>(p, from, team, exchange, index, row);
-    index = next;
   }
 }
 
