@@ -26,7 +26,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/ops/int8.py",
-        "test_memory::test_the_short_way_asks_once",
+        "test_memory::test_the_short_way_asks_once test_memory::test_a_layer_asks_once",
         {
             "short-way-asks-for-memory-twice": (
                 "raise explained(error, {}) from None\n    except NotImplementedError:",

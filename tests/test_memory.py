@@ -224,3 +224,11 @@ def test_the_short_way_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "_scaled_mm", None)
     with pytest.raises(torch.OutOfMemoryError, match=r"^could not allocate"):
         scaled_mm.scaled_mm(ones(HUGE, K), torch.ones(K, 1, dtype=torch.int8), ONE, ONE)
+
+
+def test_a_layer_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a layer, whose quantiser and product are one op."""
+    layer = scaled_mm.nn.ScaledLinear.from_linear(torch.nn.Linear(K, 4))
+    monkeypatch.setattr(layer, "quantize_input", None)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^could not allocate"):
+        layer(ones(HUGE, K, dtype=torch.float32))

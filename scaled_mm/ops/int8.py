@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -182,12 +182,7 @@ def plain_product(
         return None
     if bias is not None and (not isinstance(bias, Tensor) or bias.requires_grad):
         return None
-    try:
-        return _scaled_mm_plain(a, weight, scale_a, scale_b, bias, shape, settled)
-    except MemoryError as error:  # or the general way would ask for the same memory again
-        raise explained(error, {}) from None
-    except NotImplementedError:
-        return None
+    return _shortly(_scaled_mm_plain, a, weight, scale_a, scale_b, bias, shape, settled)
 
 
 def quantized_product(
@@ -200,9 +195,16 @@ def quantized_product(
     """
     if not are_tensors(x, x, x, x):
         return None
+    return _shortly(_scaled_linear, x, b.data, scale_b, bias, [b.k, b.n], b.settled)
+
+
+def _shortly(op: Callable[..., Tensor], *operands: Any) -> Tensor | None:
+    """What the op gives; None where the general way has to explain why it does not take them."""
     try:
-        return _scaled_linear(x, b.data, scale_b, bias, [b.k, b.n], b.settled)
-    except (MemoryError, NotImplementedError):
+        return op(*operands)
+    except MemoryError as error:  # or the general way would ask for the same memory again
+        raise explained(error, {}) from None
+    except NotImplementedError:
         return None
 
 
