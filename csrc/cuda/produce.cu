@@ -172,7 +172,19 @@ __device__ __forceinline__ void quantize_row(const ProduceProblem& p, const P& f
     if constexpr (is_norm(producer)) from.keep_normed(index, group, v);
     if (p.smooth) from.times_smooth(group, v);
   };
+#if __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 900
   if constexpr (A::kHeld > 0) row.each(change);
+#else  // step by step: together, a layer norm's registers spill on 8.x
+  if constexpr (A::kHeld > 0) {
+    row.each(finish);
+    if constexpr (is_norm(producer)) {
+      if (p.normed) {
+        row.each([&](int group, auto& v) { from.keep_normed(index, group, v); });
+      }
+    }
+    if (p.smooth) row.each([&](int group, auto& v) { from.times_smooth(group, v); });
+  }
+#endif
   const auto each = [&](auto use) {
     row.each([&](int group, float (&v)[kSumGroup]) {
       if constexpr (A::kHeld == 0) change(group, v);
