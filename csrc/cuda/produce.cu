@@ -172,9 +172,9 @@ __device__ __forceinline__ void quantize_row(const ProduceProblem& p, const P& f
     if constexpr (is_norm(producer)) from.keep_normed(index, group, v);
     if (p.smooth) from.times_smooth(group, v);
   };
-#if __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ != 800
   if constexpr (A::kHeld > 0) row.each(change);
-#else  // step by step: together, a layer norm's registers spill on 8.x
+#else  // step by step: together, a layer norm's registers spill here, and step by step elsewhere
   if constexpr (A::kHeld > 0) {
     row.each(finish);
     if constexpr (is_norm(producer)) {
