@@ -109,6 +109,15 @@ ACTS = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "rel
 SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric")
 
 
+def graph_with_bits_of(fused: nn.Module, start: nn.Module, x: Tensor) -> fx.Graph:
+    """The graph of `start` when it is compiled, whose output has the bits of the fused model's."""
+    graphs: list[fx.Graph] = []
+    with torch.no_grad():
+        assert_bits(compiled(start, graphs)(x), fused(x), start is fused)
+    (graph,) = graphs
+    return graph
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", NORMS)
 def test_bits_are_those_of_the_fused_model(norm: str, dtype: torch.dtype) -> None:
@@ -120,10 +129,7 @@ def test_bits_are_those_of_the_fused_model(norm: str, dtype: torch.dtype) -> Non
     quantized = quantize_model(model, QuantConfig(scheme), [x], fuse=False)
     fused = fuse_model(quantized, x)
     for start in (quantized, fused):
-        graphs: list[fx.Graph] = []
-        with torch.no_grad():
-            assert_bits(compiled(start, graphs)(x), fused(x), start is fused)
-        (graph,) = graphs
+        graph = graph_with_bits_of(fused, start, x)
         apart = 2 * ("static" in scheme and start is quantized)  # each reader's scale is its own
         assert producers(graph) == {producer: 1 + apart, f"{producer} of a sum": 1, act: 1}
         assert quantizers(graph) == 1  # the input of o
@@ -152,10 +158,7 @@ def test_norms_that_residuals_read_too(scheme: str, dtype: torch.dtype) -> None:
     quantized = quantize_model(model, QuantConfig(scheme), [x], fuse=False)
     fused = fuse_model(quantized, x)
     for start in (quantized, fused):
-        graphs: list[fx.Graph] = []
-        with torch.no_grad():
-            assert_bits(compiled(start, graphs)(x), fused(x), start is fused)
-        (graph,) = graphs
+        graph = graph_with_bits_of(fused, start, x)
         apart = 1 * ("static" in scheme and start is quantized)
         found = {"layer_norm": 1 + apart, "layer_norm of a sum": 1, "gelu": 1}
         assert producers(graph) == found

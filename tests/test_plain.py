@@ -4,6 +4,7 @@ taken where it should be, and nothing but time tells it from the general way."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,19 +29,24 @@ BIAS = torch.linspace(-5, 5, 10)
 OPERANDS = {"a": A, "b": B, "scale_a": S_A, "scale_b": S_B}
 
 
-@pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the short way was gone, for each call that came to it."""
+def watch(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[bool]:
+    """Whether the module's function gave a product, for each call that came to it."""
     gone: list[bool] = []
+    short = getattr(module, name)
 
     def watched(*operands: Any) -> Tensor | None:
-        product = plain(*operands)
+        product = short(*operands)
         gone.append(product is not None)
         return product
 
-    plain = int8.plain_product
-    monkeypatch.setattr(int8, "plain_product", watched)
+    monkeypatch.setattr(module, name, watched)
     return gone
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the short way was gone, for each call that came to it."""
+    return watch(monkeypatch, int8, "plain_product")
 
 
 @pytest.mark.parametrize("b", [B, B.contiguous(), PACKED], ids=["plain", "row-major", "packed"])
@@ -110,16 +116,7 @@ def a_layer(**options: Any) -> ScaledLinear:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether one op did all, for each call of a layer that asked it."""
-    gone: list[bool] = []
-
-    def watched(*operands: Any) -> Tensor | None:
-        product = once(*operands)
-        gone.append(product is not None)
-        return product
-
-    once = scaled_linear.quantized_product
-    monkeypatch.setattr(scaled_linear, "quantized_product", watched)
-    return gone
+    return watch(monkeypatch, scaled_linear, "quantized_product")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

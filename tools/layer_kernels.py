@@ -24,8 +24,10 @@ from scaled_mm.bench.layer import CONTENDERS, LAYERS, Contender, tokens, values
 WARM, SEEN = 3, 3  # replays
 
 
-def recorded(contender: Contender, layer: str, m: int) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of the layer over copies of its weights, and how many."""
+def recorded(
+    contender: Contender, layer: str, m: int
+) -> tuple[torch.cuda.CUDAGraph, list[partial[object]]]:
+    """A graph of the layer over copies of its weights, and its calls, which hold what it reads."""
     shape = LAYERS[layer]
     made, norms = values(shape, "cuda")
     copies = max(3, min(20, int(2e8 / sum(w.numel() for w in made.values()))))
@@ -42,12 +44,7 @@ def recorded(contender: Contender, layer: str, m: int) -> tuple[torch.cuda.CUDAG
         for _ in range(3):
             calls[0]()
     torch.cuda.synchronize()
-    graph = clock._capture(calls)
-    recorded.kept.append(calls)
-    return graph, copies
-
-
-recorded.kept = []
+    return clock._capture(calls), calls
 
 
 def kernels(graph: torch.cuda.CUDAGraph, copies: int) -> list[tuple[str, float, float]]:
@@ -81,13 +78,13 @@ def main(layer: str, *asked: str) -> None:
         for contender in CONTENDERS:
             if contender.name not in names:
                 continue
-            graph, copies = recorded(contender, layer, m)
-            found = kernels(graph, copies)
+            graph, calls = recorded(contender, layer, m)
+            found = kernels(graph, len(calls))
             total = sum(us for _, us, _ in found)
             print(f"{layer} M={m} {contender.name}: {total:.1f} us", flush=True)
             for name, us, alone in found:
                 print(f"  {us:8.2f} {alone:8.2f}  {name[:110]}", flush=True)
-            recorded.kept.clear()
+            del graph, calls
             torch.cuda.empty_cache()
         torch.compiler.reset()
 
