@@ -26,7 +26,7 @@ WARM, SEEN = 3, 3  # replays
 
 def recorded(
     contender: Contender, layer: str, m: int
-) -> tuple[torch.cuda.CUDAGraph, list[partial[object]]]:
+) -> tuple[torch.cuda.CUDAGraph, list[partial[tuple[torch.Tensor, torch.Tensor]]]]:
     """A graph of the layer over copies of its weights, and its calls, which hold what it reads."""
     shape = LAYERS[layer]
     made, norms = values(shape, "cuda")
