@@ -19,6 +19,10 @@ MUTANTS = [
             ),
             "activations-that-others-read": ("elif name in alone and", "elif"),
             "no-floats-for-others": ("normed=name not in alone", "normed=False"),
+            "hidden-states-of-int8": (
+                "        fused.register_forward_hook(_tensors_out)\n",
+                "        pass\n",
+            ),
             "fused-twice": (
                 "for n, m in model.named_modules() if not isinstance(m, Fused)",
                 "for n, m in model.named_modules()",

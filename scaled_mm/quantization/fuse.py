@@ -10,9 +10,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..nn import ScaledLinear
-from ..nn.produced import ACTIVATIONS
+from ..nn.produced import ACTIVATIONS, Produced, plain
 from .feeds import SAMPLE, Trace, is_norm
 from .fused import (
     Fused,
@@ -273,7 +274,8 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
       reader that is sharded, readers that a state dict gave different scales: then the module does
       what it did before it was fused.
     - Should another batch take another way through the model, or a reader be exchanged: whoever
-      else reads the output gets the float activation, made anew (`nn.produced.Produced`).
+      else reads the output gets the float activation, made anew (`nn.produced.Produced`), and so
+      does who reads the model's outputs (hidden states that were not asked for before).
 
     Args:
         model: any module; on other batches it may do other things.
@@ -293,6 +295,18 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
         model = copy.deepcopy(model)
     call = as_call(batch)
     swap = Swap(model, True)
-    for name, module in find_sites(model, call).items():
+    sites = find_sites(model, call)
+    for name, module in sites.items():
         swap.replace(model.get_submodule(name), module)
-    return swap.finished()
+    fused = swap.finished()
+    if sites and _tensors_out not in fused._forward_hooks.values():
+        fused.register_forward_hook(_tensors_out)
+    return fused
+
+
+def _tensors_out(_: nn.Module, given: Any, outputs: Any) -> Any:
+    """A forward hook: the outputs, with tensors for what is produced."""
+    leaves = tree_leaves(outputs)
+    if not any(isinstance(leaf, Produced) for leaf in leaves):
+        return None
+    return tree_map(plain, outputs)
