@@ -61,6 +61,11 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/quantization/feeds.py",
+        "test_fuse",
+        {"output-of-the-model-forgotten": ("trace.changed |= trace.origins(out)  #", "pass  #")},
+    ),
+    *of(
+        "scaled_mm/quantization/feeds.py",
         "test_fuse_later",
         {
             "passed-on-is-made-anew": ("if output in self.origin:", "if False:"),

@@ -127,6 +127,26 @@ class Trace(TorchFunctionMode):
 
 
 @torch.no_grad()
+def traced(
+    model: nn.Module, sources: Mapping[str, nn.Module], linears: Mapping[str, nn.Module], call: Call
+) -> Trace:
+    """One run, in eval mode, in which the outputs of `sources` are followed to the Linears that
+    read them."""
+    trace = Trace()
+    hooks = [m.register_forward_hook(partial(trace.born, name)) for name, m in sources.items()]
+    for name, linear in linears.items():
+        hooks.append(linear.register_forward_pre_hook(partial(trace.enter, name)))
+        hooks.append(linear.register_forward_hook(trace.leave))
+    try:
+        with evaluating(model), trace:
+            out = call(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    trace.changed |= trace.origins(out)  # whoever gets it asks for a tensor
+    return trace
+
+
 def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -> Feeds:
     """Runs the model once, in eval mode, and follows the output of every norm.
 
@@ -139,19 +159,8 @@ def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -
         linears: name -> module, the Linears that will be quantised.
         call: one batch.
     """
-    trace = Trace()
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
-    hooks = [m.register_forward_hook(partial(trace.born, name)) for name, m in norms.items()]
-    for name, linear in linears.items():
-        hooks.append(linear.register_forward_pre_hook(partial(trace.enter, name)))
-        hooks.append(linear.register_forward_hook(trace.leave))
-    try:
-        with evaluating(model), trace:
-            out = call(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    trace.spoiled |= trace.origins(out)
+    trace = traced(model, norms, linears, call)
     groups = trace.groups()
     return Feeds(
         trace.fed_by_one(),

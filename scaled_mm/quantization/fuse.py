@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..nn import ScaledLinear
 from ..nn.produced import ACTIVATIONS, Produced, plain
-from .feeds import SAMPLE, Trace, is_norm
+from .feeds import SAMPLE, is_norm, traced
 from .fused import (
     Fused,
     FusedActivation,
@@ -144,25 +144,6 @@ def gated_mlp_of(module: nn.Module, x: Tensor) -> Options | None:
 # --- where ----------------------------------------------------------------------------------------
 
 
-def _traced(
-    model: nn.Module, sources: Mapping[str, nn.Module], linears: Mapping[str, nn.Module], call: Any
-) -> Trace:
-    """One run in which the outputs of `sources` are followed to the Linears that read them."""
-    trace = Trace()
-    hooks = [m.register_forward_hook(partial(trace.born, name)) for name, m in sources.items()]
-    for name, linear in linears.items():
-        hooks.append(linear.register_forward_pre_hook(partial(trace.enter, name)))
-        hooks.append(linear.register_forward_hook(trace.leave))
-    try:
-        with evaluating(model), trace:
-            out = call(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    trace.changed |= trace.origins(out)  # whoever gets it asks for a tensor
-    return trace
-
-
 def _inputs(model: nn.Module, modules: Mapping[str, nn.Module], call: Any) -> dict[str, Tensor]:
     """Some rows of the first argument of each module that is called with one tensor alone."""
     seen: dict[str, Tensor] = {}
@@ -203,7 +184,7 @@ def find_sites(model: nn.Module, call: Any) -> dict[str, nn.Module]:
                 made[name] = FusedGatedMLP.of(parents[name], Site((down,), **found))
     norms = {n: m for n, m in modules.items() if is_norm(m)}
     leaves = {n: m for n, m in modules.items() if n not in norms and _bare(m)}
-    trace = _traced(model, norms | leaves, linears, call)
+    trace = traced(model, norms | leaves, linears, call)
     alone = trace.groups()
     for name, fed in trace.groups(others=True).items():
         readers = tuple(linears[n] for n in fed)
