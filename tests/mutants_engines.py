@@ -73,6 +73,19 @@ MUTANTS = [
                 "scales.data.t() if scales.output_dim == 0 else",
                 "scales.data.t() if scales.output_dim == 2 else",
             ),
+            "engines-zero-points-of-bytes-not-turned": (
+                "None if along_n is None else along_n.t(),",
+                "None,",
+            ),
+            "engines-type-of-the-other-width": (
+                'f"uint{bits}b{1 << (bits - 1)}"',
+                'f"uint{bits}b8"',
+            ),
+            "engines-values-of-a-word": ("values = per_word(bits)", "values = per_word(4)"),
+            "engines-rows-of-nibbles": (
+                "k=len(along_k) * per_word(8),",
+                "k=len(along_k) * per_word(8) - 1,",
+            ),
         },
     ),
 ]

@@ -15,18 +15,20 @@ import torch
 from helpers import assert_bits
 from test_awq import assert_bounded
 from torch import Tensor
-from vllm_cases import INT4_CASES, INT8_CASES, Int4Case, Int8Case, along
+from vllm_cases import INT4_CASES, INT8_CASES, W8A16_CASES, Int8Case, WeightOnlyCase, along
 
 from scaled_mm import _library, reference
 from scaled_mm.integrations import vllm as plugin
 from scaled_mm.integrations.vllm_weights import (
-    Int4Shape,
+    WeightOnlyShape,
     int4_linear,
     int4_weight,
     int8_linear,
     int8_weight,
+    w8a16_linear,
+    w8a16_weight,
     why_not_here,
-    why_not_int4,
+    why_not_weight_only,
 )
 from scaled_mm.ops import PackedWeight
 
@@ -128,7 +130,7 @@ def test_ranges_of_partitions_are_joined(ranges: tuple[tuple[float, int], ...]) 
     assert symmetric.input_scale.tolist() == [scale.max().item()]
 
 
-# ---- int4 ----------------------------------------------------------------------------------------
+# ---- Weights of 4 and 8 bits ---------------------------------------------------------------------
 
 
 def parameter(data: Tensor, **dims: int) -> Tensor:
@@ -138,21 +140,21 @@ def parameter(data: Tensor, **dims: int) -> Tensor:
     return data
 
 
-def laid_out(case: Int4Case) -> tuple[Tensor, Tensor, Tensor | None]:
+def laid_out(case: WeightOnlyCase) -> tuple[Tensor, Tensor, Tensor | None]:
     """Words, scales and zero points as vLLM hands them to a kernel."""
     weight = case.weight()
     if case.layout == "ct":
-        words = parameter(along(weight.q.t(), 1), input_dim=1, output_dim=0)
+        words = parameter(along(weight.q.t(), 1, case.bits), input_dim=1, output_dim=0)
         scales = parameter(weight.scales.t().contiguous(), input_dim=1, output_dim=0)
     else:
-        words = parameter(along(weight.q, 0), input_dim=0, output_dim=1)
+        words = parameter(along(weight.q, 0, case.bits), input_dim=0, output_dim=1)
         scales = parameter(weight.scales.clone(), input_dim=0, output_dim=1)
-    zeros = parameter(along(weight.zeros.t(), 0), input_dim=1, output_dim=0)
+    zeros = parameter(along(weight.zeros.t(), 0, case.bits), input_dim=1, output_dim=0)
     return words, scales, None if case.symmetric else zeros
 
 
 @pytest.mark.parametrize("case", INT4_CASES, ids=str)
-def test_int4(case: Int4Case) -> None:
+def test_int4(case: WeightOnlyCase) -> None:
     """The weight bit for bit, the product within the bound of `awq_gemm`."""
     made = int4_weight(*laid_out(case))
     assert all(x.is_contiguous() for x in made)
@@ -166,16 +168,30 @@ def test_int4(case: Int4Case) -> None:
     assert (int4_linear(x, made).double() - exact).norm() < 0.005 * exact.norm()
 
 
+@pytest.mark.parametrize("case", W8A16_CASES, ids=str)
+def test_w8a16(isa: str, case: WeightOnlyCase) -> None:
+    """The same, by `mixed_mm`; where the layer is symmetric, without zero points."""
+    made = w8a16_weight(*laid_out(case))
+    assert (made.bits, made.zero) == (8, "none" if case.symmetric else "integer")
+    assert_bits(made.dequantize(), case.dequantised())
+    x, bias = case.input(), torch.arange(case.n).to(case.dtype)
+    for b in (None, bias, bias.float()):
+        y = w8a16_linear(x, made, b)
+        assert_bounded(y, *reference.mixed_mm_bound(x, *made.unpack()[:3], bias=b))
+    one = torch.eye(case.k, dtype=case.dtype)
+    assert_bits(w8a16_linear(one, made), case.dequantised())
+
+
 def test_zero_points_of_either_layout() -> None:
     """[K/G, N/8], too, where a loader left them so."""
-    case = Int4Case("gptq", symmetric=False)
+    case = WeightOnlyCase("gptq", symmetric=False)
     words, scales, _ = laid_out(case)
     zeros = parameter(along(case.weight().zeros, 1), input_dim=0, output_dim=1)
     made = int4_weight(words, scales, zeros)
     assert_bits(reference.awq_dequantize(*made), case.dequantised())
 
 
-GOOD = Int4Shape(256, 64, 128, "uint4b8", False, torch.bfloat16, None)
+GOOD = WeightOnlyShape(256, 64, 128, "uint4b8", False, torch.bfloat16, None)
 REFUSED = {
     "8-bit": (GOOD._replace(type_name="uint8b128"), "weight_type must be uint4b8 with zero_points"),
     "signed": (GOOD._replace(type_name="int4"), "uint4b8 with zero_points=False, got int4"),
@@ -193,9 +209,35 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_int4_layers_that_are_refused(case: str) -> None:
+def test_layers_that_are_refused(case: str) -> None:
     shape, said = REFUSED[case]
-    assert said in (why_not_int4(shape) or "nothing")
+    assert said in (why_not_weight_only(shape, 4) or "nothing")
+
+
+BYTES = GOOD._replace(type_name="uint8b128")
+REFUSED_OF_BYTES = {
+    "4-bit": (GOOD, "weight_type must be uint8b128 with zero_points=False, got uint4b8"),
+    "zeros": (BYTES._replace(zero_points=True), "must be uint8 with zero_points=True, got uint8b1"),
+    "n": (BYTES._replace(n=62), "output features must be a multiple of 4, got 62"),
+    "k": (BYTES._replace(k=254, group=-1), "input features must be a multiple of 4, got 254"),
+    "group": (BYTES._replace(k=192), "group_size must divide the 192 input features of a rank"),
+    "float32": (BYTES._replace(dtype=torch.float32), "float16 or bfloat16, got float32"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_OF_BYTES)
+def test_layers_of_bytes_that_are_refused(case: str) -> None:
+    shape, said = REFUSED_OF_BYTES[case]
+    assert said in (why_not_weight_only(shape, 8) or "nothing")
+
+
+def test_layers_of_bytes_that_are_not() -> None:
+    for shape in (
+        BYTES,
+        BYTES._replace(type_name="uint8", zero_points=True),
+        BYTES._replace(k=12, n=4, group=-1, dtype=torch.float16),
+    ):
+        assert why_not_weight_only(shape, 8) is None
 
 
 def test_int4_layers_that_are_not() -> None:
@@ -205,7 +247,7 @@ def test_int4_layers_that_are_not() -> None:
         GOOD._replace(group=-1, dtype=torch.float16, out_dtype=torch.float16),
         GOOD._replace(k=24, n=8, group=3),
     ):
-        assert why_not_int4(shape) is None
+        assert why_not_weight_only(shape, 4) is None
 
 
 # ---- Where there are kernels ---------------------------------------------------------------------
@@ -227,11 +269,13 @@ def test_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_here("int8", "CUDA", 80) is None and why_not_here("int8", "CUDA", 90) is None
     assert why_not_here("lowbit", "CUDA", 80) is None and why_not_here("lowbit", "CUDA", 90) is None
     monkeypatch.setattr(_library, "cuda_kernels", lambda arch, family: [])
-    assert why_not_here("lowbit", "CUDA", 80) == "needs a GPU with int4 kernels, sm80 has none"
+    assert why_not_here("lowbit", "CUDA", 80) == (
+        "needs a GPU with weight-only kernels, sm80 has none"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-def test_both_are_one_graph() -> None:
+def test_each_is_one_graph() -> None:
     """vLLM compiles its models whole."""
     for case in (INT8_CASES[-4], INT8_CASES[20]):
         weight, bias = fused(case)
@@ -242,6 +286,10 @@ def test_both_are_one_graph() -> None:
     made = int4_weight(*laid_out(case))
     compiled = torch.compile(int4_linear, fullgraph=True, dynamic=True, backend="aot_eager")
     assert_bits(compiled(case.input(), made), int4_linear(case.input(), made))
+    case = W8A16_CASES[0]
+    packed = w8a16_weight(*laid_out(case))
+    compiled = torch.compile(w8a16_linear, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert_bits(compiled(case.input(), packed), w8a16_linear(case.input(), packed))
 
 
 def test_the_entry_point_is_there() -> None:

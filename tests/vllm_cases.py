@@ -101,8 +101,8 @@ INT8_CASES = [
 
 
 @dataclass(frozen=True)
-class Int4Case:
-    """An int4 layer in one of the ways that vLLM lays words out."""
+class WeightOnlyCase:
+    """A layer of 4 or 8 bits in one of the ways that vLLM lays words out."""
 
     layout: str
     """gptq, awq or ct (compressed-tensors)."""
@@ -111,15 +111,16 @@ class Int4Case:
     dtype: torch.dtype = torch.float16
     k: int = 64
     n: int = 40
+    bits: int = 4
 
     def __str__(self) -> str:
         zeros = "symmetric" if self.symmetric else "zeros"
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.layout}-{zeros}-{self.group}-{kind}"
+        return f"{self.layout}-{self.bits}-{zeros}-{self.group}-{kind}"
 
     def weight(self, seed: int = 0) -> awq.Int4:
         w = torch.randn(self.n, self.k, generator=torch.Generator().manual_seed(seed))
-        form = Form(group=self.group, symmetric=self.symmetric, dtype=self.dtype)
+        form = Form(bits=self.bits, group=self.group, symmetric=self.symmetric, dtype=self.dtype)
         return replace(quantised(w, form), g_idx=None)
 
     def dequantised(self, seed: int = 0) -> Tensor:
@@ -136,7 +137,7 @@ class Int4Case:
 
 
 INT4_CASES = [
-    Int4Case(layout, symmetric, group, dtype)
+    WeightOnlyCase(layout, symmetric, group, dtype)
     for layout, symmetric, group, dtype in itertools.product(
         ("gptq", "awq", "ct"), (True, False), (16, 64, -1), DTYPES
     )
@@ -144,10 +145,17 @@ INT4_CASES = [
     if layout != "awq" or not symmetric
 ]
 
+W8A16_CASES = [
+    replace(case, n=36, k=48 if case.group == -1 else 64, bits=8)
+    for case in INT4_CASES
+    if case.layout != "awq"  # which is of 4 bits
+]
 
-def along(values: Tensor, dim: int) -> Tensor:
-    """Eight neighbours along a dimension to an int32 word, the first in its lowest nibble."""
-    v = values.movedim(dim, -1).to(torch.int64).unflatten(-1, (-1, 8))
-    words = sum(v[..., i] << 4 * i for i in range(8))
+
+def along(values: Tensor, dim: int, bits: int = 4) -> Tensor:
+    """Neighbours along a dimension to an int32 word, the first in its lowest bits."""
+    count = 32 // bits
+    v = values.movedim(dim, -1).to(torch.int64).unflatten(-1, (-1, count))
+    words = sum(v[..., i] << bits * i for i in range(count))
     signed = torch.where(words >= 2**31, words - 2**32, words)
     return signed.to(torch.int32).movedim(-1, dim).contiguous()

@@ -15,6 +15,7 @@ import pytest
 import torch
 from checkpoint_cases import VARIANTS, quantization_config
 from helpers import assert_bits
+from int4_cases import gptq_of_bytes
 from test_awq import assert_bounded
 from torch import Tensor, nn
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -35,13 +36,14 @@ from vllm.platforms import PlatformEnum, current_platform
 from vllm.platforms.interface import DeviceCapability
 from vllm.plugins import load_general_plugins
 from vllm.scalar_type import scalar_types
-from vllm_cases import INT4_CASES, INT8_CASES, Int4Case, Int8Case, along
+from vllm_cases import INT4_CASES, INT8_CASES, W8A16_CASES, Int8Case, WeightOnlyCase, along
 
 from scaled_mm import _library, awq, reference
 from scaled_mm.integrations import vllm as plugin
 
 load_general_plugins()
 OURS = {"int8": "ScaledMMInt8LinearKernel", "mp": "ScaledMMInt4LinearKernel"}
+OURS_OF_BYTES = "ScaledMMW8A16LinearKernel"
 TABLES = {"int8": linear._POSSIBLE_INT8_KERNELS, "mp": linear._POSSIBLE_KERNELS}
 
 
@@ -76,6 +78,7 @@ def test_vllm_found_it_by_its_entry_point() -> None:
                 names = [kernel.__name__ for kernel in table[platform]]
                 assert names[0] == OURS[kernel_type] and len(names) > 2
                 assert names.count(OURS[kernel_type]) == 1
+                assert names.count(OURS_OF_BYTES) == (kernel_type == "mp")
             others = [names for platform, names in table.items() if platform.name == "ROCM"]
             assert OURS[kernel_type] not in [kernel.__name__ for kernel in others[0]]
         plugin.register()
@@ -106,6 +109,8 @@ def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_int8() == OURS["int8"]
     assert chosen_int4() == OURS["mp"]
     assert chosen_int4(weight_type=scalar_types.uint4, zero_points=True) == OURS["mp"]
+    assert chosen_int4(weight_type=scalar_types.uint8b128) == OURS_OF_BYTES
+    assert chosen_int4(weight_type=scalar_types.uint8, zero_points=True) == OURS_OF_BYTES
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", ",".join(OURS.values()))
     assert not {chosen_int8(), chosen_int4()} & set(OURS.values())
 
@@ -114,6 +119,8 @@ def test_the_choice_says_why_not() -> None:
     with pytest.raises(ValueError) as refused:
         chosen_int4(weight_type=scalar_types.uint8b128, group_size=48)
     said = "ScaledMMInt4LinearKernel cannot implement due to: weight_type must be uint4b8 with"
+    assert said in str(refused.value)
+    said = f"{OURS_OF_BYTES} cannot implement due to: group_size must divide the 128 input features"
     assert said in str(refused.value)
 
 
@@ -137,6 +144,7 @@ def test_the_choice_on_cuda(cuda: pytest.MonkeyPatch) -> None:
     cuda.setattr(_library, "arch_of", lambda capability: {90: "sm90"}[capability])
     assert chosen_int8() == OURS["int8"]
     assert chosen_int4() == OURS["mp"]
+    assert chosen_int4(weight_type=scalar_types.uint8b128) == OURS_OF_BYTES
 
 
 def test_the_choice_on_cuda_without_the_library(cuda: pytest.MonkeyPatch) -> None:
@@ -252,16 +260,16 @@ def test_a_compiled_layer() -> None:
         assert_bits(run(compiled, case.input()), case.expected(case.input()), scheme)
 
 
-# ---- int4 ----------------------------------------------------------------------------------------
+# ---- Weights of 4 and 8 bits ---------------------------------------------------------------------
 
 
-def int4_config(case: Int4Case) -> Any:
+def weight_only_config(case: WeightOnlyCase) -> Any:
     if case.layout == "awq":
         return AutoAWQConfig(4, case.group, not case.symmetric, False, [], {})
     if case.layout == "gptq":
-        return AutoGPTQConfig(4, case.group, False, True, False, {}, {}, ["proj"])
+        return AutoGPTQConfig(case.bits, case.group, False, True, False, {}, {}, ["proj"])
     weights = {
-        "num_bits": 4,
+        "num_bits": case.bits,
         "type": "int",
         "symmetric": case.symmetric,
         "strategy": "channel" if case.group == -1 else "group",
@@ -278,25 +286,28 @@ def int4_config(case: Int4Case) -> Any:
     )
 
 
-def int4_tensors(case: Int4Case, seed: int = 0) -> dict[str, Tensor]:
+def weight_only_tensors(case: WeightOnlyCase, seed: int = 0) -> dict[str, Tensor]:
     """As the checkpoint of each format has them."""
     weight = case.weight(seed)
     if case.layout == "awq":
         return awq.to_awq(weight)._asdict()
     if case.layout == "gptq":
-        made = awq.to_gptq(weight, version=1)._asdict()
+        to_gptq = awq.to_gptq if case.bits == 4 else gptq_of_bytes
+        made = to_gptq(weight, version=1)._asdict()
         return {name: x for name, x in made.items() if x is not None}
     made = {
-        "weight_packed": along(weight.q.t(), 1),
+        "weight_packed": along(weight.q.t(), 1, case.bits),
         "weight_scale": weight.scales.t().contiguous(),
         "weight_shape": torch.tensor([case.n, case.k]),
     }
     if not case.symmetric:
-        made["weight_zero_point"] = along(weight.zeros.t(), 0)
+        made["weight_zero_point"] = along(weight.zeros.t(), 0, case.bits)
     return made
 
 
-def assert_int4(layer: nn.Module, case: Int4Case, weight: Tensor, bias: Tensor | None) -> None:
+def assert_int4(
+    layer: nn.Module, case: WeightOnlyCase, weight: Tensor, bias: Tensor | None
+) -> None:
     """The words, and the product with them."""
     kernel = getattr(layer, "scheme", layer.quant_method).kernel
     assert type(kernel).__name__ == OURS["mp"]
@@ -307,9 +318,20 @@ def assert_int4(layer: nn.Module, case: Int4Case, weight: Tensor, bias: Tensor |
     assert_bounded(run(layer, x), *reference.awq_gemm_bound(x, **words, bias=bias))
 
 
+def assert_w8a16(layer: nn.Module, case: WeightOnlyCase, weight: Tensor, bias: Any) -> None:
+    """The packed weight, which is all that there is, and the product with it."""
+    kernel = getattr(layer, "scheme", layer.quant_method).kernel
+    assert type(kernel).__name__ == OURS_OF_BYTES
+    made = layer.scaled_mm_packed
+    assert_bits(made.dequantize(), weight)
+    assert [x for x in kernel._get_weight_params(layer) if x is not None] == []
+    x = case.input()[..., : len(weight)]
+    assert_bounded(run(layer, x), *reference.mixed_mm_bound(x, *made.unpack()[:3], bias=bias))
+
+
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("case", INT4_CASES, ids=str)
-def test_int4(case: Int4Case, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", [*INT4_CASES, *W8A16_CASES], ids=str)
+def test_weight_only(case: WeightOnlyCase, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if case.layout == "gptq":  # vLLM asks for a GPU of Marlin's, though it has kernels for the CPU
         module = "vllm.model_executor.layers.quantization.auto_gptq"
         monkeypatch.setattr(f"{module}.verify_marlin_supported", lambda **_: None)
@@ -318,58 +340,71 @@ def test_int4(case: Int4Case, bias: bool, monkeypatch: pytest.MonkeyPatch) -> No
         case.n,
         bias=bias,
         params_dtype=case.dtype,
-        quant_config=int4_config(case),
+        quant_config=weight_only_config(case),
         prefix="proj",
     )
     own = {"bias": torch.randn(case.n).to(case.dtype)} if bias else {}
-    load(layer, {**int4_tensors(case), **own})
+    load(layer, {**weight_only_tensors(case), **own})
     layer.quant_method.process_weights_after_loading(layer)
-    assert_int4(layer, case, case.dequantised(), own.get("bias"))
+    check = assert_int4 if case.bits == 4 else assert_w8a16
+    check(layer, case, case.dequantised(), own.get("bias"))
 
 
-@pytest.mark.parametrize("layout", ["awq", "ct"])
-def test_int4_of_two_partitions(layout: str) -> None:
-    case = Int4Case(layout, symmetric=False)
+@pytest.mark.parametrize(("layout", "bits"), [("awq", 4), ("ct", 4), ("ct", 8)])
+def test_weight_only_of_two_partitions(layout: str, bits: int) -> None:
+    case = WeightOnlyCase(layout, symmetric=False, bits=bits)
     layer = MergedColumnParallelLinear(
         case.k,
         [case.n, case.n],
         bias=False,
         params_dtype=case.dtype,
-        quant_config=int4_config(case),
+        quant_config=weight_only_config(case),
         prefix="proj",
     )
     for i in range(2):
-        load(layer, int4_tensors(case, i), i)
+        load(layer, weight_only_tensors(case, i), i)
     layer.quant_method.process_weights_after_loading(layer)
     whole = torch.cat([case.dequantised(i) for i in range(2)], 1)
-    assert_int4(layer, case, whole, None)
+    (assert_int4 if bits == 4 else assert_w8a16)(layer, case, whole, None)
 
 
-@pytest.mark.parametrize(("layout", "group"), [("awq", 16), ("ct", 16), ("ct", -1)])
-def test_int4_of_the_second_rank_of_two(layout: str, group: int, second_rank: None) -> None:
+@pytest.mark.parametrize(
+    ("layout", "bits", "group"),
+    [("awq", 4, 16), ("ct", 4, 16), ("ct", 4, -1), ("ct", 8, 16), ("ct", 8, -1)],
+)
+def test_weight_only_of_the_second_rank_of_two(
+    layout: str, bits: int, group: int, second_rank: None
+) -> None:
     """Half of K; with one group for all rows, the scales are the whole layer's."""
-    case = Int4Case(layout, symmetric=False, group=group)
+    case = WeightOnlyCase(layout, symmetric=False, group=group, bits=bits)
     layer = RowParallelLinear(
         case.k,
         case.n,
         bias=False,
         params_dtype=case.dtype,
-        quant_config=int4_config(case),
+        quant_config=weight_only_config(case),
         prefix="proj",
         reduce_results=False,
         input_is_parallel=True,
     )
-    load(layer, int4_tensors(case))
+    load(layer, weight_only_tensors(case))
     layer.quant_method.process_weights_after_loading(layer)
-    assert_int4(layer, case, case.dequantised()[case.k // 2 :], None)
+    check = assert_int4 if bits == 4 else assert_w8a16
+    check(layer, case, case.dequantised()[case.k // 2 :], None)
 
 
-def test_a_compiled_int4_layer() -> None:
-    case = Int4Case("ct", symmetric=True, dtype=torch.bfloat16)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_compiled_weight_only_layer(bits: int) -> None:
+    case = WeightOnlyCase("ct", symmetric=True, dtype=torch.bfloat16, bits=bits)
     layer = ReplicatedLinear(
-        case.k, case.n, False, params_dtype=case.dtype, quant_config=int4_config(case), prefix="p"
+        case.k,
+        case.n,
+        False,
+        params_dtype=case.dtype,
+        quant_config=weight_only_config(case),
+        prefix="p",
     )
-    load(layer, int4_tensors(case))
+    load(layer, weight_only_tensors(case))
     layer.quant_method.process_weights_after_loading(layer)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert_bits(run(compiled, case.input()), run(layer, case.input()))

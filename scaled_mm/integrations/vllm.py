@@ -1,4 +1,4 @@
-"""The plug-in for vLLM: int8 and int4 layers run on this library's kernels.
+"""The plug-in for vLLM: int8, int4 and W8A16 layers run on this library's kernels.
 
 Installed beside vLLM, this library is found by its entry point (group `vllm.general_plugins`, name
 `scaled_mm`), and vLLM calls `register` in each of its processes. Nothing has to be imported. Which
@@ -6,8 +6,8 @@ kernel a layer got, vLLM says in its log ("Selected ScaledMMInt8LinearKernel for
 ScaledMMInt4LinearKernel for mixed-precision linear").
 
 To run without it: `VLLM_PLUGINS=` with the names of the other plug-ins, or
-`VLLM_DISABLED_KERNELS=ScaledMMInt8LinearKernel,ScaledMMInt4LinearKernel`. Any `--linear-backend`
-but `auto` chooses among vLLM's own.
+`VLLM_DISABLED_KERNELS=ScaledMMInt8LinearKernel,ScaledMMInt4LinearKernel,ScaledMMW8A16LinearKernel`.
+Any `--linear-backend` but `auto` chooses among vLLM's own.
 
 Source: `register_linear_kernel` of vLLM 0.33.
 """
@@ -20,7 +20,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Registers both kernels on the CPU and on CUDA, before vLLM's own; harmless when done again.
+    """Registers the kernels on the CPU and on CUDA, before vLLM's own; harmless when done again.
 
     A vLLM that lacks what is used here is left as it is, with a warning.
     """
@@ -29,17 +29,19 @@ def register() -> None:
         from vllm.model_executor.kernels import linear
         from vllm.platforms import PlatformEnum
 
-        from .vllm_kernels import ScaledMMInt4LinearKernel, ScaledMMInt8LinearKernel
+        from . import vllm_kernels as ours
 
-        kernels = {
-            "int8": (ScaledMMInt8LinearKernel, linear._POSSIBLE_INT8_KERNELS),
-            "mp": (ScaledMMInt4LinearKernel, linear._POSSIBLE_KERNELS),
-        }
+        int8, mixed = linear._POSSIBLE_INT8_KERNELS, linear._POSSIBLE_KERNELS
+        kernels = (
+            ("int8", ours.ScaledMMInt8LinearKernel, int8),
+            ("mp", ours.ScaledMMW8A16LinearKernel, mixed),
+            ("mp", ours.ScaledMMInt4LinearKernel, mixed),  # the last is the first to be asked
+        )
         put = linear.register_linear_kernel
     except (ImportError, AttributeError) as error:
         log.warning("scaled_mm registers no kernel with this vLLM: %s", error)
         return
-    for kernel_type, (kernel, table) in kernels.items():
+    for kernel_type, kernel, table in kernels:
         for platform in (PlatformEnum.CPU, PlatformEnum.CUDA):
             if kernel not in table.get(platform, ()):
                 put(kernel, platform, kernel_type)  # at the end

@@ -1,4 +1,4 @@
-"""vLLM's two kinds of linear kernel, on this library's ops.
+"""vLLM's two kinds of linear kernel (int8, and "mixed precision"), on this library's ops.
 
 vLLM asks `is_supported` and `can_implement` of each kernel that it knows, takes the first that says
 yes, and prints the reasons of those that said no. After loading, `process_weights_after_loading`
@@ -23,14 +23,16 @@ from vllm.platforms import current_platform
 
 from ..lowbit.int4 import Awq
 from .vllm_weights import (
-    Int4Shape,
     Int8Weight,
+    WeightOnlyShape,
     int4_linear,
     int4_weight,
     int8_linear,
     int8_weight,
+    w8a16_linear,
+    w8a16_weight,
     why_not_here,
-    why_not_int4,
+    why_not_weight_only,
 )
 
 
@@ -79,13 +81,9 @@ class ScaledMMInt8LinearKernel(Int8ScaledMMLinearKernel):
         return int8_linear(x, Int8Weight(b, *rest), bias)
 
 
-class ScaledMMInt4LinearKernel(MPLinearKernel):
-    """W4A16 in groups: AWQ, GPTQ (symmetric, as vLLM takes it) and compressed-tensors' packed form,
-    with or without zero points.
-
-    The weight is put into AWQ's words, under the names that its parameters had; zero points of a
-    symmetric weight are written out under `qzeros`, unless they have a name already.
-    """
+class _WeightOnlyKernel(MPLinearKernel):
+    bits: int
+    """Of the weight."""
 
     @classmethod
     def get_min_capability(cls) -> int:
@@ -94,11 +92,22 @@ class ScaledMMInt4LinearKernel(MPLinearKernel):
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         k, n = c.partition_weight_shape
-        shape = Int4Shape(
+        shape = WeightOnlyShape(
             k, n, c.group_size, str(c.weight_type), c.zero_points, c.act_type, c.out_type
         )
-        reason = _why_not_here("lowbit") or why_not_int4(shape)
+        reason = _why_not_here("lowbit") or why_not_weight_only(shape, cls.bits)
         return reason is None, reason
+
+
+class ScaledMMInt4LinearKernel(_WeightOnlyKernel):
+    """W4A16 in groups: AWQ, GPTQ (symmetric, as vLLM takes it) and compressed-tensors' packed form,
+    with or without zero points.
+
+    The weight is put into AWQ's words, under the names that its parameters had; zero points of a
+    symmetric weight are written out under `qzeros`, unless they have a name already.
+    """
+
+    bits = 4
 
     def process_weights_after_loading(self, layer: Any) -> None:
         words, scales, zeros = self._get_weight_params(layer)
@@ -110,6 +119,28 @@ class ScaledMMInt4LinearKernel(MPLinearKernel):
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return int4_linear(x, Awq(*self._get_weight_params(layer)), bias)
+
+
+class ScaledMMW8A16LinearKernel(_WeightOnlyKernel):
+    """W8A16, per channel or in groups: GPTQ of 8 bits (symmetric, as vLLM takes it) and
+    compressed-tensors' packed form of 8 bits, with or without zero points.
+
+    The weight is packed for `mixed_mm`; the parameters that it came from are None afterwards.
+    """
+
+    bits = 8
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        words, scales, zeros = self._get_weight_params(layer)
+        layer.scaled_mm_packed = w8a16_weight(
+            words, scales, zeros if self.config.zero_points else None
+        )
+        for name in (self.w_q_name, self.w_s_name, self.w_zp_name):
+            if name is not None:
+                _put(layer, name, None)
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return w8a16_linear(x, layer.scaled_mm_packed, bias)
 
 
 def _put(layer: Any, name: str, value: Tensor | None) -> None:

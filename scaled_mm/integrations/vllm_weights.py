@@ -7,15 +7,16 @@ int8, as the checkpoint's loaders fill them; a fused layer (q, k and v in one) h
     input_scale        float32, one element or one for each partition: static
     input_zero_point   integer, the same: static asymmetric
 
-int4, whose words run along K, eight rows to a word, the lowest nibble first:
+int4, and 8 bits with 16-bit activations: words run along K, P = 8 or 4 rows to a word, the first in
+the lowest bits:
 
                        GPTQ, AWQ (converted)     compressed-tensors
-    words              int32 [K/8, N]            int32 [N, K/8]
+    words              int32 [K/P, N]            int32 [N, K/P]
     scales             [K/G, N]                  [N, K/G]
-    zero points        int32 [N/8, K/G]          int32 [N/8, K/G]
+    zero points        int32 [N/P, K/G]          int32 [N/P, K/G]
 
-The words of zero points run along N. A symmetric layer has none: each is 8. The parameters say in
-`input_dim` and `output_dim` which of their dimensions is which.
+The words of zero points run along N. A symmetric layer has none: each is 8, or 128. The parameters
+say in `input_dim` and `output_dim` which of their dimensions is which.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from torch import Tensor
 
 from .. import _library
 from ..lowbit.int4 import Awq, from_gptq, to_awq
+from ..lowbit.words import per_word
 from ..ops import (
+    MixedWeight,
     PackedWeight,
     awq_gemm,
     azp_adj,
     azp_with_adj,
+    mixed_mm,
     pack_weight_int8,
     quantize_int8,
     scaled_mm,
@@ -39,14 +43,14 @@ from ..ops import (
 
 _EIGHTS = 0x88888888 - 2**32
 """Eight zero points of 8, as int32."""
-_FAMILIES = {"int8": "int8", "lowbit": "int4"}
+_FAMILIES = {"int8": "int8", "lowbit": "weight-only"}
 
 
 def why_not_here(family: str, platform: str, capability: int | None) -> str | None:
     """Why a family of ops has no kernels on a platform; None: it has.
 
     Args:
-        family: `int8` or `lowbit` (int4).
+        family: `int8` or `lowbit` (weights of 4 and 8 bits).
         platform: vLLM's name of it, such as "CPU" or "CUDA".
         capability: of a GPU, as 10 * major + minor.
     """
@@ -163,11 +167,11 @@ def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Te
     )
 
 
-# ---- int4 ----------------------------------------------------------------------------------------
+# ---- Weights of 4 and 8 bits ---------------------------------------------------------------------
 
 
-class Int4Shape(NamedTuple):
-    """What vLLM says of an int4 layer before its weight is loaded."""
+class WeightOnlyShape(NamedTuple):
+    """What vLLM says of a layer with 16-bit activations before its weight is loaded."""
 
     k: int
     """Input features, of this rank."""
@@ -184,10 +188,16 @@ class Int4Shape(NamedTuple):
     """None: that of the activations."""
 
 
-def why_not_int4(shape: Int4Shape) -> str | None:
-    """Which rule of `awq_gemm` a layer breaks; None: none."""
+def why_not_weight_only(shape: WeightOnlyShape, bits: int) -> str | None:
+    """Which rule a layer breaks of `int4_weight` and its product, or of `w8a16_weight` and its;
+    None: none.
+
+    Args:
+        bits: of the weight, 4 or 8.
+    """
     group = shape.k if shape.group == -1 else shape.group
-    wanted = "uint4" if shape.zero_points else "uint4b8"
+    wanted = f"uint{bits}" if shape.zero_points else f"uint{bits}b{1 << (bits - 1)}"
+    values = per_word(bits)
     dtype = str(shape.dtype).removeprefix("torch.")
     rules = (
         (
@@ -203,8 +213,8 @@ def why_not_int4(shape: Int4Shape) -> str | None:
             shape.out_dtype in (None, shape.dtype),
             f"out_type must be act_type, {dtype}, got {shape.out_dtype}",
         ),
-        (shape.n % 8 == 0, f"output features must be a multiple of 8, got {shape.n}"),
-        (shape.k % 8 == 0, f"input features must be a multiple of 8, got {shape.k}"),
+        (shape.n % values == 0, f"output features must be a multiple of {values}, got {shape.n}"),
+        (shape.k % values == 0, f"input features must be a multiple of {values}, got {shape.k}"),
         (
             group > 0 and shape.k % group == 0,
             f"group_size must divide the {shape.k} input features of a rank, got {shape.group}",
@@ -213,19 +223,25 @@ def why_not_int4(shape: Int4Shape) -> str | None:
     return next((reason for holds, reason in rules if not holds), None)
 
 
+def _as_gptq(words: Any, scales: Any, zeros: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The parameters with their dimensions as GPTQ has them: K or its groups first, then N."""
+    along_k = words.data if words.input_dim == 0 else words.data.t()
+    by_group = scales.data.t() if scales.output_dim == 0 else scales.data
+    if zeros is None:
+        return along_k, by_group, None
+    return along_k, by_group, zeros.data.t() if zeros.output_dim == 0 else zeros.data
+
+
 def int4_weight(words: Any, scales: Any, zeros: Any = None) -> Awq:
     """The operands of `int4_linear`: AWQ's words of the same weight, W = (q - z) s unchanged.
 
     Args:
         words, scales, zeros: vLLM's parameters, as at the top of this file.
     """
-    along_k = words.data if words.input_dim == 0 else words.data.t()
-    by_group = scales.data.t() if scales.output_dim == 0 else scales.data
-    if zeros is None:
+    along_k, by_group, along_n = _as_gptq(words, scales, zeros)
+    if along_n is None:
         groups, n = by_group.shape
         along_n = torch.full((groups, n // 8), _EIGHTS, dtype=torch.int32, device=along_k.device)
-    else:
-        along_n = zeros.data.t() if zeros.output_dim == 0 else zeros.data
     # GPTQ's words in its second version, which stores zero points as they are.
     weight = from_gptq(along_k, by_group.contiguous(), along_n, version=2)
     return to_awq(weight)
@@ -234,3 +250,24 @@ def int4_weight(words: Any, scales: Any, zeros: Any = None) -> Awq:
 def int4_linear(x: Tensor, weight: Awq, bias: Tensor | None = None) -> Tensor:
     """y = x W + bias, of x's dtype, which is the scales'."""
     return awq_gemm(x, weight.qweight, weight.scales, weight.qzeros, bias=bias)
+
+
+def w8a16_weight(words: Any, scales: Any, zeros: Any = None) -> MixedWeight:
+    """The operand of `w8a16_linear`: W = (q - z) s; without zero points (q - 128) s, q unsigned.
+
+    Args:
+        words, scales, zeros: vLLM's parameters, as at the top of this file.
+    """
+    along_k, by_group, along_n = _as_gptq(words, scales, zeros)
+    return MixedWeight.from_compressed_tensors(
+        along_k.t(),
+        by_group.t(),
+        None if along_n is None else along_n.t(),
+        bits=8,
+        k=len(along_k) * per_word(8),
+    )
+
+
+def w8a16_linear(x: Tensor, weight: MixedWeight, bias: Tensor | None = None) -> Tensor:
+    """y = x W + bias, of x's dtype, which is the scales'."""
+    return mixed_mm(x, weight, bias=bias)
