@@ -7,17 +7,28 @@ result. failing_allocator.py is in force before this module is imported, which s
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from awq_cases import AwqCase
+from cuda_mixed_cases import MixedCase, arms
 from cuda_support import DEVICE, NAMES, forced, how_many_differ, kernels, named, on_device
+from produce_cases import ProduceCase
 from test_cuda_streams import Work
+from test_produce import produce
 from torch import Tensor
 
 import scaled_mm
+
+PRODUCED = (
+    ProduceCase("norm", "rms_norm", shape=(40, 1000), other=True, normed=True, smooth=True),
+    ProduceCase("layer norm", "layer_norm", shape=(3, 40), symmetric=False),
+    ProduceCase("pair", "silu", shape=(40, 333), other=True),
+    ProduceCase("table", "gelu", shape=(300, 4096), dtype=torch.bfloat16),
+)
 
 
 def calls(work: Work) -> Iterator[tuple[str, str, Callable[[], Any]]]:
@@ -32,9 +43,21 @@ def calls(work: Work) -> Iterator[tuple[str, str, Callable[[], Any]]]:
         yield "", f"int8_mm {i}", lambda a=a, b=b: scaled_mm.int8_mm(a, b)
         yield "", f"pack {i}", lambda b=b: scaled_mm.pack_weight_int8(b).data
         yield "", f"azp_adj {i}", lambda b=b: scaled_mm.azp_adj(b)
+        x, scales = a.half(), torch.ones(b.shape[1], 1, device=b.device)
+        packed = (weight.data, scales, None, [weight.k, weight.n], False)
+        yield "", f"linear {i}", lambda x=x, p=packed: torch.ops.scaled_mm._scaled_linear(x, *p)
     for i, operands in enumerate(quantised):
         yield "", f"quantize_int8 {i}", lambda x=operands: scaled_mm.quantize_int8(**x)
         yield "", f"weight {i}", lambda x=operands["x"]: scaled_mm.quantize_weight_int8(x)
+    for i, case in enumerate(PRODUCED):
+        operands = on_device(case.build())
+        yield "", f"produce_int8 {i}", lambda x=operands: produce(**x)
+    for bits, rows in itertools.product((4, 8), (1, 40, 300)):
+        case = MixedCase(rows, 520, 512, 128, bits, "integer", bias=torch.float32, order=True)
+        weight, operands = case.weight(), on_device(case.operands())
+        for row in arms(bits):
+            call = f"mixed_mm {bits} {rows}"
+            yield row, call, lambda w=weight, x=operands: scaled_mm.mixed_mm(w=w, **x)
     for rows in (1, 40, 300):
         case = AwqCase(f"memory {rows}", 512, 512, 128, rows=(rows,), bias=torch.float16)
         operands = on_device(case.product())
@@ -45,6 +68,8 @@ def calls(work: Work) -> Iterator[tuple[str, str, Callable[[], Any]]]:
 
 
 def outputs(got: Any) -> list[Tensor]:
+    if isinstance(got, list):  # of produce: some of its outputs are None
+        return [x for x in got if x is not None]
     return list(named(got).values()) if isinstance(got, tuple) else [got]
 
 

@@ -243,6 +243,18 @@ MUTANTS = [
                 "const uint32_t sign = 0;",
             ),
             "cuda-small-values-looked-up": ("kTableBeyond = 0x7800", "kTableBeyond = 0x3800"),
+            "cuda-odd-columns-never-beyond": (
+                "if (beyond & kTableBeyond * 0x10001) {",
+                "if (beyond & kTableBeyond) {",
+            ),
+            "cuda-negative-beside-a-large-one": (
+                "table_[at + (bits >> 15) * kTableSize]",
+                "table_[at]",
+            ),
+            "cuda-tabled-range-of-one-warp": (
+                "    if (lane < blockDim.x / 32) mine = exchange[lane];\n",
+                "",
+            ),
         },
         gpu=True,
     ),

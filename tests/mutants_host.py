@@ -34,6 +34,25 @@ MUTANTS = [
         },
     ),
     *of(
+        "csrc/cuda/mma_sync/model.h",
+        "test_archs",
+        {
+            "as-many-blocks-as-registers-hold": (
+                "std::min((shared_bytes(machine.capability) + 1024) / (block_bytes(tile) + 1024),",
+                "std::min(65536,",
+            ),
+            "as-many-blocks-as-shared-memory-holds": ("65536 / (2 * sums)", "65536"),
+            "turns-of-blocks-that-are-not-alone": (
+                "live_of(*this, machine) > 1 ? 0.0",
+                "live_of(*this, machine) > 9 ? 0.0",
+            ),
+            "turns-of-no-block": (
+                "live_of(*this, machine) > 1 ? 0.0",
+                "live_of(*this, machine) > 0 ? 0.0",
+            ),
+        },
+    ),
+    *of(
         "csrc/cuda/sm100/model.cpp",
         "test_archs",
         {
@@ -79,6 +98,14 @@ MUTANTS = [
             "fewer-blocks-with-longer-shares": (
                 "plan.whole == 0 && chunks % longest == 0",
                 "plan.whole == 0",
+            ),
+            "clusters-where-two-blocks-live": (
+                "tile.live == 1 ? std::min(kMostSlices, chunks) : 1",
+                "std::min(kMostSlices, chunks)",
+            ),
+            "second-tile-of-a-share-for-nothing": (
+                "tile.live == 2 && one_tile_shares(plan) ? 0 : kTwoTilesUs",
+                "tile.live == 2 ? 0 : kTwoTilesUs",
             ),
         },
     ),

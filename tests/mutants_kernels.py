@@ -18,6 +18,36 @@ MUTANTS = [
         },
         gpu=True,
     ),
+    # The older GPUs' iterator over rows along K: a newer GPU runs it as a stand-in.
+    *of(
+        "csrc/cuda/cutlass2/rows.h",
+        "test_cuda_rows",
+        {
+            "cuda-rows-step-over-a-whole-first-tile": (
+                "data_ += is_first_ ? rest_ : kDepth;",
+                "data_ += kDepth;",
+            ),
+            "cuda-rows-read-past-the-rest-of-k": (
+                "limit_ = mine.contiguous() < rest_ ? rows_ : 0;",
+                "limit_ = rows_;",
+            ),
+            "cuda-rows-masked-to-the-end": ("    if (is_first_) limit_ = rows_;\n", ""),
+            "cuda-rows-of-the-first-pass": (
+                "static_cast<uint32_t>(index_ * ThreadMap::Delta::kStrided)",
+                "static_cast<uint32_t>(0 * ThreadMap::Delta::kStrided)",
+            ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/cutlass2/rows.h",
+        "test_cuda_big::test_laid_out_anew",
+        {
+            "cuda-rows-apart-in-32-bits": ("uint64_t{down} * stride_", "down * stride_"),
+            "cuda-first-row-in-32-bits": ("int64_t{row} * stride_", "uint32_t(row) * stride_"),
+        },
+        gpu=True,
+    ),
     *of(
         "csrc/cuda/sm90/lowbit_packed.cuh",
         "test_cuda_awq",
@@ -27,6 +57,12 @@ MUTANTS = [
                 "load_remote(base + 4 * (token * Block::kSumsRow + channel), rank)",
             ),
             "cuda-packed-shares-of-the-first": ("    from += slot;\n", ""),
+            "cuda-packed-shares-without-the-last": ("i <= last; ++i", "i < last; ++i"),
+            "cuda-packed-share-in-the-first-slot": (
+                "p.plan.slot(static_cast<int>(blockIdx.x), share.tile)",
+                "p.plan.slot(static_cast<int>(blockIdx.x), 0)",
+            ),
+            "cuda-packed-share-stored-as-a-tile": ("  if (share.is_part) {", "  if (false) {"),
         },
         gpu=True,
     ),

@@ -269,12 +269,23 @@ MUTANTS = [
         {
             "one-op-in-bfloat16": ("x.scalar_type(), {}, {}, b_shape", "{}, {}, {}, b_shape"),
             "one-op-without-bias": ("bias, {}, {}, {}, {}, {},", "{}, {}, {}, {}, {}, {},"),
+            "one-op-of-one-scale-for-all-tokens": (
+                "check_quantize(x, true, true)",
+                "check_quantize(x, true, false)",
+            ),
         },
     ),
     *of(
         "csrc/problems/linear.cpp",
         "test_plain",
-        {"one-op-side-by-side-scales": ("stride = scales.stride(0)", "stride = 1")},
+        {
+            "one-op-side-by-side-scales": ("stride = scales.stride(0)", "stride = 1"),
+            "one-op-scales-of-any-shape": (
+                "scales.dim() != 2 || scales.size(1) != 1",
+                "scales.dim() < 1",
+            ),
+            "one-op-scales-from-the-first": ("scales.storage_offset()", "0"),
+        },
     ),
     *of(
         "scaled_mm/nn/scaled_linear.py",

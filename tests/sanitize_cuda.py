@@ -44,7 +44,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import reference
-from scaled_mm.explain import explain_awq
+from scaled_mm.explain import KernelChoice, explain_awq, explain_mixed
 
 ENDS: tuple[dict[str, Any], ...] = (
     {},
@@ -213,7 +213,17 @@ def takes(arm: str, case: AwqCase) -> bool:
         return False
     units = PACKED in arm and case.group % 32 == 0
     chosen = explain_awq(m, case.n, case.k, group=case.group, packed=units).chosen
-    return chosen is not None and chosen.name == name_of(arm).rpartition("/")[2]
+    return is_kernel(name_of(arm), chosen)
+
+
+def takes_mixed(arm: str, case: MixedCase, packed: bool) -> bool:
+    """The same of mixed_mm; `packed`: whether the weight is in units."""
+    how = {"bits": case.bits, "zeros": case.zero, "group": case.group, "packed": packed}
+    return is_kernel(arm, explain_mixed(case.m, case.n, case.k, **how).chosen)
+
+
+def is_kernel(name: str, chosen: KernelChoice | None) -> bool:
+    return chosen is not None and chosen.name == name.rpartition("/")[2]
 
 
 def run_int4(options: argparse.Namespace, verdict: Wrong) -> None:
@@ -248,6 +258,8 @@ def run_mixed(options: argparse.Namespace, verdict: Wrong) -> None:
             if options.rows is not None and arm not in options.rows:
                 continue
             with forced(arm):
+                if options.own and not takes_mixed(arm, case, weight.layout == 1):
+                    continue
                 got = scaled_mm.mixed_mm(w=weight, **there)
             verdict.compare({"mixed_mm": got}, {"mixed_mm": right}, arm, case)
         assert_unchanged(there, here, case)
@@ -281,7 +293,7 @@ def main() -> int:
         help="kernels of int8, int4 or mixed, separated by commas (default: all)",
     )
     parser.add_argument(
-        "--own", action="store_true", help="leave out what an int4 kernel hands to another one"
+        "--own", action="store_true", help="leave out what a lowbit kernel hands to another one"
     )
     parser.add_argument("--count", type=int, default=300, help="calls of each kernel, about")
     options = parser.parse_args()

@@ -43,8 +43,10 @@ from cuda_support import DEVICE, ROWS, forced, named, on_device, random_large_ca
 from helpers import bits, run_python
 from mutate_record import record
 from operands import Operands
+from produce_cases import random_produce_case
 from quantize_cases import random_quantize_case
 from test_cuda_streams import Work, capture, replay
+from test_produce import produce
 from torch import Tensor
 
 import scaled_mm
@@ -117,13 +119,38 @@ def mixed_product(
     return scaled_mm.mixed_mm(x, packed, bias=bias, activation=activation, pre_scale=pre_scale)
 
 
+def production(rng: np.random.Generator) -> tuple[Operands, Callable[..., Any]]:
+    return random_produce_case(rng).build(rng), produce
+
+
+def linear(rng: np.random.Generator) -> tuple[Operands, Callable[..., Any]]:
+    """What a layer calls: its activation quantised and multiplied in one op."""
+    m, k, n = (int(x) for x in rng.integers(1, (300, 700, 400)))
+    x = torch.from_numpy(rng.standard_normal((m, k)).astype(np.float32))
+    x = x.to((torch.bfloat16, torch.float16, torch.float32)[rng.integers(3)])
+    b = torch.from_numpy(rng.integers(-128, 128, (n, k), np.int8)).t()
+    scale_b = torch.from_numpy(rng.uniform(0.001, 0.1, (n, 1)).astype(np.float32))
+    bias = torch.from_numpy(rng.standard_normal(n).astype(np.float32))
+    operands = {"x": x, "b": b, "scale_b": scale_b, "bias": bias if rng.random() < 0.5 else None}
+    return operands, linear_product
+
+
+def linear_product(x: Tensor, b: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
+    weight = scaled_mm.pack_weight_int8(b)
+    packed = (weight.data, scale_b, bias, [weight.k, weight.n], False)
+    return torch.ops.scaled_mm._scaled_linear(x, *packed)
+
+
 MIXED_ROWS = arms(4)[:1] + sorted({*arms(4)[1:], *arms(8)[1:]})
 KINDS = {
-    "scaled_mm": (0.7, product),
-    "quantize_int8": (0.15, quantisation),
+    "scaled_mm": (0.6, product),
+    "quantize_int8": (0.1, quantisation),
     "mixed_mm": (0.1, mixed),
+    "produce_int8": (0.1, production),
+    "_scaled_linear": (0.05, linear),
 }
 LAST = ("awq_dequantize", dequantisation)
+ROWS_OF = {"scaled_mm": ROWS, "_scaled_linear": ROWS, "mixed_mm": MIXED_ROWS}
 
 
 def random_call(rng: np.random.Generator) -> tuple[str, Operands, Callable[..., Any]]:
@@ -136,6 +163,8 @@ def random_call(rng: np.random.Generator) -> tuple[str, Operands, Callable[..., 
 
 
 def outputs(got: Any) -> list[Tensor]:
+    if isinstance(got, list):  # of produce: some of its outputs are None
+        return [x for x in got if x is not None]
     return list(named(got).values()) if isinstance(got, tuple) else [got]
 
 
@@ -163,7 +192,7 @@ def block(number: int) -> tuple[dict[str, Tally], bytes]:
     for i in range(BLOCK):
         name, operands, op = random_call(rng)
         expected = outputs(op(**operands))
-        of_op = {"scaled_mm": ROWS, "mixed_mm": MIXED_ROWS}.get(name, [""])
+        of_op = ROWS_OF.get(name, [""])
         row = of_op[rows.integers(len(of_op))] if rows.random() < 0.5 else ""
         with forced(row):
             got = outputs(op(**on_device(operands)))

@@ -119,15 +119,17 @@ RELAID: dict[str, tuple[tuple[int, int, int], Any, Any]] = {
     "a odd": ((70_001, 16, 30_679), lambda a: a, lambda b: b),
     "b odd": ((16, 70_001, 30_679), lambda a: a, lambda b: b),
     "a far apart": ((4, 16, 64), lambda a: far_apart(a), lambda b: b),
+    "a of 20 rows far apart": ((20, 16, 128), lambda a: far_apart(a, bits=29), lambda b: b),
     "a far apart and misaligned": ((4, 16, 64), lambda a: far_apart(a, 1), lambda b: b),
     "b far apart": ((4, 16, 64), lambda a: a, lambda b: far_apart(b.t()).t()),
     "b far apart, row-major": ((4, 16, 64), lambda a: a, lambda b: far_apart(b[:4])),
 }
 
 
-def far_apart(x: Tensor, more: int = 0) -> Tensor:
-    """Rows of which the last begins after 2^31 elements."""
-    stride = (2**10 if ON_CPU else 2**30) + more
+def far_apart(x: Tensor, more: int = 0, bits: int = 30) -> Tensor:
+    """Rows of which the last begins after 2^31 elements; of 20 rows after 2^32, as does the last of
+    those that one thread loads."""
+    stride = (2**10 if ON_CPU else 2**bits) + more
     buffer = torch.zeros(stride * len(x), dtype=torch.int8, device=x.device)
     return buffer.as_strided(x.shape, (stride, 1)).copy_(x)
 
