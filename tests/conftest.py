@@ -3,12 +3,11 @@ of a run on a GPU, what was compared there."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 # One BLAS thread, set before numpy is loaded: the reference's products are small, and OpenBLAS's
 # threads spin while they wait for each other.
@@ -21,13 +20,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Kernels are chosen by the tables' own numbers, not by what `scaled-mm tune` measured here.
 os.environ["SCALED_MM_TUNING"] = "off"
-
-# torch.compile keeps what it compiled in a folder that all processes share. It does not ask whether
-# the ops still have the schemas, or the machine the instructions, that it was compiled for.
-if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-    cache = tempfile.mkdtemp(prefix="scaled-mm-inductor-")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-    atexit.register(shutil.rmtree, cache, ignore_errors=True)
 
 import cuda_support
 import pytest
@@ -48,9 +40,26 @@ settings.register_profile(
 settings.register_profile("some", settings.get_profile("scaled_mm"), max_examples=50)
 
 
+@pytest.hookimpl(trylast=True)  # after pytest's own, which makes the factory of folders
 def pytest_configure(config: pytest.Config) -> None:
+    keep_inside(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     fast = "not slow" in config.getoption("markexpr")
     settings.load_profile("some" if fast else "scaled_mm")
+
+
+def keep_inside(folder: Path) -> None:
+    """What tests, torch and their processes make beside `tmp_path` lies in the session's folder
+    too. pytest removes it at the end, or, when the session was killed, in one of some days later.
+
+    torch.compile's folder is none that sessions share, but workers of one do: it does not ask
+    whether the ops still have the schemas, or the machine the instructions, that something was
+    compiled for.
+    """
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(scratch / "hypothesis"))
 
 
 @pytest.fixture(params=ISAS)
