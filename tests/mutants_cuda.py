@@ -254,7 +254,6 @@ MUTANTS = [
         "test_cuda_awq",
         {
             "cuda-int4-group-not-advanced": ("      ++group;\n", ""),
-            "cuda-int4-rows-past-the-last": ("if (row >= w.k) return;", ""),
             "cuda-int4-row-in-32-bits": (
                 (
                     "const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;\n  "
@@ -265,6 +264,15 @@ MUTANTS = [
                     "threadIdx.x);\n  const int64_t block"
                 ),
             ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/dequantize.cu",
+        "test_cuda_old_memory::test_nothing_behind_a_dequantised_weight",
+        {
+            "cuda-int4-rows-past-the-last": ("if (row >= w.k) return;", ""),
+            "cuda-rows-of-a-unit-past-the-last": ("if (row >= w.k) continue;", ""),
         },
         gpu=True,
     ),

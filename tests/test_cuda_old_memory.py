@@ -6,11 +6,16 @@ all memory that torch may hand out for outputs, copies and scratch holds one val
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from awq_cases import AwqCase
+from cuda_mixed_cases import MixedCase
 from cuda_support import DEVICE, GPU, ROWS, count, forced, kernels, on_device, streams_only
 from test_cuda_streams import Work
+from torch import Tensor
 
 import scaled_mm
 
@@ -59,3 +64,44 @@ def test_int4(kernel: str) -> None:
         different = sum(int((x != results[0]).sum()) for x in results[1:])
         count(f"awq_gemm {kernel or 'chosen'}", sum(x.numel() for x in results), different)
         assert different == 0, m
+
+
+# No whole number of any kernel's rows. torch keeps what has less than 1 MiB apart from the rest: W
+# has more, the packed weight less.
+K, N = 1533, 512
+
+
+def awq_weight() -> Callable[[], Tensor]:
+    operands = on_device(AwqCase("behind", K, N, K).weight())
+    return lambda: scaled_mm.awq_dequantize(**operands)
+
+
+def mixed_weight(bits: int, group: int) -> Callable[[], Tensor]:
+    weight = MixedCase(1, N, K, group, bits).weight()
+    return weight.dequantize
+
+
+DEQUANTIZED: dict[str, Callable[[], Callable[[], Tensor]]] = {
+    "AWQ": awq_weight,
+    **{
+        f"{bits} bits in {form}": partial(mixed_weight, bits, group)
+        for bits in (4, 8)
+        for form, group in {"units": K, "rows": 21}.items()
+    },
+}
+
+
+@pytest.mark.parametrize("weight", DEQUANTIZED)
+def test_nothing_behind_a_dequantised_weight(weight: str) -> None:
+    """It is split off the front of free memory that torch keeps; the rest stays as it is."""
+    dequantize = DEQUANTIZED[weight]()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    value, size = 0x7F, 64 * MIB
+    free = torch.full((size,), value, dtype=torch.uint8, device=DEVICE)
+    address = free.data_ptr()
+    del free
+    w = dequantize()
+    behind = torch.empty(size - w.nbytes, dtype=torch.uint8, device=DEVICE)
+    assert (w.data_ptr(), behind.data_ptr()) == (address, address + w.nbytes)
+    assert bool((behind == value).all())
