@@ -50,7 +50,14 @@ def left_in(folder: Path) -> list[str]:
     return [str(x.relative_to(folder)) for x in found if not x.name.endswith("current")]
 
 
-WHAT = ("tests/test_plain.py", "tests/test_parallel.py", "-m", "not slow and not gpu")
+WHAT = (
+    "tests/test_torch.py",
+    "tests/test_parallel.py",
+    "-k",
+    "norm or on_the_cpu",
+    "-m",
+    "not slow",
+)
 
 
 @pytest.mark.slow
