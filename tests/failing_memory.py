@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from awq_cases import AwqCase
 from cuda_mixed_cases import MixedCase, arms
-from cuda_support import DEVICE, NAMES, forced, how_many_differ, kernels, named, on_device
-from produce_cases import ProduceCase
+from cuda_support import DEVICE, NAMES, forced, how_many_differ, kernels, on_device
 from test_cuda_streams import Work
-from test_produce import produce
 from torch import Tensor
 
 import scaled_mm
+from scaled_mm.nn import ScaledLinear
 
-PRODUCED = (
-    ProduceCase("norm", "rms_norm", shape=(40, 1000), other=True, normed=True, smooth=True),
-    ProduceCase("layer norm", "layer_norm", shape=(3, 40), symmetric=False),
-    ProduceCase("pair", "silu", shape=(40, 333), other=True),
-    ProduceCase("table", "gelu", shape=(300, 4096), dtype=torch.bfloat16),
-)
+SHAPES = ((3, 333), (40, 1000), (300, 4096))  # the last one: gelu by its table
+PRODUCED: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "rms norm": lambda x: scaled_mm.rms_norm_quantize_int8(x, x[0], 1e-5, residual=x),
+    "layer norm": lambda x: scaled_mm.layer_norm_quantize_int8(x, x[0], None, 1e-5),
+    "silu": lambda x: scaled_mm.silu_mul_quantize_int8(x, x),
+    "gelu": lambda x: scaled_mm.gelu_quantize_int8(x),
+}
 
 
 def calls(work: Work) -> Iterator[tuple[str, str, Callable[[], Any]]]:
@@ -43,15 +43,16 @@ def calls(work: Work) -> Iterator[tuple[str, str, Callable[[], Any]]]:
         yield "", f"int8_mm {i}", lambda a=a, b=b: scaled_mm.int8_mm(a, b)
         yield "", f"pack {i}", lambda b=b: scaled_mm.pack_weight_int8(b).data
         yield "", f"azp_adj {i}", lambda b=b: scaled_mm.azp_adj(b)
-        x, scales = a.half(), torch.ones(b.shape[1], 1, device=b.device)
-        packed = (weight.data, scales, None, [weight.k, weight.n], False)
-        yield "", f"linear {i}", lambda x=x, p=packed: torch.ops.scaled_mm._scaled_linear(x, *p)
+        float_layer = torch.nn.Linear(*b.shape, bias=i % 2 == 0, device=DEVICE)
+        layer = ScaledLinear.from_linear(float_layer.half().requires_grad_(False))
+        x = a.half()
+        yield "", f"layer {i}", lambda x=x, layer=layer: layer(x)
     for i, operands in enumerate(quantised):
         yield "", f"quantize_int8 {i}", lambda x=operands: scaled_mm.quantize_int8(**x)
         yield "", f"weight {i}", lambda x=operands["x"]: scaled_mm.quantize_weight_int8(x)
-    for i, case in enumerate(PRODUCED):
-        operands = on_device(case.build())
-        yield "", f"produce_int8 {i}", lambda x=operands: produce(**x)
+    for (rows, columns), (name, produce) in itertools.product(SHAPES, PRODUCED.items()):
+        x = torch.linspace(-3, 3, rows * columns, device=DEVICE).bfloat16().view(rows, columns)
+        yield "", f"{name} {rows}", lambda x=x, produce=produce: produce(x)
     for bits, rows in itertools.product((4, 8), (1, 40, 300)):
         case = MixedCase(rows, 520, 512, 128, bits, "integer", bias=torch.float32, order=True)
         weight, operands = case.weight(), on_device(case.operands())
@@ -68,9 +69,9 @@ def calls(work: Work) -> Iterator[tuple[str, str, Callable[[], Any]]]:
 
 
 def outputs(got: Any) -> list[Tensor]:
-    if isinstance(got, list):  # of produce: some of its outputs are None
+    if isinstance(got, tuple):  # some of a quantiser's may be None
         return [x for x in got if x is not None]
-    return list(named(got).values()) if isinstance(got, tuple) else [got]
+    return [got]
 
 
 class Planted:

@@ -58,6 +58,19 @@ def test_expanded_activations(isa: str, name: str) -> None:
         assert_bits(scaled_mm.int8_mm(a, scaled_mm.pack_weight_int8(b)), expected, name, m, k)
 
 
+def test_windows_over_one_memory(isa: str) -> None:
+    """Token j of sequence i is token i + j of a memory: both dimensions have one stride, which does
+    not lead from each token to the next."""
+    rng = np.random.default_rng(3)
+    tokens = torch.from_numpy(rng.standard_normal((4, 24)).astype(np.float32))
+    x = tokens.as_strided((2, 3, 24), (24, 24, 1))
+    q, scale, _ = scaled_mm.quantize_int8(x.contiguous())
+    assert_bits(scaled_mm.quantize_int8(x)[0], q)
+    scales = scale.flatten()[:4].contiguous().as_strided((2, 3, 1), (1, 1, 1))
+    given, _, _ = scaled_mm.quantize_int8(x, scale=scales.contiguous())
+    assert_bits(scaled_mm.quantize_int8(x, scale=scales)[0], given)
+
+
 # --- the packed buffer ----------------------------------------------------------------------------
 
 PANEL, GROUP = 16, 4

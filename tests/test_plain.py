@@ -182,7 +182,7 @@ def test_scales_of_a_layer_are_a_column() -> None:
             torch.ops.scaled_mm._scaled_linear(A.float(), B, scales, None, None, False)
     with pytest.raises(ValueError, match=r"^scale_b must have 1 or N=10 elements, in shape"):
         torch.ops.scaled_mm._scaled_linear(A.float(), B, torch.ones(9, 1), None, None, False)
-    strided = torch.linspace(0.1, 1, 20)[::2, None]
+    strided = torch.linspace(0.1, 1, 20)[1::2, None]  # which does not begin its memory
     got, expected = (
         torch.ops.scaled_mm._scaled_linear(A.float(), B, each, None, None, False)
         for each in (strided, strided.contiguous())
