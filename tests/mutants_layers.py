@@ -284,7 +284,10 @@ MUTANTS = [
                 "scales.dim() != 2 || scales.size(1) != 1",
                 "scales.dim() < 1",
             ),
-            "one-op-scales-from-the-first": ("scales.storage_offset()", "0"),
+            "one-op-scales-begin-twice-as-far": (
+                "&stride, 0, &vector",
+                "&stride, scales.storage_offset(), &vector",
+            ),
         },
     ),
     *of(

@@ -10,8 +10,9 @@ Tensor vector_of_scales(const Tensor& scales) {
   }
   const int64_t size = scales.size(0), stride = scales.stride(0);
   AtenTensorHandle vector = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(scales.get(), 1, &size, &stride,
-                                                        scales.storage_offset(), &vector));
+  // 0: beyond the place in the memory where the scales begin.
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(scales.get(), 1, &size, &stride, 0, &vector));
   return Tensor(vector);
 }
 
