@@ -20,7 +20,7 @@ from pathlib import Path
 SOURCES = (".cpp", ".h", ".def", ".table", ".cu", ".cuh", ".py")
 FOLDERS = ("csrc", "docs", "scaled_mm", "scaled_mm_cli", "tests", "tools")
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
-ISAS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2")
+ISAS = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2")
 
 
 # ---- copies --------------------------------------------------------------------------------------

@@ -268,7 +268,7 @@ def test_fork_after_use(expected: str) -> None:
 
 # --- the choice of an instruction set -------------------------------------------------------------
 
-KNOWN_ISAS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "portable")
+KNOWN_ISAS = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2", "portable")
 
 
 def test_isas() -> None:

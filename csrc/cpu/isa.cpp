@@ -14,6 +14,7 @@ constexpr const InstructionSet* kAll[] = {
     &amx_int8_isa,
 #endif
 #if defined(__x86_64__)
+    &avx512_bf16_isa,
     &avx512_vnni_isa,
     &avx_vnni_isa,
     &avx2_isa,

@@ -67,6 +67,7 @@ Setting& forced_isa();
 // "avx2 portable": those that this machine runs, best first.
 std::string list_isas();
 
-extern const InstructionSet amx_int8_isa, avx512_vnni_isa, avx_vnni_isa, avx2_isa, portable_isa;
+extern const InstructionSet amx_int8_isa, avx512_bf16_isa, avx512_vnni_isa, avx_vnni_isa, avx2_isa,
+    portable_isa;
 
 }  // namespace scaled_mm::cpu

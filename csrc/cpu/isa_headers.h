@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bitset>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>

@@ -5,6 +5,7 @@
 //   lowbit_group.h   scales and zero points, and the rounding of a weight's value
 //   lowbit_tile.h    a tile: dequantised, multiplied
 //   lowbit_stream.h  a tile, multiplied as it comes from its words
+//   lowbit_pairs.h   the last two in pairs of rows, for bfloat16 where the machine multiplies those
 //
 // Every element of a product is one chain of fused multiply-adds in the order of k, so its bits
 // depend on neither tiles nor threads nor the rows around it (where there is no fma, on nothing but
@@ -29,6 +30,9 @@ inline constexpr int kLowbitXStride =
 #include "cpu/lowbit_group.h"
 #include "cpu/lowbit_tile.h"
 #include "cpu/lowbit_stream.h"
+#if defined(SCALED_MM_HAS_AVX512_BF16)
+#include "cpu/lowbit_pairs.h"
+#endif
 
 // Tasks that lie side by side in the same rows, and are multiplied together: a row of their words
 // is read in one go.
@@ -116,20 +120,44 @@ struct Scratch {
   Buffer<uint32_t> padded{kLowbitDepth * kLowbitMostWords};
 };
 
+// Pairs (lowbit_pairs.h) where there are none.
+struct NoPairs {
+  explicit NoPairs(int64_t) {}
+  void begin() {}
+  template <class... Tile>
+  void load(const Tile&...) {}
+  template <class... Tile>
+  bool multiply(const Tile&...) {
+    return false;
+  }
+};
+
+template <class Of, class W>
+struct PairsOf {
+  using Type = NoPairs;
+};
+#if defined(SCALED_MM_HAS_AVX512_BF16)
+template <class Words>
+struct PairsOf<Format<DType::bfloat16>, Weights<Words, false>> {
+  using Type = Pairs<Words>;
+};
+#endif
+
 // The sums of a span, tile by tile: from left to right, then down.
 template <class Of, class W>
-inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scratch) {
+inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scratch,
+                          typename PairsOf<Of, W>::Type& pairs) {
   const LowbitWeight& w = p.w;
   GroupTerms<Of, W> group;
+  pairs.begin();
   for (int64_t k = 0; k < w.k;) {
     const int64_t left = w.group - k % w.group;  // in this group
     const int depth = static_cast<int>(std::min<int64_t>(kLowbitDepth, left));
-    for (int64_t r = 0; r < span.rows; ++r) {
-      const uint16_t* from = p.x.data + (span.row + r) * p.x.row_stride + k * p.x.col_stride;
-      widen_strided<Of>(from, p.x.col_stride, scratch.x.data() + r * kLowbitXStride, depth);
-    }
+    pairs.load(p, span.row, span.rows, k, depth);
+    bool widened = false;
     for (int block = 0; block < span.blocks; ++block) {
       const int64_t col = span.col + block * kLowbitCols;
+      float* const sums = scratch.sums.data() + block * span.rows * kLowbitCols;
       WeightTile tile = tile_at<typename W::Words>(w, k, depth, col, scratch.padded.data());
       if (block + 1 < span.blocks) {
         tile.next = words_at(w, k, col + kLowbitCols);
@@ -137,9 +165,17 @@ inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scr
         tile.next = words_at(w, k + depth, span.col);
       }
       tile.next_stride = w.q.row_stride;
-      group.load(w, k / w.group, col, columns_at(w, col));
-      multiply_tile(tile, group, span.rows, scratch.x.data(), scratch.b.data(),
-                    scratch.sums.data() + block * span.rows * kLowbitCols);
+      const int columns = columns_at(w, col);
+      if (pairs.multiply(w, k / w.group, col, columns, block, tile, span.rows, sums)) continue;
+      if (!widened) {
+        for (int64_t r = 0; r < span.rows; ++r) {
+          const uint16_t* from = p.x.data + (span.row + r) * p.x.row_stride + k * p.x.col_stride;
+          widen_strided<Of>(from, p.x.col_stride, scratch.x.data() + r * kLowbitXStride, depth);
+        }
+        widened = true;
+      }
+      group.load(w, k / w.group, col, columns);
+      multiply_tile(tile, group, span.rows, scratch.x.data(), scratch.b.data(), sums);
     }
     k += depth;
   }
@@ -148,10 +184,11 @@ inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scr
 template <class Of, class W>
 inline void multiply_of(const LowbitProblem& p, const Tiling& tiling, int64_t begin, int64_t end) {
   Scratch scratch(tiling.block_rows);
+  typename PairsOf<Of, W>::Type pairs(tiling.block_rows);
   for (int64_t task = begin; task < end;) {
     const Span span = span_at(p, tiling, task, end);
     std::fill_n(scratch.sums.data(), span.blocks * span.rows * kLowbitCols, 0.0f);
-    multiply_span<Of, W>(p, span, scratch);
+    multiply_span<Of, W>(p, span, scratch, pairs);
     write_sums<Of, typename W::Words>(p, span, scratch.sums.data());
     task += span.blocks;
   }

@@ -6,6 +6,11 @@
 //   widen(q, v, even, odd)      vectors v and v + 1 (v is even): 2^23 + unit u of a stored value u
 //   widen_pairs(q, v, w)        the same of several pairs from v on, for few rows of X
 //   unit(v)                     a power of two
+//   pair_rows<i>(q0, q1, v, w)  vectors v + i, v + i + 1, ... of two rows, pair_offset(i) + u: of
+//                               each of 8 columns the value in q1, then the one in q0; v % 8 == 0,
+//                               i < 8 (for lowbit_pairs.h)
+//   pair_offset(i)              a power of two, or 0
+//   column(v, c)                which of 64 columns stands at c of vector v, 0 .. 7
 //   to_vectors, to_columns      floats from the order of columns to that of vectors, and back
 //   differences(q, c, zero, d)  columns 8 c .. 8 c + 7 in their order, less `zero`; exact
 //
@@ -95,6 +100,34 @@ struct NibbleWords {
   }
 #endif
 
+#if defined(SCALED_MM_HAS_AVX512_BF16)
+  // Nibbles where they are, or 8 bits further up, below the exponent of a power of two that makes
+  // their lowest bit a 1.
+  static constexpr float pair_offset(int v) { return v / 2 % 2 ? 0x1p11f : 0x1p15f; }
+
+  template <int kFirst, int kWide>
+  [[gnu::always_inline]] static void pair_rows(const uint32_t* q0, const uint32_t* q1, int v,
+                                               Wide (&w)[kWide]) {
+    const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q0 + v));
+    const __m256i lower = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q1 + v));
+    const __m512i halves[2] = {
+        _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_unpacklo_epi16(lower, upper)),
+        _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_unpackhi_epi16(lower, upper))};
+    const __m512i shifted[2] = {_mm512_maskz_slli_epi32(0xffff, halves[0], 8),
+                                _mm512_maskz_slli_epi32(0xffff, halves[1], 8)};
+    each<kWide>([&](auto j) __attribute__((always_inline)) {
+      constexpr int i = kFirst + j;
+      const __m512i all = i < 4 ? shifted[i % 2] : halves[i % 2];
+      const __m512i mask = _mm512_set1_epi32(i / 2 % 2 ? 0xf000 : 0x0f00);
+      const __m512i exponent = _mm512_castps_si512(_mm512_set1_ps(pair_offset(i)));
+      w[j] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(all, mask, exponent, 0xea));
+    });
+  }
+  static constexpr int column(int v, int c) {
+    return 8 * (v % 2 * 2 + c / 4 * 4 + c / 2 % 2) + v / 2 * 2 + c % 2;
+  }
+#endif
+
   static void differences(const uint32_t* words, int c, const Eight& zero, Eight& d) {
     constexpr EightInts kNibble = {0, 16, 4, 20, 8, 24, 12, 28};  // the shift to each column
     const int32_t bits = static_cast<int32_t>(words[c]);
@@ -145,6 +178,24 @@ struct ByteWords {
     });
   }
 #endif
+#if defined(SCALED_MM_HAS_AVX512_BF16)
+  static constexpr float pair_offset(int) { return 0.0f; }
+
+  template <int kFirst, int kWide>
+  [[gnu::always_inline]] static void pair_rows(const uint32_t* q0, const uint32_t* q1, int v,
+                                               Wide (&w)[kWide]) {
+    each<kWide / 2>([&](auto u) __attribute__((always_inline)) {
+      const auto at = [&](const uint32_t* q) __attribute__((always_inline)) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(q + 2 * (v + kFirst) + 4 * u));
+      };
+      const __m128i upper = at(q0), lower = at(q1);
+      w[2 * u] = floats(_mm_unpacklo_epi8(lower, upper));
+      w[2 * u + 1] = floats(_mm_unpackhi_epi8(lower, upper));
+    });
+  }
+  static constexpr int column(int v, int c) { return 8 * v + c; }
+#endif
+
   static void differences(const uint32_t* words, int c, const Eight& zero, Eight& d) {
     lift(words, c, d);
     d -= zero + 0x1p23f;
@@ -155,6 +206,11 @@ struct ByteWords {
   static void to_columns(const float* vectors, float* columns) { to_vectors(vectors, columns); }
 
  private:
+#if defined(SCALED_MM_HAS_AVX512_BF16)
+  [[gnu::always_inline]] static Wide floats(__m128i bytes) {
+    return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepu8_epi32(0xffff, bytes));
+  }
+#endif
   static void lift(const uint32_t* words, int v, Eight& w) {
 #if defined(SCALED_MM_HAS_FMA_F16C)
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(words + 2 * v));
