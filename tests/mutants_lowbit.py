@@ -143,6 +143,30 @@ MUTANTS = [
         },
     ),
     *of(
+        "csrc/cpu/lowbit_pairs.h",
+        "test_mixed_small test_mixed",
+        {
+            "pairs-of-small-x": ("return small == 0;", "return true;"),
+            "pairs-of-small-scales": ("kLeastScale = -36", "kLeastScale = -120"),
+            "pairs-after-something-small": (
+                "    // Sums that something small came into are not for pairs any more.\n",
+                "    begin();\n",
+            ),
+            "pairs-of-rows-swapped": ("pair << 16 | pair >> 16", "pair"),
+            "pairs-of-an-odd-group": ("depth % 2 != 0 || ", ""),
+            "pairs-without-integer-zeros": ("(integer ? zero[i] : same)", "same"),
+            "pairs-by-the-scales-of-the-first-columns": (
+                "twice<i>(scales + 8 * part)",
+                "twice<i>(scales)",
+            ),
+            "pairs-into-the-sums-of-the-first-columns": (
+                "sums + r * kLowbitCols + 8 * part + 16 * (kFirst + u)",
+                "sums + r * kLowbitCols + 16 * (kFirst + u)",
+            ),
+        },
+        isa="avx512_bf16",
+    ),
+    *of(
         "csrc/cpu/lowbit_group.h",
         "test_guards_int4 test_awq",
         {

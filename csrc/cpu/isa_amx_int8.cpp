@@ -16,9 +16,10 @@
 
 // g++ 12 does not define __FMA__ and its kin for a target pragma.
 #define SCALED_MM_HAS_FMA_F16C
+#define SCALED_MM_HAS_AVX512_BF16  // used where the machine has it: lowbit_pairs.h asks
 #pragma GCC push_options
-#pragma GCC target(                                                                  \
-    "amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c," \
+#pragma GCC target(                                                                             \
+    "amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c," \
     "prefer-vector-width=512")
 
 namespace scaled_mm::cpu::amx_int8 {

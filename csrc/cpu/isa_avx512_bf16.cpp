@@ -7,7 +7,7 @@
 #define SCALED_MM_HAS_FMA_F16C
 #define SCALED_MM_HAS_AVX512_BF16
 #pragma GCC push_options
-#pragma GCC target(                                                                   \
+#pragma GCC target(                                                                  \
     "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c,prefer-" \
     "vector-width=512")
 

@@ -29,8 +29,8 @@ inline bool multiplies_pairs_in_order() {
   const auto sum = [](float first, float second) {
     const uint32_t pair = to_bits(first) | to_bits(second) >> 16, ones = 0x3f803f80;
     float lanes[16];
-    _mm512_storeu_ps(lanes, _mm512_dpbf16_ps(_mm512_set1_ps(1.0f), broadcast_pair(pair),
-                                             broadcast_pair(ones)));
+    _mm512_storeu_ps(
+        lanes, _mm512_dpbf16_ps(_mm512_set1_ps(1.0f), broadcast_pair(pair), broadcast_pair(ones)));
     return lanes[0];
   };
   // To 1, half of the last bit and three quarters of it: a tie that goes down, then 1 + 3/4; or
@@ -138,8 +138,8 @@ struct PairTerms {
   }
 };
 
-// As stream_vectors of lowbit_stream.h: kWide vectors of 16 columns of the 64 from vector `part` on,
-// of R rows.
+// As stream_vectors of lowbit_stream.h: kWide vectors of 16 columns of the 64 from vector `part`
+// on, of R rows.
 template <int R, int kFirst, int kWide, class Words>
 inline void stream_pairs(const WeightTile& tile, const PairTerms<Words>& terms, int part,
                          const uint32_t* x, float* sums) {
@@ -251,7 +251,10 @@ class Pairs {
       : x_(static_cast<size_t>(rows) * kPairStride), b_(kLowbitDepth / 2 * kLowbitCols) {}
 
   // Of sums that are 0.
-  void begin() { fit_ = ~Blocks{}; }
+  void begin() {
+    static const bool in_order = multiplies_pairs_in_order();
+    fit_ = in_order ? ~Blocks{} : Blocks{};
+  }
 
   // Rows [k, k + depth) of the weight come next.
   void load(const LowbitProblem& p, int64_t row, int64_t rows, int64_t k, int depth) {
