@@ -143,6 +143,12 @@ MUTANTS = [
         },
     ),
     *of(
+        "csrc/cpu/lowbit_rows.h",
+        "test_mixed_small test_mixed",
+        {"pairs-of-the-first-group": ("pairs.multiply(w, k / w.group,", "pairs.multiply(w, 0,")},
+        isa="avx512_bf16",
+    ),
+    *of(
         "csrc/cpu/lowbit_pairs.h",
         "test_mixed_small test_mixed",
         {

@@ -165,8 +165,9 @@ inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scr
         tile.next = words_at(w, k + depth, span.col);
       }
       tile.next_stride = w.q.row_stride;
-      const int columns = columns_at(w, col);
-      if (pairs.multiply(w, k / w.group, col, columns, block, tile, span.rows, sums)) continue;
+      if (pairs.multiply(w, k / w.group, col, columns_at(w, col), block, tile, span.rows, sums)) {
+        continue;
+      }
       if (!widened) {
         for (int64_t r = 0; r < span.rows; ++r) {
           const uint16_t* from = p.x.data + (span.row + r) * p.x.row_stride + k * p.x.col_stride;
@@ -174,7 +175,7 @@ inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scr
         }
         widened = true;
       }
-      group.load(w, k / w.group, col, columns);
+      group.load(w, k / w.group, col, columns_at(w, col));
       multiply_tile(tile, group, span.rows, scratch.x.data(), scratch.b.data(), sums);
     }
     k += depth;
@@ -223,7 +224,7 @@ inline void dequantize_rows_of(const LowbitProblem& p, int64_t begin, int64_t en
   for (int64_t col = 0; col < w.n; col += kLowbitCols) {
     const int columns = columns_at(w, col);
     for (int64_t k = begin; k < end; ++k) {
-      if (k == begin || k % w.group == 0) group.load(w, k / w.group, col, columns);
+      if (k == begin || k % w.group == 0) group.load(w, k / w.group, col, columns_at(w, col));
       uint16_t rounded[kLowbitCols];
       for (int c = 0; c < columns / 8; ++c) {
         Eight d;
