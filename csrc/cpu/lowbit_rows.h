@@ -224,7 +224,7 @@ inline void dequantize_rows_of(const LowbitProblem& p, int64_t begin, int64_t en
   for (int64_t col = 0; col < w.n; col += kLowbitCols) {
     const int columns = columns_at(w, col);
     for (int64_t k = begin; k < end; ++k) {
-      if (k == begin || k % w.group == 0) group.load(w, k / w.group, col, columns_at(w, col));
+      if (k == begin || k % w.group == 0) group.load(w, k / w.group, col, columns);
       uint16_t rounded[kLowbitCols];
       for (int c = 0; c < columns / 8; ++c) {
         Eight d;
