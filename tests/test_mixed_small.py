@@ -51,7 +51,8 @@ def assert_exact_enough(plain: dict[str, Any], x: torch.Tensor, *context: object
 @pytest.mark.parametrize(("bits", "zero"), [*itertools.product((4, 8), ("none", "integer"))])
 def test_no_subnormal_is_lost(bits: int, zero: str) -> None:
     torch.manual_seed(0)
-    values = (torch.randn(max(ROWS), K) / 4).bfloat16()
+    signs = torch.randint(2, (max(ROWS), K)) * 2 - 1
+    values = (torch.rand(max(ROWS), K) + 1).bfloat16() * signs  # none is smaller than 1
     for of_x, of_scales in itertools.product(X, SCALES):
         plain = plain_weight(bits, zero, of_scales)
         assert_exact_enough(plain, values[: ROWS[of_x % 4]] * 2.0**of_x, of_x, of_scales)
