@@ -83,6 +83,21 @@ MUTANTS = [
                 'if (size.k == 0) return "needs K > 0 (it',
                 'if (size.k < 0) return "needs K > 0 (it',
             ),
+            "weight-at-the-pace-of-all": (
+                "weight * machine.latency / kWeightBytesPerUs",
+                "0.0 * weight",
+            ),
+            "weight-from-memory-for-every-tile": (
+                "work.rows / double(token_tiles);",
+                "work.rows;",
+            ),
+            "sums-added-up-for-nothing": ("waves += kExchangeUs * sums", "waves += 0 * sums"),
+            "sums-added-up-where-k-is-whole": ("if (plan.split > 1) {", "if (plan.split > 0) {"),
+            "idle-multiprocessors-at-work": (
+                "work.rounds - kIdleShare * (",
+                "work.rounds - 0 * (",
+            ),
+            "no-tiles-of-tokens": ("std::max(plan.token_tiles, 1)", "plan.token_tiles + 0"),
             "rows-outside-a-for-nothing": ("waves += kOutsideUs * outside", "waves += 0 * outside"),
             "rows-outside-a-of-one-channel": (
                 "work.rows * double(along);",

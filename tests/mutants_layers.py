@@ -264,10 +264,19 @@ MUTANTS = [
         {"one-op-of-a-gradient": ("if not are_tensors(x, x, x, x):", "if False:")},
     ),
     *of(
+        "csrc/problems/eager.h",
+        "test_plain",
+        {
+            "half-a-shape-is-none": ("k == -1 && n == -1", "k == -1 || n == -1"),
+            "any-negative-shape-is-none": ("k == -1 && n == -1", "k < 0 && n < 0"),
+            "short-way-read-early": ("shape_of(k, n), b_settled", "shape_of(k, n), true"),
+        },
+    ),
+    *of(
         "csrc/problems/linear.h",
         "test_plain",
         {
-            "one-op-in-bfloat16": ("x.scalar_type(), {}, {}, b_shape", "{}, {}, {}, b_shape"),
+            "one-op-in-bfloat16": ("x.scalar_type(), {}, {}, shape_of", "{}, {}, {}, shape_of"),
             "one-op-without-bias": ("bias, {}, {}, {}, {}, {},", "{}, {}, {}, {}, {}, {},"),
             "one-op-of-one-scale-for-all-tokens": (
                 "check_quantize(x, true, true)",

@@ -44,12 +44,16 @@ MUTANTS = [
                 "activation is None:",
             ),
             "short-way-without-bias": (
-                "scale_b, bias, shape, settled)",
-                "scale_b, None, shape, settled)",
+                "scale_b, bias, k, n, settled)",
+                "scale_b, None, k, n, settled)",
             ),
             "short-way-never-early": (
-                "b.data, [b.k, b.n], b.settled",
-                "b.data, [b.k, b.n], False",
+                "b.data, b.k, b.n, b.settled",
+                "b.data, b.k, b.n, False",
+            ),
+            "short-way-of-the-transposed-shape": (
+                "b.data, b.k, b.n, b.settled",
+                "b.data, b.n, b.k, b.settled",
             ),
             "short-way-with-gradients": (
                 "not isinstance(bias, Tensor) or bias.requires_grad",

@@ -242,6 +242,9 @@ def test_the_choice_follows_the_shape():
     assert chosen(8192, 28672, 8192).split("_")[0] in ("ping", "coop")
     assert chosen(4096, 4096, 0).startswith("stream_"), "nothing to load"
     assert chosen(256, 4096, 4096) == "ping_64x128_2x1"
+    for m in (256, 512):  # BERT's: short calls too are worth a cluster that shares its weight
+        assert chosen(m, 768, 768) == "ping_64x64_2x1"
+    assert chosen(257, 12288, 4096) == "stream_144x128", "two tiles of tokens in two rounds"
     assert chosen(256, 4096, 4096, DEVICES["H20"]) != "ping_64x128_2x1", "not the H200's answer"
 
 
@@ -254,6 +257,32 @@ def test_rows_outside_the_activation_cost():
     for name in ("coop_128x256_1x1", "ping_128x128_1x2"):
         assert us[65][name] > 1.02 * us[128][name], name
     assert us[65]["stream_80x64"] <= us[128]["stream_80x64"]
+
+
+def us_of(name, m, n, k):
+    kernels = explain(m, n, k, device=DEVICES["H200"]).kernels
+    return next(kernel.predicted_us for kernel in kernels if kernel.name == name)
+
+
+def test_a_multiprocessor_reads_a_weight_at_its_own_pace():
+    """80 blocks of 64 channels take nearly as long as 132, though they read 0.6 of the bytes. With
+    tokens for two tiles the other one's come from L2."""
+    few, all_of_them = (us_of("stream_8x64", 1, 64 * blocks, 8192) for blocks in (80, 132))
+    assert 0.8 < few / all_of_them < 1
+    assert us_of("stream_64x64", 65, 40 * 64, 32768) < us_of("stream_64x64", 64, 80 * 64, 32768)
+
+
+def test_a_cluster_adds_up_its_sums():
+    """A tile's 184 more tokens are 94 KB more of sums; tensor cores have the work of 192 anyhow."""
+    name, n, k = "stream_192x128", 4096, 8192
+    assert us_of(name, 192, n, k) - us_of(name, 8, n, k) > 1.85
+    assert us_of(name, 192, 4 * n, k) - us_of(name, 8, 4 * n, k) < 1.5, "not cut along K"
+
+
+def test_idle_multiprocessors_leave_power_to_the_others():
+    """Two rounds of 132 tiles, or one of them with two in the second: less than as much."""
+    whole, begun = (us_of("ping_128x128_1x2", m * 128, 256, 8192) for m in (132, 67))
+    assert 1.12 < whole / begun < 1.4
 
 
 def test_a_forced_kernel(capsys):

@@ -82,7 +82,17 @@ def test_settled_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     int8.settle(packed)
     scaled_mm.scaled_mm(A, packed, S_A, S_B, bias=BIAS)
     scaled_mm.scaled_mm(A, B, S_A, S_B)
-    assert told == [(None, [24, 10], False), (BIAS, [24, 10], True), (None, None, False)]
+    assert told == [(None, 24, 10, False), (BIAS, 24, 10, True), (None, -1, -1, False)]
+
+
+@pytest.mark.parametrize("shape", [(24, -1), (-1, 10), (-2, -2)])
+def test_half_a_shape_is_none(shape: tuple[int, int]) -> None:
+    """Of the op: -1 and -1 together stand for a plain weight, and nothing else does."""
+    said = (
+        rf"^b_shape must be \(K, N\) with 0 <= K and 0 <= N <= .*, got \({shape[0]}, {shape[1]}\)"
+    )
+    with pytest.raises(ValueError, match=said):
+        int8._scaled_mm_plain(A, PACKED.data, S_A, S_B, None, *shape, False)
 
 
 @pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b", "bias"])
@@ -179,12 +189,12 @@ def test_activations_that_one_op_leaves_to_the_others() -> None:
 def test_scales_of_a_layer_are_a_column() -> None:
     for scales in (torch.ones(10), torch.ones(1, 10), torch.ones(10, 1, 1)):
         with pytest.raises(ValueError, match=r"^scale_b must have shape \[N, 1\], got"):
-            torch.ops.scaled_mm._scaled_linear(A.float(), B, scales, None, None, False)
+            torch.ops.scaled_mm._scaled_linear(A.float(), B, scales, None, -1, -1, False)
     with pytest.raises(ValueError, match=r"^scale_b must have 1 or N=10 elements, in shape"):
-        torch.ops.scaled_mm._scaled_linear(A.float(), B, torch.ones(9, 1), None, None, False)
+        torch.ops.scaled_mm._scaled_linear(A.float(), B, torch.ones(9, 1), None, -1, -1, False)
     strided = torch.linspace(0.1, 1, 20)[1::2, None]  # which does not begin its memory
     got, expected = (
-        torch.ops.scaled_mm._scaled_linear(A.float(), B, each, None, None, False)
+        torch.ops.scaled_mm._scaled_linear(A.float(), B, each, None, -1, -1, False)
         for each in (strided, strided.contiguous())
     )
     assert torch.equal(got, expected)

@@ -63,8 +63,8 @@ SCHEMAS = {
     "Tensor? out_scale=None, Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False, "
     "Tensor(a!) out) -> ()",
     "_scaled_mm_plain": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-    "int[]? b_shape, bool b_settled) -> Tensor",
-    "_scaled_linear": "(Tensor x, Tensor b, Tensor scale_b, Tensor? bias, int[]? b_shape, "
+    "int k, int n, bool b_settled) -> Tensor",
+    "_scaled_linear": "(Tensor x, Tensor b, Tensor scale_b, Tensor? bias, int k, int n, "
     "bool b_settled) -> Tensor",
     "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor",
     "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "

@@ -1,7 +1,7 @@
 // A layer's product in one op: its activation is quantised, then multiplied.
 #pragma once
 
-#include "problems/int8.h"
+#include "problems/eager.h"
 #include "problems/quantize.h"
 
 namespace scaled_mm {
@@ -15,7 +15,7 @@ template <void (*quantize)(const QuantizeProblem&, const Tensor& q),
           void (*multiply)(Checked<Int8Problem>&)>
 struct LinearOps {
   static Tensor scaled_linear(const Tensor& x, const Tensor& b, const Tensor& scale_b,
-                              const std::optional<Tensor>& bias, const Shape& b_shape,
+                              const std::optional<Tensor>& bias, int64_t k, int64_t n,
                               bool b_settled) {
     const Checked<QuantizeProblem> activation = check_quantize(x, true, true);
     const Tensor& q = activation.outputs[0];
@@ -23,7 +23,7 @@ struct LinearOps {
     quantize(activation.problem, q);
     Checked<Int8Problem> product =
         check_scaled_mm(q, b, scale_a, vector_of_scales(scale_b), bias, {}, {}, {}, {}, {},
-                        x.scalar_type(), {}, {}, b_shape, b_settled, {});
+                        x.scalar_type(), {}, {}, shape_of(k, n), b_settled, {});
     multiply(product);
     return product.outputs[0];
   }

@@ -175,14 +175,14 @@ def plain_product(
     if is_compiling():
         return None
     if isinstance(b, PackedWeight):
-        weight, shape, settled = b.data, [b.k, b.n], b.settled
+        weight, k, n, settled = b.data, b.k, b.n, b.settled
     else:
-        weight, shape, settled = b, None, False
+        weight, k, n, settled = b, -1, -1, False
     if not are_tensors(a, weight, scale_a, scale_b):
         return None
     if bias is not None and (not isinstance(bias, Tensor) or bias.requires_grad):
         return None
-    return _shortly(_scaled_mm_plain, a, weight, scale_a, scale_b, bias, shape, settled)
+    return _shortly(_scaled_mm_plain, a, weight, scale_a, scale_b, bias, k, n, settled)
 
 
 def quantized_product(
@@ -195,7 +195,7 @@ def quantized_product(
     """
     if not are_tensors(x, x, x, x):
         return None
-    return _shortly(_scaled_linear, x, b.data, scale_b, bias, [b.k, b.n], b.settled)
+    return _shortly(_scaled_linear, x, b.data, scale_b, bias, b.k, b.n, b.settled)
 
 
 def _shortly(op: Callable[..., Tensor], *operands: Any) -> Tensor | None:
@@ -368,6 +368,11 @@ def _int8_mm_shape(
     return output(out, "a", a, product_sizes(a, b, b_shape), torch.int32)
 
 
+def _shape(k: int, n: int) -> tuple[int, int] | None:
+    """b_shape, as the ops of eager calls have it."""
+    return None if k == n == -1 else (k, n)
+
+
 @torch.library.register_fake("scaled_mm::_scaled_mm_plain")
 def _(
     a: Tensor,
@@ -375,10 +380,11 @@ def _(
     scale_a: Tensor,
     scale_b: Tensor,
     bias: Tensor | None,
-    b_shape: Sequence[int] | None,
+    k: int,
+    n: int,
     b_settled: bool,
 ) -> Tensor | None:
-    return _scaled_mm_shape(a, b, scale_a, scale_b, bias=bias, b_shape=b_shape)
+    return _scaled_mm_shape(a, b, scale_a, scale_b, bias=bias, b_shape=_shape(k, n))
 
 
 @torch.library.register_fake("scaled_mm::_scaled_linear")
@@ -387,11 +393,12 @@ def _(
     b: Tensor,
     scale_b: Tensor,
     bias: Tensor | None,
-    b_shape: Sequence[int] | None,
+    k: int,
+    n: int,
     b_settled: bool,
 ) -> Tensor:
     must_share_device("x", x, b=b, scale_b=scale_b, bias=bias)
-    return x.new_empty(product_sizes(x, b, b_shape))
+    return x.new_empty(product_sizes(x, b, _shape(k, n)))
 
 
 for _form in ("", ".out"):

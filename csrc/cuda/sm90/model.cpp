@@ -14,12 +14,15 @@ namespace scaled_mm::cuda::sm90 {
 namespace {
 
 // Measured on an H200; machine.latency says how much longer they are elsewhere.
-constexpr double kSecondWaveUs = 3.8;       // blocks that start when others have ended
+constexpr double kSecondWaveUs = 4.5;       // blocks that start when others have ended
 constexpr double kSecondOfPairUs = 2.0;     // where two live on a multiprocessor at a time
-constexpr double kExposedEpilogueUs = 1.9;  // of a tile, where no other tile's products hide it
-constexpr double kOutsideUs = 12e-6;        // of a byte of a tile's rows that lie outside A
-constexpr double kJoinUs = 2.0;             // of the kernel that ends sums in memory
-constexpr double kEndingUs = 1.2e-6;        // of a sum that a persistent kernel ends itself
+constexpr double kExposedEpilogueUs = 4.0;  // of a tile, where no other tile's products hide it
+constexpr double kExchangeUs = 20e-6;       // of a byte of sums that a cluster adds up
+constexpr double kWeightBytesPerUs = 40e3;  // of device memory, by one multiprocessor
+constexpr double kIdleShare = 0.3;    // of a multiprocessor's power and L2, which others then have
+constexpr double kOutsideUs = 12e-6;  // of a byte of a tile's rows that lie outside A
+constexpr double kJoinUs = 2.0;       // of the kernel that ends sums in memory
+constexpr double kEndingUs = 1.2e-6;  // of a sum that a persistent kernel ends itself
 
 // Of device memory, at best.
 double rate_of(const Machine& machine) { return machine.memory_share * machine.bytes_per_us; }
@@ -53,17 +56,19 @@ struct Work {
   double rows;
   double loads;
   double rounds;  // of blocks, over the multiprocessors
+  double pace;    // those rounds as they count at the power limit
+  double memory;  // us, reading and writing device memory
 };
 
 // What binds: tensor cores, L2 for all, L2 for the multiprocessor that has most to do.
-Prediction predict_work(const Work& work, const Int8Problem::Size& size, const Machine& machine,
-                        int tile_m, int tile_n, double lone, double waves, const Fit& fit) {
-  const double operations = work.rounds * tile_m * tile_n * work.rows;
-  const double products = operations / machine.products_per_us;
+Prediction predict_work(const Work& work, const Machine& machine, int tile_m, int tile_n,
+                        double lone, double waves, const Fit& fit) {
+  const double operations = double(tile_m) * tile_n * work.rows;
+  const double products = work.pace * operations / machine.products_per_us;
   const double l2 = work.blocks * work.loads / (machine.l2_bytes_per_us * machine.sms);
   const double busy = std::max({products, l2, lone});
-  return joined(fit, size.bytes() / rate_of(machine), busy, waves * machine.latency,
-                operations / machine.most_products_per_us);
+  return joined(fit, work.memory, busy, waves * machine.latency,
+                work.rounds * operations / machine.most_products_per_us);
 }
 
 // Whether a persistent kernel leaves the ending to a kernel behind it.
@@ -91,11 +96,20 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
   work.blocks = double(plan.blocks);
   work.rows = double(ceil_div(ceil_div(size.k, kChunk), plan.split) * kChunk);
   work.loads = (double(tile_m) + double(tile_n)) * work.rows;
-  work.rounds = std::ceil(work.blocks / machine.sms);
-  const double waves = work.rounds <= 1 ? 0.0
-                       : plan.paired    ? kSecondOfPairUs
-                                        : kSecondWaveUs * (work.rounds - 1);
-  return predict_work(work, size, machine, tile_m, tile_n,
+  work.rounds = work.pace = std::ceil(work.blocks / machine.sms);
+  // The weight comes from device memory to the blocks of one tile of tokens, to the others from L2.
+  const int64_t token_tiles = std::max(plan.token_tiles, 1);
+  const double weight = work.rounds * tile_n * work.rows / double(token_tiles);
+  work.memory =
+      std::max(size.bytes() / rate_of(machine), weight * machine.latency / kWeightBytesPerUs);
+  double waves = work.rounds <= 1 ? 0.0
+                 : plan.paired    ? kSecondOfPairUs
+                                  : kSecondWaveUs * (work.rounds - 1);
+  if (plan.split > 1) {
+    const double sums = double(ceil_div(size.m, token_tiles)) * tile_n;
+    waves += kExchangeUs * sums * sizeof(int32_t);
+  }
+  return predict_work(work, machine, tile_m, tile_n,
                       work.rounds * work.loads / machine.lone_bytes_per_us, waves,
                       {fixed_us, rate});
 }
@@ -122,6 +136,9 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   work.rows = double(ceil_div(size.k, tile_k) * tile_k);
   work.loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * work.rows;
   work.rounds = std::ceil(work.blocks / machine.sms);
+  // Multiprocessors that have no tile in the last round leave power and L2 to the others.
+  work.pace = work.rounds - kIdleShare * (work.rounds - work.blocks / machine.sms);
+  work.memory = size.bytes() / rate_of(machine);
   double waves = schedule == cooperative ? kExposedEpilogueUs * work.rounds : 0.0;
   const double outside = double(across * tile_m - size.m) * work.rows * double(along);
   waves += kOutsideUs * outside / machine.sms;
@@ -131,7 +148,7 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   } else if (size.has_ending()) {
     waves += kEndingUs * sums * machine.latency;
   }
-  return predict_work(work, size, machine, tile_m, tile_n, 0.0, waves, {fixed_us, rate});
+  return predict_work(work, machine, tile_m, tile_n, 0.0, waves, {fixed_us, rate});
 }
 
 namespace {
