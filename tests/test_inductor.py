@@ -4,7 +4,7 @@ needs of torch is where it was."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -118,8 +118,17 @@ def graph_with_bits_of(fused: nn.Module, start: nn.Module, x: Tensor) -> fx.Grap
     return graph
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("norm", NORMS)
+def in_turn(values: Iterable[str]) -> list[Any]:
+    """Each value with each dtype; in `make test` with one of them, in turn."""
+    pairs = []
+    for i, value in enumerate(values):
+        for j, dtype in enumerate((torch.float32, torch.bfloat16)):
+            marks = [] if i % 2 == j else [pytest.mark.slow]
+            pairs.append(pytest.param(value, dtype, id=f"{value}-{str(dtype)[6:]}", marks=marks))
+    return pairs
+
+
+@pytest.mark.parametrize(("norm", "dtype"), in_turn(NORMS))
 def test_bits_are_those_of_the_fused_model(norm: str, dtype: torch.dtype) -> None:
     place = list(NORMS).index(norm)
     act, scheme = list(ACTS)[place % 4], SCHEMES[place % 4]
@@ -150,8 +159,7 @@ class PostNorm(nn.Module):
         return y + self.down(self.act(self.up(y)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("scheme", "dtype"), in_turn(SCHEMES))
 def test_norms_that_residuals_read_too(scheme: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = PostNorm().to(dtype), torch.randn(2, 5, 64).to(dtype)
