@@ -71,7 +71,8 @@ from checkpoint_cases import files_of
 from scaled_mm.checkpoint import writing
 from scaled_mm.precompute import precompute
 
-source, out, whole = map(pathlib.Path, sys.argv[1:])
+apart = int(sys.argv[1])
+source, out, whole = map(pathlib.Path, sys.argv[2:])
 writing.BUFFER = 96  # a weight takes several pieces
 left = 0
 
@@ -109,9 +110,9 @@ def run(kill_at):
 
 precompute(source, whole)
 expected = files_of(whole)
-at = 0
+at = 1 - apart
 while True:
-    at += 1
+    at += apart
     if run(at) == 0:
         break
     found = {k: x for k, x in files_of(out).items() if not k.endswith(".partial")}
@@ -125,10 +126,13 @@ print(at)
 """
 
 
-def test_killed_at_every_write(tmp_path: Path) -> None:
-    """What has its name is whole, config.json comes last, and the next run finishes the folder."""
+@pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_every_write(tmp_path: Path, apart: int) -> None:
+    """What has its name is whole, config.json comes last, and the next run finishes the folder. In
+    `make test` each third point will do: at one file a write, at the next a sync."""
     source = checkpoint(tmp_path / "in")
-    points = run_python(KILLED, *(str(tmp_path / name) for name in ("in", "out", "whole")))
+    folders = [str(tmp_path / name) for name in ("in", "out", "whole")]
+    points = run_python(KILLED, str(apart), *folders)
     # A write, two syncs and a rename for each of: manifest, shards, index, config, tokenizer.
     assert int(points) > 4 * (len(files_of(source)) + 1)
 
