@@ -223,7 +223,11 @@ def operands_of(m: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     ("backend", "function"),
-    [("aot_eager", f) for f in FUNCTIONS] + [("inductor", f) for f in (halves, awq)],
+    [
+        *(("aot_eager", f) for f in FUNCTIONS),
+        ("inductor", halves),
+        pytest.param("inductor", awq, marks=pytest.mark.slow),
+    ],
 )
 def test_compile(backend: str, function: Callable[..., Tensor]) -> None:
     torch._dynamo.reset()
