@@ -102,6 +102,19 @@ MUTANTS = [
                 "kSets == 1 ? 0 : set * sets_ / kSets",
                 "kSets == 1 ? 0 : set % sets_",
             ),
+            "cuda-sets-of-half-a-unit-among-words": ("read(unit - kMissing,", "read(unit,"),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/sm90/lowbit_packed_load.cuh",
+        "test_cuda_mixed",
+        {
+            "cuda-first-half-of-a-unit-twice": ("from + part * Block::kPieceWords,", "from,"),
+            "cuda-tokens-of-the-first-half": (
+                "(piece * kBoxes + box) * 128",
+                "(piece / Block::kPieces * 2 + box) * 128",
+            ),
         },
         gpu=True,
     ),

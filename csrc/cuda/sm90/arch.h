@@ -120,6 +120,7 @@ struct Packed {
   int panels;      // of kUnitChannels channels, of each warpgroup
   int warpgroups;  // that multiply
   int live;        // blocks that a multiprocessor holds
+  int rows;        // of a stage: kUnitRows or half of them
   // measured, as above; a chunk has kUnitRows rows:
   double fixed_us;
   double chunk_us;

@@ -1,10 +1,10 @@
 // D = X W + bias, W packed in units (docs/lowbit.md, "The packed form").
 //
 // As in lowbit_stream.cuh channels lie on the M side of the tensor cores' products, tokens on their
-// N side, and one thread feeds a ring of stages; a stage is kUnitRows rows of K. Units hold words
-// in the order of the registers that multiply: a lane loads four steps of 16 rows at once. Blocks
-// have equal shares of all units, or clusters have a tile each (PackedPlan). No bit depends on when
-// a block ran.
+// N side, and one thread feeds a ring of stages; a stage is kUnitRows rows of K, or half of them.
+// Units hold words in the order of the registers that multiply: a lane loads four steps of 16 rows
+// at once. Blocks have equal shares of all units, or clusters have a tile each (PackedPlan). No bit
+// depends on when a block ran.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>

@@ -30,6 +30,7 @@ struct PackedBlock {
   using Format = Format_;
   static constexpr int kTokens = kTile.tokens, kPanels = kTile.panels, kSets = kSets_;
   static constexpr int kLive = kTile.live, kChannels = kTile.channels();
+  static constexpr int kRows = kTile.rows;  // of a stage: a unit's, or half of them
   static constexpr int kAllPanels = kPanels * kTile.warpgroups;
   static constexpr int kConsumers = 128 * kTile.warpgroups;  // threads that multiply
   // And a warpgroup of which a thread loads, and which leaves its registers to the others.
@@ -39,12 +40,15 @@ struct PackedBlock {
   static constexpr int kRegisters =
       std::min((kAtLaunch * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 
-  // Of a unit with so many sets. A stage has room for units of kSets.
-  static constexpr int unit_bytes(int sets) {
-    return Format::kWordBytes + (kSets == 1 ? 1 : sets) * Format::kSetBytes;
-  }
-  static constexpr int kWordBytes = kAllPanels * unit_bytes(kSets);
-  static constexpr int kTokenBytes = kTokens * 2 * kUnitRows;
+  // Of a unit with so many sets, all of it and what a stage has of it: words of kRows rows and all
+  // sets. A stage has room for units of kSets.
+  static constexpr int set_bytes(int sets) { return (kSets == 1 ? 1 : sets) * Format::kSetBytes; }
+  static constexpr int unit_bytes(int sets) { return Format::kWordBytes + set_bytes(sets); }
+  static constexpr int kPieces = kUnitRows / kRows;  // stages of a unit
+  static constexpr int kPieceWords = Format::kWordBytes / kPieces;
+  static constexpr int piece_bytes(int sets) { return kPieceWords + set_bytes(sets); }
+  static constexpr int kWordBytes = kAllPanels * piece_bytes(kSets);
+  static constexpr int kTokenBytes = kTokens * 2 * kRows;
   static constexpr int kMaxStages = 16;
   struct Barriers {
     uint64_t full[kMaxStages];
@@ -59,11 +63,15 @@ struct PackedBlock {
   static constexpr int kSumsRow = kChannels + 4;
   static constexpr int kSumsBytes = kTokens * kSumsRow * 4;
 
+  // Of half a unit: the last products of one stage and those of the next run while a third is
+  // waited for.
+  static constexpr int kFewestStages = 1 + kPieces;
+
   // A ring for `chunks`, within `bytes` of shared memory; with_sums: with room for those.
   static constexpr int stages(int chunks, int bytes, bool with_sums) {
-    int stages = std::min(kMaxStages, chunks);
-    while (stages > 2 && shared_bytes(stages) > bytes) --stages;
-    stages = std::max(stages, 2);
+    int stages = std::min(kMaxStages, chunks * kPieces);
+    while (stages > kFewestStages && shared_bytes(stages) > bytes) --stages;
+    stages = std::max(stages, kFewestStages);
     while (with_sums && shared_bytes(stages) < kSumsBytes) ++stages;
     return stages;
   }

@@ -24,9 +24,10 @@ class Loader {
 #pragma unroll 1
     while (early < p_.stages && before.next()) {
       const Place place = place_of<Block>(p_, before.tile);
+      int piece = before.first * Block::kPieces;
 #pragma unroll 1
-      for (int chunk = before.first; chunk < before.last && early < p_.stages; ++chunk, ++early) {
-        load_words(early, place, chunk);
+      for (; piece < before.last * Block::kPieces && early < p_.stages; ++piece, ++early) {
+        load_words(early, place, piece);
       }
     }
     wait_for_dependencies();
@@ -35,13 +36,14 @@ class Loader {
 #pragma unroll 1
     while (share.next()) {
       const Place place = place_of<Block>(p_, share.tile);
+      int piece = share.first * Block::kPieces;
 #pragma unroll 1
-      for (int chunk = share.first; chunk < share.last; ++chunk, --early) {
+      for (; piece < share.last * Block::kPieces; ++piece, --early) {
         if (early <= 0) {
           Empty::wait(&barriers_.empty[at.stage], at.phase);
-          load_words(at.stage, place, chunk);
+          load_words(at.stage, place, piece);
         }
-        load_tokens(at.stage, place, chunk);
+        load_tokens(at.stage, place, piece);
         at.advance(p_.stages);
       }
     }
@@ -56,29 +58,44 @@ class Loader {
   uint8_t* words_;
   typename Block::Barriers& barriers_;
 
-  // And announces all bytes of the stage.
-  __device__ void load_words(int stage, const Place& place, int chunk) const {
-    const int panel = place.col / kUnitChannels;
-    const int unit_bytes = Block::unit_bytes(p_.sets);
-    const int bytes = min(Block::kAllPanels, p_.panels - panel) * unit_bytes;
-    uint64_t* full = &barriers_.full[stage];
-    Full::arrive_and_expect_tx(full, Block::kTokenBytes + bytes);
+  __device__ void copy(uint8_t* to, const uint8_t* from, int bytes, uint64_t* full) const {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1], %2, [%3], %4;" ::"r"(
-            cute::cast_smem_ptr_to_uint(words_ + stage * Block::kWordBytes)),
-        "l"(p_.units + (int64_t{chunk} * p_.panels + panel) * unit_bytes), "r"(bytes),
-        "r"(cute::cast_smem_ptr_to_uint(full)), "l"(p_.token_tiles == 1 ? kOnce : kOften)
+        " [%0], [%1], %2, [%3], %4;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+        "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(full)),
+        "l"(p_.token_tiles == 1 ? kOnce : kOften)
         : "memory");
   }
-  // In two boxes of 64 columns of X.
-  __device__ void load_tokens(int stage, const Place& place, int chunk) const {
+  // And announces all bytes of the stage.
+  __device__ void load_words(int stage, const Place& place, int piece) const {
+    const int chunk = piece / Block::kPieces, part = piece % Block::kPieces;
+    const int panel = place.col / kUnitChannels;
+    const int panels = min(Block::kAllPanels, p_.panels - panel);
+    const int unit_bytes = Block::unit_bytes(p_.sets), piece_bytes = Block::piece_bytes(p_.sets);
+    const uint8_t* from = p_.units + (int64_t{chunk} * p_.panels + panel) * unit_bytes;
+    uint8_t* to = words_ + stage * Block::kWordBytes;
+    uint64_t* full = &barriers_.full[stage];
+    Full::arrive_and_expect_tx(full, Block::kTokenBytes + panels * piece_bytes);
+    if constexpr (Block::kPieces == 1) {
+      copy(to, from, panels * unit_bytes, full);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < panels; ++i, from += unit_bytes, to += piece_bytes) {
+        copy(to, from + part * Block::kPieceWords, Block::kPieceWords, full);
+        copy(to + Block::kPieceWords, from + Block::Format::kWordBytes, Block::set_bytes(p_.sets),
+             full);
+      }
+    }
+  }
+  // In boxes of 64 columns of X.
+  __device__ void load_tokens(int stage, const Place& place, int piece) const {
+    constexpr int kBoxes = Block::kRows / 64;
     uint8_t* to = tokens_ + stage * Block::kTokenBytes;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int box = 0; box < kBoxes; ++box) {
       cute::SM90_TMA_LOAD_2D::copy(&p_.tokens, &barriers_.full[stage], kOften,
-                                   to + half * (Block::kTokenBytes / 2), chunk * 256 + half * 128,
-                                   place.row);
+                                   to + box * (Block::kTokenBytes / kBoxes),
+                                   (piece * kBoxes + box) * 128, place.row);
     }
   }
 };

@@ -22,7 +22,7 @@ class PackedMultiplier {
                               typename Block::Barriers& barriers)
       : stages_(p.stages),
         sets_(p.sets),
-        unit_bytes_(Block::unit_bytes(p.sets)),
+        unit_bytes_(Block::piece_bytes(p.sets)),
         tokens_(tokens),
         barriers_(barriers) {
     // From one lane, so that ptxas knows it to be the warp's: descriptors stay in uniform
@@ -37,13 +37,13 @@ class PackedMultiplier {
     if (chunk >= last) return;
     before_ = -1;
     wait();
-    read(0);
+    read<0>();
     take(0);
     make(0);
-    read(1);
+    read<1>();
 #pragma unroll 1
-    for (; chunk + 1 < last; ++chunk) multiply_stage(sums, std::false_type{});
-    multiply_stage(sums, std::true_type{});
+    for (; chunk + 1 < last; ++chunk) multiply_unit(sums, std::false_type{});
+    multiply_unit(sums, std::true_type{});
     cute::warpgroup_wait<0>();
     fence(sums);
     release(before_);
@@ -56,6 +56,9 @@ class PackedMultiplier {
   static constexpr int kParts = Format::kParts;
   static constexpr int kBatchSteps = 2 / kPanels;  // two products to a batch
   static constexpr int kBatches = kUnitSteps / kBatchSteps, kPartBatches = kBatches / kParts;
+  // Of a stage, which has a unit's parts or half of them.
+  static constexpr int kStageBatches = kBatches / Block::kPieces;
+  static constexpr int kStageParts = kParts / Block::kPieces;
   // Batches that may run while weights are made: with few warps two.
   static constexpr int kPending =
       Block::kLive == 1 && kPanels == 1 && Block::kThreads == 384 ? 2 : 1;
@@ -63,6 +66,8 @@ class PackedMultiplier {
   static constexpr int kSetSteps = kUnitSteps / kSets;
   static constexpr int kPartSets = kSets > kParts ? kSets / kParts : 1;  // that begin in a part
   static_assert(kPanels == 1 || kPanels == 2);
+  // A stage is given back in the next one, and its last part read while it is multiplied.
+  static_assert(kStageBatches >= kPending && kStageParts > 1);
 
   int stages_, sets_, unit_bytes_, warp_, lane_;
   const uint8_t *tokens_, *words_;
@@ -84,18 +89,31 @@ class PackedMultiplier {
   // Whether sets begin in a part: the first does.
   static constexpr bool begins_sets(int part) { return part * kSets % kParts == 0; }
 
-  __device__ __forceinline__ void read(int part) {
+  template <int kPart>
+  __device__ __forceinline__ void read() {
+    constexpr int kMissing = Format::kWordBytes - Block::kPieceWords;  // words before the sets
 #pragma unroll
     for (int j = 0; j < kPanels; ++j) {
       const uint8_t* unit = words_ + at_.stage * Block::kWordBytes + j * unit_bytes_;
-      next_[j] = *unit_words(unit, part, warp_, lane_);
-      if (!begins_sets(part)) continue;
+      next_[j] = *unit_words(unit, kPart % kStageParts, warp_, lane_);
+      if constexpr (begins_sets(kPart)) {
 #pragma unroll
-      for (int s = 0; s < kPartSets; ++s) {
-        const int set = part * kSets / kParts + s;
-        next_groups_[s][j].read(unit, kSets == 1 ? 0 : set * sets_ / kSets, warp_, lane_);
+        for (int s = 0; s < kPartSets; ++s) {
+          const int set = kPart * kSets / kParts + s;
+          next_groups_[s][j].read(unit - kMissing, kSets == 1 ? 0 : set * sets_ / kSets, warp_,
+                                  lane_);
+        }
       }
     }
+  }
+  // After the part before: it may be the first of a stage.
+  template <int kPart>
+  __device__ __forceinline__ void read_next() {
+    if constexpr (kPart % kStageParts == 0) {
+      at_.advance(stages_);
+      wait();
+    }
+    read<kPart>();
   }
   __device__ __forceinline__ void take(int part) {
 #pragma unroll
@@ -146,7 +164,7 @@ class PackedMultiplier {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kBatchSteps; ++i) {
-      const int step = kBatch * kBatchSteps + i;  // 16 rows of K are 32 bytes of a token
+      const int step = kBatch % kStageBatches * kBatchSteps + i;  // 16 rows: 32 bytes of a token
       const uint64_t of_step = with_address(tokens + step / 4 * (kTokens * 8) + step % 4 * 2);
 #pragma unroll
       for (int j = 0; j < kPanels; ++j) {
@@ -155,32 +173,33 @@ class PackedMultiplier {
     }
     cute::warpgroup_commit_batch();
     cute::warpgroup_wait<kPending>();
-    if (kBatch == kPending - 1 && before_ >= 0) release(before_);
+    if (kBatch % kStageBatches == kPending - 1 && before_ >= 0) release(before_);
     constexpr int kNext = (kBatch + 1) % kBatches, kPart = kNext / kPartBatches;
     constexpr bool kBegins = kNext % kPartBatches == 0, kEnds = kPart == kParts - 1;
     if constexpr (!is_last || kNext != 0) {
       if constexpr (kBegins) take(kPart);
       make(kNext);
-      if constexpr (kBegins && !(is_last && kEnds)) {
-        if constexpr (kEnds) {
-          at_.advance(stages_);
-          wait();
-        }
-        read(kEnds ? 0 : kPart + 1);
-      }
+      if constexpr (kBegins && !(is_last && kEnds)) read_next<(kPart + 1) % kParts>();
     }
   }
 
-  template <class IsLast>
+  // A stage's, kFirst and those after it.
+  template <int kFirst, class IsLast>
   __device__ __forceinline__ void multiply_stage(Sums& sums, IsLast is_last) {
     const int stage = at_.stage;
     const uint64_t whole = descriptor(tokens_ + stage * Block::kTokenBytes);
     const uint32_t tokens = __shfl_sync(~0u, static_cast<uint32_t>(whole), 0);
-    fence(sums);
     [&]<int... kBatch>(std::integer_sequence<int, kBatch...>) {
-      (multiply_batch<kBatch>(sums, tokens, is_last), ...);
-    }(std::make_integer_sequence<int, kBatches>{});
+      (multiply_batch<kFirst + kBatch>(sums, tokens, is_last), ...);
+    }(std::make_integer_sequence<int, kStageBatches>{});
     before_ = stage;
+  }
+  template <class IsLast>
+  __device__ __forceinline__ void multiply_unit(Sums& sums, IsLast is_last) {
+    fence(sums);
+    [&]<int... kStage>(std::integer_sequence<int, kStage...>) {
+      (multiply_stage<kStage * kStageBatches>(sums, is_last), ...);
+    }(std::make_integer_sequence<int, Block::kPieces>{});
     fence(sums);
   }
 };
