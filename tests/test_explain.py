@@ -268,7 +268,7 @@ def test_a_multiprocessor_reads_a_weight_at_its_own_pace():
     """80 blocks of 64 channels take nearly as long as 132, though they read 0.6 of the bytes. With
     tokens for two tiles the other one's come from L2."""
     few, all_of_them = (us_of("stream_8x64", 1, 64 * blocks, 8192) for blocks in (80, 132))
-    assert 0.8 < few / all_of_them < 1
+    assert 0.75 < few / all_of_them < 1
     assert us_of("stream_64x64", 65, 40 * 64, 32768) < us_of("stream_64x64", 64, 80 * 64, 32768)
 
 
