@@ -137,7 +137,7 @@ def linear(rng: np.random.Generator) -> tuple[Operands, Callable[..., Any]]:
 
 def linear_product(x: Tensor, b: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
     weight = scaled_mm.pack_weight_int8(b)
-    packed = (weight.data, scale_b, bias, [weight.k, weight.n], False)
+    packed = (weight.data, scale_b, bias, weight.k, weight.n, False)
     return torch.ops.scaled_mm._scaled_linear(x, *packed)
 
 

@@ -93,15 +93,15 @@ DEQUANTIZED: dict[str, Callable[[], Callable[[], Tensor]]] = {
 
 @pytest.mark.parametrize("weight", DEQUANTIZED)
 def test_nothing_behind_a_dequantised_weight(weight: str) -> None:
-    """It is split off the front of free memory that torch keeps; the rest stays as it is."""
+    """It is split off the front of free memory that torch keeps; the rest stays as it is. In a pool
+    of its own, which has no other free memory."""
     dequantize = DEQUANTIZED[weight]()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
     value, size = 0x7F, 64 * MIB
-    free = torch.full((size,), value, dtype=torch.uint8, device=DEVICE)
-    address = free.data_ptr()
-    del free
-    w = dequantize()
-    behind = torch.empty(size - w.nbytes, dtype=torch.uint8, device=DEVICE)
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        free = torch.full((size,), value, dtype=torch.uint8, device=DEVICE)
+        address = free.data_ptr()
+        del free
+        w = dequantize()
+        behind = torch.empty(size - w.nbytes, dtype=torch.uint8, device=DEVICE)
     assert (w.data_ptr(), behind.data_ptr()) == (address, address + w.nbytes)
     assert bool((behind == value).all())

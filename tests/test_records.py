@@ -6,9 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sanitizers
 import soak_cuda
+import torch
 
 SOAK = {
     "device": "A GPU",
@@ -66,3 +68,13 @@ def test_sanitizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.startswith("before\n") and text.endswith("\nafter\n")
     assert "| memcheck | 2 | 2 | 1,000 | 1 | 0 |" in text
     assert "| initcheck | 1 | 0 | 0 | 0 | 1 |" in text
+
+
+@pytest.mark.parametrize("name", [*soak_cuda.KINDS, soak_cuda.LAST[0]])
+def test_calls_of_the_soak_are_calls_of_today(name: str) -> None:
+    """They go to ops whose signatures may change, and the soak itself runs on GPUs alone."""
+    makers = {kind: make for kind, (_, make) in soak_cuda.KINDS.items()} | dict([soak_cuda.LAST])
+    for seed in range(3):
+        operands, op = makers[name](np.random.default_rng(seed))
+        made = op(**operands)
+        assert (made if isinstance(made, torch.Tensor) else made[0]).numel() > 0
