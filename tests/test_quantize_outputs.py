@@ -107,13 +107,16 @@ def precompute(source, out):
 """
 
 
-def test_killed_at_every_write(tmp_path: Path) -> None:
-    """What has its name is whole, config.json comes last, and the next run finishes the folder."""
+@pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_every_write(tmp_path: Path, apart: int) -> None:
+    """What has its name is whole, config.json comes last, and the next run finishes the folder; in
+    `make test` of each third point."""
     write(tmp_path / "in", Model().state_dict(), None, 3)
     (tmp_path / "in" / "config.json").write_text("{}")
     (tmp_path / "in" / "tokenizer.json").write_text("{}")
     script = KILLED.replace(PRECOMPUTE, QUANTIZE)
-    points = run_python(script, *(str(tmp_path / name) for name in ("in", "out", "whole")))
+    folders = [str(tmp_path / name) for name in ("in", "out", "whole")]
+    points = run_python(script, str(apart), *folders)
     # A write, two syncs and a rename for each of: manifest, three shards, index, config, tokenizer.
     assert int(points) > 4 * 7
 
