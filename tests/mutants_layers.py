@@ -259,7 +259,7 @@ MUTANTS = [
         },
     ),
     *of(
-        "scaled_mm/ops/int8.py",
+        "scaled_mm/ops/eager.py",
         "test_plain",
         {"one-op-of-a-gradient": ("if not are_tensors(x, x, x, x):", "if False:")},
     ),

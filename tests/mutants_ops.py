@@ -25,7 +25,7 @@ MUTANTS = [
         },
     ),
     *of(
-        "scaled_mm/ops/int8.py",
+        "scaled_mm/ops/eager.py",
         "test_memory::test_the_short_way_asks_once test_memory::test_a_layer_asks_once",
         {
             "short-way-asks-for-memory-twice": (
@@ -38,11 +38,21 @@ MUTANTS = [
         "scaled_mm/ops/int8.py",
         "test_plain",
         {
-            "short-way-in-graphs": ("if is_compiling():", "if False:"),
             "short-way-gives-float32": (
                 "activation is None and out_dtype is torch.bfloat16:",
                 "activation is None:",
             ),
+            "short-way-of-a-layer-that-has-more": (
+                "(not given or given.keys() == _BIAS)",
+                "True",
+            ),
+        },
+    ),
+    *of(
+        "scaled_mm/ops/eager.py",
+        "test_plain",
+        {
+            "short-way-in-graphs": ("if is_compiling():", "if False:"),
             "short-way-without-bias": (
                 "scale_b, bias, k, n, settled)",
                 "scale_b, None, k, n, settled)",
@@ -58,10 +68,6 @@ MUTANTS = [
             "short-way-with-gradients": (
                 "not isinstance(bias, Tensor) or bias.requires_grad",
                 "not isinstance(bias, Tensor)",
-            ),
-            "short-way-of-a-layer-that-has-more": (
-                "(not given or given.keys() == _BIAS)",
-                "True",
             ),
         },
     ),

@@ -1,5 +1,5 @@
-"""The short way that `scaled_mm` takes for its commonest operands (`ops.int8.plain_product`): it is
-taken where it should be, and nothing but time tells it from the general way."""
+"""The short way that `scaled_mm` takes for its commonest operands (`ops.eager.plain_product`): it
+is taken where it should be, and nothing but time tells it from the general way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 import scaled_mm
 from scaled_mm.nn import ScaledLinear, scaled_linear
-from scaled_mm.ops import int8
+from scaled_mm.ops import eager, int8
 
 
 def int8_values(*shape: int) -> Tensor:
@@ -76,7 +76,7 @@ def test_general_way_of_everything_else(ways: list[bool]) -> None:
 
 def test_settled_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    monkeypatch.setattr(int8, "_scaled_mm_plain", lambda *given: told.append(given[4:]) or A)
+    monkeypatch.setattr(eager, "_scaled_mm_plain", lambda *given: told.append(given[4:]) or A)
     packed = scaled_mm.pack_weight_int8(B)
     scaled_mm.scaled_mm(A, packed, S_A, S_B)
     int8.settle(packed)
@@ -92,7 +92,7 @@ def test_half_a_shape_is_none(shape: tuple[int, int]) -> None:
         rf"^b_shape must be \(K, N\) with 0 <= K and 0 <= N <= .*, got \({shape[0]}, {shape[1]}\)"
     )
     with pytest.raises(ValueError, match=said):
-        int8._scaled_mm_plain(A, PACKED.data, S_A, S_B, None, *shape, False)
+        eager._scaled_mm_plain(A, PACKED.data, S_A, S_B, None, *shape, False)
 
 
 @pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b", "bias"])

@@ -17,7 +17,8 @@ from ..ops import (
     scaled_mm,
 )
 from ..ops.arguments import accept_dense, must_be_size
-from ..ops.int8 import accepted, quantized_product
+from ..ops.eager import quantized_product
+from ..ops.int8 import accepted
 from .one_weight import OneWeight
 from .produced import Produced
 

@@ -3,7 +3,7 @@
     arguments.py   what every op asks of its arguments, and makes of its errors
     shapes.py      what every shape-only kernel asks
     int8.py        scaled_mm, int8_mm, interleave_gate_up, pack_weight_int8; PackedWeight is in
-                   packed_weight.py
+                   packed_weight.py, and the short ways of eager calls in eager.py
     azp.py         azp_adj, azp_with_adj
     quantize.py    quantize_int8, quantize_weight_int8
     produce.py     rms_norm_quantize_int8 and its like: producers that write int8

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from .arguments import accept, accept_out, are_tensors, explained, factor_arguments, written
+from .eager import plain_product
 from .packed_weight import PackedWeight, settle
 from .shapes import (
     must,
@@ -23,9 +23,6 @@ from .shapes import (
 
 _scaled_mm = torch.ops.scaled_mm.scaled_mm.default
 _scaled_mm_out = torch.ops.scaled_mm.scaled_mm.out
-# Not the overload, whose __call__ is a Python function that does nothing but call this.
-_scaled_mm_plain = torch.ops.scaled_mm._scaled_mm_plain.default._op
-_scaled_linear = torch.ops.scaled_mm._scaled_linear.default._op
 _int8_mm = torch.ops.scaled_mm.int8_mm.default
 _int8_mm_out = torch.ops.scaled_mm.int8_mm.out
 _pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
@@ -157,55 +154,6 @@ def scaled_mm(
     except (MemoryError, NotImplementedError) as error:
         operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b, **options}
         raise explained(error, operands) from None
-
-
-def plain_product(
-    a: Tensor,
-    b: Tensor | PackedWeight,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None,
-) -> Tensor | None:
-    """`scaled_mm` of these operands in bfloat16, by the shortest way there is to the library, which
-    asks of them what it asks of any.
-
-    None where the general way has to look at them: one is no tensor or wants a gradient, the op
-    gave an error that is to be explained, or a graph is being made, which is to hold `scaled_mm`.
-    """
-    if is_compiling():
-        return None
-    if isinstance(b, PackedWeight):
-        weight, k, n, settled = b.data, b.k, b.n, b.settled
-    else:
-        weight, k, n, settled = b, -1, -1, False
-    if not are_tensors(a, weight, scale_a, scale_b):
-        return None
-    if bias is not None and (not isinstance(bias, Tensor) or bias.requires_grad):
-        return None
-    return _shortly(_scaled_mm_plain, a, weight, scale_a, scale_b, bias, k, n, settled)
-
-
-def quantized_product(
-    x: Tensor, b: PackedWeight, scale_b: Tensor, bias: Tensor | None
-) -> Tensor | None:
-    """`quantize_int8` of x and `scaled_mm` of that, in x's dtype, by one call of the library. Of
-    the tensors of a layer: they want no gradient, and scale_b is [N, 1].
-
-    None where the ops by themselves have to look at x: as in `plain_product`.
-    """
-    if not are_tensors(x, x, x, x):
-        return None
-    return _shortly(_scaled_linear, x, b.data, scale_b, bias, b.k, b.n, b.settled)
-
-
-def _shortly(op: Callable[..., Tensor], *operands: Any) -> Tensor | None:
-    """What the op gives; None where the general way has to explain why it does not take them."""
-    try:
-        return op(*operands)
-    except MemoryError as error:  # or the general way would ask for the same memory again
-        raise explained(error, {}) from None
-    except NotImplementedError:
-        return None
 
 
 def accepted(
@@ -366,39 +314,6 @@ def _int8_mm_shape(
     out: Tensor | None = None,
 ) -> Tensor | None:
     return output(out, "a", a, product_sizes(a, b, b_shape), torch.int32)
-
-
-def _shape(k: int, n: int) -> tuple[int, int] | None:
-    """b_shape, as the ops of eager calls have it."""
-    return None if k == n == -1 else (k, n)
-
-
-@torch.library.register_fake("scaled_mm::_scaled_mm_plain")
-def _(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None,
-    k: int,
-    n: int,
-    b_settled: bool,
-) -> Tensor | None:
-    return _scaled_mm_shape(a, b, scale_a, scale_b, bias=bias, b_shape=_shape(k, n))
-
-
-@torch.library.register_fake("scaled_mm::_scaled_linear")
-def _(
-    x: Tensor,
-    b: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None,
-    k: int,
-    n: int,
-    b_settled: bool,
-) -> Tensor:
-    must_share_device("x", x, b=b, scale_b=scale_b, bias=bias)
-    return x.new_empty(product_sizes(x, b, _shape(k, n)))
 
 
 for _form in ("", ".out"):
