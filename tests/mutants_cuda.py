@@ -186,7 +186,6 @@ MUTANTS = [
         "test_cuda_rows",
         {
             "cuda-quad-not-transposed": ("swap(item[1], item[3], 2);", ""),
-            "cuda-direct-second-row": ("kGroup + e / 2), kRow / 2, 0)", "kGroup + e / 2), 0, 0)"),
             "cuda-direct-first-lane-s-columns": ("- 2 * lane + 8 * lane", "- 2 * lane"),
         },
         gpu=True,

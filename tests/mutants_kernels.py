@@ -137,6 +137,10 @@ MUTANTS = [
                 "if (first_row + row > m) return;",
             ),
             "stored-without-the-swap-of-pairs": ("swap(item[2], item[3], 1);", ""),
+            "stored-from-the-first-row-s-sums": (
+                "kGroup + e / 2), kRow / 2, 0)",
+                "kGroup + e / 2), 0, 0)",
+            ),
         },
     ),
     *of(
