@@ -20,6 +20,7 @@ import mutants_lowbit
 import mutants_models
 import mutants_ops
 import mutants_parallel
+import mutants_problems
 import mutants_producers
 import mutants_product
 import mutants_units
@@ -33,6 +34,7 @@ PARTS = (
     mutants_cpu,
     mutants_lowbit,
     mutants_host,
+    mutants_problems,
     mutants_ops,
     mutants_layers,
     mutants_models,

@@ -19,10 +19,6 @@ MUTANTS = [
             ),
             "activations-that-others-read": ("elif name in alone and", "elif"),
             "no-floats-for-others": ("normed=name not in alone", "normed=False"),
-            "hidden-states-of-int8": (
-                "        fused.register_forward_hook(_tensors_out)\n",
-                "        pass\n",
-            ),
             "fused-twice": (
                 "for n, m in model.named_modules() if not isinstance(m, Fused)",
                 "for n, m in model.named_modules()",
@@ -81,6 +77,10 @@ MUTANTS = [
         "scaled_mm/quantization/fuse.py",
         "test_fuse_later",
         {
+            "hidden-states-of-int8": (
+                "        fused.register_forward_hook(_tensors_out)\n",
+                "        pass\n",
+            ),
             "training-mode-lost": ("fused.get_submodule(name).training = True", "pass"),
             "everything-is-tried": (
                 "leaves = {n: m for n, m in modules.items() if n not in norms and _bare(m)}",

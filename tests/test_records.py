@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sanitizers
+import soak_calls
 import soak_cuda
 import torch
 
@@ -70,10 +71,10 @@ def test_sanitizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| initcheck | 1 | 0 | 0 | 0 | 1 |" in text
 
 
-@pytest.mark.parametrize("name", [*soak_cuda.KINDS, soak_cuda.LAST[0]])
+@pytest.mark.parametrize("name", [*soak_calls.KINDS, soak_calls.LAST[0]])
 def test_calls_of_the_soak_are_calls_of_today(name: str) -> None:
     """They go to ops whose signatures may change, and the soak itself runs on GPUs alone."""
-    makers = {kind: make for kind, (_, make) in soak_cuda.KINDS.items()} | dict([soak_cuda.LAST])
+    makers = {kind: make for kind, (_, make) in soak_calls.KINDS.items()} | dict([soak_calls.LAST])
     for seed in range(3):
         operands, op = makers[name](np.random.default_rng(seed))
         made = op(**operands)

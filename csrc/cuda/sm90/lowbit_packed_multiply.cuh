@@ -22,14 +22,14 @@ class PackedMultiplier {
                               typename Block::Barriers& barriers)
       : stages_(p.stages),
         sets_(p.sets),
-        unit_bytes_(Block::piece_bytes(p.sets)),
+        piece_bytes_(Block::piece_bytes(p.sets)),
         tokens_(tokens),
         barriers_(barriers) {
     // From one lane, so that ptxas knows it to be the warp's: descriptors stay in uniform
     // registers.
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
-    words_ = words + warp / 4 * kPanels * unit_bytes_;
+    words_ = words + warp / 4 * kPanels * piece_bytes_;
   }
 
   // Chunks [chunk, last) of a tile.
@@ -69,7 +69,7 @@ class PackedMultiplier {
   // A stage is given back in the next one, and its last part read while it is multiplied.
   static_assert(kStageBatches >= kPending && kStageParts > 1);
 
-  int stages_, sets_, unit_bytes_, warp_, lane_;
+  int stages_, sets_, piece_bytes_, warp_, lane_;
   const uint8_t *tokens_, *words_;
   typename Block::Barriers& barriers_;
   Cursor at_;
@@ -94,7 +94,7 @@ class PackedMultiplier {
     constexpr int kMissing = Format::kWordBytes - Block::kPieceWords;  // words before the sets
 #pragma unroll
     for (int j = 0; j < kPanels; ++j) {
-      const uint8_t* unit = words_ + at_.stage * Block::kWordBytes + j * unit_bytes_;
+      const uint8_t* unit = words_ + at_.stage * Block::kWordBytes + j * piece_bytes_;
       next_[j] = *unit_words(unit, kPart % kStageParts, warp_, lane_);
       if constexpr (begins_sets(kPart)) {
 #pragma unroll
