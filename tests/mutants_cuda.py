@@ -118,12 +118,19 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/launch.cuh",
-        "test_cuda_streams test_cuda_rows test_cuda_environment",
+        "test_cuda_chains",
         {
             "cuda-dependent-launch-without-wait": (
                 'asm volatile("griddepcontrol.wait;" ::: "memory");',
                 "",
             ),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/launch.cuh",
+        "test_cuda_environment",
+        {
             "cuda-status-of-a-launch-lost": (
                 (
                     "check(cudaLaunchKernelEx(&launch, kernel, Params(args)...), "
@@ -176,7 +183,6 @@ MUTANTS = [
                 "quantizer_given(scale, azp, to.symmetric)",
                 "quantizer_given(scale, azp, !to.symmetric)",
             ),
-            "cuda-e4m3-not-saturated": ("x[i] = x[i] < -448.0f ? -448.0f : x[i];", ""),
             "cuda-e4m3-pair-swapped": ('"f"(y), "f"(x));', '"f"(x), "f"(y));'),
         },
         gpu=True,
@@ -254,14 +260,8 @@ MUTANTS = [
         {
             "cuda-int4-group-not-advanced": ("      ++group;\n", ""),
             "cuda-int4-row-in-32-bits": (
-                (
-                    "const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;\n  "
-                    "const int64_t block"
-                ),
-                (
-                    "const int64_t index = static_cast<int>(blockIdx.x * kThreads + "
-                    "threadIdx.x);\n  const int64_t block"
-                ),
+                "(out + row * 8 * eights)",
+                "(out + static_cast<int>(row * 8 * eights))",
             ),
         },
         gpu=True,
@@ -290,17 +290,6 @@ MUTANTS = [
             "cuda-slice-of-k-dropped": (
                 "static_cast<int>(int64_t{p.chunks} * (slice + 1) / split)",
                 "static_cast<int>(p.chunks / split * (slice + 1))",
-            ),
-        },
-        gpu=True,
-    ),
-    *of(
-        "csrc/epilogue/expr.h",
-        "test_cuda_rows",
-        {
-            "cuda-absent-residual-is-plus-zero": (
-                "Neutral<Operand::residual> {\n  static constexpr float value = -0.0f;",
-                "Neutral<Operand::residual> {\n  static constexpr float value = 0.0f;",
             ),
         },
         gpu=True,

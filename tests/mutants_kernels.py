@@ -11,6 +11,13 @@ MUTANTS = [
         "test_cuda_awq",
         {
             "cuda-int4-slices-of-the-first": ("from += int64_t{cut} * tokens * channels;", ""),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/sm90/lowbit_stream.cuh",
+        "test_cuda_chains",
+        {
             "cuda-int4-joined-before-they-are-there": (
                 "wait_for_dependencies();\n  if (place.row",
                 "if (place.row",
@@ -152,6 +159,7 @@ MUTANTS = [
                 "true",
             ),
             "stored-behind-the-last-pair": ("inside / kColumns, made,", "inside, made,"),
+            "stored-beyond-e4m3": ("x[i] = x[i] < -448.0f ? -448.0f : x[i];", ""),
         },
     ),
     *of(

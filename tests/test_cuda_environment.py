@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_support import DEVICE, GPU, ROWS, forced, streams_only
+from awq_cases import AwqCase
+from cuda_support import DEVICE, GPU, ROWS, forced, kernels, on_device, streams_only
 from helpers import assert_bits, run_python
 from refusals import GOOD, REFUSALS, K, M, N
 from test_cuda_streams import PRODUCTS, Work
@@ -266,3 +267,52 @@ OUT_OF_MEMORY = "import test_cuda_environment; test_cuda_environment.out_of_memo
 def test_out_of_memory() -> None:
     """torch.OutOfMemoryError and no other, nothing kept, and the next calls right."""
     assert run_python(OUT_OF_MEMORY).splitlines()[-1] == "right"
+
+
+# --- launches that fail ---------------------------------------------------------------------------
+
+
+def failing_launches() -> None:
+    """In a process of its own: what is forbidden has ended a graph's capture, and until that is
+    told its end, the stream takes no kernel."""
+    work = Work()
+    calls = {
+        "scaled_mm": lambda: scaled_mm.scaled_mm(**work.operands[0][0]),
+        "few rows": lambda: scaled_mm.scaled_mm(**work.operands[0][2]),
+        "quantize_int8": lambda: scaled_mm.quantize_int8(**work.operands[1][0]),
+    }
+    weight = on_device(AwqCase("launch", 256, 256, 128).weight())
+    x = torch.ones(16, 256, dtype=torch.float16, device=DEVICE)
+    few_bits = {
+        "awq_gemm": lambda: scaled_mm.awq_gemm(x, **weight),
+        "awq_dequantize": lambda: scaled_mm.awq_dequantize(**weight),
+    }
+    turns = [(row, calls) for row in ROWS] + [(name, few_bits) for name in kernels("lowbit")]
+    for kernel, some in turns:
+        with forced(kernel):
+            for call in some.values():
+                call()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
+        with pytest.raises(RuntimeError):
+            torch.cuda.current_stream().synchronize()
+        for (kernel, some), name in ((turn, name) for turn in turns for name in turn[1]):
+            with forced(kernel), pytest.raises(RuntimeError) as caught:
+                some[name]()
+                print(f"{kernel or 'chosen'}: {name} came back")
+            assert "capture" in str(caught.value), (kernel, name, str(caught.value))
+        with pytest.raises(RuntimeError):
+            graph.capture_end()
+    work.assert_right(work.run(), "", "the next calls")
+    print("right")
+
+
+FAILING_LAUNCHES = "import test_cuda_environment; test_cuda_environment.failing_launches()"
+
+
+@streams_only
+def test_launches_that_fail() -> None:
+    """An error from every kernel, not an output that nobody wrote."""
+    assert run_python(FAILING_LAUNCHES).splitlines()[-1] == "right"

@@ -104,4 +104,6 @@ def test_nothing_behind_a_dequantised_weight(weight: str) -> None:
         w = dequantize()
         behind = torch.empty(size - w.nbytes, dtype=torch.uint8, device=DEVICE)
     assert (w.data_ptr(), behind.data_ptr()) == (address, address + w.nbytes)
-    assert bool((behind == value).all())
+    untouched = bool((behind == value).all())
+    del w, behind  # before their pool: a failure would keep them
+    assert untouched

@@ -91,7 +91,8 @@ def epilogues() -> Iterator[Case]:
     for i, epilogue in enumerate(EPILOGUES):
         yield Case(f"epilogue-{i}", 256, 256, 128, **epilogue)
         yield Case(f"epilogue-{i}-rest", 135, 269, 77, **epilogue)
-        yield Case(f"epilogue-{i}-no-k", 70, 130, 0, **epilogue)
+        signed = {"scale_a": Vector("signed")}  # -0.0 where a scale is negative
+        yield Case(f"epilogue-{i}-no-k", 70, 130, 0, **(signed | epilogue))
         forms = {"scale_a": Vector("mixed", "0d"), "scale_b": Vector("mixed", "1x1")}
         yield Case(f"epilogue-{i}-scalars", 40, 136, 64, **(forms | epilogue))
         wide = {"scale_a": Vector("wide"), "scale_b": Vector("signed", "flat")}

@@ -123,16 +123,12 @@ struct Optional : L {
 // What an absent operand reads as, so that the bits are those of an epilogue without it. identity.h
 // proves for every registered epilogue that they are. RN(x + -0.0) is x for every x, -0.0 and NaN
 // included (+0.0 would turn -0.0 into +0.0). A zero point of 1 leaves the column's term as it is,
-// and a term of 0 leaves the accumulator as it is. The factors' scales have no neutral value: they
-// are always given.
+// and a term of 0 leaves the accumulator as it is. The others have no neutral value: what reads the
+// factors' scales or a residual is given them.
 template <Operand Id>
 struct Neutral;
 template <>
 struct Neutral<Operand::bias> {
-  static constexpr float value = -0.0f;
-};
-template <>
-struct Neutral<Operand::residual> {
   static constexpr float value = -0.0f;
 };
 template <>
@@ -151,6 +147,9 @@ template <>
 struct Neutral<Operand::out_azp> {
   static constexpr int32_t value = 0;
 };
+
+template <Operand Id>
+concept MayBeAbsent = requires { Neutral<Id>::value; };
 
 // --- operations --------------------------------------------------------------------------------
 // Integer operations wrap modulo 2^32; float operations round to nearest even, one rounding each.

@@ -3,10 +3,10 @@
 // of these is replaced by the neutral value that it will read, the identities below take the
 // neutral values away, and what is left must be the epilogue's own type.
 //
-//   fma(x, y, -0) = x * y     1 * v = v     x - 0 = x     x + -0 = x
+//   fma(x, y, -0) = x * y     1 * v = v     x - 0 = x
 //
-// The first and the last hold for every float bit for bit, NaN and -0 included; the others are of
-// integers. One operand stands in for another: azp_with_adj takes the place of azp_adj where it is
+// The first holds for every float bit for bit, NaN and -0 included; the others are of integers. One
+// operand stands in for another: azp_with_adj takes the place of azp_adj where it is
 // given instead, with azp = 1.
 //
 // Two endings say themselves when they do nothing. Activated is the identity where the call asks
@@ -88,10 +88,6 @@ struct Rule<Mul, Nothing<Operand::azp>, V> {
 };
 template <class X>
 struct Rule<Sub, X, Nothing<Operand::azp_adj>> {
-  using type = X;
-};
-template <class X>
-struct Rule<Add, X, Nothing<Operand::residual>> {
   using type = X;
 };
 

@@ -86,7 +86,7 @@ uint32_t expected(int64_t m, int64_t column, epilogue::Id id, DType dtype) {
 // --- the kernels ---------------------------------------------------------------------------------
 
 Int8Problem problem(int64_t m, int64_t n, epilogue::Id id, DType dtype, void* d) {
-  static const float one = 1.0f;
+  static const float one = 1.0f, zero = 0.0f;
   Int8Problem p;
   p.size = {m, n, 16, id, dtype};
   p.d = d;
@@ -94,6 +94,7 @@ Int8Problem problem(int64_t m, int64_t n, epilogue::Id id, DType dtype, void* d)
   for (const auto operand : {Operand::scale_a, Operand::scale_b, Operand::out_scale}) {
     p.operands[static_cast<int>(operand)].data = &one;
   }
+  p.operands[static_cast<int>(Operand::residual)].data = &zero;
   return p;
 }
 
@@ -170,6 +171,18 @@ void check(const char* kernel, void (*run)(const Int8Problem&), int64_t m, int64
               now.by.c_str(), outside, not_once, wrong);
 }
 
+// Beyond 448 there is no float8_e4m3fn; NaN stays NaN.
+void check_beyond_e4m3() {
+  const float values[4] = {-500.0f, INFINITY, -INFINITY, NAN};
+  uint8_t d[4] = {};
+  const cuda::Destination to = {{d, DType::float8_e4m3fn, true}, 4, Function::none, true};
+  cuda::store_quantised<4>(to, 0, 4, values, 1.0f, 0);
+  ++cases;
+  if (d[0] == 0xfe && d[1] == 0x7e && d[2] == 0xfe && d[3] == 0x7f) return;
+  ++faults;
+  std::printf("-500, inf, -inf, NaN in e4m3: %02x %02x %02x %02x\n", d[0], d[1], d[2], d[3]);
+}
+
 // D in every dtype that it may have; N of every remainder by 16, in whole tiles and beside them.
 void check_all(const char* kernel, void (*run)(const Int8Problem&), epilogue::Id id, int rows,
                int cols) {
@@ -232,6 +245,7 @@ int main() {
   constexpr auto kGated = Id::ScaledEpilogueAzpPerTokenGated;
   check_all("64 x 64", store_directly<Gated, 64, 64>, kGated, 64, 64);
   check_all("128 x 128", store_directly<Gated, 128, 128>, kGated, 64, 128);
+  check_beyond_e4m3();
   std::printf("%d cases, %d faults\n", cases, faults);
   return faults != 0;
 }

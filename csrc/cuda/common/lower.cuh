@@ -94,7 +94,7 @@ template <class L>
 __device__ inline typename L::value load_operand(const EpilogueOperand& operand, int64_t m,
                                                  int64_t n) {
   using T = typename L::value;
-  if constexpr (L::id != Operand::scale_a && L::id != Operand::scale_b) {
+  if constexpr (epilogue::MayBeAbsent<L::id>) {
     if (operand.data == nullptr) return T(epilogue::Neutral<L::id>::value);
   }
   if constexpr (std::is_same_v<T, float>) {
@@ -104,17 +104,12 @@ __device__ inline typename L::value load_operand(const EpilogueOperand& operand,
   }
 }
 
-// Elements (m, n) to (m, n + kSize - 1) of a matrix operand, widened, `count` of which are there;
-// its neutral value where it is absent. All at once where they lie at a multiple of their size.
+// Elements (m, n) to (m, n + kSize - 1) of a matrix operand, widened, `count` of which are there.
+// All at once where they lie at a multiple of their size.
 template <class L, int kSize>
 __device__ inline void load_elements(const EpilogueOperand& operand, int64_t m, int64_t n,
                                      int count, float (&value)[kSize]) {
   static_assert(L::axis == epilogue::Axis::Full);
-  if (operand.data == nullptr) {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) value[i] = epilogue::Neutral<L::id>::value;
-    return;
-  }
   with_dtype(operand.dtype, [&](auto dtype) {
     using Of = Format<decltype(dtype)::value>;
     constexpr int kBytes = kSize * sizeof(typename Of::storage);

@@ -236,10 +236,6 @@ struct FullMatrix : OperandNode<L, NothingShared> {
     template <class Acc, int kSize>
     CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int epi_m, int epi_n) {
       cutlass::Array<T, kSize> fragment;
-      if (operand.data == nullptr) {
-        fragment.fill(T(epilogue::Neutral<L::id>::value));
-        return fragment;
-      }
       const auto subtile = places(cute::_, cute::_, cute::_, epi_m, epi_n);
       with_dtype(operand.dtype, [&](auto dtype) {
         using Of = Format<decltype(dtype)::value>;
