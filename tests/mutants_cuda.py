@@ -240,13 +240,18 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/cutlass3/lower.h",
-        "test_cuda_rows",
+        "test_cuda_guard_pages",
+        {"cuda-persistent-residual-past-its-end": ("r < rows && c < cols ?", "true ?")},
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/cutlass3/lower.h",
+        "test_cuda_scaled_mm::test_named",
         {
             "cuda-persistent-residual-of-the-first-tile": (
                 "static_cast<int>(tile_m) * size<0>(Tile{});",
                 "0 * static_cast<int>(tile_m) * size<0>(Tile{});",
             ),
-            "cuda-persistent-residual-past-its-end": ("r < rows && c < cols ?", "true ?"),
             "cuda-persistent-columns-of-the-first-subtile": (
                 "shared(cute::_, cute::_, cute::_, epi_m, epi_n), epi_v)",
                 "shared(cute::_, cute::_, cute::_, epi_m, 0), epi_v)",
@@ -259,6 +264,13 @@ MUTANTS = [
         "test_cuda_awq",
         {
             "cuda-int4-group-not-advanced": ("      ++group;\n", ""),
+        },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/dequantize.cu",
+        "test_cuda_awq::test_dequantize_more_than_2_31_elements",
+        {
             "cuda-int4-row-in-32-bits": (
                 "(out + row * 8 * eights)",
                 "(out + static_cast<int>(row * 8 * eights))",

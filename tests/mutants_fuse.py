@@ -204,7 +204,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/produce_team.cuh",
-        "test_cuda_produce",
+        "test_cuda_produce::test_named test_cuda_produce::test_shapes_of_models",
         {
             "cuda-range-of-one-block": ("all *= gridDim.x;", ""),
             "cuda-range-before-it-is-there": (
@@ -220,13 +220,12 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/produce.cu",
-        "test_cuda_produce",
+        "test_cuda_produce::test_named test_cuda_produce::test_shapes_of_models",
         {
             "cuda-columns-that-are-not-there": (
                 "return producer_.has(group) ? sum : 0.0f;",
                 "return sum;",
             ),
-            "cuda-weights-of-two-dtypes": ("|| is_mixed(p)", ""),
             "cuda-table-forgets-a-second-factor": (
                 "is_aligned(p) && !p.other.data &&",
                 "is_aligned(p) &&",
@@ -235,8 +234,15 @@ MUTANTS = [
         gpu=True,
     ),
     *of(
+        "csrc/cuda/produce.cu",
+        "test_cuda_produce::test_a_weight_and_a_bias_of_two_dtypes",
+        {"cuda-weights-of-two-dtypes": ("|| is_mixed(p)", "")},
+        gpu=True,
+    ),
+    *of(
         "csrc/cuda/common/produce_table.cuh",
-        "test_cuda_produce",
+        "test_cuda_produce::test_rows_whose_values_are_looked_up "
+        "test_cuda_produce::test_every_bfloat16_where_values_are_looked_up",
         {
             "cuda-table-without-signs": (
                 "const uint32_t sign = i >= kTableSize ? 0x8000 : 0;",

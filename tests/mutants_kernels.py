@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/produce_row.cuh",
-        "test_cuda_produce",
+        "test_cuda_produce::test_named",
         {
             "cuda-norm-without-eps": ("__fsqrt_rn(mean + this->p_.eps)", "__fsqrt_rn(mean)"),
             "cuda-columns-beyond-a-row-count": (">= cols_) v[e] = 0.0f;", ">= cols_) continue;"),

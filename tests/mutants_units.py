@@ -72,9 +72,14 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/lowbit.cpp",
-        "test_cuda_mixed",
+        "test_cuda_mixed::test_the_bits_of_the_cpu test_cuda_guard_pages",
+        {"cuda-bias-not-padded": ("padded.bias = pad_bias(p, scope);", ";")},
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/lowbit.cpp",
+        "test_cuda_mixed::test_arranged_tokens test_cuda_mixed::test_strides",
         {
-            "cuda-bias-not-padded": ("padded.bias = pad_bias(p, scope);", ";"),
             "cuda-order-of-a-copy": (
                 "&& !p.order && !p.pre_scale.data) {",
                 ") {",
@@ -96,7 +101,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/sm90/lowbit_packed_multiply.cuh",
-        "test_cuda_mixed",
+        "test_cuda_mixed::test_the_bits_of_the_cpu",
         {
             "cuda-set-of-another-group": (
                 "kSets == 1 ? 0 : set * sets_ / kSets",
@@ -108,7 +113,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/sm90/lowbit_packed_load.cuh",
-        "test_cuda_mixed",
+        "test_cuda_mixed::test_the_bits_of_the_cpu",
         {
             "cuda-first-half-of-a-unit-twice": ("from + part * Block::kPieceWords,", "from,"),
             "cuda-tokens-of-the-first-half": (
@@ -120,7 +125,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/tokens.cu",
-        "test_cuda_mixed",
+        "test_cuda_mixed::test_arranged_tokens",
         {
             "cuda-pre-scale-in-the-weight-s-order": (
                 "load_float(pre_scale, 0, from[i])",
