@@ -129,7 +129,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/launch.cuh",
-        "test_cuda_environment",
+        "test_cuda_environment::test_launches_that_fail",
         {
             "cuda-status-of-a-launch-lost": (
                 (
@@ -138,8 +138,13 @@ MUTANTS = [
                 ),
                 "cudaLaunchKernelEx(&launch, kernel, Params(args)...);",
             ),
-            "cuda-shared-memory-of-one-device": ("once(device.index, [&] {", "once(0, [&] {"),
         },
+        gpu=True,
+    ),
+    *of(
+        "csrc/cuda/common/launch.cuh",
+        "test_cuda_environment::test_devices_in_turn",
+        {"cuda-shared-memory-of-one-device": ("once(device.index, [&] {", "once(0, [&] {")},
         gpu=True,
     ),
     *of(
