@@ -87,8 +87,9 @@ MAPPED: defaultdict[str, Tensor] = defaultdict(mapped)  # by the operand's name
 
 
 def place(name: str, x: Any, at_end: bool) -> Any:
-    """A copy with its last byte before the gap above, or its first behind the one below. A matrix
-    whose columns are dense keeps them; what is no tensor stays as it is."""
+    """A copy with its last byte before the gap above, or its first behind the one below; `out`
+    begins at a multiple of 16 bytes, as it must. A matrix whose columns are dense keeps them; what
+    is no tensor stays as it is."""
     if not isinstance(x, Tensor) or x.numel() == 0:
         return x
     if x.dim() == 2 and x.stride(0) == 1 and x.shape[0] > 1:
@@ -96,6 +97,7 @@ def place(name: str, x: Any, at_end: bool) -> Any:
     memory, size = MAPPED[name], x.numel() * x.element_size()
     assert size <= memory.numel(), (name, x.shape)
     start = memory.numel() - size if at_end else 0
+    start -= start % 16 if name == "out" else 0
     return memory[start : start + size].view(x.dtype).view(x.shape).copy_(x)
 
 
