@@ -243,7 +243,7 @@ if __name__ == "__main__":
     torch.zeros(1, device=DEVICE)  # starts CUDA
     if sys.argv[1:] == ["fault"]:  # that the guard guards
         memory = mapped()
-        print(bytes_at(memory.data_ptr() + memory.numel(), 1).sum().item())
+        print(bytes_at(memory.data_ptr(), memory.numel() + 1).sum().item())
     for part in sys.argv[1:]:
         PARTS[part]()
         print(f"{part}: no access outside")
