@@ -12,7 +12,7 @@ class Mutant:
     path: str
     old: str  # text that stands once in the file
     new: str
-    tests: str  # "test_file" or "test_file::test_function", the first that should notice first
+    tests: str  # "test_file", "test_file::test_function[id]"; the first that should notice first
     isa: str = ""  # only where this instruction set runs
     gpu: bool = False  # only where there is a GPU
     breaks_build: bool = False  # a static_assert must notice it, before any test

@@ -82,8 +82,9 @@ def unparsed(text: str) -> str:
 
 
 def has_test(root: Path, test: str) -> bool:
-    """Whether there is a "test_file" or "test_file::test_function"."""
+    """Whether there is a "test_file", a "test_file::test_function" or one with "[id]" behind it."""
     file, _, function = test.partition("::")
+    function = function.partition("[")[0]
     path = root / f"tests/{file}.py"
     if not path.is_file():
         return False

@@ -7,7 +7,7 @@ from mutant import of
 MUTANTS = [
     *of(
         "csrc/cuda/common/alignment.h",
-        "test_cuda_rows test_cuda_scaled_mm",
+        "test_cuda_rows::test_every_row[places-0] test_cuda_rows::test_every_row[places-1]",
         {
             "cuda-misaligned-operand-in-place": (
                 "reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&",
@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/partials.cu",
-        "test_cuda_old_memory test_cuda_rows",
+        "test_cuda_old_memory::test_products_and_quantisers",
         {
             "cuda-partial-sums-of-nobody": ("s < p.slices; ++s", "s <= p.slices; ++s"),
         },
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/cutlass2/gemm.h",
-        "test_cuda_big",
+        "test_cuda_big::test_int8_mm",
         {
             "cuda-blocks-in-16-bits": (
                 "const dim3 grid(static_cast<unsigned>(tiles_m * tiles_n),",
@@ -155,7 +155,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/lower.cuh",
-        "test_cuda_rows",
+        "test_cuda_scaled_mm::test_named",
         {
             "cuda-bias-not-fused": (
                 "return __fmaf_rn(x, y, z);",
@@ -172,7 +172,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/finish.cuh",
-        "test_cuda_rows",
+        "test_cuda_scaled_mm::test_named",
         {
             "cuda-last-channels-unwritten": (
                 "inside / kColumns, made,",
@@ -194,7 +194,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/cutlass3/direct.h",
-        "test_cuda_rows",
+        "test_cuda_rows::test_every_row[epilogues-0] test_cuda_rows::test_every_row[epilogues-5]",
         {
             "cuda-quad-not-transposed": ("swap(item[1], item[3], 2);", ""),
             "cuda-direct-first-lane-s-columns": ("- 2 * lane + 8 * lane", "- 2 * lane"),
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/store.cuh",
-        "test_cuda_rows",
+        "test_cuda_scaled_mm::test_named",
         {
             "cuda-rest-of-a-row-overwritten": ("if (vectors && count >= kSize)", "if (vectors)"),
         },
@@ -294,7 +294,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/int8.cpp",
-        "test_cuda_rows",
+        "test_cuda_scaled_mm::test_named",
         {
             "cuda-operands-not-bound": ("epilogue::bind_operands(epilogue, p.operands);", ""),
         },
@@ -302,7 +302,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/sm90/int8_stream.cuh",
-        "test_cuda_rows",
+        "test_cuda_rows::test_every_row[depths-0] test_cuda_rows::test_every_row[depths-1]",
         {
             "cuda-slice-of-k-dropped": (
                 "static_cast<int>(int64_t{p.chunks} * (slice + 1) / split)",

@@ -28,7 +28,7 @@ MUTANTS = [
     # The older GPUs' iterator over rows along K: a newer GPU runs it as a stand-in.
     *of(
         "csrc/cuda/cutlass2/rows.h",
-        "test_cuda_rows",
+        "test_cuda_rows::test_every_row[tiles-0]",
         {
             "cuda-rows-step-over-a-whole-first-tile": (
                 "data_ += is_first_ ? rest_ : kDepth;",
