@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cuda/common/partials.cu",
-        "test_cuda_old_memory::test_products_and_quantisers",
+        "test_cuda_rows::test_every_row[depths-0] test_cuda_rows::test_every_row[tiles-1]",
         {
             "cuda-partial-sums-of-nobody": ("s < p.slices; ++s", "s <= p.slices; ++s"),
         },
