@@ -137,7 +137,7 @@ gpu-bench: $(VENV)/.bench ## the CUDA kernels against what torch and Triton offe
 # ASan and UBSan see the CPU library only: it is loaded from a copy of the package under build/asan.
 # Leaks are not looked for: CPython and torch keep memory to the end by design. pytest must leave
 # file descriptor 2 alone, or a report would die with the process.
-SANITIZED := arguments awq environment epilogues exact guard_pages mixed mixed_weights produce \
+SANITIZED := arguments awq environment epilogues exact guard_pages mixed mixed_values mixed_weights produce \
   properties quantize refusals scaled_mm weight widen
 
 asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan

@@ -7,7 +7,7 @@ from mutant import of
 MUTANTS = [
     *of(
         "scaled_mm/quantization/fuse.py",
-        "test_fuse",
+        "test_fuse test_fuse_safe",
         {
             "fused-under-somebodys-hook": (
                 "if not (agree(readers) and unwatched(modules[name], *readers)):",
@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/quantization/model.py",
-        "test_fuse::test_where_it_is_safe",
+        "test_fuse_safe::test_where_it_is_safe",
         {
             "fused-though-told-not-to": ("if fuse is False else fused", "if False else fused"),
             "never-fused-by-itself": ("if fuse is False else fused", "if not fuse else fused"),
@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/quantization/feeds.py",
-        "test_fuse",
+        "test_fuse test_fuse_safe",
         {"output-of-the-model-forgotten": ("trace.changed |= trace.origins(out)  #", "pass  #")},
     ),
     *of(
@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/quantization/feeds.py",
-        "test_fuse",
+        "test_fuse test_fuse_safe",
         {"set-items-unseen": (' or name == "__setitem__"', "")},
     ),
     *of(
@@ -134,7 +134,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/nn/produced.py",
-        "test_fuse",
+        "test_fuse test_fuse_safe",
         {
             "torch-gets-what-is-produced": (
                 "args, kwargs = tree_map(plain, (args, dict(kwargs or {})))",

@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/lowbit/gptq.py",
-        "test_awq_packing test_mixed_weights test_checkpoint_int4",
+        "test_awq_packing test_mixed_weights test_mixed_values test_checkpoint_int4",
         {
             "gptq-v1-zeros-as-stored": ("return 2 - version", "return 0"),
             "zeros-of-version-one-wrap": ("return q, zeros & (1 << bits) - 1", "return q, zeros"),
@@ -155,7 +155,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/lowbit/words.py",
-        "test_awq_packing test_mixed_weights",
+        "test_awq_packing test_mixed_weights test_mixed_values",
         {
             "words-high-nibble-first": (
                 "values[..., low] & 15 | values[..., high] << 4",

@@ -7,7 +7,7 @@ from mutant import of
 MUTANTS = [
     *of(
         "csrc/cpu/lowbit_rows.h",
-        "test_awq test_mixed_weights",
+        "test_awq test_mixed_weights test_mixed_values",
         {
             "scale-of-the-first-group": (
                 "w.scales.data + group * w.scales.row_stride + col, scale, columns",
@@ -202,7 +202,7 @@ MUTANTS = [
     ),
     *of(
         "csrc/cpu/lowbit_group.h",
-        "test_mixed_weights",
+        "test_mixed_weights test_mixed_values",
         {
             "int8-overflow-split": ("kWider = 1 << (Words::kBits - 4)", "kWider = 1"),
             "float-zero-rounded-before-it-is-added": (
@@ -249,7 +249,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/ops/mixed_weight.py",
-        "test_mixed_weights",
+        "test_mixed_weights test_mixed_values",
         {
             "rows-of-groups-left-scattered": ("q = q[order.long()]", "q = q[:]"),
             "gptq-zeros-left-out": (
@@ -281,7 +281,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/ops/packed_words.py",
-        "test_mixed_weights test_mixed",
+        "test_mixed_weights test_mixed_values test_mixed",
         {
             "sections-not-aligned": ("(0, -len(part) % _ALIGNED)", "(0, -len(part) % 2)"),
             "float-zeros-for-integers": (

@@ -74,7 +74,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/quantization/fused.py",
-        "test_fuse",
+        "test_fuse test_fuse_safe",
         {
             "norm-of-gemma-without-its-one": (
                 "weight = 1 + weight.float()",
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/quantization/fuse.py",
-        "test_fuse",
+        "test_fuse test_fuse_safe",
         {
             "gate-and-up-in-any-order": (
                 "torch.equal(down(activation(gate(x)) * up(x)), want)",
@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     *of(
         "scaled_mm/nn/produced.py",
-        "test_fuse",
+        "test_fuse test_fuse_safe",
         {
             "columns-told-apart": (
                 "        if shape[-1] == self.shape[-1]:",

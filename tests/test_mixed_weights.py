@@ -1,5 +1,5 @@
-"""`pack_weight`: what was packed comes back, and every value becomes the weight it stands for, to
-the bit (products: test_mixed.py)."""
+"""`pack_weight`: what was packed comes back, from every packing of others too, and what is none is
+refused (values: test_mixed_values.py; products: test_mixed.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from awq_cases import AwqCase
@@ -73,172 +72,6 @@ def test_rows_of_scattered_groups_come_back(bits: int, zero: str) -> None:
         plain["q"], plain["scales"][groups], None if zeros is None else zeros[groups]
     )
     assert_bits(w.dequantize(), every)
-
-
-# --- every value ----------------------------------------------------------------------------------
-
-
-def every_value(bits: int, zero: str, scales: Tensor, zeros: Tensor | None) -> dict[str, Any]:
-    """Row u of each group of 2^bits rows holds the u-th value in all columns."""
-    low = 0 if zero == "integer" else -(1 << (bits - 1))
-    dtype = torch.uint8 if zero == "integer" else torch.int8
-    values = torch.arange(low, low + (1 << bits)).to(dtype)
-    groups, n = scales.shape
-    plain = {"q": values.repeat(groups)[:, None].repeat(1, n), "scales": scales, "bits": bits}
-    return plain | ({} if zeros is None else {"zeros": zeros})
-
-
-def columns_of(bits: int, zero: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Every value with every significand of a scale, and zero points of several sizes."""
-    one = torch.ones((), dtype=dtype).view(torch.int16)
-    step = 2.0 ** (-10 if dtype == torch.float16 else -7)
-    scales = (one + torch.arange(round(1 / step), dtype=torch.int16)).view(dtype)
-    if zero == "none":
-        return every_value(bits, zero, scales[None] * 2**-4, None)
-    generator = torch.Generator().manual_seed(bits)
-    s = (scales[None] * 2.0 ** torch.tensor([-14, -9, -5, -1])[:, None]).to(dtype)
-    if zero == "integer":
-        z = torch.randint(0, 1 << bits, s.shape, generator=generator).to(torch.uint8)
-        z[:2, :4] = torch.tensor([0, 1, (1 << bits) - 1, 1 << (bits - 1)])
-        return every_value(bits, zero, s, z)
-    sizes = 2.0 ** torch.randint(-13, 12, s.shape, generator=generator)
-    z = (torch.randn(s.shape, generator=generator) * sizes).to(dtype)
-    z[:, ::7] = 0
-    return every_value(bits, zero, s, z)
-
-
-@dtypes
-@kinds
-def test_every_value_with_every_significand(bits: int, zero: str, dtype: torch.dtype) -> None:
-    """Dequantised, and by a product with the identity, of few rows (words to sums) and of many."""
-    plain = columns_of(bits, zero, dtype)
-    w = pack_weight(**plain)
-    q, scales, zeros = plain["q"], plain["scales"], plain.get("zeros")
-    expected = reference.mixed_dequantize(q, scales, zeros)
-    finite = expected.isfinite().all(0)
-    eye = torch.eye(w.k, dtype=dtype)
-    some = torch.cat([eye[: 1 << bits : 5], eye[-3:]])  # a row of each phase in the last group too
-    for isa in each_isa():
-        assert_bits(w.dequantize(), expected, isa)
-        whole = scaled_mm.mixed_mm(eye, w)
-        assert torch.equal(whole[:, finite], expected[:, finite]), isa  # but for a zero's sign
-        for rows in (1, 3):
-            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in some.split(rows)])
-            wanted = torch.cat([expected[: 1 << bits : 5], expected[-3:]])
-            assert torch.equal(got[:, finite], wanted[:, finite]), (isa, rows)
-
-
-@pytest.mark.parametrize(("bits", "shift"), [(11, 13), (8, 16)])
-def test_the_splitting_rounds_every_significand(bits: int, shift: int) -> None:
-    """What the CPU's kernels round by (csrc/cpu/lowbit_group.h), in numpy: ties too."""
-    t = np.arange(2**23, 2**24, dtype=np.float32)
-    w = t * np.float32(2**shift) - t * np.float32(2**shift - 1)
-    unit = 2.0 ** (24 - bits)
-    assert np.array_equal(w, np.rint(t.astype(np.float64) / unit) * unit)
-
-
-@kinds
-def test_weights_at_both_ends(isa: str, bits: int, zero: str) -> None:
-    """Scales around the least and the largest that float32 can stand in for. A column with an
-    infinite weight is infinite or NaN throughout, since 0 times that is NaN; others are exact."""
-    edges = {
-        torch.float16: (-24, -20, -16, -15, -14, -13, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-        torch.bfloat16: (-133, -126, -101, -100, -99, 99, 100, 101, 118, 120, 126, 127),
-    }
-    for dtype, exponents in edges.items():
-        sizes = [factor * 2.0**e for e in exponents for factor in (1.0, 1.3, -1.7)]
-        scales = torch.tensor(sizes).to(dtype)[None]
-        zeros = None if zero == "none" else (3 * scales.flip(1)).to(dtype)
-        if zero == "integer":
-            zeros = (torch.arange(scales.shape[1]) % (1 << bits)).to(torch.uint8)[None]
-        plain = every_value(bits, zero, scales, zeros)
-        w = pack_weight(**plain)
-        expected = reference.mixed_dequantize(plain["q"], scales, zeros)
-        assert_bits(w.dequantize(), expected)
-        finite = expected.isfinite().all(0)
-        assert bool(finite.any()) and not bool(finite.all())
-        eye = torch.eye(1 << bits, dtype=dtype)
-        for rows in (4, 1 << bits):
-            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
-            assert torch.equal(got[:, finite], expected[:, finite]), (dtype, rows)
-            assert not got[:, ~finite].isfinite().any(), (dtype, rows)
-
-
-@dtypes
-@pytest.mark.parametrize("bits", [4, 8])
-def test_every_pair_of_value_and_zero_point(bits: int, dtype: torch.dtype) -> None:
-    """All (q, z), each in a column and row of its own, through every path."""
-    most = 1 << bits
-    z = torch.arange(most).to(torch.uint8)[None]
-    s = torch.linspace(0.3, 2, most).to(dtype)[None]
-    plain = every_value(bits, "integer", s, z)
-    w = pack_weight(**plain)
-    expected = reference.mixed_dequantize(plain["q"], s, z)
-    eye = torch.eye(most, dtype=dtype)
-    for isa in each_isa():
-        assert_bits(w.dequantize(), expected, isa)
-        for rows in (2, most):
-            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
-            assert torch.equal(got, expected), (isa, rows)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_float_zero_point_is_added_before_the_one_rounding(isa: str, bits: int) -> None:
-    """Products halfway between two numbers of 16 bits, which the least zero point decides; rounded
-    to float32 in between, it would be lost."""
-    cases = {
-        torch.float16: (1 + 2**-10, 2.0**-24),
-        torch.bfloat16: (1 + 2**-7, 2.0**-60),
-    }
-    for dtype, (scale, least) in cases.items():
-        zeros = torch.tensor([[0.0, least, -least, 2.0**-20, -(2.0**-20)]]).to(dtype)
-        plain = every_value(bits, "float", torch.full((1, 5), scale).to(dtype), zeros)
-        w = pack_weight(**plain)
-        expected = reference.mixed_dequantize(plain["q"], plain["scales"], zeros)
-        assert_bits(w.dequantize(), expected)
-        assert bool((expected != expected[:, :1]).any())
-        for rows in (1, 1 << bits):
-            eye = torch.eye(1 << bits, dtype=dtype)
-            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
-            assert torch.equal(got, expected)
-
-
-@kinds
-def test_layout_0_is_as_drawn(bits: int, zero: str) -> None:
-    """Section by section, as docs/lowbit.md has it: rows of 24 columns for 21."""
-    k, n, group = 20, 21, 10
-    plain = MixedCase("drawn", bits, zero, k, n, group, torch.bfloat16).plain()
-    memory = pack_weight(**plain).data.view(torch.uint8)
-
-    def stored(x: Tensor) -> Tensor:
-        values = x.int() + (0 if zero == "integer" else 1 << (bits - 1))
-        padded = torch.zeros(len(x), 24, dtype=torch.uint8)
-        padded[:, :n] = values.to(torch.uint8)
-        if bits == 8:
-            return padded
-        nibble = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of column 0 .. 7
-        words = (padded.long().view(len(x), 3, 8) << 4 * nibble).sum(-1)
-        return _wrapped(words)
-
-    def halves(x: Tensor) -> Tensor:
-        return torch.nn.functional.pad(x, (0, 24 - n))
-
-    sections = [stored(plain["q"]), halves(plain["scales"])]
-    if zero != "none":
-        sections.append(stored(plain["zeros"]) if zero == "integer" else halves(plain["zeros"]))
-    begin = 0
-    for section in sections:
-        expected = section.contiguous().view(-1).view(torch.uint8)
-        assert torch.equal(memory[begin : begin + len(expected)], expected)
-        end = begin + -(-len(expected) // 16) * 16
-        assert not memory[begin + len(expected) : end].any()
-        begin = end
-    assert begin == len(memory)
-
-
-def _wrapped(words: Tensor) -> Tensor:
-    """As int32, bit 31 its sign."""
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
 # --- from other packings --------------------------------------------------------------------------
@@ -446,19 +279,3 @@ def test_the_bits_do_not_depend_on_the_instruction_set() -> None:
                 got.append(scaled_mm.mixed_mm(**made))
         for one in got[1:]:
             assert_bits(one, got[0])
-
-
-@dtypes
-def test_columns_that_are_all_beyond_16_bits(isa: str, dtype: torch.dtype) -> None:
-    """Eight columns are split, or none of them: here all have one scale, around the largest."""
-    largest = 7 if dtype == torch.float16 else 119
-    for exponent, factor in itertools.product(range(largest - 1, largest + 6), (1.0, 1.3, -1.7)):
-        scales = torch.full((1, 32), factor * 2.0**exponent).to(dtype)
-        plain = every_value(8, "none", scales, None)
-        expected = reference.mixed_dequantize(plain["q"], scales)
-        finite = expected.isfinite().all(0)
-        eye = torch.eye(256, dtype=dtype)
-        for rows in (4, 256):
-            got = torch.cat([scaled_mm.mixed_mm(x, pack_weight(**plain)) for x in eye.split(rows)])
-            assert torch.equal(got[:, finite], expected[:, finite]), (exponent, factor, rows)
-            assert not got[:, ~finite].isfinite().any(), (exponent, factor, rows)
