@@ -124,7 +124,7 @@ def test_identity_gives_the_weight(bits: int, zero: str, dtype: torch.dtype, row
 # --- products -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", exact_cases(), ids=str)
+@pytest.mark.parametrize("case", list(exact_cases()), ids=str)
 def test_the_bits_of_the_cpu(case: MixedCase) -> None:
     """Of every kernel, activations included."""
     here, weight = case.operands(), case.weight()
@@ -136,7 +136,7 @@ def test_the_bits_of_the_cpu(case: MixedCase) -> None:
         assert_outputs(f"mixed_mm {arm or 'chosen'}", {"d": got}, {"d": expected}, case)
 
 
-@pytest.mark.parametrize("case", odd_cases(), ids=str)
+@pytest.mark.parametrize("case", list(odd_cases()), ids=str)
 def test_within_the_bound(case: MixedCase) -> None:
     assert_products(case)
 
