@@ -17,15 +17,14 @@ build/mutants: one is built by setup.py and keeps its objects, and a mutant comp
 its line. It is built with -O1, and without the instruction sets that this machine cannot run.
 
 A run that was stopped goes on where it was: build/mutants.json keeps every verdict, and one that
-was good is believed as long as the mutant, its file and the files of its tests are the same.
+was good is believed as long as the mutant, its file and the files of its tests are the same. The
+first run of a clone begins with the verdicts in docs/validation/mutants.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib
-import json
 import multiprocessing
 import os
 import random
@@ -37,7 +36,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -45,56 +44,15 @@ from typing import Any
 import mutate_build
 from mutant import Mutant
 from mutants import MUTANTS
+from mutate_report import GOOD, KEPT, REPORT, Report, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIES = ROOT / "build" / "mutants"
-REPORT = ROOT / "build" / "mutants.json"
-GOOD = ("killed", "equivalent")
 FORK = multiprocessing.get_context("fork")
 TESTS_AT_MOST = 60  # seconds, and five times what they take without a bug; a hang is noticed too
 SAID_AT_MOST = 3000  # characters of a compiler's
+SHOWN_AT_MOST = 150  # of a test's name
 COMPILED_IN_A_SAMPLE = 2  # each takes about as long as all of Python's in it
-
-
-@dataclass
-class Verdict:
-    word: str
-    detail: str = ""
-    seconds: int = 0
-    key: str = ""
-
-
-class Report:
-    """The verdicts so far, by name of the mutant, in a file that is rewritten after each."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        kept = json.loads(path.read_text()) if path.is_file() else {}
-        self.verdicts = {name: Verdict(**fields) for name, fields in kept.items()}
-
-    def known(self, mutant: Mutant) -> Verdict | None:
-        """The verdict of an earlier run that still holds."""
-        verdict = self.verdicts.get(mutant.name)
-        holds = verdict and verdict.word in GOOD and verdict.key == key_of(mutant)
-        return verdict if holds else None
-
-    def add(self, mutant: Mutant, verdict: Verdict) -> None:
-        verdict.key = key_of(mutant)
-        self.verdicts[mutant.name] = verdict
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({name: asdict(v) for name, v in sorted(self.verdicts.items())}, indent=1)
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text(text + "\n")
-        fresh.replace(self.path)  # a run that is stopped here loses nothing
-
-
-def key_of(mutant: Mutant) -> str:
-    """Of what a verdict depends on first: the mutant, its file, the files of its tests."""
-    paths = [mutant.path, *(f"tests/{test.partition('::')[0]}.py" for test in mutant.tests.split())]
-    state = hashlib.sha256(repr(mutant).encode())
-    for path in paths:
-        state.update((ROOT / path).read_bytes())
-    return state.hexdigest()[:16]
 
 
 @dataclass
@@ -207,7 +165,8 @@ def judge_tests(mutant: Mutant, done: Outcome) -> Verdict:
         return Verdict(word, mutant.reason or mutant.tests)
     failed = [line for line in done.said.splitlines() if line.startswith(("FAILED", "ERROR"))]
     word = "NOTICED" if mutant.reason else "killed"  # in spite of its reason
-    return Verdict(word, failed[0][:110] if failed else f"exit code {done.code}")
+    said = failed[0].partition(" - ")[0] if failed else f"exit code {done.code}"
+    return Verdict(word, said[:SHOWN_AT_MOST])
 
 
 def judge_build(errors: str) -> Verdict:
@@ -283,7 +242,7 @@ def main(arguments: list[str]) -> int:
     if options.list:
         print("\n".join(m.name for m in chosen))
         return 0
-    report = Report(REPORT)
+    report = Report(REPORT, KEPT)
     counts: dict[str, int] = {}
     again = options.again or options.sample is not None
     known = {} if again else {m.name: v for m in chosen if (v := report.known(m))}

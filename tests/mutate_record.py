@@ -1,19 +1,24 @@
-"""The figures of the verdicts so far, as Markdown, in a document.
+"""The verdicts so far: kept in docs/validation/mutants.json, and their figures in a document.
 
-python tests/mutate_record.py                        print them
-python tests/mutate_record.py docs/reliability.md    between this file's two marks there
+python tests/mutate_record.py                        print the figures
+python tests/mutate_record.py docs/reliability.md    put them between this file's two marks there,
+                                                     and keep the verdicts
+python tests/mutate_record.py --of gpu.json ...      with the good ones of another machine's report
+
+What was judged counts as long as the mutant, its file and the files of its tests are the same.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import mutate
 from mutant import Mutant
 from mutants import MUTANTS
+from mutate_report import GOOD, KEPT, REPORT, Report
 
 BEGIN, END = "<!-- mutate_record.py: begin -->", "<!-- mutate_record.py: end -->"
 WORDS = {"killed": "killed", "equivalent": "cannot matter", "SURVIVED": "survived"}
@@ -53,13 +58,32 @@ def record(text: str, figures: str, marks: tuple[str, str] = (BEGIN, END)) -> st
     return f"{before}{begin}\n{figures}\n{end}{after}"
 
 
+def together(paths: Sequence[Path], kept: Path) -> Report:
+    """What these reports say of the mutants as they are now, to be written to `kept`: good verdicts
+    before others, else those of the first."""
+    reports = [Report(path) for path in paths]
+    whole = Report(kept)
+    whole.verdicts = {}
+    for mutant in MUTANTS:
+        found = [v for report in reports if (v := report.current(mutant))]
+        found.sort(key=lambda verdict: verdict.word not in GOOD)
+        if found:
+            whole.verdicts[mutant.name] = found[0]
+    return whole
+
+
 def main(arguments: list[str]) -> None:
-    report = mutate.Report(mutate.REPORT)
-    figures = table(MUTANTS, {name: verdict.word for name, verdict in report.verdicts.items()})
-    if not arguments:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("document", nargs="?", type=Path)
+    parser.add_argument("--of", type=Path, action="append", default=[], metavar="FILE")
+    options = parser.parse_args(arguments)
+    whole = together([REPORT, KEPT, *options.of], KEPT)
+    figures = table(MUTANTS, {name: verdict.word for name, verdict in whole.verdicts.items()})
+    if options.document is None:
         print(figures)
-    for path in map(Path, arguments):
-        path.write_text(record(path.read_text(), figures))
+    else:
+        options.document.write_text(record(options.document.read_text(), figures))
+        whole.write()
 
 
 if __name__ == "__main__":

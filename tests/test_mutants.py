@@ -13,6 +13,7 @@ import mutate_record
 import pytest
 from mutant import Mutant
 from mutants import MUTANTS, has_test, stale
+from mutate_report import GOOD, Report, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -91,19 +92,29 @@ def test_nothing_to_do_is_an_error(words: list[str]) -> None:
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     first, second, third = MUTANTS[:3]
-    report = mutate.Report(tmp_path / "build/mutants.json")
-    report.add(first, mutate.Verdict("killed", "FAILED here", 7))
-    report.add(second, mutate.Verdict("SURVIVED"))
-    again = mutate.Report(tmp_path / "build/mutants.json")
+    report = Report(tmp_path / "build/mutants.json")
+    report.add(first, Verdict("killed", "FAILED here", 7))
+    report.add(second, Verdict("SURVIVED"))
+    again = Report(tmp_path / "build/mutants.json")
     known = again.known(first)
     assert known is not None and (known.word, known.seconds) == ("killed", 7)
     assert again.known(second) is None  # a survivor is judged again
     assert again.known(third) is None
 
 
+def test_a_clone_begins_with_the_kept_verdicts(tmp_path: Path) -> None:
+    here, kept = tmp_path / "build/mutants.json", tmp_path / "kept.json"
+    Report(kept).add(MUTANTS[0], Verdict("killed"))
+    report = Report(here, kept)
+    assert report.known(MUTANTS[0]) is not None and not here.exists()
+    report.add(MUTANTS[1], Verdict("SURVIVED"))
+    assert Report(here, kept).verdicts.keys() == {m.name for m in MUTANTS[:2]}
+    assert Report(kept).verdicts.keys() == {MUTANTS[0].name}
+
+
 def test_a_verdict_holds_for_the_same_mutant_alone(tmp_path: Path) -> None:
-    report = mutate.Report(tmp_path / "mutants.json")
-    report.add(MUTANTS[0], mutate.Verdict("killed"))
+    report = Report(tmp_path / "mutants.json")
+    report.add(MUTANTS[0], Verdict("killed"))
     other = Mutant(MUTANTS[0].name, MUTANTS[0].path, MUTANTS[0].old, "else", MUTANTS[0].tests)
     assert report.known(other) is None
 
@@ -127,16 +138,16 @@ def test_what_a_run_says(
     verdict = mutate.judge(job, Mutant("m", "a.py", "1", "2", "test_a", reason=reason))
     assert (verdict.word, seen) == (word, ["x = 2\n"])
     assert (tmp_path / "a.py").read_text() == "x = 1\n"
-    assert word not in mutate.GOOD or verdict.detail
+    assert word not in GOOD or verdict.detail
 
 
 def test_what_is_not_tried(tmp_path: Path) -> None:
     plan = mutate.Plan(gpu=False, isas=["portable"], failing={"test_a": "why"})
     job = mutate.Job(tmp_path, plan)
     verdict = mutate.judge(job, Mutant("m", "a.py", "1", "2", "test_b test_a"))
-    assert verdict == mutate.Verdict("UNTRIED", "test_a fails without a mutant")
+    assert verdict == Verdict("UNTRIED", "test_a fails without a mutant")
     verdict = mutate.judge(job, Mutant("m", "a.py", "1", "2", "test_b", isa="avx2"))
-    assert verdict == mutate.Verdict("skipped", "this machine has no avx2")
+    assert verdict == Verdict("skipped", "this machine has no avx2")
 
 
 # --- the copies, and how a bug is compiled --------------------------------------------------------
@@ -213,6 +224,22 @@ def test_the_figures_in_a_document() -> None:
     assert mutate_record.record(written, "old") == text
     with pytest.raises(SystemExit, match="must hold"):
         mutate_record.record("no marks", figures)
+
+
+def test_verdicts_of_several_machines(tmp_path: Path) -> None:
+    first, second, third = MUTANTS[:3]
+    reports = [Report(tmp_path / name) for name in ("here.json", "there.json")]
+    for report, words in zip(reports, (["UNTRIED", "killed"], ["killed", "SURVIVED"]), strict=True):
+        for mutant, word in zip((first, second), words, strict=True):
+            report.add(mutant, Verdict(word))
+        report.add(third, Verdict("killed"))
+        report.verdicts[third.name].key = "of other sources"
+        report.write()
+    whole = mutate_record.together([report.path for report in reports], tmp_path / "kept.json")
+    assert {name: v.word for name, v in whole.verdicts.items()} == {
+        first.name: "killed",
+        second.name: "killed",
+    }
 
 
 # --- catalogue.md ---------------------------------------------------------------------------------

@@ -168,10 +168,13 @@ def test_views_are_followed() -> None:
     assert feeds.foldable == {"norm1": ("q", "k")}
 
 
-def test_a_linear_with_two_sources_is_not_fed() -> None:
+@pytest.mark.parametrize("other", ["norm2", None])
+def test_a_linear_with_two_sources_is_not_fed(other: str | None) -> None:
+    """With two norms, whichever of them a set of both has first is no source of all inputs."""
+
     class Twice(PreNorm):
         def forward(self, x: Tensor) -> Tensor:
-            return self.q(self.norm1(x)) + self.q(x)
+            return self.q(self.norm1(x)) + self.q(x if other is None else self.norm2(x))
 
     model = seeded(Twice)
     feeds = find_feeds(model, linears_of(model), as_calls(inputs())[0])
