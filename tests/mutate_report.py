@@ -1,5 +1,5 @@
-"""The verdicts on mutants, in a file: build/mutants.json is that of the runs of a clone. The first of
-them begins with the kept one, docs/validation/mutants.json."""
+"""The verdicts on mutants, in a file: build/mutants.json is that of the runs of a clone. The first
+of them begins with the kept one, docs/validation/mutants.json."""
 
 from __future__ import annotations
 
