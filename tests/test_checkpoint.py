@@ -332,3 +332,12 @@ def test_buffers_that_nobody_fills(tmp_path: Path) -> None:
         model.register_buffer("frequencies", torch.ones(3), persistent=False)
     with pytest.raises(ValueError, match=r"^frequencies must not be on the meta device"):
         load_quantized(model, tmp_path)
+
+
+def test_a_buffer_that_the_checkpoint_holds(tmp_path: Path) -> None:
+    state = tensors(False, True) | {"frequencies": torch.arange(3.0)}
+    write(tmp_path, state, quantization_config(False, True))
+    with torch.device("meta"):
+        model = Model()
+        model.register_buffer("frequencies", torch.ones(3))
+    assert_bits(load_quantized(model, tmp_path).frequencies, state["frequencies"])

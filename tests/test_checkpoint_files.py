@@ -209,6 +209,8 @@ def broken_index(change: str, folder: Path) -> None:
         return
     else:
         where["up.weight"] = change
+        if change == "pickle.bin":
+            (folder / change).write_bytes(pickle.dumps({}))
     (folder / INDEX).write_text(json.dumps(index))
 
 
@@ -233,6 +235,7 @@ def broken_index(change: str, folder: Path) -> None:
         ("..", "a shard name must be"),
         ("", "a shard name must be"),
         ("x.bin", "a shard must be a .safetensors file, got x.bin"),
+        ("pickle.bin", "not opened: reading a pickle can run code"),
     ],
 )
 def test_a_bad_index_is_refused(change: str, said: str, tmp_path: Path) -> None:
@@ -250,7 +253,7 @@ def test_a_bad_index_is_refused(change: str, said: str, tmp_path: Path) -> None:
         (b"[]", "must hold a JSON object, got list"),
         (b"{", "Expecting property name"),
         (b'{"a": NaN}', "NaN is not JSON"),
-        (b'{"a": 1, "a": 2}', "the name 'a' stands twice"),
+        (b'{"a": 1, "b": 1, "b": 2}', "the name 'b' stands twice"),
         (b"\xff{}", "can't decode byte"),
         (b'{"a":' + b"[" * 200_000, "nested too deep"),
         (b'{"a": ' + b"1" * 5000 + b"}", "integer"),

@@ -252,6 +252,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "weight_g_idx must not be there",
     ),
     "words-1-D": (_tensor("weight_packed", lambda x: x[0]), "must have shape [N, K/8], got [6]"),
+    "no-channels": (_tensor("weight_packed", lambda x: x[:0]), "shape [N, K/8], got [0, 6]"),
+    "no-features": (_tensor("weight_packed", lambda x: x[:, :0]), "[N, K/8], got [80, 0]"),
     "channels": (
         _tensor("weight_packed", lambda x: x[:79]),
         "weight_shape must hold [79, 48], as weight_packed says, got [80, 48]",

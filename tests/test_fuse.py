@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -307,6 +308,31 @@ def test_a_module_that_computes_something_else_stays() -> None:
 )
 def test_activations_by_trial(module: nn.Module, name: str | None) -> None:
     assert activation_of(module) == name
+
+
+class Gate(nn.Module):
+    """A gated MLP whose Linears have any order."""
+
+    def __init__(self, order: tuple[str, ...]) -> None:
+        super().__init__()
+        made = {name: nn.Linear(64, 64) for name in ("gate", "up", "down")}
+        for name in order:
+            setattr(self, name, made[name])
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(("gate", "up", "down"))], ids="-".join)
+def test_a_gated_mlp_whatever_the_order_of_its_linears(order: tuple[str, ...]) -> None:
+    torch.manual_seed(5)
+    model, x = Gate(order), torch.randn(7, 64)
+    quantized = quantize_model(model, fuse=False)
+    fused = fuse_model(quantized, x)
+    assert fused_kinds(fused) == {"FusedGatedMLP": 1}
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), quantized(x), rtol=1e-5, atol=1e-5)
 
 
 def test_compiles_as_one_graph() -> None:

@@ -206,6 +206,12 @@ BAD_WORDS: dict[str, tuple[Callable[[], MixedWeight], str]] = {
         lambda: MixedWeight.from_gptq(WORDS[None], SCALES, WORDS, version=2, bits=8),
         "qweight must be int32 of two dimensions, got int32 of shape (1, 8, 8)",
     ),
+    "gptq nested": (
+        lambda: MixedWeight.from_gptq(
+            torch.nested.nested_tensor([WORDS[0], WORDS[0]]), SCALES, WORDS, version=2, bits=8
+        ),
+        "qweight must be int32 of two dimensions, got int32 of layout torch.strided",
+    ),
     "gptq zeros": (
         lambda: MixedWeight.from_gptq(WORDS, SCALES, WORDS.float(), version=2),
         "qzeros must be int32 of two dimensions, got float32 of shape (8, 8)",

@@ -96,8 +96,11 @@ def test_a_linear_itself() -> None:
 def test_multihead_attention_keeps_its_projection() -> None:
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(WIDTH, 4, 48, dropout=0.0, batch_first=True).eval()
-    with pytest.warns(QuantizationWarning, match=r"43% .* self_attn.in_proj_weight \(Multi"):
+    with pytest.warns(
+        QuantizationWarning, match=r"43% .* self_attn.in_proj_weight \(Multi"
+    ) as said:
         made = quantize_model(model)
+    assert said[0].filename == __file__
     assert layers(made) == {"linear1", "linear2"}
     x = inputs()[0]
     for mode in (torch.no_grad, torch.inference_mode):  # torch's fused path would read the weights
@@ -338,6 +341,7 @@ def test_minilm(model: Any, name: str) -> None:
 def test_minilm_percentile_ruins_the_second_ffn(model: Any) -> None:
     encoder, calibration, evaluation, want = model
     config = QuantConfig("static-asymmetric", percentile=99.9)
-    with pytest.warns(CalibrationWarning, match=r"layers\.\d\.ffn_down \(\d+%\)"):
+    with pytest.warns(CalibrationWarning, match=r"layers\.\d\.ffn_down \(\d+%\)") as said:
         made = quantize_model(encoder, config, measure.calls(calibration))
+    assert said[0].filename == __file__
     assert measure.cosines(measure.embed(made, evaluation), want).mean() < 0.95

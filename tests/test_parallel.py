@@ -16,6 +16,7 @@ from pathlib import Path
 import parallel_world
 import pytest
 import torch
+from checkpoint_cases import encoded, entry
 from helpers import assert_bits
 from parallel_rank import CASES
 from safetensors.torch import save_file
@@ -92,6 +93,13 @@ def test_parts_of_a_stored_tensor(tmp_path: Path, dtype: torch.dtype) -> None:
             for end in range(begin, size + 1):
                 part = file.read_part("x", axis, begin, end)
                 assert_bits(part, x.narrow(axis, begin, end - begin).contiguous(), axis, begin, end)
+
+
+def test_a_part_of_a_dtype_that_torch_has_not(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(encoded({"x": entry(dtype="F4", shape=[4, 8])}))
+    with pytest.raises(ValueError, match=r"x.safetensors: x: torch has no dtype for F4$"):
+        TensorFile(path).read_part("x", 0, 0, 2)
 
 
 def test_a_file_that_ends_early(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ def test_the_terms_are_added_and_the_rest_is_kept(name: str, shards: int, tmp_pa
     source, out = variant(tmp_path / "in", name, shards), tmp_path / "out"
     (source / "tokenizer.json").write_text("{}")
     before, files = state_of(source), files_of(source)
+    began = time.perf_counter()
     report = precompute(source, out)
+    assert 0 < report.seconds < time.perf_counter() - began
     assert files_of(source) == files
     state, terms = state_of(out), expected_terms(name, before)
     assert state.keys() == before.keys() | terms.keys()

@@ -125,6 +125,7 @@ def test_warnings_are_those_of_the_whole_model(
         with pytest.warns(UserWarning) as caught:
             quantize_checkpoint(folder, tmp_path / out, config, batches())
         said.append([str(each.message) for each in caught])
+        assert {each.filename for each in caught} == {__file__}, "the caller's line"
         at_once(monkeypatch)
     assert said[0] == said[1]
     assert len(said[0]) == 3
@@ -249,6 +250,10 @@ def side_by_side(blocks: Any, x: Tensor) -> Tensor:
     return sum((block(x) for block in blocks), torch.zeros(()))
 
 
+def all_of_the_input(blocks: Any, x: Tensor) -> Tensor:
+    return [block(x) for block in blocks][-1]
+
+
 def numbered(blocks: Any, x: Tensor) -> Tensor:
     for number, block in enumerate(blocks):
         x = block(x, number)
@@ -276,6 +281,7 @@ WAYS: dict[Callable[[Any, Tensor], Tensor], str | None] = {
     something_between: "the output of a block is read beside the next block",
     read_again: "the output of a block is read beside the next block",
     side_by_side: "the output of a block is read beside the next block|does not get",
+    all_of_the_input: "blocks.1 does not get what the block before put out",
     numbered: "blocks.1 gets a int that is neither the first block's nor the output of the one",
     with_more: "blocks.1 is called otherwise than blocks.0",
     own_tensors: "blocks.1 gets a Tensor that is neither the first block's nor the output of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,29 @@ def test_only_into_a_new_or_empty_folder(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             save_quantized(model, tmp_path / "new", **options)
+
+
+def test_a_shard_for_each_tensor(tmp_path: Path) -> None:
+    model = quantize_model(Model(), QuantConfig(skip=("head",)))
+    save_quantized(model, tmp_path / "whole")
+    save_quantized(model, tmp_path / "out", max_shard_bytes=1)
+    whole = state_of(tmp_path / "whole")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == len(whole)
+    for name, x in state_of(tmp_path / "out").items():
+        assert_bits(x, whole[name], name)
+
+
+def test_modes_are_those_of_new_files(tmp_path: Path) -> None:
+    """Where nothing is copied, the umask decides."""
+    model = quantize_model(Model(), QuantConfig(skip=("head",)))
+    before = os.umask(0)
+    try:
+        save_quantized(model, tmp_path / "new" / "out")
+    finally:
+        os.umask(before)
+    files = (tmp_path / "new" / "out").iterdir()
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in files}
+    assert modes == {"config.json": 0o666, "model.safetensors": 0o666}
 
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

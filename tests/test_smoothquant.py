@@ -333,7 +333,7 @@ def test_warnings(name: str) -> None:
         assert not caught
     else:
         (warning,) = caught
-        assert warning.category is CalibrationWarning
+        assert (warning.category, warning.filename) == (CalibrationWarning, __file__)
         with pytest.raises(AssertionError, match=text):
             raise AssertionError(str(warning.message))
 

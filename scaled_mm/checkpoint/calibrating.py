@@ -69,7 +69,7 @@ def calibrate(plan: Plan, batches: Sequence[Any]) -> Calibrated:
         how = "block by block"
     static = [name for name in plan.schemes if config.scheme_for(name).static]
     found.check(static)
-    found.warn(config, calls, stacklevel=3)
+    found.warn(config, calls, stacklevel=6)  # where `quantize_checkpoint` was called
     tensors: dict[str, Tensor] = {}
     for name in plan.schemes:
         smooth = found.smooth.get(name)

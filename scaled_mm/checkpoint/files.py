@@ -130,12 +130,15 @@ class TensorFile:
             self._fields.text(f"__metadata__.{shown(key)}", text)
         return metadata
 
+    def _dtype(self, name: str) -> torch.dtype:
+        kind = self.entries[name].dtype
+        if kind not in DTYPES:
+            self._refuse(f"{name}: torch has no dtype for {kind}")
+        return DTYPES[kind]
+
     def read(self, name: str) -> Tensor:
         """The tensor, in memory of its own."""
-        entry = self.entries[name]
-        if entry.dtype not in DTYPES:
-            self._refuse(f"{name}: torch has no dtype for {entry.dtype}")
-        dtype = DTYPES[entry.dtype]
+        entry, dtype = self.entries[name], self._dtype(name)
         if not entry.nbytes:
             return torch.empty(entry.shape, dtype=dtype)
         with self.path.open("rb") as file:
@@ -147,8 +150,7 @@ class TensorFile:
 
     def read_part(self, name: str, axis: int, begin: int, end: int) -> Tensor:
         """Indices [begin, end) along an axis, in memory of its own; no other byte is read."""
-        entry = self.entries[name]
-        dtype = DTYPES.get(entry.dtype) or self._refuse(f"{name}: torch has no {entry.dtype}")
+        entry, dtype = self.entries[name], self._dtype(name)
         part = torch.empty(
             (*entry.shape[:axis], end - begin, *entry.shape[axis + 1 :]), dtype=dtype
         )

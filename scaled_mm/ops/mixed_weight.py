@@ -177,7 +177,6 @@ class MixedWeight:
             layout: `scaled_mm.layouts.layout_of` the GPU that it was prepared for; the bytes do not
                 tell, and a wrong one gives a wrong weight.
         """
-        accept({"prepared": prepared, "scales": scales})
         q = restore_weights_of_mixed_gemm(prepared, layout)
         return pack_weight(q, scales, zeros=zeros, bits=layout.bits)
 
