@@ -23,6 +23,7 @@ import mutants_parallel
 import mutants_problems
 import mutants_producers
 import mutants_product
+import mutants_random
 import mutants_units
 import mutants_validate
 import mutants_weights
@@ -50,6 +51,7 @@ PARTS = (
     mutants_cuda,
     mutants_kernels,
     mutants_units,
+    mutants_random,
 )
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import mutants
 import mutate
 import mutate_build
+import mutate_random
 import mutate_record
 import pytest
 from mutant import Mutant
@@ -240,6 +241,39 @@ def test_verdicts_of_several_machines(tmp_path: Path) -> None:
         first.name: "killed",
         second.name: "killed",
     }
+
+
+# --- random bugs ----------------------------------------------------------------------------------
+
+SOURCE = b"""
+def f(x: int = 7, y: bool = True) -> "list[3]":
+    if not (x < y and x):
+        raise ValueError(f"{x + 2}")
+    g(x //
+      2)
+"""
+
+
+def test_random_bugs() -> None:
+    """Of everything but annotations and messages; each parses, and its place is found again."""
+    edits = {(SOURCE[a:b].strip(), text.strip()) for a, b, text in mutate_random.edits(SOURCE)}
+    assert edits == {
+        (b"7", "8"),
+        (b"True", "False"),
+        (b"not (x < y and x)", "False"),
+        (b"not", ""),
+        (b"<", "<="),
+        (b"and", "or"),
+        (b"g(x //\n      2)", "pass"),
+        (b"//", "*"),
+        (b"2", "3"),
+    }
+    made = mutate_random.possible()
+    assert len(made) > 5000 and all(mutant.tests for mutant in made)
+    for mutant in made[::100]:
+        source = (ROOT / mutant.path).read_text()
+        assert source.count(mutant.old) == 1, mutant.name
+        assert not mutants.unparsed(source.replace(mutant.old, mutant.new)), mutant.name
 
 
 # --- catalogue.md ---------------------------------------------------------------------------------

@@ -355,10 +355,10 @@ def test_modes_are_those_of_new_files(tmp_path: Path) -> None:
     model = quantize_model(Model(), QuantConfig(skip=("head",)))
     before = os.umask(0)
     try:
-        save_quantized(model, tmp_path / "new" / "out")
+        save_quantized(model, tmp_path / "new" / "deep" / "out")
     finally:
         os.umask(before)
-    files = (tmp_path / "new" / "out").iterdir()
+    files = (tmp_path / "new" / "deep" / "out").iterdir()
     modes = {path.name: path.stat().st_mode & 0o7777 for path in files}
     assert modes == {"config.json": 0o666, "model.safetensors": 0o666}
 
