@@ -27,12 +27,12 @@ PYTEST := python -m pytest -q
 # A process for each core; one that has nothing left takes tests from another.
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test docs test-slow test-all mutate mutate-sample gpu-mutate bench build lint format \
+.PHONY: help demo test docs test-slow test-all mutate mutate-sample mutate-random gpu-mutate bench build lint format \
         abi oldest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
         FORCE
 
 help:
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 # ---- The two commands -----------------------------------------------------------------------------
 
@@ -62,6 +62,9 @@ mutate: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## plant bugs one at a time; the 
 # A few, others at every commit. Eight take three to five minutes on two cores.
 mutate-sample: $(VENV)/.test $(VENV)/.demo ## the same with a sample of them
 	python tests/mutate.py --sample 8
+
+mutate-random: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## bugs that nobody thought of, in Python (COUNT=50 JOBS=1)
+	python tests/mutate_random.py $(or $(COUNT),50) --jobs $(or $(JOBS),1)
 
 bench: $(VENV)/.base $(LIBRARY) ## the CPU kernels against what torch offers
 	scaled-mm bench

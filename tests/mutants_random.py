@@ -26,6 +26,11 @@ MUTANTS = [
         },
     ),
     *of(
+        "scaled_mm/checkpoint/float_model.py",
+        "test_remote_code",
+        {"strangers-code-is-run": ('"trust_remote_code": False', '"trust_remote_code": True')},
+    ),
+    *of(
         "scaled_mm/checkpoint/folder.py",
         "test_checkpoint_files::test_a_bad_index_is_refused",
         {"pickled-shard-is-only-misnamed": ("if (index.parent / shard).is_file():", "if False:")},
@@ -78,6 +83,11 @@ MUTANTS = [
             "units-on-a-cpu": ('device.type != "cuda" or ', ""),
             "units-of-nothing": ("n == 0 or not", "not"),
         },
+    ),
+    *of(
+        "scaled_mm/quantization/calibrate.py",
+        "test_smoothquant::test_clip_keeps_what_it_says",
+        {"energy-of-edges": ("energy = counted * ", "energy = counted + ")},
     ),
     *of(
         "scaled_mm/quantization/fuse.py",

@@ -23,6 +23,7 @@ from mutant import Mutant
 from mutants import MUTANTS
 
 LEFT_OUT = ("bench", "cli", "demo")  # what they print is read by people
+AT_MOST = 6  # files of tests for a bug
 EXCHANGED = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not",
     "is not": "is", "in": "not in", "not in": "in", "and": "or", "or": "and",
@@ -80,7 +81,7 @@ def tests_of(path: str, planted: Mapping[str, Counter[str]]) -> str:
     folder = path.rpartition("/")[0]
     beside = (found for other, found in planted.items() if other.rpartition("/")[0] == folder)
     found = planted.get(path) or sum(beside, Counter[str]())
-    return " ".join(test for test, _ in found.most_common())
+    return " ".join(test for test, _ in found.most_common(AT_MOST))
 
 
 def mutants_of(path: str, source: bytes, tests: str) -> Iterator[Mutant]:
