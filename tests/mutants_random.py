@@ -16,6 +16,11 @@ MUTANTS = [
         {"warned-of-the-library-s-line": ("stacklevel=6", "stacklevel=5")},
     ),
     *of(
+        "scaled_mm/checkpoint/calibrating.py",
+        "test_quantize_outputs::test_nothing_of_another_run_is_mixed_in",
+        {"calibration-of-another-run": ("if file.metadata.get(_MARK) != mark:", "if False:")},
+    ),
+    *of(
         "scaled_mm/checkpoint/files.py",
         "test_parallel::test_a_part_of_a_dtype_that_torch_has_not",
         {
@@ -88,6 +93,11 @@ MUTANTS = [
         "scaled_mm/quantization/calibrate.py",
         "test_smoothquant::test_clip_keeps_what_it_says",
         {"energy-of-edges": ("energy = counted * ", "energy = counted + ")},
+    ),
+    *of(
+        "scaled_mm/quantization/feeds.py",
+        "test_smoothquant::test_a_linear_with_two_sources_is_not_fed",
+        {"norm-of-a-linear-s-other-source": ("if len(seen) > 1 for norm", "if False for norm")},
     ),
     *of(
         "scaled_mm/quantization/fuse.py",

@@ -145,7 +145,7 @@ def other_source(source: Path, out: Path) -> QuantizeReport:
     return quantize_checkpoint(source.with_name("copy"), out, CONFIGS["static"], [IDS])
 
 
-@pytest.mark.parametrize("stage", ["finished", "interrupted"])
+@pytest.mark.parametrize("stage", ["finished", "interrupted", "calibrated"])
 @pytest.mark.parametrize(
     "other", [other_batches, other_scheme, other_layers, other_weights, other_source]
 )
@@ -157,8 +157,10 @@ def test_nothing_of_another_run_is_mixed_in(
         quantize_checkpoint(source, out, CONFIGS["static"], [IDS])
     else:
         with pytest.raises(Stopped):
-            quantize_checkpoint(source, out, CONFIGS["static"], [IDS], stop_after(2))
+            shards = {"interrupted": 2, "calibrated": 0}[stage]
+            quantize_checkpoint(source, out, CONFIGS["static"], [IDS], stop_after(shards))
     before = files_of(out)
+    assert any(name.startswith("model-") for name in before) == (stage != "calibrated")
     with pytest.raises(ValueError, match="name another folder"):
         other(source, out)
     assert files_of(out) == before
