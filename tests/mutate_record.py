@@ -5,7 +5,8 @@ python tests/mutate_record.py docs/reliability.md    put them between this file'
                                                      and keep the verdicts
 python tests/mutate_record.py --of gpu.json ...      with the good ones of another machine's report
 
-What was judged counts as long as the mutant, its file and the files of its tests are the same.
+Below the figures stands how many verdicts are of earlier sources: the mutant, its file or a file of
+its tests has changed since.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from mutant import Mutant
 from mutants import MUTANTS
-from mutate_report import GOOD, KEPT, REPORT, Report
+from mutate_report import KEPT, REPORT, Report
 
 BEGIN, END = "<!-- mutate_record.py: begin -->", "<!-- mutate_record.py: end -->"
 WORDS = {"killed": "killed", "equivalent": "cannot matter", "SURVIVED": "survived"}
@@ -59,17 +60,24 @@ def record(text: str, figures: str, marks: tuple[str, str] = (BEGIN, END)) -> st
 
 
 def together(paths: Sequence[Path], kept: Path) -> Report:
-    """What these reports say of the mutants as they are now, to be written to `kept`: good verdicts
-    before others, else those of the first."""
+    """What these reports say of the mutants, to be written to `kept`: verdicts of these sources
+    before others, good ones before others, else those of the first."""
     reports = [Report(path) for path in paths]
     whole = Report(kept)
     whole.verdicts = {}
     for mutant in MUTANTS:
-        found = [v for report in reports if (v := report.current(mutant))]
-        found.sort(key=lambda verdict: verdict.word not in GOOD)
-        if found:
-            whole.verdicts[mutant.name] = found[0]
+        having = [report for report in reports if mutant.name in report.verdicts]
+        having.sort(key=lambda report: (not report.current(mutant), not report.known(mutant)))
+        if having:
+            whole.verdicts[mutant.name] = having[0].verdicts[mutant.name]
     return whole
+
+
+def figures_of(report: Report) -> str:
+    judged = [mutant for mutant in MUTANTS if mutant.name in report.verdicts]
+    earlier = sum(not report.current(mutant) for mutant in judged)
+    words = {mutant.name: report.verdicts[mutant.name].word for mutant in judged}
+    return f"{table(MUTANTS, words)}\n\nVerdicts of earlier sources: {earlier}."
 
 
 def main(arguments: list[str]) -> None:
@@ -78,7 +86,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--of", type=Path, action="append", default=[], metavar="FILE")
     options = parser.parse_args(arguments)
     whole = together([REPORT, KEPT, *options.of], KEPT)
-    figures = table(MUTANTS, {name: verdict.word for name, verdict in whole.verdicts.items()})
+    figures = figures_of(whole)
     if options.document is None:
         print(figures)
     else:

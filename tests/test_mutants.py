@@ -234,13 +234,16 @@ def test_verdicts_of_several_machines(tmp_path: Path) -> None:
         for mutant, word in zip((first, second), words, strict=True):
             report.add(mutant, Verdict(word))
         report.add(third, Verdict("killed"))
-        report.verdicts[third.name].key = "of other sources"
-        report.write()
-    whole = mutate_record.together([report.path for report in reports], tmp_path / "kept.json")
-    assert {name: v.word for name, v in whole.verdicts.items()} == {
-        first.name: "killed",
-        second.name: "killed",
-    }
+    reports[0].verdicts[third.name].key = "of other sources"
+    reports[0].write()
+    paths = [report.path for report in reports]
+    whole = mutate_record.together(paths, tmp_path / "kept.json")
+    assert whole.verdicts.keys() == {first.name, second.name, third.name}
+    assert all(whole.known(mutant) for mutant in (first, second, third))
+    assert "Verdicts of earlier sources: 0." in mutate_record.figures_of(whole)
+    whole = mutate_record.together(paths[:1], tmp_path / "kept.json")
+    assert whole.verdicts[third.name].word == "killed" and not whole.known(third)
+    assert "Verdicts of earlier sources: 1." in mutate_record.figures_of(whole)
 
 
 # --- random bugs ----------------------------------------------------------------------------------
