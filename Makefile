@@ -27,7 +27,7 @@ PYTEST := python -m pytest -q
 # A process for each core; one that has nothing left takes tests from another.
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test docs test-slow test-all mutate mutate-sample mutate-random gpu-mutate bench build lint format \
+.PHONY: help demo test docs test-slow test-all bench build lint format \
         abi oldest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
         FORCE
 
@@ -53,18 +53,6 @@ test-slow: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## the full counts
 
 test-all: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## both
 	$(PYTEST) $(PARALLEL) -m "not gpu"
-
-# Hours on two cores. A run that was stopped goes on where it was; build/mutants.json is its report.
-# JOBS: how many at once; one for every two cores keeps them busy.
-mutate: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## plant bugs one at a time; the tests must notice each (slow; JOBS=1)
-	python tests/mutate.py --jobs $(or $(JOBS),1)
-
-# A few, others at every commit. Eight take three to five minutes on two cores.
-mutate-sample: $(VENV)/.test $(VENV)/.demo ## the same with a sample of them
-	python tests/mutate.py --sample 8
-
-mutate-random: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## bugs that nobody thought of, in Python (COUNT=50 JOBS=1)
-	python tests/mutate_random.py $(or $(COUNT),50) --jobs $(or $(JOBS),1)
 
 bench: $(VENV)/.base $(LIBRARY) ## the CPU kernels against what torch offers
 	scaled-mm bench
@@ -127,9 +115,6 @@ gpu-test: $(VENV)/.test ## the tests that need a GPU; after `make cuda`
 gpu-sanitize: $(VENV)/.test ## compute-sanitizer's four tools over small calls of every kernel; after `make cuda`
 	python tests/sanitizers.py
 
-gpu-mutate: $(VENV)/.test ## `make mutate` for the CUDA sources, on a GPU; builds the CUDA library for each
-	python tests/mutate.py --gpu --jobs $(or $(JOBS),1)
-
 gpu-soak: $(VENV)/.test ## 100,000 random calls, 64 streams, graphs, two GPUs, failing memory; after `make cuda`
 	mkdir -p build
 	python tests/soak_cuda.py --json build/soak.json
@@ -151,7 +136,7 @@ asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	$(PYTEST) --capture=sys -m "not slow and not gpu" $(SANITIZED:%=$(CURDIR)/tests/test_%.py)
 
-# Nothing is suppressed. That races would be found is shown: four are planted, one after the other.
+# Nothing is suppressed. That races would be found is shown: then threads overlap, by design.
 tsan: $(VENV)/.test $(LIBRARY) ## every op from several threads under ThreadSanitizer
 	python tests/races.py
 

@@ -1,7 +1,7 @@
 // torch's parallel_for on plain threads, for ThreadSanitizer: it knows what pthread_create and
 // pthread_join put in order, and nothing of the OpenMP inside torch. Loaded before torch, it takes
 // the place of torch's own functions. The grain is left aside, so that small work is shared as
-// well.
+// well. With OVERLAP, each thread does the last of the one before once more: a planted race.
 
 #include <algorithm>
 #include <cstdint>
@@ -10,6 +10,11 @@
 
 namespace {
 constexpr int64_t kThreads = 4;
+#ifdef OVERLAP
+constexpr int64_t kOverlap = 1;
+#else
+constexpr int64_t kOverlap = 0;
+#endif
 }
 
 extern "C" {
@@ -24,7 +29,8 @@ int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t,
   const int64_t count = end - begin, parts = std::min(count, kThreads);
   std::vector<std::thread> threads;
   for (int64_t i = 0; i < parts; ++i) {
-    threads.emplace_back(run, begin + count * i / parts, begin + count * (i + 1) / parts, context);
+    const int64_t first = begin + count * i / parts - (i > 0 ? kOverlap : 0);
+    threads.emplace_back(run, first, begin + count * (i + 1) / parts, context);
   }
   for (std::thread& thread : threads) thread.join();
   return 0;

@@ -1,10 +1,9 @@
 """ThreadSanitizer over the CPU kernels and over callers in several threads: `make tsan`.
 
-    python tests/races.py              no report of the library; then planted races, each reported
-    python tests/races.py --no-planted
+    python tests/races.py              no report of the library; then reports, where threads overlap
     python tests/races.py --work       the calls alone, in this process
 
-The library is built with -fsanitize=thread in a copy of the tree. torch is not: its parallel_for is
+The library is built with -fsanitize=thread, in build/tsan. torch is not: its parallel_for is
 replaced by one on plain threads (counted_threads.cpp), and OpenMP has one thread. So the tool knows
 every order that there is between two accesses of the library. The interpreter and torch are not
 compiled for it: their own accesses are not looked at. Nothing is suppressed.
@@ -16,57 +15,17 @@ import argparse
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import mutate_build
-from mutant import Mutant, of
-
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
-COPIES = ROOT / "build" / "tsan"
+BUILT = ROOT / "build" / "tsan"
 THREADS = 4
 TURNS = 3
-
-RACES: list[Mutant] = [
-    *of(
-        "csrc/cpu/quantize.cpp",
-        "races",
-        {"one-range-for-all-pieces": ("ranges[i] = isa.range", "ranges[0] = isa.range")},
-    ),
-    *of(
-        "csrc/cpu/weight.cpp",
-        "races",
-        {
-            "sums-of-all-panels-in-one-place": (
-                "uint32_t sums[kPanel];\n      sum_columns",
-                "static uint32_t sums[kPanel];\n      sum_columns",
-            )
-        },
-    ),
-    *of(
-        "csrc/cpu/tiling.h",
-        "races",
-        {
-            "tasks-overlap": (
-                "tiling.tasks(), grain, run);",
-                "tiling.tasks(), grain, [&](int64_t i, int64_t end) { run(i - (i > 0), end); });",
-            )
-        },
-    ),
-    *of(
-        "csrc/cpu/widen.cpp",
-        "races",
-        {
-            "words-of-two-threads": (
-                "{ run(p, begin, end); }",
-                "{ run(p, begin - (begin > 0), end); }",
-            )
-        },
-    ),
-]
 
 
 # ---- the calls -----------------------------------------------------------------------------------
@@ -145,28 +104,28 @@ def tool_library() -> str:
     ).strip()
 
 
-def compile_threads() -> Path:
-    library = COPIES / "counted_threads.so"
-    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-g", "-shared", "-fPIC"]
+def compile_threads(*flags: str) -> Path:
+    library = BUILT / f"counted_threads{len(flags)}.so"
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-g", "-shared", "-fPIC", *flags]
     source = str(TESTS / "counted_threads.cpp")
     subprocess.run([*command, "-fsanitize=thread", source, "-o", str(library)], check=True)
     return library
 
 
-def watched(copy: Path, threads: Path) -> tuple[int, str]:
-    """The reports of the tool about the calls on the library of the copy, and all that was said."""
+def watched(threads: Path) -> tuple[int, str]:
+    """The reports of the tool about the calls, with these threads; and all that was said."""
     ours = {
         "LD_PRELOAD": f"{tool_library()} {threads}",
         "TSAN_OPTIONS": "exitcode=66 history_size=4",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(copy), str(TESTS)]),
+        "PYTHONPATH": os.pathsep.join([str(BUILT), str(TESTS)]),
     }
     # The tool lays its shadow at fixed addresses: no random ones for this process.
     command = ["setarch", platform.machine(), "-R", sys.executable, str(TESTS / "races.py")]
     done = subprocess.run(
         [*command, "--work"],
-        cwd=copy,
+        cwd=BUILT,
         env={**os.environ, **ours},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -179,42 +138,24 @@ def watched(copy: Path, threads: Path) -> tuple[int, str]:
     return reports, done.stdout
 
 
-def planted(race: Mutant, recipe: mutate_build.Recipe, threads: Path) -> int:
-    """The reports about the library with this race."""
-    copy = COPIES / "planted"
-    mutate_build.copy_for_a_job(recipe.base, copy)
-    text = (copy / race.path).read_text()
-    assert text.count(race.old) == 1, f"{race.path} must hold once: {race.old}"
-    (copy / race.path).write_text(text.replace(race.old, race.new))
-    if errors := recipe.compile(race.path, copy, os.cpu_count() or 2):
-        raise SystemExit(errors)
-    return watched(copy, threads)[0]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--work", action="store_true", help="the calls alone")
-    parser.add_argument("--no-planted", dest="planted", action="store_false")
-    options = parser.parse_args()
-    if options.work:
+    if parser.parse_args().work:
         work()
         return 0
-    base = COPIES / "tree"
-    question = "from scaled_mm import _library as l; print(*l.cpu_isas())"
-    isas = subprocess.check_output([sys.executable, "-c", question], cwd=ROOT, text=True).split()
-    mutate_build.copy_tree(ROOT, base, isas)
-    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 2))
-    asked = {"SCALED_MM_SANITIZE": "thread", "SCALED_MM_CUDA": "0", "MAX_JOBS": jobs}
-    recipe = mutate_build.build(base, {**os.environ, **asked})
-    threads = compile_threads()
-    reports, said = watched(base, threads)
+    shutil.rmtree(BUILT, ignore_errors=True)
+    subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(BUILT)],
+        cwd=ROOT,
+        env={**os.environ, "SCALED_MM_SANITIZE": "thread"},
+        check=True,
+    )
+    reports, said = watched(compile_threads())
     print(said if reports else said.strip(), f"{reports} reports", sep="\n", flush=True)
-    missed = 0
-    for race in RACES if options.planted else []:
-        found = planted(race, recipe, threads)
-        print(f"planted {race.name}: {found} reports", flush=True)
-        missed += not found
-    return 1 if reports or missed else 0
+    planted, _ = watched(compile_threads("-DOVERLAP"))
+    print(f"planted: {planted} reports")
+    return 1 if reports or not planted else 0
 
 
 if __name__ == "__main__":

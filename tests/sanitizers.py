@@ -32,8 +32,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mutate_record import record
-
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "build/sanitizers.json"
 LIBRARY = ROOT / "scaled_mm/_C_cuda.abi3.so"
@@ -125,6 +123,19 @@ def table(report: dict[str, Any]) -> str:
     what = f"On an {report['device']}, about {report['count']} calls of each kernel"
     others = "packing, quantisers, producers, dequantising and widening are a process of each tool."
     return "\n".join([f"{what}; {others}", "", *lines])
+
+
+def record(text: str, figures: str, marks: tuple[str, str]) -> str:
+    """The document with these figures between the marks.
+
+    Raises:
+        SystemExit: a mark is missing.
+    """
+    before, begin, rest = text.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if not (begin and end):
+        raise SystemExit(f"the document must hold {marks[0]} and {marks[1]}")
+    return f"{before}{begin}\n{figures}\n{end}{after}"
 
 
 def clean_before(path: Path, head: dict[str, Any]) -> list[Outcome]:

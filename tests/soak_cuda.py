@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from cuda_support import DEVICE, ROWS, forced, named, on_device
 from helpers import bits, run_python
-from mutate_record import record
+from sanitizers import record
 from soak_calls import ROWS_OF, random_call
 from test_cuda_streams import Work, capture, replay
 from torch import Tensor

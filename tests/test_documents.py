@@ -19,14 +19,16 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def test_the_tests_that_reliability_names_exist() -> None:
-    text = (DOCS / "reliability.md").read_text()
-    text, _, _ = text.partition("\n## How the tests are tested")  # behind it are figures
-    named = re.findall(r"`(test_\w+)::(test_\w+)`", text)
-    rows = [line for line in text.splitlines() if line.startswith("| ") and "| Test |" not in line]
-    assert len(named) >= len(rows) > 20
-    for file, test in named:
-        assert f"\ndef {test}(" in (TESTS / f"{file}.py").read_text(), f"{file}::{test}"
+@pytest.mark.parametrize("page", [DOCS / "reliability.md", TESTS / "catalogue.md"], ids=name_of)
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    text, _, _ = page.read_text().partition("\n## How the tests are tested")
+    rows = [line for line in text.splitlines() if re.match(r"\| (?!.*\| Test \|)", line)]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(test_\w+)::(test_\w+)`", row)
+        assert named, row
+        for file, test in named:
+            assert f"\ndef {test}(" in (TESTS / f"{file}.py").read_text(), f"{file}::{test}"
 
 
 # --- names and links ------------------------------------------------------------------------------
