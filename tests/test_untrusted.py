@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_cases import Model, encoded, entry, quantization_config, tensors, variant, write
-from helpers import assert_bits
+from helpers import assert_bits, run_python
 from int4_cases import FORMS, toy, write_packed_toy, write_toy
 from mutated_files import mutate_folder
 from safetensors.torch import load_file, save_file
@@ -229,3 +231,89 @@ def test_a_link_to_a_device_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to("/dev/zero")
     with pytest.raises(ValueError, match=r"config\.json: must be a regular file"):
         Checkpoint(tmp_path)
+
+
+# ---- Files that change, or are not what they seem ------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "quant_config.json"])
+@pytest.mark.parametrize("target", ["loop", "nowhere"])
+def test_a_link_to_no_file(name: str, target: str, tmp_path: Path) -> None:
+    """It is named; a folder with such a config.json is no float checkpoint."""
+    variant(tmp_path, "dynamic-symmetric")
+    if name == "quant_config.json":
+        (tmp_path / "config.json").unlink()
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(name if target == "loop" else "blobs/x")
+    said = {"loop": "leads back to itself", "nowhere": "a file that does not exist"}[target]
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}: is a link .*{said}"):
+        Checkpoint(tmp_path)
+
+
+def test_a_link_to_itself_in_place_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variant(tmp_path / "in", "dynamic-asymmetric")
+    (tmp_path / "loop").symlink_to("loop")
+    for folders in (("in", "loop"), ("loop", "out")):
+        source, out = (str(tmp_path / name) for name in folders)
+        assert main(["precompute", source, "-o", out]) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path}/loop: " in error and error.count("\n") == 1
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
+    """By a rename, with data of other places: never a mixture of the two."""
+    save_file({"a": torch.ones(8), "b": torch.zeros(8)}, tmp_path / "x.safetensors")
+    save_file({"a": torch.ones(64)}, tmp_path / "other.safetensors")
+    file = TensorFile(tmp_path / "x.safetensors")
+    file.read("a")
+    (tmp_path / "other.safetensors").rename(file.path)
+    for read in (partial(file.read, "b"), partial(file.read_part, "b", 0, 2, 5)):
+        with pytest.raises(ValueError, match=r"x\.safetensors: was replaced by another file"):
+            read()
+
+
+def test_a_header_cut_off_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(8)}, path)
+    fstat = os.fstat
+
+    def cut(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        os.truncate(path, 20)
+        return found
+
+    monkeypatch.setattr(os, "fstat", cut)
+    with pytest.raises(ValueError, match="header: the file ended early"):
+        TensorFile(path)
+
+
+OF_HOLES = """
+import json, resource, struct, sys
+from pathlib import Path
+from scaled_mm.checkpoint import TensorFile
+path, size = Path(sys.argv[1]), 256 << 30
+header = json.dumps({"a": {"dtype": "I8", "shape": [size], "data_offsets": [0, size]}}).encode()
+with path.open("wb") as file:
+    file.write(struct.pack("<Q", len(header)) + header)
+    file.truncate(8 + len(header) + size)
+read = TensorFile(path)
+print(read.read_part("a", 0, size - 9, size).tolist())
+resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))
+for act in (lambda: read.read("a"), lambda: read.read_part("a", 0, 1, size)):
+    try:
+        act()
+    except MemoryError as error:
+        print(error)
+path.unlink()
+"""
+
+
+def test_a_file_of_holes_that_no_memory_takes(tmp_path: Path) -> None:
+    """Its header is read, and any part of it; what does not fit is named, with its size."""
+    path = tmp_path / "x.safetensors"
+    part, whole, most = run_python(OF_HOLES, str(path)).splitlines()
+    assert part == str([0] * 9)
+    assert whole == f"{path}: a has 274,877,906,944 bytes"
+    assert most == f"{path}: a has 274,877,906,943 bytes"

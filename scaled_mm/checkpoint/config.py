@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -138,7 +139,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> Quantization |
         if fields is not None:
             return read_settings(f"{where}: {key}", fields)
     for name, method in _OLD_FILES.items():
-        if (folder / name).exists():
+        if lexists(folder / name):  # a broken link is refused by name
             fields = {"quant_method": method, **read_json(folder / name)}
             return read_settings(str(folder / name), fields)
     return None

@@ -86,26 +86,21 @@ class Fields:
 
 
 def read_json(path: Path, most: int = MAX_CONFIG) -> dict[str, Any]:
-    """A JSON object from a file of at most so many bytes, which can be written again as it is.
-
-    Raises:
-        ValueError: as `parse_json`; or it is nested too deep, or a string is not Unicode.
-    """
+    """A JSON object from a file of at most so many bytes, by `parse_json`."""
     regular_file(path)
     with path.open("rb") as file:
         text = file.read(most + 1)
     if len(text) > most:
         raise ValueError(f"{path}: must be at most {most:,} bytes")
-    made = parse_json(text, path)
-    _check_tree(made, path)
-    return made
+    return parse_json(text, path)
 
 
 def parse_json(text: bytes, path: Path) -> dict[str, Any]:
-    """A JSON object: UTF-8, no name twice, finite numbers, at most `MAX_ITEMS` members.
+    """A JSON object, which can be written again as it is.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is none; a name stands twice; a number is not finite; it has more than
+            `MAX_ITEMS` members or `MAX_DEPTH` levels; a string is not Unicode.
     """
     # Counted before anything is made of them; commas within strings count too.
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_ITEMS:
@@ -137,6 +132,7 @@ def parse_json(text: bytes, path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(made, dict):
         raise ValueError(f"{path}: must hold a JSON object, got {type(made).__name__}")
+    _check_tree(made, path)
     return made
 
 

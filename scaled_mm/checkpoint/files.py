@@ -5,18 +5,20 @@
     {"__metadata__": {str: str},
      NAME: {"dtype": "I8", "shape": [N, K], "data_offsets": [begin, end]}, ...}
 
-The `safetensors` package checks lengths, dtypes, offsets (no overlap, no hole, no byte left over)
-and products of sizes; it is asked first. What it lets pass and is refused here: names that stand
-twice, leading whitespace, unknown fields, fields in another form (the package takes a tensor's
-entry as a list, and a dtype as an object), names that cannot be printed or that read as paths,
-sizes beyond 2^62, and whatever is no regular file. Nothing is allocated before the header's length
-has been checked.
+The tensors must tile the data: no overlap, no hole, no byte left over. Refused beyond the format's
+own rules: names that stand twice, leading whitespace, unknown fields, names that cannot be printed
+or that read as paths, sizes beyond 2^62, and whatever is no regular file. Nothing is allocated
+before the header's length has been checked.
+
+The file is read and never mapped: a mapped file that somebody cuts off kills the process.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .fields import MAX_INTEGER, Fields, parse_json, printable, shown
+from .fields import MAX_INTEGER, MAX_JSON, Fields, parse_json, shown
 from .paths import check_name, refuse_other_formats, regular_file
 
 MAX_DIMS = 64  # torch and numpy have no more
@@ -50,6 +52,8 @@ DTYPES: dict[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
+_BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 @dataclass(frozen=True)
@@ -86,27 +90,33 @@ class TensorFile:
         self.path = path
         regular_file(path)
         refuse_other_formats(path)
-        from safetensors import SafetensorError, safe_open  # here: `import scaled_mm` needs it not
-
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except SafetensorError as error:
-            said = str(error).removeprefix("Error while deserializing header: ")
-            self._refuse(printable(said)[:500])  # it quotes the file
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            self.header = file.read(length)
+        self._fields = Fields(str(path))
+        with path.open("rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            self._identity, self.size = (found.st_dev, found.st_ino), found.st_size
+            if self.size < 8:
+                self._refuse(f"must begin with the 8 bytes of a length, got {self.size}")
+            (length,) = struct.unpack("<Q", self._bytes(file, "header", 8))
+            if length > MAX_JSON:
+                self._refuse(f"the header must be at most {MAX_JSON:,} bytes, got {length:,}")
+            if length > self.size - 8:
+                self._refuse(f"the header must end within the file, got {length:,} bytes")
+            self.header = self._bytes(file, "header", length).tobytes()
         self.data = 8 + length
-        self.size = path.stat().st_size
         if not self.header.startswith(b"{"):
             self._refuse("the header must begin with {, " + f"got {self.header[:1]!r}")
-        self._fields = Fields(str(path))
         fields = parse_json(self.header, path)
         self.metadata = self._metadata(fields.pop("__metadata__", None))
         entries = [self._entry(name, field) for name, field in fields.items()]
         entries.sort(key=lambda entry: (entry.begin, entry.end))
         self.entries = {entry.name: entry for entry in entries}
+        end = 0
+        for entry in entries:
+            if entry.begin != end:
+                self._refuse(f"{entry.name}: data must begin at {end}, got {entry.begin}")
+            end = entry.end
+        if end != self.size - self.data:
+            self._refuse(f"must hold {end:,} bytes of data, got {self.size - self.data:,}")
 
     def _entry(self, name: str, field: Any) -> Entry:
         check_name(name, "tensor name", self.path)
@@ -114,6 +124,8 @@ class TensorFile:
         if unknown := sorted(entry.keys() - {"dtype", "shape", "data_offsets"}):
             self._refuse(f"{name}: field {shown(unknown[0])!r} is not understood")
         dtype = self._fields.text(f"{name}: dtype", entry.get("dtype"))
+        if dtype not in _BITS:
+            self._refuse(f"{name}: dtype must be one of {', '.join(_BITS)}, got {shown(dtype)}")
         shape = self._fields.integers(f"{name}: shape", entry.get("shape"), 0)
         # A size of 0 would hide what the others come to.
         if len(shape) > MAX_DIMS or prod(max(size, 1) for size in shape) > MAX_INTEGER:
@@ -122,6 +134,8 @@ class TensorFile:
         offsets = self._fields.integers(f"{name}: data_offsets", entry.get("data_offsets"), 0)
         if len(offsets) != 2:
             self._refuse(f"{name}: data_offsets must be two integers, got {len(offsets)}")
+        if prod(shape) * _BITS[dtype] != 8 * (offsets[1] - offsets[0]):
+            self._refuse(f"{name}: data_offsets must span {dtype} {list(shape)}, got {offsets}")
         return Entry(name, dtype, shape, *offsets)
 
     def _metadata(self, value: Any) -> dict[str, str]:
@@ -136,35 +150,68 @@ class TensorFile:
             self._refuse(f"{name}: torch has no dtype for {kind}")
         return DTYPES[kind]
 
+    def open(self) -> FileIO:
+        """The file, unbuffered, for whoever reads its data.
+
+        Raises:
+            ValueError: the path leads to another file than the one whose header was read.
+        """
+        file = self.path.open("rb", buffering=0)
+        found = os.fstat(file.fileno())
+        if (found.st_dev, found.st_ino) != self._identity:
+            file.close()
+            self._refuse("was replaced by another file while it was read")
+        return file
+
+    def _room(self, name: str, count: int) -> Any:
+        try:
+            return np.empty(count, np.uint8)
+        except MemoryError:
+            raise MemoryError(f"{self.path}: {name} has {count:,} bytes") from None
+
+    def _bytes(self, file: FileIO, name: str, count: int) -> Any:
+        raw = self._room(name, count)
+        self.fill(file, name, memoryview(raw))
+        return raw
+
+    def fill(self, file: FileIO, name: str, piece: memoryview) -> None:
+        """Reads until the piece is full; a single read may be short.
+
+        Raises:
+            ValueError: the file has become shorter.
+        """
+        done = 0
+        while done < len(piece) and (count := file.readinto(piece[done:])):
+            done += count
+        if done < len(piece):
+            self._refuse(f"{name}: the file ended early; it was written to meanwhile")
+
     def read(self, name: str) -> Tensor:
         """The tensor, in memory of its own."""
         entry, dtype = self.entries[name], self._dtype(name)
         if not entry.nbytes:
             return torch.empty(entry.shape, dtype=dtype)
-        with self.path.open("rb") as file:
+        with self.open() as file:
             file.seek(self.data + entry.begin)
-            raw = np.fromfile(file, np.uint8, entry.nbytes)
-        if raw.size != entry.nbytes:
-            self._refuse(f"{name}: the file ended early; it was written to meanwhile")
+            raw = self._bytes(file, name, entry.nbytes)
         return torch.from_numpy(raw).view(dtype).reshape(entry.shape)
 
     def read_part(self, name: str, axis: int, begin: int, end: int) -> Tensor:
         """Indices [begin, end) along an axis, in memory of its own; no other byte is read."""
         entry, dtype = self.entries[name], self._dtype(name)
-        part = torch.empty(
-            (*entry.shape[:axis], end - begin, *entry.shape[axis + 1 :]), dtype=dtype
-        )
+        shape = (*entry.shape[:axis], end - begin, *entry.shape[axis + 1 :])
+        part = torch.from_numpy(self._room(name, prod(shape) * dtype.itemsize))
+        part = part.view(dtype).reshape(shape)
         if not part.numel():
             return part
         # The axis cuts the tensor into `pieces`; of each, one run of bytes belongs to the part.
         pieces = prod(entry.shape[:axis])
         piece, run = entry.nbytes // pieces, part.nbytes // pieces
         runs = part.view(-1).view(torch.uint8).view(pieces, run).numpy()
-        with self.path.open("rb", buffering=0) as file:
+        with self.open() as file:
             for i, bytes_of_part in enumerate(runs):
                 file.seek(self.data + entry.begin + i * piece + run // (end - begin) * begin)
-                if file.readinto(memoryview(bytes_of_part)) != run:
-                    self._refuse(f"{name}: the file ended early; it was written to meanwhile")
+                self.fill(file, name, memoryview(bytes_of_part))
         return part
 
     def _refuse(self, reason: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import lexists  # a broken link is refused by name, not taken for no file
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Checkpoint:
         self.files = {each.name: TensorFile(each) for each in paths}
         self.where = self._where(weight_map)
         config = self.folder / CONFIG
-        self.config: dict[str, Any] = read_json(config) if config.exists() else {}
+        self.config: dict[str, Any] = read_json(config) if lexists(config) else {}
         self.quantization: Quantization | None = read_quantization(self.folder, self.config)
 
     def _where(self, weight_map: dict[str, str] | None) -> dict[str, TensorFile]:
@@ -92,11 +93,11 @@ def _files_of(path: Path) -> tuple[Path | None, list[Path]]:
             return path, []
         return None, [path]
     index, whole = path / INDEX, path / "model.safetensors"
-    if index.exists() and whole.exists():
+    if lexists(index) and lexists(whole):
         raise ValueError(f"{path}: has both {INDEX} and {whole.name}; name the one that is meant")
-    if index.exists():
+    if lexists(index):
         return index, []
-    found = [whole] if whole.exists() else sorted(path.glob("*.safetensors"))
+    found = [whole] if lexists(whole) else sorted(path.glob("*.safetensors"))
     if len(found) > 1:
         raise ValueError(f"{path}: has {len(found)} .safetensors files and no {INDEX}")
     if not found:

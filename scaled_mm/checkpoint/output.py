@@ -39,7 +39,7 @@ def output_folder(out: Path, made_by: str, source: Path, files: Collection[str])
         ValueError: out is no folder, is the source, holds what was not written here or of another
             source, or another run is writing there.
     """
-    if out.exists() and not out.is_dir():
+    if os.path.lexists(out) and not out.is_dir():  # a broken link too
         raise ValueError(f"{out}: must be a folder")
     if out.resolve() == source.resolve():
         raise ValueError(f"{out}: must not be the folder of the checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import stat
 from pathlib import Path
@@ -51,9 +52,17 @@ def check_file_name(name: str, what: str, path: Path) -> None:
 
 def regular_file(path: Path) -> None:
     """Anything else (a pipe, a device) might block, or never end."""
-    if not path.exists():
-        raise ValueError(f"{path}: there is no such file")
-    if not stat.S_ISREG(path.stat().st_mode):
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path}: is a link that leads back to itself") from None
+        if path.is_symlink():
+            raise ValueError(f"{path}: is a link to a file that does not exist") from None
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise
+        raise ValueError(f"{path}: there is no such file") from None
+    if not stat.S_ISREG(mode):
         raise ValueError(f"{path}: must be a regular file")
 
 

@@ -124,7 +124,7 @@ class Draft:
         A piece is valid until the next one is asked for.
         """
         buffer = memoryview(bytearray(BUFFER))
-        with self._file.path.open("rb", buffering=0) as file:
+        with self._file.open() as file:
             file.seek(self._file.data)
             for entry, shift in self._shifted():
                 layer = self._summed.get(entry.name)
@@ -134,8 +134,7 @@ class Draft:
                 zero = layer.zero_point(self._source) if layer else None
                 for at in range(entry.begin, entry.end, step):
                     piece = buffer[: min(step, entry.end - at)]
-                    if _read_into(file, piece) != len(piece):
-                        raise ValueError(f"{self._file.path}: {entry.name}: the file ended early")
+                    self._file.fill(file, entry.name, piece)
                     yield at + shift, piece
                     if layer is not None and term is not None:
                         weight = torch.frombuffer(piece, dtype=torch.int8).view(-1, layer.k)
@@ -150,14 +149,6 @@ class Draft:
             yield self.terms[name][0], memoryview(term.numpy().tobytes())
         else:
             layer.check_term(self._source, term)
-
-
-def _read_into(file: Any, piece: memoryview) -> int:
-    """Reads until the piece is full or the file ends; a single read may be short."""
-    done = 0
-    while done < len(piece) and (count := file.readinto(piece[done:])):
-        done += count
-    return done
 
 
 def is_marked(path: Path, mark: str, value: str) -> bool:
