@@ -316,6 +316,14 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
         assert_bits(x, before[key], key)
 
 
+def test_as_wide_as_an_int32_sum_takes(tmp_path: Path) -> None:
+    weight = torch.full((1, 131071), -128, dtype=torch.int8)
+    state = {"0.weight": weight, "0.weight_scale": torch.ones(1, 1)}
+    write(tmp_path, state, quantization_config(True, True))
+    model = load_quantized(nn.Sequential(nn.Linear(131071, 1, bias=False)), tmp_path)
+    assert_bits(model[0].weight, weight)
+
+
 def test_zeros_that_say_nothing_are_accepted(tmp_path: Path) -> None:
     """Older writers store the zero points of symmetric schemes."""
     state = tensors(False, True)

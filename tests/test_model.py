@@ -171,10 +171,11 @@ def test_static_ranges_are_those_of_all_batches() -> None:
             self.linear = nn.Linear(3, 2)
 
         def forward(self, input: Tensor, attention_mask: Tensor) -> Tensor:
-            return self.linear(input)
+            return self.linear(input.flatten(0, 1) if flat else input)
 
-    layer = quantize_model(Masked(), QuantConfig("static"), [mask]).linear
-    assert layer.input_scale.item() == pytest.approx(1 / 127)
+    for flat in (False, True):  # [batch, tokens, K], or tokens in one dimension as of experts
+        layer = quantize_model(Masked(), QuantConfig("static"), [mask]).linear
+        assert layer.input_scale.item() == pytest.approx(1 / 127), flat
 
 
 def test_overrides() -> None:

@@ -324,6 +324,11 @@ def wide() -> nn.Module:
     return model
 
 
+def test_as_wide_as_an_int32_sum_takes() -> None:
+    made = quantize_model(nn.Sequential(nn.Linear(131071, 1)), QuantConfig("dynamic"))
+    assert isinstance(made[0], ScaledLinear)
+
+
 def doubles() -> nn.Module:
     model = Stack(3)
     model.layers.append(nn.Linear(4, 4).double())

@@ -183,6 +183,31 @@ def test_the_output_of_another_checkpoint_is_kept(tmp_path: Path) -> None:
     assert files_of(out) == before
 
 
+def test_another_checkpoint_of_the_same_name(tmp_path: Path) -> None:
+    """It is told apart by a hash of the whole path."""
+    out = tmp_path / "out"
+    precompute(checkpoint(tmp_path / "a" / "in"), out)
+    with pytest.raises(ValueError, match="was made of another checkpoint"):
+        precompute(checkpoint(tmp_path / "b" / "in"), out)
+    (tmp_path / "way").symlink_to("a")
+    precompute(tmp_path / "way" / "in", out)  # the same folder
+
+
+def test_stale_partials(tmp_path: Path) -> None:
+    """What killed runs left goes, whatever it was to become; also what they left in a folder that
+    did not get its manifest. What a source's own writer left does not go along."""
+    source, out = checkpoint(tmp_path / "in"), tmp_path / "out"
+    (source / ".vocab.json.partial").write_text("{")
+    out.mkdir()
+    (out / f".{MANIFEST}.partial").write_text("{")
+    precompute(source, out)
+    whole = files_of(out)
+    (out / ".model-00009-of-00009.safetensors.partial").write_bytes(b"half")
+    precompute(source, out)
+    assert files_of(out) == whole
+    assert not [name for name in whole if name.endswith(".partial")]
+
+
 def test_a_shard_that_is_no_longer_made(tmp_path: Path) -> None:
     """The source has fewer shards now: a checkpoint must not keep both."""
     source, out = checkpoint(tmp_path / "in"), tmp_path / "out"
@@ -222,6 +247,19 @@ def test_a_link_out_of_the_checkpoint_is_refused(name: str, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=f"{name}: is a link out of the checkpoint"):
         precompute(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_link_to_a_folder_whose_name_begins_alike(tmp_path: Path) -> None:
+    """in-secret is not within in, nor blobs-secret among a hub's blobs."""
+    source = checkpoint(tmp_path / "hub" / "snapshots" / "in")
+    (source / "tokenizer.json").unlink()
+    for name in ("snapshots/in-secret", "blobs-secret", "blobs/secret"):
+        (tmp_path / "hub" / name).mkdir(parents=True)
+        (tmp_path / "hub" / name / "x").write_text("{}")
+        (source / "tokenizer.json").symlink_to(tmp_path / "hub" / name / "x")
+        with pytest.raises(ValueError, match=r"tokenizer\.json: is a link out of the checkpoint"):
+            precompute(source, tmp_path / "out")
+        (source / "tokenizer.json").unlink()
 
 
 def test_links_that_are_followed(tmp_path: Path) -> None:

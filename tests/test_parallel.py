@@ -23,6 +23,8 @@ from safetensors.torch import save_file
 
 from scaled_mm import _library
 from scaled_mm.checkpoint.files import TensorFile
+from scaled_mm.nn import ScaledLinear
+from scaled_mm.parallel.shares import Cut, Part, Share, Side, check
 
 WORLDS = {"gloo": (4,), "gloo of 2": (2,), "nccl": (2,)}
 NO_GPUS = "fewer than 2 CUDA devices, or no CUDA library"
@@ -111,3 +113,18 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     for part in ((0, 3, 4), (1, 5, 6)):
         with pytest.raises(ValueError, match=r"x.safetensors: x: the file ended early"):
             file.read_part("x", *part)
+
+
+def test_a_part_that_ends_within_a_word() -> None:
+    """20 zero points of 4 bits in 3 words: the second of two ranks has the last one too."""
+    words = Cut(0, 8)
+    of = {rank: Share(Side.OUT, 20, 2, 10 * rank, 10 * rank + 10) for rank in (0, 1)}
+    assert of[0].within(words, (3, 7)) == Part(0, 0, 2)
+    assert of[1].within(words, (3, 7)) == Part(0, 1, 3)
+
+
+def test_as_wide_as_an_int32_sum_takes() -> None:
+    """Of all ranks together."""
+    check(ScaledLinear, Share(Side.IN, 131071, 2, 0, 65536))
+    with pytest.raises(ValueError, match="in_features must be at most 131071, got 131072"):
+        check(ScaledLinear, Share(Side.IN, 131072, 2, 0, 65536))

@@ -27,7 +27,7 @@ from helpers import assert_bits
 from torch import Tensor
 
 from scaled_mm import reference
-from scaled_mm.checkpoint import Checkpoint, load_quantized, writing
+from scaled_mm.checkpoint import Checkpoint, TensorFile, load_quantized, writing
 from scaled_mm.checkpoint.output import MANIFEST
 from scaled_mm.cli import main
 from scaled_mm.precompute import precompute
@@ -248,6 +248,15 @@ def test_leftovers_of_a_killed_run(tmp_path: Path) -> None:
     precompute(source, out)
     assert not partial.exists()
     assert files_of(out).keys() == files_of(source).keys() | {MANIFEST}
+
+
+def test_data_is_aligned(tmp_path: Path) -> None:
+    """Headers are padded to 8 bytes, whatever their length was."""
+    for length in range(1, 9):
+        state = tensors(False, False) | {"x" * length: torch.ones(1)}
+        source = write(tmp_path / str(length), state, quantization_config(False, False))
+        precompute(source, tmp_path / f"out{length}")
+        assert TensorFile(tmp_path / f"out{length}" / "model.safetensors").data % 8 == 0
 
 
 # ---- Refused -------------------------------------------------------------------------------------

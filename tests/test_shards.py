@@ -47,6 +47,11 @@ def test_a_shard_is_what_the_package_reads(tmp_path: Path) -> None:
         assert entry.begin % tensors[name].itemsize == 0, name
 
 
+def test_data_is_aligned() -> None:
+    for length in range(1, 9):
+        assert len(NewShard("s", [Planned("x" * length, "U8", (1,))], {}).header) % 8 == 0
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [

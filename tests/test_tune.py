@@ -356,6 +356,12 @@ def test_kept_as_it_was(path: Path) -> None:
     assert read(path) == (again,)
 
 
+def test_the_oldest_of_65_gpus_goes(path: Path) -> None:
+    for sms in range(1, 66):
+        keep(entry(sms=sms, rows={}), path)
+    assert [each.sms for each in read(path)] == [*range(2, 66)]
+
+
 def test_a_broken_file_is_replaced(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("{")

@@ -201,6 +201,8 @@ def test_what_a_norm_was_divided_by() -> None:
     for norm, one in ((nn.RMSNorm, 0), (Gemma, 1)):
         before, after = (nn.Sequential(norm(WIDTH)) for _ in range(2))
         weight = torch.linspace(0.5, 1.5, WIDTH)
+        weight[3] = -one  # a channel that is 0 in both: 0 / 0 is no ratio
+        s[3] = 1
         before[0].weight = nn.Parameter(weight)
         after[0].weight = nn.Parameter((weight + one) / s - one)
         found = list(folds._norm_ratios(before, after))
