@@ -21,12 +21,10 @@ from scaled_mm import _library, reference
 from scaled_mm.integrations import vllm as plugin
 from scaled_mm.integrations.vllm_weights import (
     WeightOnlyShape,
-    int4_linear,
-    int4_weight,
     int8_linear,
     int8_weight,
-    w8a16_linear,
-    w8a16_weight,
+    packed_weight,
+    weight_only_linear,
     why_not_here,
     why_not_weight_only,
 )
@@ -153,33 +151,19 @@ def laid_out(case: WeightOnlyCase) -> tuple[Tensor, Tensor, Tensor | None]:
     return words, scales, None if case.symmetric else zeros
 
 
-@pytest.mark.parametrize("case", INT4_CASES, ids=str)
-def test_int4(case: WeightOnlyCase) -> None:
-    """The weight bit for bit, the product within the bound of `awq_gemm`."""
-    made = int4_weight(*laid_out(case))
-    assert all(x.is_contiguous() for x in made)
-    words = {"qweight": made.qweight, "scales": made.scales, "qzeros": made.qzeros}
-    assert_bits(reference.awq_dequantize(**words), case.dequantised())
-    x, bias = case.input(), torch.arange(case.n).to(case.dtype)
-    for b in (None, bias, bias.float()):
-        y = int4_linear(x, made, b)
-        assert_bounded(y, *reference.awq_gemm_bound(x, **words, bias=b))
-    exact = x.double() @ case.dequantised().double()
-    assert (int4_linear(x, made).double() - exact).norm() < 0.005 * exact.norm()
-
-
-@pytest.mark.parametrize("case", W8A16_CASES, ids=str)
-def test_w8a16(isa: str, case: WeightOnlyCase) -> None:
-    """The same, by `mixed_mm`; where the layer is symmetric, without zero points."""
-    made = w8a16_weight(*laid_out(case))
-    assert (made.bits, made.zero) == (8, "none" if case.symmetric else "integer")
+@pytest.mark.parametrize("case", [*INT4_CASES, *W8A16_CASES], ids=str)
+def test_weight_only(isa: str, case: WeightOnlyCase) -> None:
+    """The weight bit for bit, the product within the bound of `mixed_mm`; where the layer is
+    symmetric, without zero points."""
+    made = packed_weight(*laid_out(case), bits=case.bits)
+    assert (made.bits, made.zero) == (case.bits, "none" if case.symmetric else "integer")
     assert_bits(made.dequantize(), case.dequantised())
     x, bias = case.input(), torch.arange(case.n).to(case.dtype)
     for b in (None, bias, bias.float()):
-        y = w8a16_linear(x, made, b)
+        y = weight_only_linear(x, made, b)
         assert_bounded(y, *reference.mixed_mm_bound(x, *made.unpack()[:3], bias=b))
     one = torch.eye(case.k, dtype=case.dtype)
-    assert_bits(w8a16_linear(one, made), case.dequantised())
+    assert_bits(weight_only_linear(one, made), case.dequantised())
 
 
 def test_zero_points_of_either_layout() -> None:
@@ -187,8 +171,8 @@ def test_zero_points_of_either_layout() -> None:
     case = WeightOnlyCase("gptq", symmetric=False)
     words, scales, _ = laid_out(case)
     zeros = parameter(along(case.weight().zeros, 1), input_dim=0, output_dim=1)
-    made = int4_weight(words, scales, zeros)
-    assert_bits(reference.awq_dequantize(*made), case.dequantised())
+    made = packed_weight(words, scales, zeros, bits=4)
+    assert_bits(made.dequantize(), case.dequantised())
 
 
 GOOD = WeightOnlyShape(256, 64, 128, "uint4b8", False, torch.bfloat16, None)
@@ -260,17 +244,16 @@ def test_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "HAS_CUDA", False)
     assert "needs the CUDA library of scaled_mm" in str(why_not_here("int8", "CUDA", 90))
     monkeypatch.setattr(_library, "HAS_CUDA", True)
-    monkeypatch.setattr(_library, "cuda_archs", lambda: ["sm80", "sm90"])
-    monkeypatch.setattr(_library, "arch_of", {75: "", 80: "sm80", 90: "sm90"}.get)
-    assert why_not_here("int8", "CUDA", 75) == (
-        "needs a GPU that sm80, sm90 serves, got compute capability 7.5"
-    )
-    assert str(why_not_here("int8", "CUDA", None)).endswith("got compute capability none")
-    assert why_not_here("int8", "CUDA", 80) is None and why_not_here("int8", "CUDA", 90) is None
-    assert why_not_here("lowbit", "CUDA", 80) is None and why_not_here("lowbit", "CUDA", 90) is None
+    monkeypatch.setattr(_library, "arch_of", {80: "sm80", 90: "sm90"}.get)
+    monkeypatch.setattr(_library, "cuda_kernels", lambda arch, family: ["stream"])
+    for capability, got in ((75, "7.5"), (80, "8.0"), (100, "10.0"), (None, "none")):
+        assert why_not_here("int8", "CUDA", capability) == (
+            f"needs compute capability 9.0, where it was measured to win, got {got}"
+        )
+    assert why_not_here("int8", "CUDA", 90) is None and why_not_here("lowbit", "CUDA", 90) is None
     monkeypatch.setattr(_library, "cuda_kernels", lambda arch, family: [])
-    assert why_not_here("lowbit", "CUDA", 80) == (
-        "needs a GPU with weight-only kernels, sm80 has none"
+    assert why_not_here("lowbit", "CUDA", 90) == (
+        "needs weight-only kernels for compute capability 9.0, which are not built"
     )
 
 
@@ -282,20 +265,31 @@ def test_each_is_one_graph() -> None:
         compiled = torch.compile(int8_linear, fullgraph=True, dynamic=True, backend="aot_eager")
         x = case.input()
         assert_bits(compiled(x, weight, bias), int8_linear(x, weight, bias), case)
-    case = INT4_CASES[0]
-    made = int4_weight(*laid_out(case))
-    compiled = torch.compile(int4_linear, fullgraph=True, dynamic=True, backend="aot_eager")
-    assert_bits(compiled(case.input(), made), int4_linear(case.input(), made))
-    case = W8A16_CASES[0]
-    packed = w8a16_weight(*laid_out(case))
-    compiled = torch.compile(w8a16_linear, fullgraph=True, dynamic=True, backend="aot_eager")
-    assert_bits(compiled(case.input(), packed), w8a16_linear(case.input(), packed))
+    for case in (INT4_CASES[0], W8A16_CASES[0]):
+        packed = packed_weight(*laid_out(case), bits=case.bits)
+        compiled = torch.compile(
+            weight_only_linear, fullgraph=True, dynamic=True, backend="aot_eager"
+        )
+        assert_bits(compiled(case.input(), packed), weight_only_linear(case.input(), packed))
 
 
 def test_the_entry_point_is_there() -> None:
     text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
     section = text.split('[project.entry-points."vllm.general_plugins"]\n')[1].split("\n\n")[0]
-    assert section == f'scaled_mm = "{plugin.__name__}:{plugin.register.__name__}"'
+    assert section == f'scaled_mm = "{plugin.__name__}:{plugin.register_if_asked.__name__}"'
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "true", "1"])
+def test_it_registers_where_it_is_asked_to(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SCALED_MM_VLLM", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SCALED_MM_VLLM", value)
+    registered: list[bool] = []
+    monkeypatch.setattr(plugin, "register", lambda: registered.append(True))
+    plugin.register_if_asked()
+    assert registered == [True] * (value == "1")
 
 
 def test_without_vllm_it_warns(

@@ -7,6 +7,7 @@ compiled parts, so no model runs from end to end, and on CUDA only the choice is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from helpers import assert_bits
 from int4_cases import gptq_of_bytes
 from test_awq import assert_bounded
 from torch import Tensor, nn
+from vllm import plugins
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.model_executor.kernels import linear
@@ -34,17 +36,27 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 from vllm.platforms import PlatformEnum, current_platform
 from vllm.platforms.interface import DeviceCapability
-from vllm.plugins import load_general_plugins
 from vllm.scalar_type import scalar_types
 from vllm_cases import INT4_CASES, INT8_CASES, W8A16_CASES, Int8Case, WeightOnlyCase, along
 
 from scaled_mm import _library, awq, reference
 from scaled_mm.integrations import vllm as plugin
 
-load_general_plugins()
 OURS = {"int8": "ScaledMMInt8LinearKernel", "mp": "ScaledMMInt4LinearKernel"}
 OURS_OF_BYTES = "ScaledMMW8A16LinearKernel"
 TABLES = {"int8": linear._POSSIBLE_INT8_KERNELS, "mp": linear._POSSIBLE_KERNELS}
+
+
+def names_of(kernel_type: str, platform: PlatformEnum) -> list[str]:
+    return [kernel.__name__ for kernel in TABLES[kernel_type][platform]]
+
+
+os.environ.pop("SCALED_MM_VLLM", None)
+plugins.load_general_plugins()
+INSTALLED = {x: names_of(x, PlatformEnum.CPU) for x in TABLES}
+os.environ["SCALED_MM_VLLM"] = "1"
+plugins.plugins_loaded = False
+plugins.load_general_plugins()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,13 +81,18 @@ def second_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- Registration and choice ---------------------------------------------------------------------
 
 
+def test_its_installation_changes_nothing() -> None:
+    for kernel_type, names in INSTALLED.items():
+        assert names and not {*OURS.values(), OURS_OF_BYTES} & set(names), kernel_type
+
+
 def test_vllm_found_it_by_its_entry_point() -> None:
     """Before vLLM's own, once, and again nothing."""
     assert current_platform.is_cpu()
     for _ in range(2):
         for kernel_type, table in TABLES.items():
             for platform in (PlatformEnum.CPU, PlatformEnum.CUDA):
-                names = [kernel.__name__ for kernel in table[platform]]
+                names = names_of(kernel_type, platform)
                 assert names[0] == OURS[kernel_type] and len(names) > 2
                 assert names.count(OURS[kernel_type]) == 1
                 assert names.count(OURS_OF_BYTES) == (kernel_type == "mp")
@@ -305,23 +322,10 @@ def weight_only_tensors(case: WeightOnlyCase, seed: int = 0) -> dict[str, Tensor
     return made
 
 
-def assert_int4(
-    layer: nn.Module, case: WeightOnlyCase, weight: Tensor, bias: Tensor | None
-) -> None:
-    """The words, and the product with them."""
-    kernel = getattr(layer, "scheme", layer.quant_method).kernel
-    assert type(kernel).__name__ == OURS["mp"]
-    qweight, scales, qzeros = (x.data for x in kernel._get_weight_params(layer))
-    words = {"qweight": qweight, "scales": scales, "qzeros": qzeros}
-    assert_bits(reference.awq_dequantize(**words), weight)
-    x = case.input()[..., : len(weight)]
-    assert_bounded(run(layer, x), *reference.awq_gemm_bound(x, **words, bias=bias))
-
-
-def assert_w8a16(layer: nn.Module, case: WeightOnlyCase, weight: Tensor, bias: Any) -> None:
+def assert_weight_only(layer: nn.Module, case: WeightOnlyCase, weight: Tensor, bias: Any) -> None:
     """The packed weight, which is all that there is, and the product with it."""
     kernel = getattr(layer, "scheme", layer.quant_method).kernel
-    assert type(kernel).__name__ == OURS_OF_BYTES
+    assert type(kernel).__name__ == (OURS["mp"] if case.bits == 4 else OURS_OF_BYTES)
     made = layer.scaled_mm_packed
     assert_bits(made.dequantize(), weight)
     assert [x for x in kernel._get_weight_params(layer) if x is not None] == []
@@ -346,8 +350,7 @@ def test_weight_only(case: WeightOnlyCase, bias: bool, monkeypatch: pytest.Monke
     own = {"bias": torch.randn(case.n).to(case.dtype)} if bias else {}
     load(layer, {**weight_only_tensors(case), **own})
     layer.quant_method.process_weights_after_loading(layer)
-    check = assert_int4 if case.bits == 4 else assert_w8a16
-    check(layer, case, case.dequantised(), own.get("bias"))
+    assert_weight_only(layer, case, case.dequantised(), own.get("bias"))
 
 
 @pytest.mark.parametrize(("layout", "bits"), [("awq", 4), ("ct", 4), ("ct", 8)])
@@ -365,7 +368,7 @@ def test_weight_only_of_two_partitions(layout: str, bits: int) -> None:
         load(layer, weight_only_tensors(case, i), i)
     layer.quant_method.process_weights_after_loading(layer)
     whole = torch.cat([case.dequantised(i) for i in range(2)], 1)
-    (assert_int4 if bits == 4 else assert_w8a16)(layer, case, whole, None)
+    assert_weight_only(layer, case, whole, None)
 
 
 @pytest.mark.parametrize(
@@ -389,8 +392,7 @@ def test_weight_only_of_the_second_rank_of_two(
     )
     load(layer, weight_only_tensors(case))
     layer.quant_method.process_weights_after_loading(layer)
-    check = assert_int4 if bits == 4 else assert_w8a16
-    check(layer, case, case.dequantised()[case.k // 2 :], None)
+    assert_weight_only(layer, case, case.dequantised()[case.k // 2 :], None)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

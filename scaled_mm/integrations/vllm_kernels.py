@@ -21,16 +21,13 @@ from vllm.model_executor.kernels.linear import (
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import current_platform
 
-from ..lowbit.int4 import Awq
 from .vllm_weights import (
     Int8Weight,
     WeightOnlyShape,
-    int4_linear,
-    int4_weight,
     int8_linear,
     int8_weight,
-    w8a16_linear,
-    w8a16_weight,
+    packed_weight,
+    weight_only_linear,
     why_not_here,
     why_not_weight_only,
 )
@@ -82,6 +79,8 @@ class ScaledMMInt8LinearKernel(Int8ScaledMMLinearKernel):
 
 
 class _WeightOnlyKernel(MPLinearKernel):
+    """The weight is packed for `mixed_mm`; the parameters that it came from are None afterwards."""
+
     bits: int
     """Of the weight."""
 
@@ -98,49 +97,30 @@ class _WeightOnlyKernel(MPLinearKernel):
         reason = _why_not_here("lowbit") or why_not_weight_only(shape, cls.bits)
         return reason is None, reason
 
-
-class ScaledMMInt4LinearKernel(_WeightOnlyKernel):
-    """W4A16 in groups: AWQ, GPTQ (symmetric, as vLLM takes it) and compressed-tensors' packed form,
-    with or without zero points.
-
-    The weight is put into AWQ's words, under the names that its parameters had; zero points of a
-    symmetric weight are written out under `qzeros`, unless they have a name already.
-    """
-
-    bits = 4
-
     def process_weights_after_loading(self, layer: Any) -> None:
         words, scales, zeros = self._get_weight_params(layer)
-        made = int4_weight(words, scales, zeros if self.config.zero_points else None)
-        if self.w_zp_name is None:
-            self.w_zp_name: str | None = "qzeros"
-        for name, value in zip((self.w_q_name, self.w_s_name, self.w_zp_name), made, strict=True):
-            _put(layer, name, value)
-
-    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return int4_linear(x, Awq(*self._get_weight_params(layer)), bias)
-
-
-class ScaledMMW8A16LinearKernel(_WeightOnlyKernel):
-    """W8A16, per channel or in groups: GPTQ of 8 bits (symmetric, as vLLM takes it) and
-    compressed-tensors' packed form of 8 bits, with or without zero points.
-
-    The weight is packed for `mixed_mm`; the parameters that it came from are None afterwards.
-    """
-
-    bits = 8
-
-    def process_weights_after_loading(self, layer: Any) -> None:
-        words, scales, zeros = self._get_weight_params(layer)
-        layer.scaled_mm_packed = w8a16_weight(
-            words, scales, zeros if self.config.zero_points else None
-        )
+        zeros = zeros if self.config.zero_points else None
+        layer.scaled_mm_packed = packed_weight(words, scales, zeros, bits=self.bits)
         for name in (self.w_q_name, self.w_s_name, self.w_zp_name):
             if name is not None:
                 _put(layer, name, None)
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return w8a16_linear(x, layer.scaled_mm_packed, bias)
+        return weight_only_linear(x, layer.scaled_mm_packed, bias)
+
+
+class ScaledMMInt4LinearKernel(_WeightOnlyKernel):
+    """W4A16 in groups: AWQ, GPTQ (symmetric, as vLLM takes it) and compressed-tensors' packed form,
+    with or without zero points."""
+
+    bits = 4
+
+
+class ScaledMMW8A16LinearKernel(_WeightOnlyKernel):
+    """W8A16, per channel or in groups: GPTQ of 8 bits (symmetric, as vLLM takes it) and
+    compressed-tensors' packed form of 8 bits, with or without zero points."""
+
+    bits = 8
 
 
 def _put(layer: Any, name: str, value: Tensor | None) -> None:

@@ -27,12 +27,10 @@ import torch
 from torch import Tensor
 
 from .. import _library
-from ..lowbit.int4 import Awq, from_gptq, to_awq
 from ..lowbit.words import per_word
 from ..ops import (
     MixedWeight,
     PackedWeight,
-    awq_gemm,
     azp_adj,
     azp_with_adj,
     mixed_mm,
@@ -41,13 +39,13 @@ from ..ops import (
     scaled_mm,
 )
 
-_EIGHTS = 0x88888888 - 2**32
-"""Eight zero points of 8, as int32."""
+MEASURED = 90
+"""10 * major + minor of the compute capability whose GPUs were measured: the kernels win there."""
 _FAMILIES = {"int8": "int8", "lowbit": "weight-only"}
 
 
 def why_not_here(family: str, platform: str, capability: int | None) -> str | None:
-    """Why a family of ops has no kernels on a platform; None: it has.
+    """Why a family of ops is not offered on a platform; None: it is.
 
     Args:
         family: `int8` or `lowbit` (weights of 4 and 8 bits).
@@ -60,13 +58,12 @@ def why_not_here(family: str, platform: str, capability: int | None) -> str | No
         return f"needs a CPU or CUDA, got {platform}"
     if not _library.HAS_CUDA:
         return "needs the CUDA library of scaled_mm, which is not built or not for this torch"
-    arch = "" if capability is None else _library.arch_of(capability)
-    if not arch:
+    if capability != MEASURED:
         got = "none" if capability is None else f"{capability // 10}.{capability % 10}"
-        served = ", ".join(_library.cuda_archs())
-        return f"needs a GPU that {served} serves, got compute capability {got}"
-    if not _library.cuda_kernels(arch, family):
-        return f"needs a GPU with {_FAMILIES[family]} kernels, {arch} has none"
+        return f"needs compute capability 9.0, where it was measured to win, got {got}"
+    arch = _library.arch_of(capability)
+    if not arch or not _library.cuda_kernels(arch, family):
+        return f"needs {_FAMILIES[family]} kernels for compute capability 9.0, which are not built"
     return None
 
 
@@ -189,8 +186,7 @@ class WeightOnlyShape(NamedTuple):
 
 
 def why_not_weight_only(shape: WeightOnlyShape, bits: int) -> str | None:
-    """Which rule a layer breaks of `int4_weight` and its product, or of `w8a16_weight` and its;
-    None: none.
+    """Which rule a layer breaks of `packed_weight` and its product; None: none.
 
     Args:
         bits: of the weight, 4 or 8.
@@ -232,42 +228,24 @@ def _as_gptq(words: Any, scales: Any, zeros: Any) -> tuple[Tensor, Tensor, Tenso
     return along_k, by_group, zeros.data.t() if zeros.output_dim == 0 else zeros.data
 
 
-def int4_weight(words: Any, scales: Any, zeros: Any = None) -> Awq:
-    """The operands of `int4_linear`: AWQ's words of the same weight, W = (q - z) s unchanged.
+def packed_weight(words: Any, scales: Any, zeros: Any = None, *, bits: int) -> MixedWeight:
+    """The operand of `weight_only_linear`: W = (q - z) s; without zero points (q - 2^(bits-1)) s,
+    q unsigned.
 
     Args:
         words, scales, zeros: vLLM's parameters, as at the top of this file.
-    """
-    along_k, by_group, along_n = _as_gptq(words, scales, zeros)
-    if along_n is None:
-        groups, n = by_group.shape
-        along_n = torch.full((groups, n // 8), _EIGHTS, dtype=torch.int32, device=along_k.device)
-    # GPTQ's words in its second version, which stores zero points as they are.
-    weight = from_gptq(along_k, by_group.contiguous(), along_n, version=2)
-    return to_awq(weight)
-
-
-def int4_linear(x: Tensor, weight: Awq, bias: Tensor | None = None) -> Tensor:
-    """y = x W + bias, of x's dtype, which is the scales'."""
-    return awq_gemm(x, weight.qweight, weight.scales, weight.qzeros, bias=bias)
-
-
-def w8a16_weight(words: Any, scales: Any, zeros: Any = None) -> MixedWeight:
-    """The operand of `w8a16_linear`: W = (q - z) s; without zero points (q - 128) s, q unsigned.
-
-    Args:
-        words, scales, zeros: vLLM's parameters, as at the top of this file.
+        bits: of the weight, 4 or 8.
     """
     along_k, by_group, along_n = _as_gptq(words, scales, zeros)
     return MixedWeight.from_compressed_tensors(
         along_k.t(),
         by_group.t(),
         None if along_n is None else along_n.t(),
-        bits=8,
-        k=len(along_k) * per_word(8),
+        bits=bits,
+        k=len(along_k) * per_word(bits),
     )
 
 
-def w8a16_linear(x: Tensor, weight: MixedWeight, bias: Tensor | None = None) -> Tensor:
+def weight_only_linear(x: Tensor, weight: MixedWeight, bias: Tensor | None = None) -> Tensor:
     """y = x W + bias, of x's dtype, which is the scales'."""
     return mixed_mm(x, weight, bias=bias)
