@@ -5,7 +5,9 @@ activation zero points in the epilogue; the rest prepares its operands. `scaled_
 the definition of every op in plain, exact, slow code.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 
 from . import _library as _library  # loads the kernels: nothing below works without them
 from . import awq, checkpoint, layouts, nn, reference
@@ -56,6 +58,20 @@ except PackageNotFoundError:  # a source tree that was built in place and never 
     __version__ = "0+unknown"
 
 tuning.load()  # after the version, without which it cannot tell what is stale
+
+_LATER = ("bench", "compat", "explain", "integrations", "parallel", "precompute", "validate")
+"""Modules that are imported when they are first named, as `scaled_mm.validate`."""
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LATER:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 __all__ = [
     "GroupedWeight",

@@ -39,6 +39,24 @@ def test_import_is_light():
     assert new.isdisjoint(LATER)
 
 
+LAZY = ("bench", "compat", "explain", "integrations", "parallel", "precompute", "validate")
+
+
+def test_what_is_imported_when_it_is_named():
+    run_python(
+        "import sys, scaled_mm\n"
+        f"for name in {LAZY}:\n"
+        "    assert f'scaled_mm.{name}' not in sys.modules, name\n"
+        "    assert name in dir(scaled_mm)\n"
+        "    assert getattr(scaled_mm, name).__name__ == f'scaled_mm.{name}'\n"
+        "scaled_mm.integrations.inductor.options()\n"
+        "assert callable(scaled_mm.integrations.vllm.register)\n"
+        "assert 'transformers' not in sys.modules\n"
+        "for module in (scaled_mm, scaled_mm.integrations):\n"
+        "    assert not hasattr(module, 'no_such_name')\n"
+    )
+
+
 EACH = """
 import json, os, sys, traceback
 import numpy, torch  # what every one of them loads first, and what takes the time
