@@ -28,7 +28,7 @@ PYTEST := python -m pytest -q
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
 .PHONY: help demo test docs test-slow test-all bench build lint format \
-        abi oldest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
+        abi oldest newest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
         FORCE
 
 help:
@@ -78,7 +78,15 @@ abi: $(VENV)/.dev $(LIBRARY) ## the library uses torch's stable ABI and nothing 
 
 oldest: $(VENV)/.base ## compile all sources against the headers of the oldest torch that will do
 	$(PIP) --no-deps nvidia-cutlass==4.2.0.0 || true
-	SCALED_MM_CUDA= python tools/compile_oldest.py
+	SCALED_MM_CUDA= python tools/compile_against.py oldest
+
+# The suite runs in an environment of its own, .venv-newest.
+newest: $(VENV)/.base ## compile all sources against the headers of the newest torch, and run the tests on it
+	$(PIP) --no-deps nvidia-cutlass==4.2.0.0 || true
+	SCALED_MM_CUDA= python tools/compile_against.py newest
+	rm -rf .venv-newest
+	version=$$(python tools/compile_against.py newest --version); \
+	case $$version in [0-9]*) $(MAKE) test VENV=.venv-newest TORCH=$$version ;; esac
 
 cross: $(VENV)/.base ## compile the CPU sources for aarch64, where a cross compiler is
 	@command -v aarch64-linux-gnu-g++ > /dev/null \
@@ -162,7 +170,7 @@ clean: ## remove what was built
 	find scaled_mm scaled_mm_cli tests -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## and the environment
-	rm -rf $(VENV) .venv-vllm
+	rm -rf $(VENV) .venv-newest .venv-vllm
 
 # ---- Set-up ---------------------------------------------------------------------------------------
 

@@ -217,20 +217,39 @@ def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cuda_build.decide("1", cuda_build.Machine("13.0", HERE, None))
 
 
-# ---- The oldest torch ----------------------------------------------------------------------------
+# ---- Other torches -------------------------------------------------------------------------------
 
-compile_oldest = load(ROOT / "tools/compile_oldest.py")
+compile_against = load(ROOT / "tools/compile_against.py")
 
 
 def test_the_oldest_torch_is_the_one_that_is_built_for() -> None:
-    version = compile_oldest.oldest_torch()
+    version = compile_against.oldest_torch()
     major, minor, _ = (int(part) for part in version.split("."))
     assert f"TORCH_TARGET_VERSION=0x{major:02x}{minor:02x}" in (ROOT / "setup.py").read_text()
-    assert f'"torch>={major}.{minor}"]' in compile_oldest.pyproject(), "build-system.requires too"
+    assert f'"torch>={major}.{minor}"]' in compile_against.pyproject(), "build-system.requires too"
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [("torch (2.15.0)\nAvailable versions: 2.15.0, 2.14.1\n", "2.15.0"), ("", None)],
+)
+def test_the_newest_torch(
+    said: str,
+    version: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The one that pip finds; where it finds none, a line says so and nothing fails."""
+    done = subprocess.CompletedProcess([], 0 if said else 1, said, "")
+    monkeypatch.setattr(compile_against.subprocess, "run", lambda *given, **options: done)
+    monkeypatch.setattr(sys, "argv", ["compile_against.py", "newest", "--version"])
+    assert compile_against.main() == 0
+    got = capsys.readouterr().out
+    assert got == f"{version}\n" if version else "could not be had: pip index" in got
 
 
 def test_every_source_meets_the_oldest_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    checks = compile_oldest.checks(Path("/oldest/include"))
+    checks = compile_against.checks(Path("/oldest/include"))
     checked = {check.source for check in checks}
     wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.c*")}
     wanted -= {path for path in wanted if path.endswith(".cuh")}
@@ -249,12 +268,12 @@ def test_headers_that_cannot_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def download(version: str, folder: Path) -> Path:
-        raise compile_oldest.NotToBeHad("no such version")
+        raise compile_against.NotToBeHad("no such version")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compile_oldest, "download", download)
-    monkeypatch.setattr(sys, "argv", ["compile_oldest.py"])
-    assert compile_oldest.main() == 0
+    monkeypatch.setattr(compile_against, "download", download)
+    monkeypatch.setattr(sys, "argv", ["compile_against.py", "oldest"])
+    assert compile_against.main() == 0
     assert "could not be had: no such version" in capsys.readouterr().out
     assert list((tmp_path / "scaled_mm").iterdir()) == []
 
@@ -267,12 +286,12 @@ def test_headers_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return folder / "torch.whl"
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compile_oldest, "download", download)
-    include = compile_oldest.headers("9.8.7")
+    monkeypatch.setattr(compile_against, "download", download)
+    include = compile_against.headers("9.8.7")
     assert (include / "a.h").read_text() == "9.8.7"
     assert not (include.parent / "lib").exists()
-    monkeypatch.setattr(compile_oldest, "download", None)
-    assert compile_oldest.headers("9.8.7") == include
+    monkeypatch.setattr(compile_against, "download", None)
+    assert compile_against.headers("9.8.7") == include
 
 
 def test_what_a_kind_is_compiled_for() -> None:

@@ -1,8 +1,11 @@
-"""Type-checks every source against the headers of the oldest torch that pyproject.toml allows.
+"""Type-checks every source against the headers of another torch than the installed one.
 
-    python tools/compile_oldest.py                 all sources; exit code 1 when one is refused
-    python tools/compile_oldest.py --headers DIR   against those in DIR, a torch/include
-    python tools/compile_oldest.py gemm quantize   those whose path holds one of the words
+    python tools/compile_against.py oldest       the oldest that pyproject.toml allows
+    python tools/compile_against.py newest       the newest that pip finds; or a version: 2.14.0
+    python tools/compile_against.py DIR          the headers in DIR, a torch/include
+    python tools/compile_against.py oldest gemm  of the sources those whose path holds a word
+
+The exit code is 1 when a source is refused. `newest --version` prints that version and ends.
 
 Sources and flags are those of setup.py. No code is generated: host code goes through
 g++ -fsyntax-only, CUDA code through nvcc's two front ends. setup.py writes a file for each row of a
@@ -51,6 +54,16 @@ def oldest_torch() -> str:
     return found[1] if found[1].count(".") == 2 else f"{found[1]}.0"
 
 
+def newest_torch() -> str:
+    """The newest that pip finds for this machine."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", "torch"]
+    done = subprocess.run(pip, capture_output=True, text=True)
+    found = re.search(r"^torch \(([\d.]+)\)", done.stdout, re.MULTILINE)
+    if not found:
+        raise NotToBeHad(f"pip index versions torch: exit code {done.returncode}")
+    return found[1]
+
+
 def pyproject() -> str:
     return (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -73,7 +86,7 @@ def headers(version: str) -> Path:
 def download(version: str, folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
     options = ["--no-deps", "--only-binary=:all:", *SMALLEST_WHEEL, "--dest", str(folder)]
-    print(f"oldest: downloading the headers of torch {version}", flush=True)
+    print(f"headers: downloading the headers of torch {version}", flush=True)
     done = subprocess.run([*pip, *options, f"torch=={version}"], capture_output=True, text=True)
     wheels = list(folder.glob("torch-*.whl"))
     if done.returncode or not wheels:
@@ -131,7 +144,7 @@ def checks(include: Path) -> list[Check]:
     found = host_checks(library, include, torch_folder)
     machine = setup.machine()
     if missing := machine.missing():
-        print(f"oldest: the CUDA library's sources are left out; they need {missing}")
+        print(f"headers: the CUDA library's sources are left out; they need {missing}")
         return found
     targets = setup.cuda_build.targets(None, setup.present_archs())
     library = setup.cuda_library(machine.cuda_home, machine.cutlass, targets)
@@ -154,21 +167,27 @@ def run(check: Check) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("torch", help="oldest, newest, a version, or a torch/include")
     parser.add_argument("words", nargs="*", help="only sources whose path holds one of these")
-    parser.add_argument("--headers", type=Path, help="a torch/include to take instead")
+    parser.add_argument("--version", action="store_true", help="print the version and end")
     options = parser.parse_args()
-    version = oldest_torch()
+    of = options.torch
+    named = {"oldest": oldest_torch, "newest": newest_torch}
     try:
-        include = options.headers or headers(version)
+        if of in named:
+            of = named[of]()
+        if options.version:
+            print(of)
+            return 0
+        include = Path(of) if Path(of).is_dir() else headers(of)
     except NotToBeHad as why:
-        print(f"oldest: skipped, the headers of torch {version} could not be had: {why}")
+        print(f"headers: skipped, those of torch {of} could not be had: {why}")
         return 0
     words = options.words
     chosen = [c for c in checks(include) if not words or any(word in c.source for word in words)]
     with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
         passed = list(pool.map(run, chosen))
-    of = str(options.headers) if options.headers else f"torch {version}"
-    print(f"oldest: {sum(passed)} of {len(passed)} sources compile against the headers of {of}")
+    print(f"{sum(passed)} of {len(passed)} sources compile against the headers of torch {of}")
     return 0 if all(passed) else 1
 
 
