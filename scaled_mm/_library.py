@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ._torch import dispatch_keys
+
 CPU_LIBRARY = Path(__file__).with_name("_C_cpu.abi3.so")
 CUDA_LIBRARY = Path(__file__).with_name("_C_cuda.abi3.so")
 
@@ -37,8 +39,7 @@ def _load() -> bool:
 
 
 HAS_CUDA = _load()
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_CPU, _CUDA = dispatch_keys("CPU"), dispatch_keys("CUDA")
 
 
 def _ask(keys: Any, op: str, *arguments: object) -> Any:

@@ -148,6 +148,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         _enum=PlatformEnum.CUDA,
         get_device_capability=lambda: DeviceCapability(9, 0),
         is_cuda=lambda: True,
+        is_cpu=lambda: False,
     )
     from scaled_mm.integrations import vllm_kernels
 

@@ -139,7 +139,7 @@ def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
         owner = model
         *owners, last = name.split(".")
         for each in owners:
-            if each not in owner._modules:
+            if not isinstance(getattr(owner, each, None), nn.Module):
                 owner.add_module(each, nn.Module())
             owner = owner.get_submodule(each)
         n, k = entry.shape
@@ -176,11 +176,8 @@ def _check(
 
 def _computed(model: nn.Module) -> set[str]:
     """Buffers that a state dict leaves out, by name; old checkpoints hold some of them."""
-    return {
-        f"{name}.{buffer}" if name else buffer
-        for name, module in model.named_modules()
-        for buffer in module._non_persistent_buffers_set
-    }
+    names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    return names - model.state_dict().keys()
 
 
 def _in_words(scheme: AnyScheme) -> AnyLayerScheme:

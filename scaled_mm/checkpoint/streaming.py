@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .files import DTYPES
 from .float_model import model_class, transformers_config
@@ -99,7 +100,7 @@ class StreamedModel:
         finally:
             for name in names:
                 owner, leaf = self._owner(name)
-                owner._parameters[leaf] = _empty(owner._parameters[leaf])
+                setattr(owner, leaf, _empty(getattr(owner, leaf)))
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.model.named_parameters(remove_duplicate=False))
@@ -115,15 +116,14 @@ class StreamedModel:
             if source not in made:
                 made[source] = nn.Parameter(self._checkpoint.read(source), requires_grad=False)
             owner, leaf = self._owner(name)
-            owner._parameters[leaf] = made[source]
+            setattr(owner, leaf, made[source])
 
 
 def _below(name: str, prefix: str) -> bool:
     return not prefix or name.startswith(f"{prefix}.")
 
 
-def _empty(x: Tensor | None) -> nn.Parameter:
-    assert x is not None
+def _empty(x: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.empty_like(x, device="meta"), requires_grad=False)
 
 
@@ -153,15 +153,12 @@ def _parameters_on_meta() -> Iterator[None]:
     `torch.device("meta")` would take those of buffers too, and some of them are nowhere but in the
     code that makes them: the frequencies of rotary embeddings.
     """
-    register = nn.Module.register_parameter
 
-    def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            parameter = _empty(parameter)
-        register(self, name, parameter)
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        return parameter if parameter.is_meta else _empty(parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        hook.remove()

@@ -36,7 +36,9 @@ from .vllm_weights import (
 def _why_not_here(family: str, capability: int | None = None) -> str | None:
     if capability is None and (found := current_platform.get_device_capability()) is not None:
         capability = found.to_int()
-    return why_not_here(family, current_platform._enum.name, capability)
+    on_cpu, on_cuda = current_platform.is_cpu(), current_platform.is_cuda()
+    platform = "CPU" if on_cpu else "CUDA" if on_cuda else current_platform.device_name
+    return why_not_here(family, platform, capability)
 
 
 class ScaledMMInt8LinearKernel(Int8ScaledMMLinearKernel):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .._torch import has_no_memory, levels
 from .packed_weight import PackedWeight
 
 NONE_GIVEN: dict[str, Tensor] = {}
@@ -35,7 +36,7 @@ def are_tensors(a: object, b: object, c: object, d: object) -> bool:
         and isinstance(b, Tensor)
         and isinstance(c, Tensor)
         and isinstance(d, Tensor)
-        and forward_ad._current_level < 0  # _forward_mode(), without a call
+        and levels._current_level < 0  # _forward_mode(), without a call
         and (
             not torch.is_grad_enabled()
             or not (a.requires_grad or b.requires_grad or c.requires_grad or d.requires_grad)
@@ -71,8 +72,7 @@ def must_be_size(name: str, value: object) -> None:
 def _forward_mode() -> bool:
     """Whether tensors may have tangents: within `forward_ad.dual_level`, `torch.func.jvp`. What
     torch itself asks first; a tangent that an op does not see would count as zero."""
-    level: int = forward_ad._current_level
-    return level >= 0
+    return bool(levels._current_level >= 0)
 
 
 def _refuse_tangents(operands: dict[str, Tensor]) -> None:
@@ -121,7 +121,7 @@ def accept_out(out: Tensor) -> None:
     knows neither.)"""
     if torch.compiler.is_compiling():
         return
-    if out.is_neg() or out._is_zerotensor():
+    if out.is_neg() or has_no_memory(out):
         kind = "a lazily negated view" if out.is_neg() else "a zero without memory"
         raise ValueError(f"out must have memory that holds its values, got {kind}")
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from .._torch import short
 from .arguments import are_tensors, explained
 from .packed_weight import PackedWeight
 from .shapes import must_share_device, product_sizes
 
-# Not the overload, whose __call__ is a Python function that does nothing but call this.
-_scaled_mm_plain = torch.ops.scaled_mm._scaled_mm_plain.default._op
-_scaled_linear = torch.ops.scaled_mm._scaled_linear.default._op
+_scaled_mm_plain = short(torch.ops.scaled_mm._scaled_mm_plain.default)
+_scaled_linear = short(torch.ops.scaled_mm._scaled_linear.default)
 
 
 def plain_product(

@@ -1,7 +1,7 @@
 """What shape-only (fake) kernels refuse: whatever leaves the shape of an output without meaning.
 
 The rules and their words are those of csrc/problems/, where every other rule is too. They hold for
-symbolic sizes: each is a `torch._check_value`, which asks only what the rule says.
+symbolic sizes: each is a `check_value`, which asks only what the rule says.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .._torch import check_value
 
 
 def sizes_text(sizes: Sequence[Any]) -> str:
@@ -23,7 +25,7 @@ def shape_text(t: Tensor) -> str:
 
 def must(argument: str, holds: Any, rule: Callable[[], str], got: Callable[[], str]) -> None:
     """ValueError unless the rule holds; its words are made only then."""
-    torch._check_value(holds, lambda: f"{argument} must {rule()}, got {got()}")
+    check_value(holds, lambda: f"{argument} must {rule()}, got {got()}")
 
 
 def must_have_dim(argument: str, t: Tensor, holds: bool, rule: str) -> None:

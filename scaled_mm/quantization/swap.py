@@ -18,9 +18,11 @@ class Swap(Generic[Model]):
         self.inplace = inplace
         self.copied: dict[int, nn.Module] = {}
         self.places: dict[int, list[tuple[nn.Module, str]]] = {}
-        for parent in model.modules():
-            for name, child in parent._modules.items():
-                self.places.setdefault(id(child), []).append((parent, name))
+        for path, child in model.named_modules(remove_duplicate=False):
+            if path:
+                parent, _, name = path.rpartition(".")
+                place = (model.get_submodule(parent), name)
+                self.places.setdefault(id(child), []).append(place)
 
     def replace(self, old: nn.Module, new: nn.Module) -> None:
         """Puts `new` wherever `old` is; in place, the model then holds `old` no more."""

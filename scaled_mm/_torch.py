@@ -1,0 +1,58 @@
+"""Every private name of torch that the library uses, why, and what serves where it is missing.
+
+torch may drop these names in any release. Nothing else in the package imports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+levels: Any = (
+    forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
+)
+"""`levels._current_level` is at least 0 where tensors may have tangents: torch asks it first, too.
+Reading it takes 20 ns, and asking each tensor (`forward_ad.unpack_dual`) some 500. Without it every
+tensor is asked."""
+
+
+def short(overload: Any) -> Callable[..., Any]:
+    """The op without OpOverload.__call__, a Python function that does nothing but call this. It is
+    0.1 us of an eager call; without it the overload itself serves."""
+    return getattr(overload, "_op", overload)
+
+
+def has_no_memory(x: Tensor) -> bool:
+    """Whether x is a zero that torch keeps without memory. No public name tells; without this one
+    such an `out` is not refused, and stays 0."""
+    asked = getattr(x, "_is_zerotensor", None)
+    return asked is not None and bool(asked())
+
+
+def check_value(holds: Any, message: Callable[[], str]) -> None:
+    """ValueError unless it holds, also of symbolic sizes, about which it then is an assumption.
+    `torch._check`, its kin, is documented; without it a symbolic condition is a guard."""
+    check = getattr(torch, "_check_value", None)
+    if check is not None:
+        check(holds, message)
+    elif not holds:
+        raise ValueError(message())
+
+
+def dispatch_keys(backend: str) -> Any:
+    """For `OpOverload.redispatch`: the library of CPU or CUDA. The ops that take no tensor have no
+    device to be dispatched by.
+
+    Raises:
+        ImportError: this torch has no such keys; nothing else can name one of two libraries.
+    """
+    try:
+        return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, backend))
+    except AttributeError as missing:
+        text = f"scaled_mm needs another torch than {torch.__version__}: {missing}"
+        raise ImportError(text) from missing

@@ -1,0 +1,98 @@
+"""Private names of torch: which are used where, and what serves where one is missing."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_bits, run_python
+
+import scaled_mm
+from scaled_mm import _torch
+from scaled_mm.ops import eager
+
+PACKAGE = Path(scaled_mm.__file__).parent
+# Beside _torch.py: a graph pass has nothing but inductor's names, and bench times what torch offers
+# under private ones. pytree is how torch and transformers flatten arguments; it has no public name.
+KNOWN = ("_torch.py", "integrations/inductor.py", "integrations/patterns.py", "bench/")
+KNOWN += ("nn/one_weight.py", "quantization/feeds.py")
+PYTREE = "torch.utils._pytree"
+
+
+def private_names(path: Path) -> set[str]:
+    """torch._C, torch.x._y and the like, as the file spells them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names if each.name.startswith("torch.")}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch."):
+            found.add(ast.unparse(node))
+    ours = "torch.ops."
+    names = (name for name in found if not name.startswith((ours, PYTREE)))
+    return {name for name in names if any(part[0] == "_" != part[:2] for part in name.split("."))}
+
+
+def test_no_other_file_uses_one() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if not str(path.relative_to(PACKAGE)).startswith(KNOWN):
+            names = {name for name in private_names(path) if not name.endswith("__version__")}
+            assert names == set(), path
+
+
+WITHOUT_LEVELS = """
+import torch
+from torch.autograd import forward_ad
+
+level = forward_ad._current_level
+del forward_ad._current_level
+import scaled_mm
+forward_ad._current_level = level  # torch itself needs it
+
+a, b, one = (torch.ones(shape, dtype=dtype) for shape, dtype in
+             (((3, 4), torch.int8), ((4, 5), torch.int8), ((1,), torch.float32)))
+assert scaled_mm.scaled_mm(a, b, one, one).tolist() == [[4.0] * 5] * 3
+with forward_ad.dual_level():
+    x = forward_ad.make_dual(torch.ones(3, 4), torch.ones(3, 4))
+    try:
+        scaled_mm.quantize_int8(x)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_without_the_level_of_forward_mode() -> None:
+    assert run_python(WITHOUT_LEVELS).startswith("x must not have a tangent")
+
+
+def test_without_the_short_way_to_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    overload = torch.ops.scaled_mm._scaled_mm_plain.default
+    assert _torch.short(overload) is not overload and _torch.short(len) is len
+    a, b = (torch.randint(-128, 128, (8, 8), dtype=torch.int8) for _ in range(2))
+    scales = torch.rand(8, 1), torch.rand(1, 8)
+    wanted = scaled_mm.scaled_mm(a, b, *scales)
+    monkeypatch.setattr(eager, "_scaled_mm_plain", overload)
+    assert_bits(scaled_mm.scaled_mm(a, b, *scales), wanted)
+
+
+def test_without_the_question_for_memory() -> None:
+    zero = torch._efficientzerotensor((2, 2))
+    assert _torch.has_no_memory(zero) and not _torch.has_no_memory(torch.zeros(2, 2))
+    assert not _torch.has_no_memory(object())  # type: ignore[arg-type]
+
+
+def test_without_the_check_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "_check_value")
+    a, b = (torch.ones(shape, dtype=torch.int8, device="meta") for shape in ((2, 3), (4, 5)))
+    with pytest.raises(ValueError, match="must"):
+        torch.ops.scaled_mm.int8_mm(a, b)
+    assert torch.ops.scaled_mm.int8_mm(a, b[:3]).shape == (2, 5)
+
+
+def test_without_dispatch_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "DispatchKeySet")
+    with pytest.raises(ImportError, match=r"needs another torch than .*DispatchKeySet"):
+        _torch.dispatch_keys("CPU")
