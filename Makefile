@@ -27,7 +27,7 @@ PYTEST := python -m pytest -q
 # A process for each core; one that has nothing left takes tests from another.
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test docs test-slow test-all bench build lint format \
+.PHONY: help demo test docs test-slow test-all mutate bench build lint format \
         abi oldest newest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
         FORCE
 
@@ -53,6 +53,11 @@ test-slow: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## the full counts
 
 test-all: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## both
 	$(PYTEST) $(PARALLEL) -m "not gpu"
+
+# FILES=...: of scaled_mm or csrc; without, a few Python files that changed lately.
+mutate: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## bugs by rule: do the tests notice? (FILES=... COUNT=8)
+	$(PIP) --no-deps universalmutator
+	python tools/mutate.py --count $(or $(COUNT),8) $(or $(FILES),--lately 20 --least 50)
 
 bench: $(VENV)/.base $(LIBRARY) ## the CPU kernels against what torch offers
 	scaled-mm bench
