@@ -112,11 +112,11 @@ def compile_threads(*flags: str) -> Path:
     return library
 
 
-def watched(threads: Path) -> tuple[int, str]:
+def watched(threads: Path, options: str = "") -> tuple[int, str]:
     """The reports of the tool about the calls, with these threads; and all that was said."""
     ours = {
         "LD_PRELOAD": f"{tool_library()} {threads}",
-        "TSAN_OPTIONS": "exitcode=66 history_size=4",
+        "TSAN_OPTIONS": f"exitcode=66 history_size=4 {options}",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(BUILT), str(TESTS)]),
@@ -153,7 +153,7 @@ def main() -> int:
     )
     reports, said = watched(compile_threads())
     print(said if reports else said.strip(), f"{reports} reports", sep="\n", flush=True)
-    planted, _ = watched(compile_threads("-DOVERLAP"))
+    planted, _ = watched(compile_threads("-DOVERLAP"), "halt_on_error=1")
     print(f"planted: {planted} reports")
     return 1 if reports or not planted else 0
 
