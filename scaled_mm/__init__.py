@@ -6,7 +6,6 @@ the definition of every op in plain, exact, slow code.
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from . import _library as _library  # loads the kernels: nothing below works without them
@@ -15,6 +14,7 @@ from . import calibrate as calibrate
 from . import observe as observe
 from . import smoothquant as smoothquant
 from . import tuning as tuning
+from ._version import VERSION
 from .checkpoint import load_quantized, save_quantized
 from .lowbit.grouped import GroupedWeight, quantize_weight_grouped
 from .ops import (
@@ -52,12 +52,9 @@ from .quantization import (
     quantize_model,
 )
 
-try:
-    __version__ = version("scaled-mm")
-except PackageNotFoundError:  # a source tree that was built in place and never installed
-    __version__ = "0+unknown"
+__version__ = VERSION
 
-tuning.load()  # after the version, without which it cannot tell what is stale
+tuning.load()
 
 _LATER = ("bench", "compat", "explain", "integrations", "parallel", "precompute", "validate")
 """Modules that are imported when they are first named, as `scaled_mm.validate`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import layouts
-from .ops.arguments import accept, accept_dense, must_be_bool
+from ._arguments import accept, accept_dense, must_be_bool
 from .ops.mixed import mixed_mm
 from .ops.mixed_weight import MixedWeight
 

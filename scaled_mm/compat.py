@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from . import ops
+from ._arguments import accept
 from ._tensorrt_llm import (
     finegrained_mixed_dtype_gemm,
     mixed_weight,
@@ -33,7 +34,6 @@ from ._tensorrt_llm import (
     weight_only_quant_gemm,
 )
 from .ops import PackedWeight, quantize_int8, scaled_mm
-from .ops.arguments import accept
 
 __all__ = [
     "awq_dequantize",

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from scaled_mm_cli.words import MOST
-
 from . import _library, tuning
 from .bench.cases import DTYPES
 from .gpus import DEVICES, Device, local_device
 from .ops import scaled_mm
 from .ops.mixed_weight import ZEROS
+
+MOST = 2**31 - 1
+"""The largest size that CUDA's kernels index: `must_fit` in csrc/cuda/common/device.h."""
 
 __all__ = [
     "DEVICES",

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .ops.arguments import accept_dense
+from ._arguments import accept_dense
 
 __all__ = [
     "Layout",

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from .. import __version__, _library
+from .. import _library
+from .._version import VERSION
 from ..gpus import local_device
 
 _SMI = {"driver": "driver_version", "power_limit": "power.limit", "max_clock": "clocks.max.sm"}
@@ -26,7 +27,7 @@ def last_level_cache() -> int:
 
 def _software() -> dict[str, Any]:
     return {
-        "scaled_mm": __version__,
+        "scaled_mm": VERSION,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.arguments import explained
+from .._arguments import explained
 
 _scaled_epilogue = torch.ops.scaled_mm._scaled_epilogue.default
 

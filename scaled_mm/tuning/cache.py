@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _library
+from .._version import VERSION
 
 VARIABLE = "SCALED_MM_TUNING"
 """Names the file, or is `off`: then none is read or written. Read once, at import."""
@@ -62,10 +63,8 @@ class Entry:
 
     def stale(self) -> str:
         """Why the numbers do not hold here; empty: they do."""
-        from .. import __version__
-
         now = {
-            "scaled_mm": (self.library, __version__),
+            "scaled_mm": (self.library, VERSION),
             "tables": (self.tables, _library.fingerprint(self.arch)),
             "driver": (self.driver, driver()),
         }

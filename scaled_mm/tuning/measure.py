@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import awq, ops
+from .. import _library, awq, ops
 from .._library import forced_kernels
-from ..explain import ask_library, ask_library_lowbit
 from ..gpus import Device
+from ..ops.mixed_weight import ZEROS
 
 ROUNDS = 3
 COLD_BYTES = 2e8  # the copies of a weight exceed the L2 together
@@ -59,8 +59,9 @@ SHAPES = {
 def ask(family: str, m: int, n: int, k: int, device: Device) -> dict[str, Any]:
     """What the library says of a shape."""
     if family == "int8":
-        return ask_library(m, n, k, device, torch.bfloat16, None)
-    return ask_library_lowbit(m, n, k, device, GROUP, False, 4, "integer")
+        return _library.explain("int8", m, n, k, torch.bfloat16, "none", *device.facts)
+    weight = (GROUP, 4, ZEROS.index("integer"), False)
+    return _library.explain("lowbit", m, n, k, *weight, *device.facts)
 
 
 class Int8:

@@ -1,0 +1,41 @@
+"""What imports what: no circles, nothing upward, and the drawing in docs/architecture.md."""
+
+from __future__ import annotations
+
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+import imports  # noqa: E402
+
+
+def test_no_module_imports_itself_by_others() -> None:
+    whole = imports.graph()
+    assert len(whole) > 100
+    list(TopologicalSorter(whole).static_order())  # CycleError names a circle
+
+
+def test_the_drawing_is_of_today() -> None:
+    """Drawn in the order of a sort, which a circle of packages has not."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    drawn = page.partition(imports.BEGIN)[2].partition(imports.END)[0].strip()
+    assert drawn == imports.drawing(imports.units(imports.graph())), (
+        "python tools/imports.py docs/architecture.md"
+    )
+
+
+def test_the_command_line_is_above_the_library() -> None:
+    """`terminal` alone serves both: it imports nothing of the library, and help stays quick."""
+    made = imports.units(imports.graph())
+    assert not made["scaled_mm_cli.terminal"]
+    above = {"scaled_mm.cli", "scaled_mm.__main__"}
+    for name, others in made.items():
+        if name.startswith("scaled_mm_cli"):
+            assert all(x.startswith("scaled_mm_cli") for x in others), name
+        elif name not in above:
+            assert not {x for x in others if x.startswith("scaled_mm_cli.")} - {
+                "scaled_mm_cli.terminal"
+            }, name
+            assert not others & above, name
