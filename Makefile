@@ -54,7 +54,7 @@ test-slow: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## the full counts
 test-all: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## both
 	$(PYTEST) $(PARALLEL) -m "not gpu"
 
-# FILES=...: of scaled_mm or csrc; without, a few Python files that changed lately.
+# FILES=...: of scaled_mm or csrc; without, two Python files that changed lately.
 mutate: $(VENV)/.test $(VENV)/.demo $(LIBRARY) ## bugs by rule: do the tests notice? (FILES=... COUNT=8)
 	$(PIP) --no-deps universalmutator
 	python tools/mutate.py --count $(or $(COUNT),8) $(or $(FILES),--lately 20 --least 50)

@@ -19,6 +19,7 @@ import torch
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from latex2mathml.converter import convert
+from pygments.lexers.special import TextLexer
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 from typer.testing import CliRunner
@@ -257,6 +258,7 @@ def complete(app, env):
 
 
 def setup(app):
+    app.add_lexer("mermaid", TextLexer)  # a drawing on GitHub, its text here
     app.connect("autodoc-process-docstring", formulas, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", attribute, priority=600)  # and after it
     app.connect("source-read", titled)

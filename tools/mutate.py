@@ -1,7 +1,7 @@
 """Bugs by rule, one at a time, in a copy of the tree: do the tests notice?
 
     python tools/mutate.py scaled_mm/ops/shapes.py --count 20
-    python tools/mutate.py --lately 20 --count 8     Python files of the last 20 commits
+    python tools/mutate.py --lately 20 --count 8     two Python files of the last 20 commits
 
 The rules are universalmutator's: operators exchanged, conditions negated, statements left out,
 numbers changed. No list of bugs is kept, so no change of the sources makes one stale. A survivor is
@@ -170,8 +170,9 @@ def main() -> int:
     options = parser.parse_args()
     asked = ["git", "rev-parse", "HEAD"]
     seed = options.seed or subprocess.check_output(asked, cwd=ROOT, text=True).strip()
-    files = [*options.files, *(lately(options.lately) if options.lately else [])]
     chance, chosen = random.Random(seed), list[Mutant]()
+    recent = lately(options.lately) if options.lately else []
+    files = [*options.files, *chance.sample(recent, min(2, len(recent)))]
     every = {x: list(mutants_of(x, tuple(options.tests or tests_of(x)))) for x in files}
     every = {x: found for x, found in every.items() if found and found[0].tests}
     for path in chance.choices([*every], [len(x) ** 0.5 for x in every.values()], k=options.count):
