@@ -14,13 +14,16 @@ namespace scaled_mm::cuda::sm90 {
 namespace {
 
 // Measured on an H200; machine.latency says how much longer they are elsewhere.
-constexpr double kSecondWaveUs = 4.5;       // blocks that start when others have ended
-constexpr double kSecondOfPairUs = 2.0;     // where two live on a multiprocessor at a time
-constexpr double kExposedEpilogueUs = 4.0;  // of a tile, where no other tile's products hide it
-constexpr double kExchangeUs = 20e-6;       // of a byte of sums that a cluster adds up
-constexpr double kWeightBytesPerUs = 40e3;  // of device memory, by one multiprocessor
-constexpr double kIdleShare = 0.3;    // of a multiprocessor's power and L2, which others then have
-constexpr double kOutsideUs = 12e-6;  // of a byte of a tile's rows that lie outside A
+constexpr double kWaveUs = 0.58;            // of a wave of streaming blocks behind the first
+constexpr double kBlockUs = 0.55;           // of a streaming block on every multiprocessor
+constexpr double kWideBlocksUs = 2.2;       // where one with more than 64 channels is not alone
+constexpr double kExposedEpilogueUs = 2.2;  // of a tile, where no other tile's products hide it
+constexpr double kExchangeUs = 15e-6;       // of a byte of sums that a cluster adds up
+constexpr double kLoneBytesPerUs = 57.6e3;  // what one multiprocessor loads, few others loading
+constexpr double kFullBytesPerUs = 45.5e3;  // the same, where all load
+constexpr double kTokenShare = 0.77;        // of what a weight's byte costs, a token's
+constexpr double kIdleShare = 0.15;   // of a multiprocessor's power and L2, which others then have
+constexpr double kOutsideUs = 17e-6;  // of a byte of a tile's rows that lie outside A
 constexpr double kJoinUs = 2.0;       // of the kernel that ends sums in memory
 constexpr double kEndingUs = 1.2e-6;  // of a sum that a persistent kernel ends itself
 
@@ -49,28 +52,6 @@ int choose_swizzle(int most, int64_t across, int64_t along) {
 namespace int8 {
 namespace {
 
-// What a kernel's blocks do: how many there are, and each one's rows of K and loads, those that its
-// cluster shares counted once.
-struct Work {
-  double blocks;
-  double rows;
-  double loads;
-  double rounds;  // of blocks, over the multiprocessors
-  double pace;    // those rounds as they count at the power limit
-  double memory;  // us, reading and writing device memory
-};
-
-// What binds: tensor cores, L2 for all, L2 for the multiprocessor that has most to do.
-Prediction predict_work(const Work& work, const Machine& machine, int tile_m, int tile_n,
-                        double lone, double waves, const Fit& fit) {
-  const double operations = double(tile_m) * tile_n * work.rows;
-  const double products = work.pace * operations / machine.products_per_us;
-  const double l2 = work.blocks * work.loads / (machine.l2_bytes_per_us * machine.sms);
-  const double busy = std::max({products, l2, lone});
-  return joined(fit, work.memory, busy, waves * machine.latency,
-                work.rounds * operations / machine.most_products_per_us);
-}
-
 // Whether a persistent kernel leaves the ending to a kernel behind it.
 bool ends_later(const Persistent& tile, const Int8Problem::Size& size) {
   return size.has_ending() && !ends_itself(tile, size.form());
@@ -92,26 +73,22 @@ std::string Stream::refuse(const Int8Problem::Size&, const Machine& machine) con
 
 Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine) const {
   const StreamPlan plan = plan_stream(*this, size, machine);
-  Work work;
-  work.blocks = double(plan.blocks);
-  work.rows = double(ceil_div(ceil_div(size.k, kChunk), plan.split) * kChunk);
-  work.loads = (double(tile_m) + double(tile_n)) * work.rows;
-  work.rounds = work.pace = std::ceil(work.blocks / machine.sms);
-  // The weight comes from device memory to the blocks of one tile of tokens, to the others from L2.
-  const int64_t token_tiles = std::max(plan.token_tiles, 1);
-  const double weight = work.rounds * tile_n * work.rows / double(token_tiles);
-  work.memory =
-      std::max(size.bytes() / rate_of(machine), weight * machine.latency / kWeightBytesPerUs);
-  double waves = work.rounds <= 1 ? 0.0
-                 : plan.paired    ? kSecondOfPairUs
-                                  : kSecondWaveUs * (work.rounds - 1);
-  if (plan.split > 1) {
-    const double sums = double(ceil_div(size.m, token_tiles)) * tile_n;
-    waves += kExchangeUs * sums * sizeof(int32_t);
-  }
-  return predict_work(work, machine, tile_m, tile_n,
-                      work.rounds * work.loads / machine.lone_bytes_per_us, waves,
-                      {fixed_us, rate});
+  const double tokens = double(size.m) / std::max(plan.token_tiles, 1);
+  const double rows = double(ceil_div(ceil_div(size.k, kChunk), plan.split) * kChunk);
+  const double load = (kTokenShare * tokens + tile_n) * rows;  // bytes of a block
+  // Blocks of full waves, and of the last one, that a multiprocessor has at most.
+  const double live = plan.paired ? 2 : 1, blocks = double(plan.blocks);
+  const double waves = std::floor(blocks / (live * machine.sms));
+  const double last = std::ceil(blocks / machine.sms - live * waves);
+  const double most = live * waves + last;
+  const double loads = load * (live * waves / kFullBytesPerUs + last / kLoneBytesPerUs);
+  const double operations = most * tile_m * tile_n * rows;
+  double us = kBlockUs * blocks / machine.sms + kWaveUs * std::max(waves + (last > 0) - 1, 0.0);
+  if (tile_n > 64 && most > 1) us += kWideBlocksUs;
+  if (plan.split > 1) us += kExchangeUs * std::ceil(tokens) * tile_n * sizeof(int32_t);
+  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
+                std::max(machine.latency * loads, operations / machine.products_per_us),
+                us * machine.latency, operations / machine.most_products_per_us);
 }
 
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
@@ -131,24 +108,26 @@ std::string Persistent::refuse(const Int8Problem::Size& size, const Machine& mac
 Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& machine) const {
   const int64_t across = ceil_div(size.m, tile_m * cluster_m) * cluster_m;
   const int64_t along = ceil_div(size.n, tile_n * cluster_n) * cluster_n;
-  Work work;
-  work.blocks = double(across * along);
-  work.rows = double(ceil_div(size.k, tile_k) * tile_k);
-  work.loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * work.rows;
-  work.rounds = std::ceil(work.blocks / machine.sms);
+  const double blocks = double(across * along);
+  const double rows = double(ceil_div(size.k, tile_k) * tile_k);
+  const double loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * rows;
+  const double operations = double(tile_m) * tile_n * rows;
+  const double rounds = std::ceil(blocks / machine.sms);
   // Multiprocessors that have no tile in the last round leave power and L2 to the others.
-  work.pace = work.rounds - kIdleShare * (work.rounds - work.blocks / machine.sms);
-  work.memory = size.bytes() / rate_of(machine);
-  double waves = schedule == cooperative ? kExposedEpilogueUs * work.rounds : 0.0;
-  const double outside = double(across * tile_m - size.m) * work.rows * double(along);
-  waves += kOutsideUs * outside / machine.sms;
+  const double pace = rounds - kIdleShare * (rounds - blocks / machine.sms);
+  double us = schedule == cooperative ? kExposedEpilogueUs * rounds : 0.0;
+  const double outside = double(across * tile_m - size.m) * rows * double(along);
+  us += kOutsideUs * outside / machine.sms;
   const double sums = double(size.m) * double(size.n);
   if (ends_later(*this, size)) {
-    waves += kJoinUs + 8.0 * sums / rate_of(machine);  // they are written, and read again
+    us += kJoinUs + 8.0 * sums / rate_of(machine);  // they are written, and read again
   } else if (size.has_ending()) {
-    waves += kEndingUs * sums * machine.latency;
+    us += kEndingUs * sums * machine.latency;
   }
-  return predict_work(work, machine, tile_m, tile_n, 0.0, waves, {fixed_us, rate});
+  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
+                std::max(pace * operations / machine.products_per_us,
+                         blocks * loads / (machine.l2_bytes_per_us * machine.sms)),
+                us * machine.latency, rounds * operations / machine.most_products_per_us);
 }
 
 namespace {
