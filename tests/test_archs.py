@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from scaled_mm import _library
 from scaled_mm.explain import DEVICES, Device, Explanation, explain, explain_awq
 
-ROOT = Path(__file__).resolve().parent.parent
 SERVED = {  # compute capability: the folder whose kernels run there
     70: "",
     75: "sm75",
@@ -27,7 +25,6 @@ SERVED = {  # compute capability: the folder whose kernels run there
     120: "sm120",
     121: "sm120",
 }
-MMA_SYNC = ("sm75", "sm80", "sm89", "sm100", "sm120")
 # Shared memory that a block may ask for, KiB.
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 100: 227, 103: 227, 120: 99, 121: 99}
 SHAPES = [(4096, 4096), (28672, 8192), (4096, 14336), (1000, 4100), (8, 17)]
@@ -49,25 +46,6 @@ def refused(found: Explanation) -> dict[str, str]:
 @pytest.mark.parametrize("capability", SERVED)
 def test_served(capability: int) -> None:
     assert _library.arch_of_sources(capability) == SERVED[capability]
-
-
-OWN_KINDS = {"sm100": "int8_tcgen05.h"}  # of kernel, besides those of mma.sync
-
-
-@pytest.mark.parametrize("arch", [arch for arch in MMA_SYNC if arch not in OWN_KINDS])
-def test_an_arch_folder_is_numbers(arch: str) -> None:
-    """Four files, which differ from sm80's in names, numbers and comments."""
-
-    def bare(folder: str, file: str) -> str:
-        text = (ROOT / "csrc/cuda" / folder / file).read_text()
-        text = re.sub(r"//.*", "", text).replace(folder, "ARCH")
-        text = re.sub(r"return capability.*|\{serves.*", "", text)
-        return re.sub(r"\s+", " ", text)
-
-    files = ["arch.h", "int8.table", "lowbit.table", "model.cpp"]
-    assert sorted(path.name for path in (ROOT / "csrc/cuda" / arch).iterdir()) == files
-    for file in ("arch.h", "model.cpp"):
-        assert bare(arch, file) == bare("sm80", file)
 
 
 @pytest.mark.parametrize("capability", SHARED)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from scaled_mm.cli import main
 
 VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none
 COMPILED = "_int_mm compiled"  # minutes of compiler time for nothing here
-RECORDS = sorted(Path(__file__).parent.parent.glob("docs/benchmarks/*.json"))
 
 
 @pytest.fixture(scope="module", params=EPILOGUES)
@@ -47,19 +45,6 @@ def test_int_mm_computes_the_same_product(result):
     for case in result["results"]:
         (route,) = [r for r in case["routes"] if r["name"] == "_int_mm"]
         assert route["verdict"] in ("exact", "rounding")
-
-
-def test_tables_from_json(result):
-    result = json.loads(json.dumps(result))
-    text = bench.markdown(result)
-    assert EPILOGUES[result["settings"]["epilogue"]] in text
-    assert "| GOP/s | M=2 | M=5 | output |" in text
-    assert text.count("packed / best right") == 1
-
-
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_records_are_their_json(path):
-    assert bench.markdown(json.loads(path.read_text())) == path.with_suffix(".md").read_text()
 
 
 def test_wrong_numbers_are_shown_and_not_right():

@@ -5,10 +5,9 @@ import json
 
 import pytest
 import torch
-from test_bench_gpu import Sundial
 
 from scaled_mm import bench
-from scaled_mm.bench import awq, measure, table
+from scaled_mm.bench import awq, measure
 from scaled_mm.bench.awq import AWQ_CONTENDERS, make_awq_case
 from scaled_mm.bench.measure import LowbitSettings, Measurement, judge
 from scaled_mm.cli import main
@@ -116,66 +115,6 @@ def test_bytes_moved():
     }
     case = make_awq_case("awq_dequantize", 0, 64, 48, 32, torch.float16)
     assert case.bytes_moved() == words + 2 * 64 * 48
-
-
-def test_tables(products, weights):
-    dtype = products["settings"]["out_dtype"]
-    text = bench.markdown(json.loads(json.dumps(products)))
-    assert f"**K=128 N=64, awq_gemm, groups of 32, {dtype}, weights cold**" in text
-    assert "| GOP/s | M=2 | M=5 | output |" in text
-    assert "| awq_gemm / best right |" in text
-    text = bench.markdown(json.loads(json.dumps(weights)))
-    assert f"**awq_dequantize, groups of 128, {weights['settings']['out_dtype']}" in text
-    assert "| us | 128x64 | 256x8 | output |" in text
-    assert "| awq_dequantize / best right |" in text
-
-
-# --- the GPU's tables, without a GPU --------------------------------------------------------------
-
-
-@pytest.fixture
-def on_a_sundial(monkeypatch):
-    monkeypatch.setattr(measure, "clock_of", lambda device: Sundial())
-    real = make_awq_case
-    monkeypatch.setattr(measure, "make_awq_case", lambda *case: real(*case[:-1], "cpu"))
-    kept = {op: [c for c in AWQ_CONTENDERS[op] if "cpu" in c.devices] for op in AWQ_CONTENDERS}
-    monkeypatch.setattr(measure, "LOWBIT_CONTENDERS", kept)
-
-
-def test_gpu_tables(on_a_sundial):
-    settings = LowbitSettings(group=32, device="cuda", rounds=1)
-    result = bench.run([(1, 128, 64), (8, 128, 64)], settings)
-    text = bench.markdown(result)
-    first, second = result["results"]
-
-    def percent(of):
-        return f"{10 * of(first):.0f} | {10 / 6 * of(second):.0f}"  # in 10 and 60 us
-
-    assert second["operations_us"] > second["floor_us"]
-
-    for row in (
-        "| us | M=1 | M=8 | output |",
-        "| awq_gemm | 10.0 | 60.0 | ",
-        f"| % of floor (awq_gemm) | {percent(table.larger_floor)} | the larger floor / time |",
-        f"| % of weight floor (awq_gemm) | {percent(lambda case: case['weight_bytes'] / 1e3)} | ",
-        "| awq_gemm packed | 20.0 | 70.0 | ",
-        "| awq_gemm / best right | 3.00x | 1.33x | dense mm |",
-        "worst 1.33x at M=8 K=128 N=64 (dense mm)",
-    ):
-        assert row in text
-
-
-def test_gpu_tables_of_weights(on_a_sundial):
-    settings = LowbitSettings("awq_dequantize", device="cuda", rounds=1)
-    text = bench.markdown(bench.run([(0, 128, 64)], settings))
-    for row in (
-        "| us | 128x64 | output |",
-        "| awq_dequantize | 10.0 | equal to R1 |",
-        "| % of floor (awq_dequantize) |",
-        "worst 2.00x at K=128 N=64 (torch eager)",
-    ):
-        assert row in text
-    assert "weight floor" not in text
 
 
 def test_weights_are_written_in_turn():

@@ -1,7 +1,6 @@
 """`scaled-mm bench --device cuda`: its contenders and tables without a GPU, then runs on one."""
 
 import copy
-import io
 import itertools
 import json
 import math
@@ -9,10 +8,9 @@ import math
 import pytest
 import torch
 from helpers import extra
-from rich.console import Console
 
 from scaled_mm import bench
-from scaled_mm.bench import measure, table
+from scaled_mm.bench import measure
 from scaled_mm.bench.awq import make_awq_case
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.clocks import CpuClock, CudaGraphClock, Stopwatch
@@ -133,29 +131,6 @@ def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
     assert err.endswith("scaled-mm: stopped: CUDA error: an illegal memory access\n")
 
 
-def test_gpu_tables(gpu_result):
-    gpu_result = json.loads(json.dumps(gpu_result))
-    text = bench.markdown(gpu_result)
-    assert text.startswith("scaled_mm 0; torch 2, CUDA 13.0, driver unknown, Triton none; Sundial")
-    for row in (
-        "| us | M=2 | M=64 | output |",
-        "| plain | 10.0 | 40.0 | equal to R1 |",
-        "| bf16 mm | 20.0 | 50.0 | no int8 product |",
-        "| broken | - | - | CUDA error: [unlucky] |",
-        "copy bandwidth 0.00 TB/s, int8 at full clock 0 TOPS",
-        "| HBM floor | 0.8 | 5.8 | operands and output once |",
-        "| tensor floor | 0.2 | 6.6 | operations at the full rate |",
-        "| % of floor (plain) | 8 | 16 | the larger floor / time |",
-        "| best right of the others | bf16 mm 20.0 | bf16 mm 50.0 | whose us |",
-        "| plain / best right | 2.00x | 1.25x | bf16 mm |",
-        f"geomean {math.sqrt(2.5):.2f}x over 2 cells, worst 1.25x at M=64 K=16 N=32 (bf16 mm)",
-    ):
-        assert row in text
-    console = Console(width=200, record=True, file=io.StringIO())
-    bench.show(gpu_result, console)
-    assert "CUDA error: [unlucky]" in console.export_text()
-
-
 @pytest.mark.parametrize(("op", "share"), [("awq_gemm", 2), ("awq_dequantize", 0)])
 def test_operations_of_int4_are_of_16_bit_floats(op, share):
     """A GPU does half as many of them; a weight that is written out has none."""
@@ -235,29 +210,11 @@ def test_heavy_calls_settle_before_they_are_timed(monkeypatch, call_us, settles)
     assert timed[-1] == (graph.count - 1, not settles)
 
 
-def test_reasons_stand_beside_the_verdict():
-    ran = {"verdict": "exact", "off_r1": 0, "beyond_bound": 0, "checked": 9}
-    missing = {**ran, "verdict": "M > 16 only"}
-    assert table.verdict_and_reasons([missing, missing, ran]) == "equal to R1; M > 16 only"
-    assert table.verdict_and_reasons([missing]) == "M > 16 only"
-
-
 def test_roofline(gpu_result, tmp_path):
     extra("matplotlib")
     path = tmp_path / "roofline.png"
     bench.plot(gpu_result, path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000
-
-
-def test_host_table(gpu_result):
-    rows = [{"name": "plain, ScaledEpilogue", "verdict": "", "microseconds": 7.25}]
-    rows += [{"name": "triton", "verdict": "no module", "microseconds": None}]
-    result = {**copy.deepcopy(gpu_result), "results": []}
-    result["host"] = {"m": 32, "k": 512, "n": 512, "calls": 2000, "rows": rows}
-    text = bench.markdown(result)
-    assert "**Host time of an eager call, M=32 K=512 N=512**" in text
-    assert "| plain, ScaledEpilogue | 7.2 |  |" in text
-    assert "| triton | - | no module |" in text
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

@@ -22,25 +22,6 @@ from scaled_mm.cli import main
 # ---- The report ----------------------------------------------------------------------------------
 
 
-def test_the_report_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = tensors(False, False) | {"up.input_zero_point": torch.tensor([28.75])}
-    write(tmp_path / "in", state, quantization_config(False, False), shards=2)
-    (tmp_path / "in" / "old.bin").write_bytes(b"x")
-    for again in (False, True):
-        assert main(["precompute", f"{tmp_path}/in", "--out", f"{tmp_path}/out"]) == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        for text in (
-            "model-00002-of-00002.safetensors",
-            "azp_with_adj: added to 2 layers",
-            "up: zero point 28.75 rounded to 29",
-            "left out: old.bin",
-            " MB/s",
-        ):
-            assert text in out
-        assert ("was there already" in out) == again
-
-
 def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = quantization_config(True, False)
     symmetric = {**INT8, "dynamic": True, "strategy": "token", "symmetric": True}

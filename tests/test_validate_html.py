@@ -17,10 +17,9 @@ from test_validate import CONFIGS, validated
 from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.checkpoint import writing
 from scaled_mm.cli import main
-from scaled_mm.validate import LayerReport, Thresholds, ValidationReport, write_html
+from scaled_mm.validate import Thresholds, ValidationReport, write_html
 from scaled_mm.validate.html import COLUMNS, page
-from scaled_mm.validate.show import LABELS, common_removed, labelled, noisiest, shortened
-from scaled_mm.validate.svg import Chart, ticks
+from scaled_mm.validate.svg import Chart
 
 VOID = {"meta", "circle", "line", "polyline", "polygon", "rect"}
 """Elements without a content, or that close themselves."""
@@ -112,12 +111,6 @@ def test_its_numbers_are_the_reports(count: int) -> None:
         outputs.same_argmax,
         0,
     ]
-
-
-def test_every_field_of_a_layer_is_there() -> None:
-    shown = {column.field for column in COLUMNS} | {"name", "scheme", "outlier_channels"}
-    left_out = {"max_error", "worst_ulp"}  # max_error_relative and worst_of_bound say more
-    assert shown | left_out == {field.name for field in dataclasses.fields(LayerReport)}
 
 
 @pytest.mark.parametrize("count", [7, 224])
@@ -229,59 +222,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # --- names and axes -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("names", "wanted"),
-    [
-        (["m.0.a", "m.0.b", "m.1.a"], ["0.a", "0.b", "1.a"]),
-        (["m.a", "n.a"], ["m.a", "n.a"]),
-        (["m.a"], ["a"]),
-        (["a", "m.a"], ["a", "m.a"]),
-    ],
-)
-def test_common_modules_are_left_out(names: list[str], wanted: list[str]) -> None:
-    assert common_removed(names) == wanted
-
-
-def test_names_are_shortened() -> None:
-    long = ["layers.10.self_attn.q_proj", "layers.10.mlp.down_proj", "head"]
-    assert shortened(long, 30) == long
-    assert shortened(long, 22) == ["l.10.self_attn.q_proj", "l.10.mlp.down_proj", "head"]
-    assert shortened(long, 5) == ["l.10.s.q_proj", "l.10.m.down_proj", "head"]
-    alike = ["self_attn.q", "self_out.q", "x_y.q"]
-    assert shortened(alike, 4) == ["self_attn.q", "self_out.q", "x.q"]
-
-
-def test_labels_of_many_layers() -> None:
-    few = [f"{place}.q" for place in range(LABELS)]
-    assert labelled(few) == list(enumerate(few))
-    names = [f"{block}.{part}" for block in range(32) for part in ("q", "k", "v", "o", "up", "x.7")]
-    assert labelled(names) == [(6 * block, str(block)) for block in range(32)]
-    names = [f"l.{block}.q" for block in range(1000)]
-    labels = labelled(names)
-    assert LABELS / 2 < len(labels) <= LABELS and labels[1] == (25, "l.25")
-    names = [f"layer{place}" for place in range(100)]
-    assert labelled(names)[1] == (3, "layer3")
-
-
-def test_the_noisiest() -> None:
-    report = with_layer(with_layer(many(70), 60, sqnr_db=1.0), 9, sqnr_db=math.nan)
-    assert noisiest(report)[:2] == [9, 60]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "log", "wanted"),
-    [
-        (0, 42, False, [0, 10, 20, 30, 40]),
-        (-6.5, 31, False, [0, 10, 20, 30]),
-        (0, 100, False, [0, 20, 40, 60, 80, 100]),
-        (1, 24, True, [1, 2, 5, 10, 20]),
-        (1, 3e4, True, [1, 10, 100, 1000, 10000]),
-    ],
-)
-def test_ticks(low: float, high: float, log: bool, wanted: list[float]) -> None:
-    assert ticks(low, high, log) == wanted
 
 
 def test_a_chart_keeps_what_it_draws_inside() -> None:
