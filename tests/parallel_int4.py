@@ -10,12 +10,13 @@ from helpers import assert_bits
 from int4_cases import Form, quantised
 from parallel_rank import Rank, case, refused, seeded
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from scaled_mm import reference
 from scaled_mm.nn import AWQLinear
 from scaled_mm.parallel import ColwiseQuantizedParallel, RowwiseQuantizedParallel
+from scaled_mm.parallel.layouts import as_dtensor
 from scaled_mm.reference.arithmetic import FORMATS
 
 FORMS = {
@@ -79,6 +80,22 @@ def _(me: Rank) -> None:
             assert (got.shape, got.dtype) == (whole(x).shape, x.dtype)
             assert_within_bound(got, x, whole, me.world, name, bias, shape, dtype)
             assert_bits(rows(me.part(x)), got, "run to run")
+
+
+@case("int4 packed")
+def _(me: Rank) -> None:
+    """A packed layer is cut into packed ones, of the same values."""
+    for name, form in FORMS.items():
+        whole, x = int4_layer(me.device, 128, 64, form, None), seeded(5, 128).to(me.device)
+        packed = copy.deepcopy(whole).pack()
+        for by, given in ((me.by_columns, x), (me.by_rows, me.part(x))):
+            cut = by(packed)
+            assert cut.packed is not None
+            assert_within_bound(whole_of(me, by, cut(given)), x, whole, me.world, name)
+
+
+def whole_of(me: Rank, by: object, y: Tensor) -> Tensor:
+    return as_dtensor(y, me.mesh, Shard(-1), 64).full_tensor() if by == me.by_columns else y
 
 
 form_dtype = object()

@@ -203,7 +203,7 @@ def test_a_module_in_two_places(stored_twice: bool, tmp_path: Path) -> None:
     model = load_quantized(Twice(), tmp_path)
     assert isinstance(model.again[0], ScaledLinear)
     assert (model.again[0] is model.down) != stored_twice
-    assert_bits(model.again[0].weight, state["down.weight"])
+    assert_bits(model.again[0].weight_int8, state["down.weight"])
 
 
 class Encoder(nn.Module):
@@ -321,7 +321,7 @@ def test_as_wide_as_an_int32_sum_takes(tmp_path: Path) -> None:
     state = {"0.weight": weight, "0.weight_scale": torch.ones(1, 1)}
     write(tmp_path, state, quantization_config(True, True))
     model = load_quantized(nn.Sequential(nn.Linear(131071, 1, bias=False)), tmp_path)
-    assert_bits(model[0].weight, weight)
+    assert_bits(model[0].weight_int8, weight)
 
 
 def test_zeros_that_say_nothing_are_accepted(tmp_path: Path) -> None:

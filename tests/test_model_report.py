@@ -161,7 +161,7 @@ def test_gpt2_conv1d_is_quantised() -> None:
         assert quantized_layers_equal(empty, made)
     plain = made.transformer.h[0].mlp.c_proj
     weight = model.transformer.h[0].mlp.c_proj.weight.detach().t()
-    assert_bits(plain.weight, ScaledLinear.from_linear(linear_of(weight)).weight)
+    assert_bits(plain.weight_int8, ScaledLinear.from_linear(linear_of(weight)).weight_int8)
 
 
 def linear_of(weight: Tensor) -> nn.Linear:

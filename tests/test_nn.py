@@ -150,8 +150,7 @@ def test_state_dict_round_trip(scheme: str) -> None:
 def test_state_dict_inside_a_model(scheme: str) -> None:
     model = nn.Sequential(layer(scheme), nn.ReLU())
     x, other = x_of(3), nn.Sequential(layer(scheme), nn.ReLU())
-    other[0].weight.zero_()
-    other[0].pack()
+    other[0].set_weight(torch.zeros(N, K, dtype=torch.int8))
     assert not torch.equal(other(x), model(x))
     other.load_state_dict(model.state_dict())
     assert_bits(other(x), model(x))
@@ -191,8 +190,7 @@ def test_a_copy_has_its_own_weight() -> None:
     module, x = layer("dynamic-token"), x_of(4)
     expected = module(x)
     other = copy.deepcopy(module)
-    other.weight.neg_()
-    other.pack()
+    other.set_weight(-other.weight_int8)
     assert_bits(module(x), expected)
     assert not torch.equal(other(x), expected)
 
@@ -200,8 +198,7 @@ def test_a_copy_has_its_own_weight() -> None:
 def test_a_written_weight_is_packed_again() -> None:
     module, x = layer("dynamic-token", bias=False), x_of(4)
     expected = module(x)
-    module.weight.neg_()
-    module.pack()
+    module.set_weight(-module.weight_int8)
     assert_bits(module(x), -expected)
 
 
@@ -237,7 +234,10 @@ def test_export(scheme: str) -> None:
     for exported in (program, torch.export.load(file)):
         for rows in (2, 9, 40):
             assert_bits(exported.module()(x_of(rows)), module(x_of(rows)), scheme)
-    assert set(program.state_dict) == BUFFERS[scheme]
+    assert set(program.state_dict) == BUFFERS[scheme] - {"weight"}
+    plain = torch.export.export(module.unpack(), (x_of(5),))  # for a program that runs elsewhere
+    assert set(plain.state_dict) == BUFFERS[scheme]
+    assert_bits(plain.module()(x_of(5)), module(x_of(5)), scheme)
 
 
 @schemes

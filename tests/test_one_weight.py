@@ -1,4 +1,4 @@
-"""ScaledLinear keeps its weight once, and computes with that weight whoever wrote it, and how."""
+"""A ScaledLinear keeps its weight once, packed; copies, files and other devices get it exactly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import assert_bits
 from torch import Tensor, nn
 
-from scaled_mm import PackedWeight
-from scaled_mm.nn import ScaledLinear
+import scaled_mm
+from scaled_mm import PackedWeight, pack_weight_int8
+from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 
 K, N = 44, 21
 SHAPES = [
@@ -30,315 +32,271 @@ SHAPES = [
     (0, 5),
     (5, 0),
 ]
-
-
-def layer(k: int = K, n: int = N, seed: int = 0) -> ScaledLinear:
-    torch.manual_seed(seed)
-    return ScaledLinear.from_linear(nn.Linear(k, n, bias=False))
-
-
-def weight_of(layer: ScaledLinear) -> Tensor:
-    """A copy, from a copy: the layer itself is not looked at."""
-    return copy.deepcopy(layer).weight.clone()
-
-
-def is_packed(layer: ScaledLinear) -> bool:
-    return layer._buffers.packed is not None
-
-
 X = torch.randn(3, K, generator=torch.Generator().manual_seed(1))
-OTHER = layer(seed=5)
 
 
-def product(layer: ScaledLinear, weight: Tensor, x: Tensor = X) -> Tensor:
-    """What the layer makes of x with this weight, by a layer that never had another."""
-    state = {**copy.deepcopy(layer).state_dict(), "weight": weight}
-    fresh = ScaledLinear(layer.in_features, layer.out_features, bias=False)
-    fresh.load_state_dict(state)
-    return fresh(x)
+def layer(k: int = K, n: int = N, **scheme: Any) -> ScaledLinear:
+    torch.manual_seed(0)
+    return ScaledLinear.from_linear(nn.Linear(k, n, bias=False), **scheme)
 
 
-# --- whoever writes the weight --------------------------------------------------------------------
+def assigned(module: ScaledLinear) -> ScaledLinear:
+    made = ScaledLinear(K, N, bias=False, device="meta")
+    made.load_state_dict(module.state_dict(), assign=True)
+    return made
 
 
-def functional(module: ScaledLinear) -> Tensor:
-    return torch.func.functional_call(module, {"weight": -module.weight}, (X,))
+def loaded(module: ScaledLinear) -> ScaledLinear:
+    made = ScaledLinear(K, N, bias=False)
+    made.load_state_dict(module.state_dict())
+    return made
 
 
-def assigned(module: ScaledLinear) -> None:
-    state = module.state_dict()
-    module.load_state_dict({**state, "weight": -state["weight"]}, assign=True)
+def moved_by_somebody(module: ScaledLinear) -> ScaledLinear:
+    """As accelerate moves a layer: each buffer by itself."""
+    for name, x in list(module.named_buffers()):
+        setattr(module, name, x.clone())
+    return module
 
 
-def loaded(module: ScaledLinear) -> None:
-    state = module.state_dict()
-    module.load_state_dict({**state, "weight": -state["weight"]})
+def moved_from_a_gpu(module: ScaledLinear) -> ScaledLinear:
+    """A buffer in the layout of CUDA, with rows of 48 bytes."""
+    module.kernel_weight = F.pad(module.weight_int8, (0, 48 - K))
+    return module
 
 
-def a_view_outlives_a_call(module: ScaledLinear) -> None:
-    view = module.weight[:]
-    module(X)
-    view.neg_()
+def filled_by_attributes(module: ScaledLinear) -> ScaledLinear:
+    """As transformers fills a layer on the meta device."""
+    made = ScaledLinear(K, N, bias=False, device="meta")
+    for name, x in module.state_dict().items():
+        setattr(made, name, x)
+    return made
 
 
-def data_outlives_a_call(module: ScaledLinear) -> None:
-    hidden = module.weight.data  # its writes do not count in the weight's _version
-    module(X)
-    hidden.neg_()
+def called_in_threads(module: ScaledLinear) -> ScaledLinear:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: (module(X), module.state_dict()), range(100)))
+    return module
 
 
-def numpy_outlives_a_call(module: ScaledLinear) -> None:
-    array = module.weight.numpy()
-    module(X)
-    array *= -1
-
-
-def a_storage_outlives_a_call(module: ScaledLinear) -> None:
-    storage = module.weight.untyped_storage()
-    module(X)
-    torch.empty(0, dtype=torch.int8, device=storage.device).set_(storage).neg_()
-
-
-def in_a_state_dict_later(module: ScaledLinear) -> None:
-    state = nn.Sequential(module).state_dict()
-    module(X)
-    state["0.weight"].neg_()
-    module(X)
-
-
-def under_inference_mode(module: ScaledLinear) -> None:
-    with torch.inference_mode():
-        weight = module.weight
-        module(X)
-        weight.neg_()
-
-
-def as_a_parameter(module: ScaledLinear) -> None:
-    module.weight = nn.Parameter(-module.weight, requires_grad=False)
-
-
-def written(module: ScaledLinear) -> None:
-    module.weight.neg_()
-
-
-def replaced(module: ScaledLinear) -> None:
-    module.weight = -module.weight
-
-
-def registered(module: ScaledLinear) -> None:
-    module.register_buffer("weight", -module.weight)
-
-
-def by_the_dict(module: ScaledLinear) -> None:
-    module._buffers.update(weight=-module._buffers.pop("weight"))
-
-
-def by_the_dict_unread(module: ScaledLinear) -> None:
-    module._buffers["weight"] = -weight_of(module)
-
-
-WRITERS: dict[str, Callable[[ScaledLinear], Any]] = {
-    "in-place": written,
-    "data": lambda module: module.weight.data.neg_(),
-    "state-dict": lambda module: module.state_dict()["weight"].copy_(-module.weight),
-    "named-buffers": lambda module: dict(module.named_buffers())["weight"].neg_(),
-    "attribute": replaced,
-    "register-buffer": registered,
-    "buffers": by_the_dict,
-    "buffers-unread": by_the_dict_unread,
-    "parameter": as_a_parameter,
-    "load": loaded,
-    "assign": assigned,
-    "view-later": a_view_outlives_a_call,
-    "data-later": data_outlives_a_call,
-    "numpy-later": numpy_outlives_a_call,
-    "storage-later": a_storage_outlives_a_call,
-    "state-dict-later": in_a_state_dict_later,
-    "inference-mode": under_inference_mode,
-}
 MOVES: dict[str, Callable[[ScaledLinear], ScaledLinear]] = {
     "itself": lambda module: module,
     "to": lambda module: module.to("cpu"),
     "half": lambda module: module.half(),
+    "bfloat16": lambda module: module.to(torch.bfloat16),
     "share-memory": lambda module: module.share_memory(),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda module: pickle.loads(pickle.dumps(module)),
-    "buffers-copied": lambda module: module._replicate_for_data_parallel(),
+    "replicated": lambda module: module._replicate_for_data_parallel(),
+    "unpacked": lambda module: module.unpack(),
+    "load": loaded,
+    "assign": assigned,
+    "meta-and-back": lambda module: module.to_empty(device="meta") and assigned(layer()),
+    "by-somebody": moved_by_somebody,
+    "from-a-gpu": moved_from_a_gpu,
+    "attributes": filled_by_attributes,
+    "threads": called_in_threads,
 }
 
 
 @pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("first", [True, False], ids=["called", "new"])
-@pytest.mark.parametrize("writer", WRITERS)
-def test_no_stale_weight(writer: str, first: bool, move: str) -> None:
-    """The layer is -W after -W was written, and says so; then packed again, and still."""
-    module, old = layer(), weight_of(layer())
-    if first:
-        module(X)
-    module = MOVES[move](module)
-    WRITERS[writer](module)
-    for _ in range(2):
-        assert_bits(module(X), product(layer(), -old), writer, move)
-    assert_bits(module.weight, nn.Parameter(-old, False) if writer == "parameter" else -old)
-    assert_bits(module.state_dict()["weight"], -old)
-    assert_bits(module(X), product(layer(), -old))
+def test_the_weight_stays(move: str) -> None:
+    """Bits, one copy, and what is written afterwards counts."""
+    want, old = layer()(X), layer().weight_int8
+    module = MOVES[move](layer())
+    assert_bits(module.weight_int8, old)
+    assert_bits(module(X), want)
+    assert module.packed is not None
+    assert_bits(module.state_dict()["weight"], old)
+    module.set_weight(-old)
+    assert_bits(module(X), -want)
+    assert_bits(module.weight_int8, -old)
 
 
-@pytest.mark.parametrize("move", ["deepcopy", "pickle"])
-def test_a_copy_is_on_its_own(move: str) -> None:
+def test_copies_are_on_their_own() -> None:
     module, want = layer(), layer()(X)
-    other = MOVES[move](module)
-    other.weight.zero_()
+    other = copy.deepcopy(module)
+    other.set_weight(torch.zeros(N, K, dtype=torch.int8))
+    for x in (module.weight, module.weight_int8, module.state_dict()["weight"]):
+        x.zero_()
     assert_bits(module(X), want)
     assert not other(X).any()
-    held = module.weight
-    other = MOVES[move](module)
-    held.zero_()
-    assert_bits(other(X), want)
 
 
-def test_functional_call() -> None:
-    """Only for the one call, whatever form the weight had before."""
-    module, old = layer(), weight_of(layer())
-    for _ in range(2):
-        assert_bits(functional(module), product(layer(), -old))
-        assert_bits(module(X), product(layer(), old))
-    model = nn.Sequential(module, nn.ReLU())
-    out = torch.func.functional_call(model, {"0.weight": OTHER.weight}, (X,))
-    assert_bits(out, product(layer(), OTHER.weight).relu())
-    assert is_packed(module) or module(X) is not None
-    for broken in (torch.zeros(N, K), torch.zeros(N, K + 1, dtype=torch.int8)):
-        with pytest.raises(ValueError, match=r"must"):
-            torch.func.functional_call(module, {"weight": broken}, (X,))
-        assert_bits(module(X), product(layer(), old))
+@pytest.mark.parametrize("scheme", [{}, {"smooth": torch.linspace(0.5, 2, K)}], ids=["", "smooth"])
+def test_readers_get_floats(scheme: dict[str, Any]) -> None:
+    """Whoever multiplies or looks up by `weight` gets what the layer multiplies by."""
+    torch.manual_seed(0)
+    source = nn.Linear(K, N, bias=False)
+    module = ScaledLinear.from_linear(source, **scheme)
+    rows = F.embedding(torch.tensor([2, 0]), module.weight)
+    assert rows.dtype == torch.float32
+    assert (rows - source.weight[[2, 0]]).abs().max() < 0.02 * source.weight.abs().max()
+    for other in (WeightOnlyLinear.from_linear(source),):
+        assert (other.weight - source.weight).abs().max() < 0.02 * source.weight.abs().max()
 
 
-def test_pack_leaves_the_tensors_read_before_to_their_holders() -> None:
-    module, old = layer(), weight_of(layer())
-    state = module.state_dict()
-    state["weight"].neg_()
-    module.pack()
-    state["weight"].zero_()
-    for _ in range(2):
-        assert_bits(module(X), product(layer(), -old))
-        assert_bits(weight_of(module), -old)
-    assert is_packed(module)
-
-
-def test_a_deleted_weight_is_gone() -> None:
+def test_weight_is_not_assigned() -> None:
     module = layer()
-    del module.weight
-    with pytest.raises(AttributeError, match="weight"):
-        module(X)
+    with pytest.raises(AttributeError, match="set_weight"):
+        module.weight = torch.zeros(N, K, dtype=torch.int8)
+    with pytest.raises(AttributeError, match="set_weight"):
+        torch.func.functional_call(module, {"weight": torch.zeros(N, K)}, (X,))
+    for wrong in (torch.zeros(N, K), torch.zeros(N, K + 1, dtype=torch.int8)):
+        with pytest.raises(ValueError, match=r"^weight must be int8 of shape \(21, 44\), got"):
+            module.set_weight(wrong)
 
 
-def test_threads_read_and_run() -> None:
-    """Layers that run while others read their weight have one weight throughout."""
-    module = layer(64, 64)
-    x, weight = torch.randn(4, 64), weight_of(module)
-    want = product(module, weight, x)
-
-    def work(i: int) -> bool:
-        return torch.equal(module(x), want) and torch.equal(module.state_dict()["weight"], weight)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(work, range(400)))
+@pytest.mark.parametrize(
+    "scheme", [{"symmetric": False}, {"symmetric": False, "dynamic": False, "input_scale": 0.1,
+                                      "input_azp": 3}], ids=["dynamic", "static"]
+)  # fmt: skip
+def test_set_weight_follows_in_the_zero_points(scheme: dict[str, Any]) -> None:
+    module = layer(**scheme)
+    other = ScaledLinear(K, N, False, symmetric=False, dynamic="dynamic" not in scheme)
+    state = {name: x for name, x in module.state_dict().items() if not name.startswith("azp")}
+    other.load_state_dict({**state, "weight": -state["weight"]})
+    module.set_weight(-module.weight_int8)
+    assert_bits(module(X), other(X))
 
 
 # --- once -----------------------------------------------------------------------------------------
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor that an object holds, by way of attributes, dicts and sequences."""
+def storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    """Of every tensor that an object holds, by way of attributes, dicts and sequences."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, PackedWeight):
-        yield value.data
+        yield value.untyped_storage()
     elif isinstance(value, dict):
-        yield from (x for inner in dict.values(value) for x in tensors(inner))
-        yield from tensors(getattr(value, "__dict__", None))
+        yield from (x for inner in value.values() for x in storages(inner))
     elif isinstance(value, (list, tuple)):
-        yield from (x for inner in value for x in tensors(inner))
-    elif isinstance(value, nn.Module):
-        yield from tensors(vars(value))
+        yield from (x for inner in value for x in storages(inner))
+    elif isinstance(value, (nn.Module, PackedWeight, scaled_mm.MixedWeight, scaled_mm.PackedAWQ)):
+        yield from storages(vars(value))
 
 
 def held(module: nn.Module) -> int:
-    """Bytes of memory that a module's tensors hold, shared ones once."""
-    storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors(module)}
-    return sum(storages.values())
+    return sum({x._cdata: x.nbytes() for x in storages(module)}.values())
 
 
-LARGE_K, LARGE_N = 512, 256
-ONE_COPY = LARGE_K * LARGE_N + LARGE_N * (4 + 4) + 4 * LARGE_N  # packed, its skew; scale; sums
-
-
-def large(**scheme: Any) -> ScaledLinear:
-    return ScaledLinear.from_linear(nn.Linear(LARGE_K, LARGE_N, bias=False), **scheme)
-
-
-def empty() -> ScaledLinear:
-    made = ScaledLinear(LARGE_K, LARGE_N, bias=False)
-    made.load_state_dict(large().state_dict())
-    return made
-
-
-def compiled_then_saved() -> ScaledLinear:
-    module = large()
-    torch.save(module.state_dict(), io.BytesIO())
-    torch._dynamo.reset()
-    torch.compile(nn.Sequential(module), fullgraph=True, backend="aot_eager")(X_LARGE)
-    return module
-
-
-X_LARGE = torch.ones(1, LARGE_K)
-MADE: dict[str, Callable[[], ScaledLinear]] = {
-    "from_linear": large,
-    "asymmetric": lambda: large(symmetric=False),
-    "load_state_dict": empty,
-    "to": lambda: large().to(torch.bfloat16),
-    "deepcopy": lambda: copy.deepcopy(large()),
-    "compiled-after-saving": compiled_then_saved,
+LARGE = 512
+FORMS: dict[str, tuple[Callable[[nn.Linear], nn.Module], float]] = {
+    "int8": (ScaledLinear.from_linear, 1),
+    "w8": (WeightOnlyLinear.from_linear, 1),
+    "w4": (lambda linear: WeightOnlyLinear.from_linear(linear, bits=4, group_size=128), 0.5),
+    "awq": (lambda linear: AWQLinear(LARGE, LARGE, False).pack(), 0.5),
 }
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_one_copy(name: str) -> None:
-    """One byte for each element: packed before the first call already, and after all readers."""
-    module = MADE[name]()
-    assert is_packed(module)
-    assert LARGE_K * LARGE_N <= held(module) <= ONE_COPY
+@pytest.mark.parametrize("move", ["itself", "deepcopy", "pickle", "to", "unpacked"])
+@pytest.mark.parametrize("form", FORMS)
+def test_one_copy(form: str, move: str) -> None:
+    """Behind readers, calls and files too; and torch and transformers count it, as a buffer."""
+    make, bytes_each = FORMS[form]
+    least = LARGE * LARGE * bytes_each
+    module = MOVES[move](make(nn.Linear(LARGE, LARGE, bias=False)))
     for reader in (
-        lambda: module.weight.sum(),
+        lambda: module(torch.ones(1, LARGE)),
         lambda: torch.save(module.state_dict(), io.BytesIO()),
         lambda: pickle.dumps(module),
-        lambda: list(module.named_buffers()),
-        lambda: functional_sum(module),
     ):
         reader()
-        assert held(module) <= ONE_COPY
-        module(X_LARGE)
-        assert is_packed(module)
-        assert held(module) <= ONE_COPY
+        assert least <= held(module) <= 1.05 * least
+        assert least <= sum(x.nbytes for x in module.buffers()) <= 1.05 * least
 
 
-def functional_sum(module: ScaledLinear) -> Tensor:
-    return torch.func.functional_call(module, {"weight": large().weight}, (X_LARGE,)).sum()
+# --- compile and export ---------------------------------------------------------------------------
 
 
-def test_one_copy_in_a_file() -> None:
-    """Pickles and state dicts hold the plain weight: the packed form is this machine's."""
-    module = layer()
-    loaded = pickle.loads(pickle.dumps(module))
-    assert is_packed(module) and not is_packed(loaded)
-    assert_bits(loaded.weight, weight_of(module))
+@pytest.fixture
+def dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
-def test_a_pickle_of_an_earlier_version() -> None:
-    module = layer()
-    state = {**vars(module), "_buffers": dict(module._buffers.copy()), "_packed": None}
-    older = ScaledLinear.__new__(ScaledLinear)
-    older.__setstate__(state)
-    assert_bits(older(X), layer()(X))
-    assert is_packed(older) or older.weight is not None
+def test_compiled_code_follows_the_weight(dynamo: None) -> None:
+    module, want, old = layer(), layer()(X), layer().weight_int8
+    compiled = torch.compile(nn.Sequential(module), fullgraph=True, backend="aot_eager")
+    assert_bits(compiled(X), want)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for sign in (-1, 1, -1):
+            module.set_weight(sign * old)
+            assert_bits(compiled(X), sign * want)
+            assert_bits(module(X), sign * want)
+
+
+class Reads(nn.Module):
+    """As T5 does: a model that looks at its layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if self.layer.weight.dtype == torch.float32 else x
+
+
+def test_a_model_that_reads_the_weight(dynamo: None) -> None:
+    model = Reads()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for call in (compiled, model, compiled, model):
+        assert_bits(call(X), layer()(X))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_export(strict: bool, dynamo: None) -> None:
+    """A program has the packed weight; of an unpacked layer the plain one."""
+    module, want = layer(), layer()(X)
+    for state in ({"0.weight_scale"}, {"0.weight_scale", "0.weight"}):
+        program = torch.export.export(nn.Sequential(module), (X,), strict=strict)
+        assert set(program.state_dict) == state
+        assert_bits(program.module()(X), want)
+        module.unpack()
+
+
+# --- unpack ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "n"), SHAPES)
+def test_unpack_is_exact(k: int, n: int) -> None:
+    generator = torch.Generator().manual_seed(k * 1000 + n)
+    b = torch.randint(-128, 128, (k, n), dtype=torch.int8, generator=generator)
+    packed = pack_weight_int8(b)
+    plain = packed.unpack()
+    assert_bits(plain, b)
+    assert plain.t().is_contiguous()
+    plain.zero_()
+    assert_bits(packed.unpack(), b)
+
+
+def test_unpack_refuses_another_size() -> None:
+    packed = pack_weight_int8(torch.ones(8, 16, dtype=torch.int8))
+    for wrong in (PackedWeight(packed.data, 9, 16), PackedWeight(packed.data[1:], 8, 16)):
+        with pytest.raises(
+            ValueError, match=r"^data must be uint8 of shape .*, got uint8 of shape"
+        ):
+            wrong.unpack()
+    with pytest.raises(ValueError, match=r"^data must be uint8"):
+        PackedWeight(packed.data.view(torch.int8), 8, 16).unpack()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("k", "n"), [(64, 21), (44, 21), (3, 5), (16, 1)])
+def test_on_cuda(k: int, n: int) -> None:
+    module = layer(k, n)
+    old, x = module.weight_int8, torch.randn(3, k)
+    want = module(x)
+    for _ in range(2):
+        module.cuda()
+        assert_bits(module(x.cuda()).cpu(), want)
+        assert_bits(module.weight_int8.cpu(), old)
+        assert_bits(module.cpu()(x), want)
+    for name, buffer in list(module.named_buffers()):  # by somebody who knows no layouts
+        setattr(module, name, buffer.cuda())
+    assert_bits(module(x.cuda()).cpu(), want)
+    module.set_weight(-old)
+    assert_bits(module(x.cuda()).cpu(), -want)

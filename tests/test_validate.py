@@ -153,8 +153,7 @@ def stale_azp(model: nn.Module) -> None:
 
 
 def other_weight(model: nn.Module) -> None:
-    model.up.weight.neg_()
-    model.up.pack()
+    model.up.set_weight(-model.up.weight_int8)
 
 
 FAULTS: dict[str, tuple[Any, str]] = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..lowbit.int4 import Int4, from_gptq, to_awq
-from ..ops import PackedAWQ, awq_gemm, pack_awq
+from ..ops import PackedAWQ, awq_dequantize, awq_gemm, pack_awq
 from ..ops.arguments import must_be_size
 from .packed_layer import PackedLayer
 
@@ -86,7 +86,7 @@ class AWQLinear(PackedLayer):
             buffer = torch.zeros(shape, dtype=kind, device=device) if present else None
             self.register_buffer(name, buffer)
         self.register_buffer("order", None)
-        self.packed = None
+        self._begin()
 
     @classmethod
     def from_int4(cls, weight: Int4, bias: Tensor | None = None) -> AWQLinear:
@@ -138,6 +138,13 @@ class AWQLinear(PackedLayer):
         return dict(zip(self._WEIGHT, packed.unpack(), strict=True))
 
     @property
+    def weight(self) -> Tensor:
+        """A copy of the weight that x is multiplied by: [N, K] of the scales' dtype."""
+        words = self.qweight, self.scales, self.qzeros
+        w = awq_dequantize(*(words if self.packed is None else self.packed.unpack()))
+        return (w if self.order is None else torch.empty_like(w).index_copy_(0, self.order, w)).t()
+
+    @property
     def act_order(self) -> bool:
         """Whether the rows of a group lie scattered."""
         return self.order is not None
@@ -145,12 +152,12 @@ class AWQLinear(PackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         if self.order is not None:
             x = x[..., self.order]
+        return self._product(x.to(self._dtype), self.bias).to(x.dtype)
+
+    def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.packed is not None:
-            y = awq_gemm(x.to(self.packed.data.dtype), self.packed, bias=self.bias)
-        else:
-            converted = x.to(self.scales.dtype)
-            y = awq_gemm(converted, self.qweight, self.scales, self.qzeros, bias=self.bias)
-        return y.to(x.dtype)
+            return awq_gemm(x, self._current(), bias=bias)
+        return awq_gemm(x, self.qweight, self.scales, self.qzeros, bias=bias)
 
     def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
         order = state_dict.get(prefix + "order")

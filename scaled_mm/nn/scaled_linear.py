@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from ..ops import (
     PackedWeight,
     azp_adj,
     azp_with_adj,
+    pack_weight_int8,
     quantize_int8,
     quantize_weight_int8,
     scaled_mm,
@@ -19,16 +20,18 @@ from ..ops import (
 from ..ops.arguments import accept_dense, must_be_size
 from ..ops.eager import quantized_product
 from ..ops.int8 import accepted
-from .one_weight import OneWeight
+from ..ops.packed_weight import rows_of_panels
+from .packed_layer import PackedLayer
 from .produced import Produced
 
 _ENTRIES = 9
-"""Buffers of a layer, those that are None included."""
+"""Buffers of a packed layer, those that are None included."""
+_DEVICES = ("cpu", "cuda")  # that have kernels, and so a layout
 MAX_K = 131071
 """Input features at most: of more an int32 sum of products could wrap."""
 
 
-class ScaledLinear(nn.Module):
+class ScaledLinear(PackedLayer):
     """A linear layer with an int8 weight and activations quantised on the way in.
 
         y = scale_a * weight_scale * (q - azp) weight.T + bias,   q, scale_a, azp = quantize(x')
@@ -60,25 +63,19 @@ class ScaledLinear(nn.Module):
     Scales and bias stay float32 when the module is moved to another dtype; the output has the dtype
     of the input.
 
-    The weight is kept once. On the CPU it is kept packed for the kernels (`pack_weight_int8`), and
-    so it is on CUDA unless in_features is a multiple of 16: then the kernels read the plain one.
-    Reading `weight` in any way (also through `state_dict()`, `named_buffers()`, `.to()`) rebuilds
-    the plain tensor, which then is the layer's weight, to be written and replaced as in any module:
-    the next call computes with what it holds. That call packs it again, unless somebody still holds
-    the tensor or another of the same memory. While somebody does, the layer computes with the plain
-    weight: the bits are the same, but calls with few tokens take much longer. `pack()` packs
-    whoever holds what. Three things to know:
-
-    - The azp terms are buffers of their own: who writes a weight with zero points writes them too.
-    - Memory that numpy or another library shares with an assigned tensor is not followed.
-    - `torch.compile` decides between packed and plain when it traces, as the weight is then; it
-      traces once more if that changes. A compiled layer does not pack by itself: call `pack()`
-      after reading or writing weights. An exported program uses the plain weight.
+    The weight is kept once, laid out for the kernels of its device (`pack_weight_int8`) in the
+    buffer `kernel_weight`, which is not in the state dict. State dicts and pickles hold the plain
+    int8 weight. `weight` and `weight_int8` give copies: writing into them changes nothing. A weight
+    is written by `set_weight` or `load_state_dict`. `unpack()` puts the plain weight in the packed
+    one's place, as a buffer of the name "weight", for an exported program that is to run elsewhere;
+    `pack()` undoes that. Every product has the same bits either way.
 
     Make one with `from_linear`.
     """
 
-    weight: Tensor
+    _WEIGHT: ClassVar = ("weight",)
+    _SCALES: ClassVar = "weight_scale"
+
     weight_scale: Tensor
     bias: Tensor | None
     input_scale: Tensor | None
@@ -87,7 +84,8 @@ class ScaledLinear(nn.Module):
     azp_adj: Tensor | None
     input_smooth: Tensor | None
     folded_smooth: Tensor | None
-    _buffers: OneWeight
+    packed: PackedWeight | None
+    _of: Tensor | None  # the buffer that `packed` was made with
 
     def __init__(
         self,
@@ -104,11 +102,12 @@ class ScaledLinear(nn.Module):
         """An empty layer, to load a state dict into. per_token None: per token when dynamic;
         smooth: with input_smooth."""
         super().__init__()
-        self._buffers = OneWeight()
         if per_token and not dynamic:
             raise ValueError("per_token must be False when dynamic=False, got per_token=True")
         must_be_size("in_features", in_features)
         must_be_size("out_features", out_features)
+        if in_features > MAX_K:
+            raise ValueError(f"in_features must be at most {MAX_K}, got {in_features}")
         self.in_features = in_features
         self.out_features = out_features
         self.dynamic = dynamic
@@ -125,12 +124,14 @@ class ScaledLinear(nn.Module):
             "azp_adj": (dynamic and not symmetric, (1, n), torch.int32),
             "input_smooth": (smooth, (k,), torch.float32),
         }
-        # Absent ones last: torch.export counts them when it numbers the buffers.
-        for name, (present, shape, dtype) in sorted(made.items(), key=lambda item: not item[1][0]):
+        for name, (present, shape, dtype) in made.items():
             buffer = torch.zeros(shape, dtype=dtype, device=device) if present else None
-            self.register_buffer(name, buffer)
+            self._buffers[name] = buffer  # the name `weight` is a property's
         self.register_buffer("folded_smooth", None, persistent=False)
         self.smooth_alpha: float | None = None
+        self._begin()
+        self._of = None
+        self.pack()
 
     @classmethod
     def from_linear(
@@ -166,8 +167,11 @@ class ScaledLinear(nn.Module):
         Raises:
             ValueError: static without input_scale, or input_scale or input_azp where the scheme has
                 none; input_scale that is not one positive finite value; smooth that is not K
-                positive finite values; folded without smooth.
+                positive finite values; folded without smooth; K > 131071.
+            TypeError: linear is no `torch.nn.Linear`.
         """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear must be a torch.nn.Linear, got {type(linear).__name__}")
         if folded and smooth is None:
             raise ValueError("smooth must be given with folded=True, got None")
         if smooth is not None:
@@ -200,24 +204,92 @@ class ScaledLinear(nn.Module):
             else:
                 cast(Tensor, layer.input_smooth).copy_(1 / smooth)
         q, scale = quantize_weight_int8(weight)
-        layer.weight = q
         layer.weight_scale.copy_(scale.view(-1, 1))
         if layer.bias is not None:
             layer.bias.copy_(linear.bias.detach())
-        if layer.azp_adj is not None:
-            layer.azp_adj.copy_(azp_adj(q.t()))
-        if layer.azp_with_adj is not None and layer.input_zero_point is not None:
-            layer.azp_with_adj.copy_(azp_with_adj(q.t(), layer.input_zero_point))
-        layer.pack()
+        layer.set_weight(q)
         return layer
 
-    def pack(self) -> None:
-        """Packs the weight for the kernels, where they do not read the plain one as well.
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the weight that x is multiplied by: float32 [N, K], weight_int8 * weight_scale
+        (* input_smooth)."""
+        w = self.weight_int8.float() * self.weight_scale
+        return w if self.input_smooth is None else w * self.input_smooth
 
-        Tensors that were read from `weight` or a state dict before are the layer's no longer:
-        writing into them changes nothing.
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        raise AttributeError("weight must be written by set_weight or load_state_dict")
+
+    @property
+    def weight_int8(self) -> Tensor:
+        """A copy of the int8 weight [N, K]."""
+        return self._rows().clone() if self.packed is None else self._rows()
+
+    def set_weight(self, weight: Tensor) -> None:
+        """Replaces the int8 weight, and the azp terms by its column sums.
+
+        Args:
+            weight: int8 [N, K], copied to the layer's device.
         """
-        self._buffers.settle(cut=True)
+        accept_dense({"weight": weight})
+        shape = (self.out_features, self.in_features)
+        if weight.dtype != torch.int8 or weight.shape != shape:
+            got = f"{str(weight.dtype)[6:]} of shape {tuple(weight.shape)}"
+            raise ValueError(f"weight must be int8 of shape {shape}, got {got}")
+        weight = weight.to(self.weight_scale.device)
+        if self.azp_adj is not None:
+            self.azp_adj.copy_(azp_adj(weight.t()))
+        if self.azp_with_adj is not None and self.input_zero_point is not None:
+            self.azp_with_adj.copy_(azp_with_adj(weight.t(), self.input_zero_point))
+        self._buffers["weight"] = weight.contiguous()
+        self.packed = self._buffers["kernel_weight"] = None
+        self.pack()
+
+    def pack(self) -> ScaledLinear:
+        """Lays the weight out for the kernels, in its plain form's place. A weight on the meta
+        device stays as it is. Returns the layer."""
+        weight = self._buffers.get("weight")
+        if weight is not None and weight.device.type in _DEVICES:
+            self._hold(pack_weight_int8(weight.t()))
+        return self
+
+    def unpack(self) -> ScaledLinear:
+        """Undoes `pack`, until the next call. Returns the layer."""
+        super().unpack()
+        self._of = None
+        return self
+
+    def _hold(self, packed: PackedWeight) -> None:
+        """The buffer tells its layout, wherever it is moved: the CPU's has one dimension, CUDA's is
+        the plain weight [N, K] with padded rows."""
+        super()._hold(packed)
+        del self._buffers["weight"]
+        if packed.data.is_cuda:
+            padded = packed.data.view(torch.int8).view(
+                self.out_features, max(16, -(-packed.k // 16) * 16)
+            )
+            self._buffers["kernel_weight"] = padded
+        self._of = self._buffers["kernel_weight"]
+
+    def _plain(self, packed: Any) -> dict[str, Tensor]:
+        with torch.inference_mode(False), torch.no_grad():  # a tensor that may be written anywhere
+            return {"weight": self._rows()}
+
+    def _rows(self) -> Tensor:
+        """The plain weight; a copy, if the layer is packed."""
+        held, k, n = self._buffers["kernel_weight"], self.in_features, self.out_features
+        if held is None:
+            return cast(Tensor, self._buffers["weight"])
+        if held.dim() == 1:
+            return rows_of_panels(held, k, n)
+        return held[:, :k].clone(memory_format=torch.contiguous_format)
+
+    def _converted(self) -> set[str]:
+        return set()
+
+    def _taken(self, name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        return (dtype,)
 
     def quantize_input(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the product is made of: q int8 [..., K], its scale, and its zero point or None. What
@@ -250,14 +322,13 @@ class ScaledLinear(nn.Module):
             or torch.compiler.is_compiling()
         ):
             return None
-        read = dict.__getitem__
-        if read(buffers, "input_smooth") is not None:
+        if buffers["input_smooth"] is not None:
             return None
         weight = self._weight_for_kernels()
         if not isinstance(weight, PackedWeight):
             return None
-        scale_b, bias = read(buffers, "weight_scale"), read(buffers, "bias")
-        return quantized_product(x, weight, cast(Tensor, scale_b), bias)
+        scale_b = cast(Tensor, buffers["weight_scale"])
+        return quantized_product(x, weight, scale_b, buffers["bias"])
 
     def _product(
         self, q: Tensor, scale: Tensor, azp: Tensor | None, out_dtype: torch.dtype
@@ -275,63 +346,51 @@ class ScaledLinear(nn.Module):
                 azp_with_adj=self.azp_with_adj,
                 out_dtype=out_dtype,
             )
-        read = dict.__getitem__
         given: dict[str, Any] = {} if azp is None else {"azp": azp}
         for name in ("bias", "azp_adj", "azp_with_adj"):
-            if (buffer := read(buffers, name)) is not None:
+            if (buffer := buffers[name]) is not None:
                 given[name] = buffer
-        scale_b = cast(Tensor, read(buffers, "weight_scale")).view(1, -1)
+        scale_b = cast(Tensor, buffers["weight_scale"]).view(1, -1)
         return accepted(q, self._weight_for_kernels(), scale, scale_b, out_dtype, given)
 
     def _small(self, name: str) -> Any:
-        """A buffer other than the weight. As an attribute it takes 0.8 us, by the Python code of
-        nn.Module and of OneWeight; a small product takes five. A trace wants attributes, and where
-        entries are missing somebody has put something else in their place."""
+        """A buffer other than the weight. As an attribute it takes 0.8 us, by nn.Module's Python
+        code; a small product takes five. A trace wants attributes, and where entries are missing
+        somebody has put something else in their place."""
         buffers = self._buffers
         if len(buffers) != _ENTRIES or torch.compiler.is_compiling():
             return getattr(self, name)
-        return dict.__getitem__(buffers, name)
+        return buffers[name]
 
     def _weight_for_kernels(self) -> Tensor | PackedWeight:
-        compiling = torch.compiler.is_compiling()
-        packed = self._buffers.packed if compiling else self._buffers.for_product()
-        return self.weight.t() if packed is None else packed
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScaledLinear:
-        dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
-        before = dict(self._buffers.items())
-        super()._apply(fn, recurse)
-        for name, dtype in dtypes.items():
-            moved = cast(Tensor, self._buffers[name])
-            if moved.dtype != dtype:  # the values as they were, not as the other dtype rounds them
-                self._buffers[name] = cast(Tensor, before[name]).to(moved.device)
-        before.clear()
-        self._buffers.settle()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        buffers: dict[str, Tensor | None] = self._buffers
-        if not isinstance(buffers, OneWeight):  # pickled by an earlier version
-            self._buffers = OneWeight(buffers)
-            self.__dict__.pop("_packed", None)
-            self.__dict__.setdefault("smooth_alpha", None)
+        held = self._buffers["kernel_weight"]
+        if torch.compiler.is_compiling():
+            if held is None:
+                return self._rows().t()
+            if held.dim() == 2 and held.shape[1] == self.in_features:
+                return held.t()
+            packed = held.view(-1).view(torch.uint8)
+            return PackedWeight(packed, self.in_features, self.out_features)
+        if held is None or held is not self._of:  # unpacked, or moved by somebody else
+            self._buffers["weight"] = self._rows()
+            self._buffers["kernel_weight"] = self.packed = self._of = None
+            self.pack()
+        return self._rows().t() if self.packed is None else self.packed
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         n, k = self.out_features, self.in_features
-        smooth, weight = state_dict.get(prefix + "input_smooth"), state_dict.get(prefix + "weight")
-        if smooth is not None and self.input_smooth is None:
-            self.input_smooth = torch.empty(k, device=self.weight_scale.device)
+        weight = state_dict.get(prefix + "weight")
         if weight is not None and weight.shape == (n, k) and weight.dtype == torch.int8:
             for name, value in self._azp_terms(weight, state_dict, prefix).items():
                 state_dict.setdefault(prefix + name, value)
-        dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        for name, dtype in dtypes.items():  # assign=True takes tensors as they are
-            self._buffers[name] = cast(Tensor, self._buffers[name]).to(dtype)
-        self._buffers.settle()
+        self.pack()
+
+    def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
+        if state_dict.get(prefix + "input_smooth") is not None and self.input_smooth is None:
+            self.input_smooth = torch.empty(self.in_features, device=self.weight_scale.device)
 
     def _azp_terms(
         self, weight: Tensor, state_dict: Mapping[str, Any], prefix: str

@@ -127,16 +127,12 @@ class WeightOnlyLinear(PackedLayer):
             made["pre_scale"] = (torch.float32, (k,))
         for name, (kind, shape) in made.items():
             self.register_buffer(name, torch.zeros(shape, dtype=kind, device=device))
-        for name in (
-            *self._WEIGHT,
-            "bias",
-            "pre_scale",
-        ):  # last: torch.export numbers absent ones too
+        for name in (*self._WEIGHT, "bias", "pre_scale"):
             if name not in made:
                 self.register_buffer(name, None)
         self.register_buffer("folded_smooth", None, persistent=False)
         self.smooth_alpha: float | None = None
-        self.packed = None
+        self._begin()
 
     @classmethod
     def from_linear(
@@ -256,7 +252,6 @@ class WeightOnlyLinear(PackedLayer):
             dtype=weight.data.dtype,
             device="meta",
         )
-        layer._hold(weight)
         device = weight.data.device
         if bias is not None:  # a copy, like all else: the layer may be loaded into
             dtype, bias = weight.data.dtype, _vector("bias", bias, n)
@@ -265,6 +260,7 @@ class WeightOnlyLinear(PackedLayer):
         if pre_scale is not None:
             factors = _vector("pre_scale", pre_scale, k)
             layer.pre_scale = factors.to(device, torch.float32, copy=True)
+        layer._hold(weight)
         return layer
 
     def pack(self) -> WeightOnlyLinear:
@@ -279,9 +275,16 @@ class WeightOnlyLinear(PackedLayer):
             self._hold(pack_weight(q, scales, zeros=zeros, bits=bits, g_idx=g_idx))
         return self
 
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the weight that x is multiplied by: [N, K] of the scales' dtype, W * pre_scale
+        transposed."""
+        w = self.filled().dequantize().t()
+        return w if self.pre_scale is None else (w * self.pre_scale).to(w.dtype)
+
     def filled(self) -> MixedWeight:
         """The packed weight; ValueError of a layer on the meta device."""
-        packed = self.packed or self.pack().packed
+        packed: MixedWeight | None = self._current()
         if packed is None:
             raise ValueError("weight must have values to be multiplied by, got one on meta")
         return packed

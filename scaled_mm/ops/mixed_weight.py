@@ -195,6 +195,12 @@ class MixedWeight:
         """What the ops take to know the buffer: (K, N, G, bits, kind of zero point, layout)."""
         return [self.k, self.n, self.group, self.bits, ZEROS.index(self.zero), self.layout]
 
+    def on(self, data: Tensor) -> MixedWeight:
+        """The same weight, whose buffer was copied to other memory."""
+        order = None if self.order is None else self.order.to(data.device)
+        sizes = self.k, self.n, self.group, self.bits, self.zero, self.layout
+        return MixedWeight(data, order, *sizes)
+
     def unpack(self) -> Unpacked:
         """The tensors that were packed, bit for bit, as copies.
 

@@ -47,6 +47,10 @@ class PackedAWQ:
         """(K, N), the shape of the weight that was packed."""
         return (self.k, self.n)
 
+    def on(self, data: Tensor) -> PackedAWQ:
+        """The same weight, whose buffer was copied to other memory."""
+        return PackedAWQ(data, self.k, self.n, self.group, self.layout)
+
     def unpack(self) -> tuple[Tensor, Tensor, Tensor]:
         """The tensors that were packed: (qweight, scales, qzeros), bit for bit, as copies.
 

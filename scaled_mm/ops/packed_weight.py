@@ -62,19 +62,14 @@ def settle(packed: PackedWeight) -> None:
     object.__setattr__(packed, "settled", True)
 
 
-def in_place(weight: Tensor) -> PackedWeight:
-    """A contiguous int8 [N, K] on a GPU, at a multiple of 16 bytes and with K another one, is a
-    packed weight as it lies; the same memory."""
-    return PackedWeight(weight.view(-1).view(torch.uint8), weight.shape[1], weight.shape[0])
-
-
 def rows(packed: PackedWeight) -> Tensor:
     """The weight that was packed as its transpose, int8 [N, K], in memory of its own."""
-    unpacked = _cuda_rows if packed.data.is_cuda else _cpu_rows
+    unpacked = _cuda_rows if packed.data.is_cuda else rows_of_panels
     return unpacked(packed.data, packed.k, packed.n)
 
 
-def _cpu_rows(data: Tensor, k: int, n: int) -> Tensor:
+def rows_of_panels(data: Tensor, k: int, n: int) -> Tensor:
+    """`rows` of the CPU's layout, on any device."""
     panels, groups = -(-n // _PANEL), -(-k // _GROUP)
     _check_size(data, panels * (groups + 1) * _PANEL * _GROUP, k, n)
     # A word is the four k of a group of one column; the last group of a panel is skew.

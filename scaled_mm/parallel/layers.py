@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..nn import AWQLinear, ScaledLinear
 from ..nn.produced import plain
-from ..ops import awq_gemm, int8_mm, quantize_int8
+from ..ops import int8_mm, quantize_int8
 from .layouts import agreed_range, all_reduce, gather_features
 from .sums import scaled_epilogue
 
@@ -61,6 +61,11 @@ class RowwiseScaledLinear(ScaledLinear):
             out_dtype=x.dtype,
         )
 
+    def set_weight(self, weight: Tensor) -> None:
+        """As a `ScaledLinear`'s, of this rank's features; every rank calls it."""
+        super().set_weight(weight)
+        self.sum_terms(self.terms())
+
     def terms(self) -> list[str]:
         """The names of its zero-point terms: one, or none."""
         return [name for name in TERMS if getattr(self, name) is not None]
@@ -102,11 +107,11 @@ class RowwiseAWQLinear(AWQLinear):
         if self.order is not None:
             x = gather_features(x, self.mesh, self.whole_features)[..., self.order]
         must_have_features(x, self.in_features)
-        product = awq_gemm(x.to(self.scales.dtype), self.qweight, self.scales, self.qzeros)
+        product = self._product(x.to(self._dtype))
         y = all_reduce(product.float(), self.mesh)
         if self.bias is not None:
             y += self.bias
-        return y.to(self.scales.dtype).to(x.dtype)
+        return y.to(self._dtype).to(x.dtype)
 
 
 def must_have_features(x: Tensor, count: int) -> None:

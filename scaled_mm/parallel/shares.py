@@ -9,7 +9,7 @@ from enum import Enum
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..nn import AWQLinear, WeightOnlyLinear
+from ..nn import MAX_K, AWQLinear, WeightOnlyLinear
 
 
 class Side(Enum):
@@ -148,10 +148,6 @@ def cuts_of(kind: type, side: Side, group: int = 1) -> Mapping[str, Cut]:
     return _int4(side, group) if issubclass(kind, AWQLinear) else _INT8[side]
 
 
-MAX_K = 131071
-"""Beyond it the sum of all ranks could wrap (as in csrc/problems/int8.h)."""
-
-
 def check(kind: type, share: Share, group: int = 1) -> None:
     """Refuses shares that the kernels could not take.
 
@@ -167,5 +163,5 @@ def check(kind: type, share: Share, group: int = 1) -> None:
             share.must_be_whole(NIBBLES, "the columns in a word")
         else:
             share.must_be_whole(group, "group_size")
-    elif share.side is Side.IN and share.size > MAX_K:
+    elif share.side is Side.IN and share.size > MAX_K:  # the sum of all ranks could wrap
         raise ValueError(f"in_features must be at most {MAX_K}, got {share.size}")

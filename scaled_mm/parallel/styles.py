@@ -159,8 +159,7 @@ class RowwiseQuantizedParallel(QuantizedParallel):
 
     Raises:
         ValueError: when it is applied: the mesh has several dimensions; the layer is cut already;
-            K > 131071 in int8; K that is not cut at multiples of the group, where there are
-            several.
+            K that is not cut at multiples of the group, where there are several.
         TypeError: the module is no such layer.
 
     Features are cut as `torch.chunk` does. Every rank must hold the same layer: nothing is sent,
@@ -195,10 +194,14 @@ def _cut(layer: Quantised, share: Share) -> Quantised:
     k, n = (share.count if share.side is side else getattr(layer, side.value) for side in _KN)
     biased = layer.bias is not None
     if isinstance(layer, AWQLinear):
-        device, dtype = layer.qweight.device, layer.scales.dtype
+        packed = layer.packed is not None
+        state = layer.state_dict()  # plain, whichever form the layer has
+        device, dtype = state["scales"].device, state["scales"].dtype
         made: Quantised = AWQLinear(
             k, n, biased, group_size=layer.group_size, dtype=dtype, device=device
         )
+        if packed:
+            made.pack()
     else:
         made = ScaledLinear(
             k,

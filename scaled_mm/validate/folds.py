@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
-from ..ops import awq_dequantize
 
 NOTICED = 0.02
 """Factors that spread less, as the root mean square of their logarithms, are rounding."""
@@ -87,16 +86,12 @@ def find_folds(
 def weight_of(layer: nn.Module) -> Tensor:
     """W, float32 [N, K], that the layer multiplies its input by."""
     if isinstance(layer, AWQLinear):
-        w = awq_dequantize(layer.qweight, layer.scales, layer.qzeros).float()
-        if layer.order is not None:
-            w = torch.empty_like(w).index_copy_(0, layer.order, w)
-        return w.t()
+        return layer.weight.float()
     if isinstance(layer, WeightOnlyLinear):
         w = layer.filled().dequantize().float().t()
         return w if layer.pre_scale is None else w * layer.pre_scale
     assert isinstance(layer, ScaledLinear)
-    w = layer.weight.float() * layer.weight_scale
-    return w if layer.input_smooth is None else w * layer.input_smooth
+    return layer.weight
 
 
 def _norm_ratios(model: nn.Module, quantised: nn.Module) -> Iterator[Tensor]:
