@@ -4,15 +4,13 @@ they read what was written, whatever memory, stream, graph or layer it comes thr
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import test_one_weight
 import torch
 from cuda_support import DEVICE, GPU, ON_CPU, ROWS, count, forced, how_many_differ, streams_only
 from test_cuda_streams import sleep
-from test_one_weight import WRITERS
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -230,49 +228,17 @@ def fresh(module: ScaledLinear, weight: Tensor, x: Tensor) -> Tensor:
 
 
 def is_early(module: ScaledLinear) -> bool:
-    packed = module._buffers.settle()
-    return packed is not None and packed.settled
+    return module.packed is not None and module.packed.settled
 
 
-@pytest.fixture
-def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tensor]:
-    """The writers of test_one_weight call the layer with its X."""
-    x = torch.randn(3, 64, device=DEVICE)
-    monkeypatch.setattr(test_one_weight, "X", x)
-    yield x
-
-
-@pytest.mark.parametrize("writer", sorted(WRITERS.keys() - {"numpy-later"}))
-def test_no_stale_weight_in_a_layer(writer: str, on_the_gpu: Tensor) -> None:
-    x, module = on_the_gpu, layer()
-    old = copy.deepcopy(module).weight.clone()
-    module(x)
-    assert is_early(module)
-    want = fresh(module, -old, x)
-    WRITERS[writer](module)
-    for _ in range(2):
-        assert torch.equal(module(x), want), writer
-    assert torch.equal(module.weight, -old)
-    assert torch.equal(module(x), want), writer
-
-
-def test_the_memory_of_a_layer_stays() -> None:
-    """A graph of the layer goes on reading its weight, whoever looks at it and writes."""
-    module, x = layer(), torch.randn(3, 64, device=DEVICE)
-    module(x)
-    assert is_early(module)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = module(x)
-    place = module.weight.data_ptr()
+def test_no_stale_weight_in_a_layer() -> None:
+    x, module = torch.randn(3, 64, device=DEVICE), layer()
+    old = module.weight_int8
     for turn in range(4):
-        module.weight.neg_()
-        graph.replay()
-        want = fresh(module, copy.deepcopy(module).weight, x)
-        assert torch.equal(out, want), turn
-        assert torch.equal(module(x), want), turn
+        sign = (-1) ** turn
+        module.set_weight(sign * old)
         assert is_early(module)
-    assert module.weight.data_ptr() == place
+        assert torch.equal(module(x), fresh(module, sign * old, x)), turn
 
 
 class Calls(TorchDispatchMode):
@@ -292,37 +258,14 @@ class Calls(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("k", [64, 60], ids=["in-place", "packed"])
+@pytest.mark.parametrize("k", [64, 60])
 def test_a_layer_tells_the_product(k: int) -> None:
+    """A copy packs its own, and tells too."""
     module, x = layer(k), torch.randn(3, k, device=DEVICE)
     with Calls() as calls:
         module(x)
-        held = module.weight
-        module(x)
-        del held
-        module(x)
-    assert [named.get("b_settled", False) for named in calls.named] == [True, False, True]
-
-
-def test_a_layer_that_others_hold_is_read_late() -> None:
-    module, x = layer(), torch.randn(3, 64, device=DEVICE)
-    held = module.weight
-    module(x)
-    assert not is_early(module)
-    del held
-    assert is_early(module)
-
-
-def test_a_layer_is_not_settled_while_a_graph_is_captured() -> None:
-    """What settles it would run with the graph, and not before."""
-    module, x = layer(), torch.randn(3, 64, device=DEVICE)
-    module.weight.neg_()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = module(x)
-        assert not is_early(module)
-    graph.replay()
-    assert torch.equal(out, fresh(module, copy.deepcopy(module).weight, x))
+        copy.deepcopy(module)(x)
+    assert [named.get("b_settled", False) for named in calls.named] == [True, True]
 
 
 @every_row
@@ -337,7 +280,7 @@ def test_a_layer_written_on_one_stream_and_run_on_two(row: str) -> None:
         for weight in turns:
             main = torch.cuda.current_stream()
             sleep(1)
-            module.weight.copy_(weight)
+            module.set_weight(weight)
             side.wait_stream(main)
             with torch.cuda.stream(side):
                 got.append(module(x))
@@ -357,8 +300,8 @@ def test_a_compiled_layer_follows_its_weight() -> None:
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     module(x)
     for _ in range(3):
-        want = fresh(module, copy.deepcopy(module).weight, x)
+        want = fresh(module, module.weight_int8, x)
         assert torch.equal(compiled(x), want)
         assert torch.equal(module(x), want)
-        module.weight.neg_()
+        module.set_weight(-module.weight_int8)
     torch._dynamo.reset()

@@ -283,6 +283,18 @@ def test_refused(name: str) -> None:
         ScaledLinear.from_linear(linear(), **options)
 
 
+def test_a_layer_is_made_of_a_linear_that_an_int32_sum_takes() -> None:
+    with pytest.raises(TypeError, match=r"^linear must be a torch.nn.Linear, got Conv2d$"):
+        ScaledLinear.from_linear(nn.Conv2d(3, 3, 1))
+    assert ScaledLinear(131071, 1).in_features == 131071
+    for make in (
+        lambda: ScaledLinear(200000, 4),
+        lambda: ScaledLinear.from_linear(nn.Linear(200000, 4, device="meta")),
+    ):
+        with pytest.raises(ValueError, match=r"^in_features must be at most 131071, got 200000$"):
+            make()
+
+
 def test_input_of_another_width_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^a must have K=44 columns.*got shape \(3, 43\)$"):
         layer("dynamic-token")(torch.ones(3, K - 1))
