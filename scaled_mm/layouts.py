@@ -28,18 +28,11 @@ from ._arguments import accept_dense
 
 __all__ = [
     "Layout",
-    "bias_and_interleave",
-    "interleave_columns",
     "layout_of",
     "pack_int4",
-    "permute_rows",
     "preprocess_weights_for_mixed_gemm",
     "quantize_symmetric",
-    "remove_bias_and_interleave",
     "restore_weights_of_mixed_gemm",
-    "row_order",
-    "undo_interleave_columns",
-    "undo_permute_rows",
     "unpack_int4",
 ]
 

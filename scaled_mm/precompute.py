@@ -7,6 +7,6 @@ for every layer with an int8 weight B.T [N, K]; all other tensors are copied byt
 that was interrupted is taken up where it stopped.
 """
 
-from .checkpoint.precompute import PrecomputeReport, Shard, Term, precompute
+from .checkpoint.precompute import PrecomputeReport, precompute
 
-__all__ = ["PrecomputeReport", "Shard", "Term", "precompute"]
+__all__ = ["PrecomputeReport", "precompute"]

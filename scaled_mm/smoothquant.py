@@ -10,20 +10,8 @@ Xiao et al., "SmoothQuant", 2023 (arXiv:2211.10438). The maxima come from calibr
 `scaled_mm.quantize_model` applies what is planned here.
 """
 
-from .quantization.calibrate import CalibrationWarning, Ranges, collect, merge
-from .quantization.feeds import find_feeds
+from .quantization.calibrate import CalibrationWarning
 from .quantization.smoothquant import ALPHAS as ALPHAS
-from .quantization.smoothquant import Smooth, Smoothing, factors, plan, search
+from .quantization.smoothquant import Smoothing
 
-__all__ = [
-    "CalibrationWarning",
-    "Ranges",
-    "Smooth",
-    "Smoothing",
-    "collect",
-    "factors",
-    "find_feeds",
-    "merge",
-    "plan",
-    "search",
-]
+__all__ = ["CalibrationWarning", "Smoothing"]

@@ -13,10 +13,11 @@ from helpers import assert_bits
 from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, quantize_model
-from scaled_mm.calibrate import Ranges, clip, collect, merge, static_scale
-from scaled_mm.observe import as_calls
+from scaled_mm.quantization.calibrate import Ranges, clip, collect, merge, static_scale
 from scaled_mm.quantization.feeds import divided, find_feeds
-from scaled_mm.smoothquant import CalibrationWarning, Smoothing, factors, search
+from scaled_mm.quantization.observe import as_calls
+from scaled_mm.quantization.smoothquant import factors, search
+from scaled_mm.smoothquant import CalibrationWarning, Smoothing
 
 QKV, FFN = ("q", "k", "v"), ("gate", "up")
 
