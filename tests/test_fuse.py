@@ -215,7 +215,7 @@ def test_one_product_by_the_reference() -> None:
     norm, first = model.norm, model.first
     given = {"weight": norm.weight, "bias": norm.bias, "eps": norm.eps, "symmetric": False}
     q, scale, azp, *_ = reference.produce_int8("layer_norm", x, **given)
-    b = first.weight.t()
+    b = first.weight_int8.t()
     terms = {"azp": azp, "azp_adj": reference.azp_adj(b), "bias": first.bias}
     expected = reference.scaled_mm(q, b, scale, first.weight_scale.t(), **terms)
     with torch.no_grad():
