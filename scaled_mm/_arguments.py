@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._torch import has_no_memory, levels
+from ._torch import has_no_memory, levels, thrown
 
 NONE_GIVEN: dict[str, Tensor] = {}
 LARGEST = 2**31 - 1
@@ -97,6 +97,7 @@ def explained(error: Exception, operands: dict[str, Any]) -> Exception:
     no way to raise torch's own exception. NotImplementedError is the dispatcher's: it has no kernel
     for an operand of this kind, and does not say which operand that is.
     """
+    error = thrown(error)
     if isinstance(error, MemoryError):
         return torch.OutOfMemoryError(str(error))
     for name, operand in operands.items():

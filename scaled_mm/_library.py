@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ._torch import dispatch_keys
+from ._torch import dispatch_keys, thrown
 
 CPU_LIBRARY = Path(__file__).with_name("_C_cpu.abi3.so")
 CUDA_LIBRARY = Path(__file__).with_name("_C_cuda.abi3.so")
@@ -43,7 +43,10 @@ _CPU, _CUDA = dispatch_keys("CPU"), dispatch_keys("CUDA")
 
 
 def _ask(keys: Any, op: str, *arguments: object) -> Any:
-    return getattr(torch.ops.scaled_mm, op).default.redispatch(keys, *arguments)
+    try:
+        return getattr(torch.ops.scaled_mm, op).default.redispatch(keys, *arguments)
+    except RuntimeError as error:
+        raise thrown(error) from None
 
 
 # --- the CPU library ------------------------------------------------------------------------------

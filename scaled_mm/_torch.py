@@ -5,6 +5,7 @@ torch may drop these names in any release. Nothing else in the package imports t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -56,3 +57,13 @@ def dispatch_keys(backend: str) -> Any:
     except AttributeError as missing:
         text = f"scaled_mm needs another torch than {torch.__version__}: {missing}"
         raise ImportError(text) from missing
+
+
+def thrown(error: Exception) -> Exception:
+    """The ValueError or MemoryError that the library threw. From 2.15 on torch hands it on as a
+    RuntimeError of the same text: the stable ABI promises no types."""
+    if type(error) is not RuntimeError:
+        return error
+    if str(error).startswith("could not allocate "):
+        return torch.OutOfMemoryError(str(error))
+    return ValueError(str(error)) if re.search(" must .*, got ", str(error)) else error

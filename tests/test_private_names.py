@@ -96,3 +96,25 @@ def test_without_dispatch_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "DispatchKeySet")
     with pytest.raises(ImportError, match=r"needs another torch than .*DispatchKeySet"):
         _torch.dispatch_keys("CPU")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("a must have K=4 columns, got shape (2, 3)"), ValueError),
+        (RuntimeError("could not allocate 7 bytes on cpu: out of memory"), torch.OutOfMemoryError),
+        (RuntimeError("CUDA error: an illegal memory access"), RuntimeError),
+        (NotImplementedError("x must be dense, got sparse"), NotImplementedError),
+    ],
+)
+def test_errors_whose_type_torch_does_not_keep(error: Exception, kind: type[Exception]) -> None:
+    """As from 2.15 on."""
+
+    def op(*operands: object) -> None:
+        raise error
+
+    made = _torch.thrown(error)
+    assert type(made) is kind and str(made) == str(error)
+    if kind is not NotImplementedError:
+        with pytest.raises(kind, match=str(error)[:9]):
+            eager._shortly(op)

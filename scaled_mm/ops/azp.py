@@ -33,7 +33,7 @@ def azp_adj(b: Tensor | PackedWeight) -> Tensor:
     accept({"b": weight})
     try:
         return _azp_adj(weight, **packed)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, {"b": weight}) from None
 
 
@@ -55,7 +55,7 @@ def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
     accept(operands)
     try:
         return _azp_with_adj(weight, azp, **packed)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, operands) from None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .._torch import short
+from .._torch import short, thrown
 from .arguments import are_tensors, explained
 from .packed_weight import PackedWeight
 from .shapes import must_share_device, product_sizes
@@ -67,6 +67,8 @@ def _shortly(op: Callable[..., Tensor], *operands: Any) -> Tensor | None:
         raise explained(error, {}) from None
     except NotImplementedError:
         return None
+    except RuntimeError as error:
+        raise thrown(error) from None
 
 
 # --- shapes only ----------------------------------------------------------------------------------

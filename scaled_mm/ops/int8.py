@@ -151,7 +151,7 @@ def scaled_mm(
         accept_out(out)
         _scaled_mm_out(a, weight, scale_a, scale_b, **options, **packed)
         return written(out)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b, **options}
         raise explained(error, operands) from None
 
@@ -180,7 +180,7 @@ def accepted(
         given["out_dtype"] = out_dtype
     try:
         return _scaled_mm(a, weight, scale_a, scale_b, **given)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, {"a": a, "b": weight}) from None
 
 
@@ -209,7 +209,7 @@ def int8_mm(a: Tensor, b: Tensor | PackedWeight, *, out: Tensor | None = None) -
         accept_out(out)
         _int8_mm_out(a, weight, out=out, **packed)
         return written(out)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, {**operands, **options}) from None
 
 
@@ -230,7 +230,7 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
     accept({"b": b})
     try:
         packed = PackedWeight(_pack_weight_int8(b), b.shape[0], b.shape[1])
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, {"b": b}) from None
     if packed.data.is_cuda and not torch.compiler.is_compiling():
         settle(packed)

@@ -41,7 +41,7 @@ def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
     accept(operands)
     try:
         return _awq_dequantize(qweight, scales, qzeros)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, operands) from None
 
 
@@ -95,7 +95,7 @@ def awq_gemm(
         accept_out(out)
         ops[1](x, *weight, **options)
         return written(out)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, {**operands, **options}) from None
 
 

@@ -69,7 +69,7 @@ def mixed_mm(
         accept_out(out)
         _mixed_mm_out(x, w.data, w.sizes, **options)
         return written(out)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, {**operands, **options}) from None
 
 

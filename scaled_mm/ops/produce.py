@@ -238,7 +238,7 @@ def _produce(
         q, made, zero, *floats = _produce_int8(
             producer, x, symmetric=symmetric, **operands, **scales, **options
         )
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, {"x": x, **operands, **scales}) from None
     return (q, made, zero, *floats) if scale is None else (q, scale, azp, *floats)
 

@@ -75,7 +75,7 @@ def quantize_int8(
                 return _quantize_int8(x)
             return _quantize_int8(x, symmetric=symmetric, per_token=per_token)
         return _quantize_int8_static(x, scale, azp), scale, azp
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, operands) from None
 
 
@@ -99,7 +99,7 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
     must_be_bool("per_channel", per_channel)
     try:
         return _quantize_weight_int8(w, per_channel=per_channel)
-    except (MemoryError, NotImplementedError) as error:
+    except (MemoryError, RuntimeError) as error:
         raise explained(error, {"w": w}) from None
 
 
