@@ -13,16 +13,18 @@ from ..quantization.fuse import fused_where_safe
 from ..quantization.swap import unfuse
 from .config import PackedWeights
 from .config_awq_gptq import AwqGptq
-from .files import DTYPES
+from .files import DTYPES, NAMES
 from .folder import Checkpoint
 from .layer import QuantisedLayer
 from .layers import int8_layers
 from .layers_awq_gptq import awq_gptq_layers
 from .layers_packed import packed_layers
+from .names import Given, Names, made_by_the_model, without_values
 
-_FLOATS = {name: DTYPES[name] for name in ("F64", "F32", "F16", "BF16")}
-_INTEGERS = {name: DTYPES[name] for name in ("I64", "I32", "I16", "I8", "U8")}
-_KINDS = (_FLOATS, _INTEGERS, {"BOOL": DTYPES["BOOL"]})
+_KINDS = tuple(
+    {DTYPES[name] for name in kind.split()}
+    for kind in ("F64 F32 F16 BF16", "I64 I32 I16 I8 U8", "BOOL")
+)
 """A tensor goes into one of its own kind, widened or narrowed."""
 _COMPUTED = "rotary_emb.inv_freq"
 """Older Llamas' checkpoints hold it; models make it themselves."""
@@ -131,10 +133,14 @@ def load_layers(
 ) -> nn.Module:
     """Puts a checkpoint into a model: the quantised layers as `make` makes them, the other tensors
     as they are."""
+    names = Names(model)
+    taken = {f"{layer.name}.{part}" for layer in layers.values() for part in layer.parts}
+    given = names.given(name for name in checkpoint.where if name not in taken)
+    layers = names.layers(layers)
     linears = linears_of(model, checkpoint, layers)
     places = places_of(model, linears)
     targets = _targets(model, places)
-    _check(checkpoint, layers, targets)
+    _check(model, checkpoint, given, targets)
     for name, buffer in model.named_buffers():
         if buffer.is_meta and name not in targets:
             reason = "must not be on the meta device: a buffer that no checkpoint holds"
@@ -148,11 +154,12 @@ def load_layers(
             model.set_submodule(place, made[name])
         unfuse(model)
         owners: dict[int, Tensor] = {}  # a tied tensor stays tied, on the meta device too
+        for each in given:
+            for name, value in each.made(model, checkpoint.read).items():
+                if (target := targets.get(name)) is not None:
+                    owners[id(target)] = _fill(model, name, target, value)
         for name, target in targets.items():
-            if name in checkpoint:
-                owners[id(target)] = _fill(model, name, target, checkpoint.read(name))
-        for name, target in targets.items():
-            if name not in checkpoint and target.is_meta:
+            if target.is_meta:
                 _place(model, name, owners[id(target)])
     return model
 
@@ -199,29 +206,32 @@ def _targets(model: nn.Module, replaced: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _check(
-    checkpoint: Checkpoint, layers: dict[str, QuantisedLayer], targets: dict[str, Tensor]
+    model: nn.Module, checkpoint: Checkpoint, given: list[Given], targets: dict[str, Tensor]
 ) -> None:
     """That model and checkpoint have the same tensors, in shape and kind."""
-    taken = {f"{name}.{part}" for name, layer in layers.items() for part in layer.parts}
-    filled = {id(target) for name, target in targets.items() if name in checkpoint}
-    for name, target in targets.items():
-        if id(target) not in filled:
-            _refuse(checkpoint, f"has no {name}, which the model has")
-    for name in checkpoint.where:
-        if name in taken:
+    made: dict[str, tuple[tuple[int, ...], torch.dtype | None, str]] = {}
+    for each in given:
+        if each.converter is None:
+            entry = checkpoint.entry(each.files[0][0])
+            made[each.name] = entry.shape, DTYPES.get(entry.dtype), entry.dtype
             continue
+        for name, x in each.made(model, without_values(checkpoint)).items():
+            made[name] = tuple(x.shape), x.dtype, NAMES[x.dtype]
+    filled = {id(target) for name, target in targets.items() if name in made}
+    for name, target in targets.items():
+        if id(target) not in filled and (target.is_meta or not made_by_the_model(model, name)):
+            _refuse(checkpoint, f"has no {name}, which the model has")
+    for name, (shape, dtype, stored) in made.items():
         if name not in targets and name.endswith(_COMPUTED):
             continue
         if name not in targets:
             _refuse(checkpoint, f"has {name}, which the model has not")
-        entry, target = checkpoint.entry(name), targets[name]
-        if entry.shape != tuple(target.shape):
-            shapes = f"{list(target.shape)}, as in the model, got {list(entry.shape)}"
+        target = targets[name]
+        if shape != tuple(target.shape):
+            shapes = f"{list(target.shape)}, as in the model, got {list(shape)}"
             _refuse(checkpoint, f"{name} must have shape {shapes}")
-        if not any(entry.dtype in kind and target.dtype in kind.values() for kind in _KINDS):
-            _refuse(
-                checkpoint, f"{name} must be {target.dtype}, as in the model, got {entry.dtype}"
-            )
+        if not any(dtype in kind and target.dtype in kind for kind in _KINDS):
+            _refuse(checkpoint, f"{name} must be {target.dtype}, as in the model, got {stored}")
 
 
 def _refuse(checkpoint: Checkpoint, reason: str) -> NoReturn:

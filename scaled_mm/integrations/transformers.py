@@ -31,15 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..checkpoint import Checkpoint, QuantisedLayer, quantised_layers
+from ..checkpoint import Checkpoint, quantised_layers
 from ..checkpoint.config import read_settings
 from ..checkpoint.loading import layer_for, linears_of, places_of
+from ..checkpoint.names import Names
 from ..quantization.fuse import fused_where_safe
 from ..quantization.swap import unfuse
 from .stored import stored_tensors
@@ -154,15 +153,17 @@ class ScaledMMQuantizer(HfQuantizer):
                 "distributed_config and tp_plan must be None with a model that scaled_mm quantises"
             )
         self.checkpoint = _checkpoint(kwargs.get("checkpoint_files"))
-        found = _by_place(model, quantised_layers(self.checkpoint))
+        found = Names(model).layers(quantised_layers(self.checkpoint))
         if not found:
             raise ValueError(f"{self.checkpoint.folder}: has no quantised weight")
         self.linears = linears_of(model, self.checkpoint, found)
         self.places = places_of(model, self.linears)
         self.layers = {place: found[name] for place, name in self.places.items()}
+        for linear in self.linears.values():
+            _without_tensors(linear)  # transformers fills the rest
         for place in self.places:
-            model.set_submodule(place, nn.Module())  # without tensors: transformers fills the rest
-            model.all_tied_weights_keys.pop(f"{place}.weight", None)
+            for part in ("weight", "bias"):
+                model.all_tied_weights_keys.pop(f"{place}.{part}", None)
         taken = "|".join(re.escape(place) for place in self.places)
         known = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = known | {rf"^(?:{taken})\.[^.]+$"}
@@ -202,6 +203,15 @@ class ScaledMMQuantizer(HfQuantizer):
         return True
 
 
+def _without_tensors(linear: nn.Linear) -> None:
+    """Leaves a Linear's weight and bias as plain tensors without values, which no state dict has:
+    a model's own code reads their sizes while transformers fills the model."""
+    for part in ("weight", "bias"):
+        x = getattr(linear, part)
+        delattr(linear, part)
+        setattr(linear, part, None if x is None else x.detach().to("meta"))
+
+
 def _checkpoint(files: list[str] | None) -> Checkpoint:
     """The checkpoint of the files that transformers will read.
 
@@ -221,23 +231,6 @@ def _checkpoint(files: list[str] | None) -> Checkpoint:
     if checkpoint.quantization is None:
         raise ValueError(f"{checkpoint.folder}: is a float checkpoint, without quantization_config")
     return checkpoint
-
-
-def _by_place(model: Any, layers: dict[str, QuantisedLayer]) -> dict[str, QuantisedLayer]:
-    """The layers by their names in the model, which transformers may have renamed since the file
-    was written."""
-    transforms = get_model_conversion_mapping(model)
-    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
-    converters = [each for each in transforms if isinstance(each, WeightConverter)]
-    keys = model.state_dict()
-
-    def place(name: str) -> str:
-        key, _ = rename_source_key(
-            f"{name}.weight", renamings, converters, model.base_model_prefix, keys
-        )
-        return str(key).removesuffix(".weight")
-
-    return {place(name): layer for name, layer in layers.items()}
 
 
 register()
