@@ -78,7 +78,7 @@ def load_quantized(
             it by any other batch.
 
     Returns:
-        The model, changed in place, in eval mode if it was.
+        The model, changed in place, in eval mode if it was. No parameter asks for gradients.
 
     Raises:
         ValueError: the checkpoint is malformed, float, of another format (named), or does not fit
@@ -161,6 +161,8 @@ def load_layers(
         for name, target in targets.items():
             if target.is_meta:
                 _place(model, name, owners[id(target)])
+    if layers:  # quantised products have no gradients
+        model.requires_grad_(False)
     return model
 
 

@@ -9,7 +9,11 @@ from fnmatch import fnmatchcase
 from .schemes import AnyScheme, scheme_of
 from .smoothquant import Smoothing, refuse_strings
 
-NOT_BY_DEFAULT = ("lm_head", "*.lm_head")
+NOT_BY_DEFAULT = (
+    *("lm_head", "*.lm_head", "*lm_head.decoder", "*predictions.decoder"),
+    *("embed_out", "generator_lm_head", "vocab_projector"),
+)
+"""Heads over a vocabulary, as models of transformers call them; most share the embedding's weight."""
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,12 @@ class Swap(Generic[Model]):
             self.model = cast(Model, new)
 
     def finished(self) -> Model:
-        """The model with all that was replaced, in eval mode."""
+        """The model with all that was replaced, in eval mode. None of its parameters asks for
+        gradients: quantised products have none."""
         if not self.inplace:  # deepcopy takes what it finds in its memo for done
             self.model = copy.deepcopy(self.model, dict(self.copied))
         unfuse(self.model)
-        return self.model.eval()
+        return self.model.requires_grad_(False).eval()
 
 
 def unfuse(model: nn.Module) -> None:

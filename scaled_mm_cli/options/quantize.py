@@ -29,7 +29,7 @@ def options(
     skip: Annotated[
         list[str] | None,
         typer.Option(
-            help="Pattern of Linears that stay float; several may be given. [lm_head, *.lm_head]"
+            help="Pattern of Linears that stay float; several may be given. [heads over a vocabulary]"
         ),
     ] = None,
     alpha: Annotated[
