@@ -9,30 +9,22 @@ from helpers import extra
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_SIZES: dict[str, Any] = {
-    **dict.fromkeys(
-        "hidden_size d_model n_embd dim embed_dim embedding_size word_embed_proj_dim".split(), 32
-    ),
-    **dict.fromkeys(
-        "intermediate_size d_ff ffn_dim hidden_dim n_inner encoder_ffn_dim decoder_ffn_dim "
-        "ffn_hidden_size max_position_embeddings n_positions max_source_positions "
-        "max_target_positions".split(),
-        64,
-    ),
-    **dict.fromkeys(
-        "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers "
-        "num_decoder_layers num_key_value_heads num_experts_per_tok".split(),
-        2,
-    ),
-    **dict.fromkeys(
-        "num_attention_heads num_heads n_head n_heads encoder_attention_heads "
-        "decoder_attention_heads num_local_experts num_experts n_routed_experts".split(),
-        4,
-    ),
-    **{"vocab_size": 96, "head_dim": 8, "d_kv": 8, "moe_intermediate_size": 32, "dropout": 0.0},
-    **{"image_size": 32, "patch_size": 8, "num_labels": 3, "num_channels": 3},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+_BY_SIZE = {
+    32: "hidden_size d_model n_embd dim embed_dim embedding_size word_embed_proj_dim "
+    "moe_intermediate_size image_size",
+    64: "intermediate_size d_ff ffn_dim hidden_dim n_inner encoder_ffn_dim decoder_ffn_dim "
+    "ffn_hidden_size max_position_embeddings n_positions max_source_positions max_target_positions",
+    2: "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers eos_token_id "
+    "num_decoder_layers num_key_value_heads num_experts_per_tok",
+    4: "num_attention_heads num_heads n_head n_heads encoder_attention_heads "
+    "decoder_attention_heads num_local_experts num_experts n_routed_experts",
+    8: "head_dim d_kv patch_size",
+    96: "vocab_size",
+    3: "num_labels num_channels",
+    1: "bos_token_id decoder_start_token_id",
+    0: "pad_token_id dropout",
 }
+_SIZES = {key: size for size, keys in _BY_SIZE.items() for key in keys.split()}
 _OWN = {
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 1]]},
     "GPTJForCausalLM": {"rotary_dim": 4},
@@ -42,11 +34,14 @@ _OWN = {
     "SwinForImageClassification": {"depths": [1, 1], "num_heads": [2, 4], "window_size": 2},
     "Swinv2ForImageClassification": {"depths": [1, 1], "num_heads": [2, 4], "window_size": 2},
     "SegformerForImageClassification": {
-        **{"patch_sizes": [7, 3, 3, 3], "hidden_sizes": [32, 32, 64, 64]},
-        **{"decoder_hidden_size": 32, "num_attention_heads": [1, 2, 2, 4]},
+        "patch_sizes": [7, 3, 3, 3],
+        "hidden_sizes": [32, 32, 64, 64],
+        "decoder_hidden_size": 32,
+        "num_attention_heads": [1, 2, 2, 4],
     },
     "LEDForConditionalGeneration": {
-        **{"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64},
+        "max_encoder_position_embeddings": 64,
+        "max_decoder_position_embeddings": 64,
         "attention_window": [8, 8],
     },
     "LongformerForMaskedLM": {"attention_window": [8, 8]},
@@ -56,7 +51,7 @@ _OWN = {
     "WavLMForCTC": {"conv_dim": [32] * 7, "num_conv_pos_embeddings": 16},
     "Data2VecAudioForCTC": {"conv_dim": [32] * 7},
 }
-ARCHITECTURES = """
+_NAMES = """
 LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Qwen2MoeForCausalLM
 Qwen3MoeForCausalLM MixtralForCausalLM GemmaForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM
 PhiForCausalLM Phi3ForCausalLM GPTNeoXForCausalLM GPTNeoForCausalLM GPTJForCausalLM
@@ -80,7 +75,8 @@ ViTForImageClassification DeiTForImageClassification BeitForImageClassification
 Dinov2ForImageClassification SwinForImageClassification SegformerForImageClassification
 SiglipVisionModel CLIPVisionModel CLIPTextModel YolosForObjectDetection ViTMAEModel
 Wav2Vec2ForCTC HubertForCTC WavLMForCTC Data2VecAudioForCTC WhisperForConditionalGeneration
-""".split()
+"""
+ARCHITECTURES = _NAMES.split()
 
 
 def tiny(name: str) -> Any:
@@ -119,7 +115,7 @@ def output(model: Any, given: dict[str, Tensor]) -> Tensor:
     return y
 
 
-# ---- Shapes of timm, diffusers and others ----------------------------------------------------------
+# ---- Shapes of timm, diffusers and others --------------------------------------------------------
 
 
 class Eva(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from helpers import assert_bits, extra
 from torch import nn
 
 from scaled_mm import QuantConfig, WeightScheme, load_quantized, quantize_model, save_quantized
+from scaled_mm.checkpoint import quantize_checkpoint
+from scaled_mm.validate import validate
 
 transformers = extra("transformers")
 SCHEMES: dict[str, Any] = {
@@ -79,3 +80,28 @@ def test_a_shape_of_others(name: str, scheme: str, tmp_path: Path) -> None:
     quantised = quantize_model(model, QuantConfig(SCHEMES[scheme]), [x])
     save_quantized(quantised, tmp_path / "out")
     assert_bits(load_quantized(SHAPES[name]().eval(), tmp_path / "out")(x), quantised(x))
+
+
+_RENAMED = """BeitForImageClassification DeiTForImageClassification Dinov2ForImageClassification
+SwinForImageClassification SegformerForImageClassification EsmForMaskedLM GPTNeoXForCausalLM
+MixtralForCausalLM MarianMTModel T5ForConditionalGeneration"""
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in _RENAMED.split()]
+
+
+@pytest.mark.parametrize("scheme", ["W8A8", "W8A8 static"])
+@pytest.mark.parametrize("name", ["ViTForImageClassification", *SLOW])
+def test_quantize_follows_the_names(name: str, scheme: str, tmp_path: Path) -> None:
+    """Files of which transformers changes the names, and validation reads what was written."""
+    model = tiny(name)
+    model.save_pretrained(tmp_path / "float")
+    given = inputs(model, mask=True)
+    config = QuantConfig(SCHEMES[scheme])
+    report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, [given])
+    expected = output(quantize_model(model, config, [given]), given)
+    for loaded in (
+        type(model).from_pretrained(tmp_path / "out"),
+        load_quantized(tiny(name), tmp_path / "out"),
+    ):
+        assert_bits(output(loaded, given), expected)
+    assert validate(model, tmp_path / "out", [given]).ok
+    assert ("Mixtral" in name) == any("experts" in why for why in report.others.values())

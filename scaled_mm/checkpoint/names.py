@@ -80,9 +80,7 @@ class Names:
             return name, None
         from transformers.core_model_loading import rename_source_key
 
-        found = rename_source_key(
-            name, self._renamings, self._converters, self._prefix, self._keys
-        )
+        found = rename_source_key(name, self._renamings, self._converters, self._prefix, self._keys)
         if found[0] not in self._keys and name in self._keys:
             return name, None
         return found

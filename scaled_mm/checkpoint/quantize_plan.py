@@ -20,6 +20,7 @@ from ..quantization import QuantConfig
 from ..quantization.layers import why_not
 from ..quantization.model import linears
 from ..quantization.observe import as_call
+from ..quantization.report import report_of
 from ..quantization.schemes import AnyScheme, WeightScheme
 from .compressed_tensors import AnyLayerScheme, is_linear, one_kind
 from .config import PackedScheme, W8A8Scheme
@@ -27,6 +28,7 @@ from .files import DTYPES, NAMES, TensorFile
 from .float_model import skeleton
 from .folder import Checkpoint
 from .layer import FLOATS
+from .names import Names
 from .shards import Planned
 
 EVERYTHING = ("*",)
@@ -40,14 +42,20 @@ class Plan:
         source: the float checkpoint.
         config: as it was given.
         schemes: of each layer, by name.
-        floats: names of the Linears that stay float; None: unknown.
+        stored: the names that the layers have in the files, where these are other ones.
+        names: of the files' tensors in the model.
+        floats: names of the Linears that stay float, as in the files; None: unknown.
+        others: why other matrices stay float that are multiplied by, by name.
         computed: tensors of the files that the model makes itself, and which are left out.
     """
 
     source: Checkpoint
     config: QuantConfig
     schemes: Mapping[str, AnyLayerScheme]
+    stored: Mapping[str, str]
+    names: Mapping[str, str]
     floats: tuple[str, ...] | None
+    others: Mapping[str, str]
     computed: frozenset[str]
 
     @classmethod
@@ -64,21 +72,35 @@ class Plan:
             raise ValueError(f"{source.folder}: is quantised already")
         model, known = _modules(source, config)
         meant = linears(model, config)
+        given = [x for x in Names(model).given(source.where) if x.converter is None]
+        names = {x.files[0][0]: x.name for x in given}
+        stored = {name: file for file, name in names.items()}
         found = {name: module for name, module in meant.items() if type(module) is nn.Linear}
+        if not found and meant:
+            raise ValueError(
+                f"include must match an nn.Linear, got {next(iter(meant))}, a Conv1D: "
+                "compressed-tensors' format has no place for it, but quantize_model takes it"
+            )
         if not found:
             raise ValueError(
                 f"include must match a Linear that skip does not, got {', '.join(config.include)}"
             )
-        _check(source, model, found, config)
+        _check(source, stored, model, found, config)
+        in_files = {name: _layer_of(stored[f"{name}.weight"]) for name in found}
         floats = [
-            name
+            _layer_of(stored.get(f"{name}.weight", f"{name}.weight"))
             for name, module in model.named_modules(remove_duplicate=False)
             if (is_linear(module) or name in meant) and module not in found.values()
         ]
         schemes = {name: _in_words(config.scheme_for(name)) for name in found}
         one_kind(schemes)
-        computed = _computed(model) & source.where.keys()
-        return cls(source, config, schemes, tuple(floats) if known else None, frozenset(computed))
+        computed = {file for file, name in names.items() if name in _computed(model)}
+        left = report_of(model, config, found, {}).floats if known else ()
+        others = {x.name: x.why for x in left if x.counted and not x.asked}
+        return cls(
+            *(source, config, schemes, in_files, names),
+            *(tuple(floats) if known else None, others, frozenset(computed)),
+        )
 
     @property
     def calibrated(self) -> bool:
@@ -89,7 +111,7 @@ class Plan:
     @cached_property
     def weights(self) -> dict[str, str]:
         """Name of each weight that is quantised -> its layer."""
-        return {f"{name}.weight": name for name in self.schemes}
+        return {f"{self.stored[name]}.weight": name for name in self.schemes}
 
     @property
     def share(self) -> float:
@@ -109,7 +131,7 @@ class Plan:
         return made
 
     def _layer(self, name: str, dtype: torch.dtype, n: int, k: int) -> list[Planned]:
-        scheme = self.schemes[name]
+        scheme, name = self.schemes[name], self.stored[name]
         parts: list[tuple[str, str, tuple[int, ...]]]
         if isinstance(scheme, PackedScheme):
             group = k if scheme.group_size == -1 else scheme.group_size
@@ -148,7 +170,11 @@ def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
 
 
 def _check(
-    source: Checkpoint, model: nn.Module, found: Mapping[str, nn.Linear], config: QuantConfig
+    source: Checkpoint,
+    stored: Mapping[str, str],
+    model: nn.Module,
+    found: Mapping[str, nn.Linear],
+    config: QuantConfig,
 ) -> None:
     """That every layer has a float weight of its own in the files, and no scales."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
@@ -161,8 +187,9 @@ def _check(
         weight = f"{name}.weight"
         if weight in shared:
             refuse(f"{weight} is tied to another tensor: leave it out (skip)")
-        if weight not in source:
+        if weight not in stored:
             refuse(f"has no {weight}, which {type(model).__name__} has")
+        weight = stored[weight]
         entry, wanted = source.entry(weight), (linear.out_features, linear.in_features)
         if entry.dtype not in FLOATS or entry.shape != wanted:
             rule = f"must be {' or '.join(FLOATS)} of shape {list(wanted)}"
@@ -170,8 +197,12 @@ def _check(
         if (reason := why_not(config.scheme_for(name), entry.shape[1])) is not None:
             refuse(f"{weight} {reason}")
         for part in ("weight_scale", "weight_packed", "input_scale", "input_zero_point"):
-            if f"{name}.{part}" in source:
-                refuse(f"has {name}.{part} already, without quantization_config")
+            if f"{_layer_of(weight)}.{part}" in source:
+                refuse(f"has {_layer_of(weight)}.{part} already, without quantization_config")
+
+
+def _layer_of(weight: str) -> str:
+    return weight.removesuffix(".weight")
 
 
 def _computed(model: nn.Module) -> set[str]:

@@ -60,6 +60,8 @@ class QuantizeReport:
     """How many of them are smoothed; None: not known, all shards were there already."""
     floats: tuple[str, ...] | None
     """Linears that stay float; None: the model's modules are not known."""
+    others: Mapping[str, str]
+    """Why other matrices stay float that are multiplied by, such as stacked experts, by name."""
     calibration: str | None
     """How the float model was run: "block by block", or why it had to be in memory as a whole.
     None: it was not run."""
@@ -131,6 +133,7 @@ def quantize_checkpoint(
         smoothed=_smoothed(plan, values),
         calibration=values.how if values else None,
         floats=plan.floats,
+        others=plan.others,
         share=plan.share,
         shards=reports,
         dropped=tuple(sorted(plan.computed)),
@@ -222,25 +225,27 @@ class _Run:
             if layer is not None:
                 yield from self._layer(layer, file.read(entry.name), values)
             elif entry.name not in self._plan.computed:
-                yield entry.name, _divided(entry.name, file.read(entry.name), values)
+                inside = self._plan.names.get(entry.name, entry.name)
+                yield entry.name, _divided(inside, file.read(entry.name), values)
             progressed(entry.nbytes)
 
     def _layer(self, name: str, weight: Tensor, values: Calibrated) -> Iterator[tuple[str, Tensor]]:
         smooth = values.get(f"{name}.smooth")
         scheme, dtype = self._plan.config.scheme_for(name), scales_dtype(weight.dtype)
+        stored_as = self._plan.stored[name]
         if smooth is not None:
             weight = weight.float() * smooth
         if isinstance(scheme, WeightScheme):
             made = quantize_weight_grouped(weight.t(), dtype=dtype, **scheme.options())
             tensors = stored(made, scheme.bits) | {"weight_shape": torch.tensor(weight.shape)}
-            yield from ((f"{name}.{part}", x) for part, x in tensors.items())
+            yield from ((f"{stored_as}.{part}", x) for part, x in tensors.items())
             return
         q, scale = quantize_weight_int8(weight)
-        yield f"{name}.weight", q
-        yield f"{name}.weight_scale", scale.view(-1, 1)
+        yield f"{stored_as}.weight", q
+        yield f"{stored_as}.weight_scale", scale.view(-1, 1)
         for part in ("input_scale", "input_zero_point"):
             if (x := values.get(f"{name}.{part}")) is not None:
-                yield f"{name}.{part}", x
+                yield f"{stored_as}.{part}", x
 
     def write_json_files(self) -> None:
         """The index, and last config.json."""
@@ -250,7 +255,8 @@ class _Run:
             index = index_of(list(self._shards.values()), metadata)
             fields = {**source.index_fields, **index}
             write_json(self._out / source.index.name, fields, mode_of(source.index))
-        quantization = quantization_config(self._plan.schemes, self._plan.floats)
+        schemes = {self._plan.stored[name]: x for name, x in self._plan.schemes.items()}
+        quantization = quantization_config(schemes, self._plan.floats)
         fields = {**source.config, "quantization_config": quantization}
         write_json(self._out / CONFIG, fields, mode_of(config))
 

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from .files import DTYPES
 from .float_model import model_class, transformers_config
 from .folder import Checkpoint
+from .names import Names
 
 
 class NotInParts(Exception):
@@ -62,9 +63,11 @@ class StreamedModel:
         persistent = self.model.state_dict(keep_vars=True)
         for name, x in persistent.items():
             names.setdefault(id(x), []).append(name)
+        given = [x for x in Names(self.model).given(self._checkpoint.where) if x.converter is None]
+        files = {each.name: each.files[0][0] for each in given}
         sources: dict[str, str] = {}
         for same in names.values():
-            stored = [name for name in same if name in self._checkpoint]
+            stored = [files[name] for name in same if name in files]
             if not stored:
                 raise NotInParts(f"{same[0]} is not in the files under this name")
             sources |= dict.fromkeys(same, stored[0])

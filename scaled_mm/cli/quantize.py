@@ -47,6 +47,10 @@ def show(report: QuantizeReport, console: RichConsole) -> None:
         told.append(f"{report.smoothed} layers are smoothed, and the norms in front divided")
     if report.floats is not None:
         told.append(f"Linears that stay float: {_listed(report.floats)}")
+    by_reason: dict[str, list[str]] = {}
+    for name, why in report.others.items():
+        by_reason.setdefault(why, []).append(name)
+    told += [f"stay float, {why}: {_listed(names)}" for why, names in by_reason.items()]
     for what, names in (
         ("left out, for the model computes them", report.dropped),
         ("copied along", report.copied),

@@ -13,7 +13,7 @@ NOT_BY_DEFAULT = (
     *("lm_head", "*.lm_head", "*lm_head.decoder", "*predictions.decoder"),
     *("embed_out", "generator_lm_head", "vocab_projector"),
 )
-"""Heads over a vocabulary, as models of transformers call them; most share the embedding's weight."""
+"""Heads over a vocabulary, as transformers calls them; most share the embedding's weight."""
 
 
 @dataclass(frozen=True)

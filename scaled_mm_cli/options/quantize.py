@@ -29,7 +29,7 @@ def options(
     skip: Annotated[
         list[str] | None,
         typer.Option(
-            help="Pattern of Linears that stay float; several may be given. [heads over a vocabulary]"
+            help="Pattern of Linears that stay float; several may be given. [vocabulary heads]"
         ),
     ] = None,
     alpha: Annotated[
