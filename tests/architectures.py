@@ -32,6 +32,7 @@ _OWN = {
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1},
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "SwinForImageClassification": {"depths": [1, 1], "num_heads": [2, 4], "window_size": 2},
+    "YolosForObjectDetection": {"image_size": [32, 32]},
     "Swinv2ForImageClassification": {"depths": [1, 1], "num_heads": [2, 4], "window_size": 2},
     "SegformerForImageClassification": {
         "patch_sizes": [7, 3, 3, 3],
@@ -83,7 +84,11 @@ def tiny(name: str) -> Any:
     """A model of a few thousand parameters, in eval mode."""
     made = getattr(extra("transformers"), name)
     known = made.config_class()
-    sizes = {key: size for key, size in _SIZES.items() if hasattr(known, key)}
+    sizes = {
+        key: size
+        for key, size in _SIZES.items()
+        if hasattr(known, key) and not isinstance(getattr(known, key), list | tuple)
+    }
     torch.manual_seed(0)
     return made(made.config_class(**{**sizes, **_OWN.get(name, {})})).eval()
 

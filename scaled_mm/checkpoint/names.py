@@ -127,6 +127,15 @@ def without_values(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
     return read
 
 
+def stored_name(model: nn.Module, layer: str) -> str | None:
+    """The name of a layer in what `save_pretrained` writes; None: it is not one layer there."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    weight = torch.empty(64, 64, device="meta")
+    stored = [*revert_weight_conversion(model, {f"{layer}.weight": weight})]
+    return stored[0].removesuffix(".weight") if len(stored) == 1 else None
+
+
 def made_by_the_model(model: nn.Module, name: str) -> bool:
     """Whether transformers leaves a tensor out of the files: the model computes it (tables of
     sines)."""

@@ -50,6 +50,7 @@ def _configure(prefix: str, owner: nn.Module) -> str | None:
         quantization_config,
         scheme_of_layer,
     )
+    from ..checkpoint.names import stored_name
 
     schemes, floats = {}, []
     for name, module in owner.named_modules(remove_duplicate=False):
@@ -66,8 +67,15 @@ def _configure(prefix: str, owner: nn.Module) -> str | None:
         one_kind(schemes)
     except ValueError:
         return "it has W8A8 and weight-only layers"
+    stored = {name: stored_name(owner, name) for name in (*schemes, *floats)}
+    for name in schemes:
+        if stored[name] is None:
+            return f"{prefix}{name} is several layers in transformers' files"
     if schemes:
-        config.quantization_config = quantization_config(schemes, floats)
+        config.quantization_config = quantization_config(
+            {stored[name] or name: scheme for name, scheme in schemes.items()},
+            [stored[name] or name for name in floats],
+        )
     return None
 
 
