@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from helpers import extra
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from scaled_mm import WeightScheme
 
 _BY_SIZE = {
     32: "hidden_size d_model n_embd dim embed_dim embedding_size word_embed_proj_dim "
@@ -56,7 +59,7 @@ _NAMES = """
 LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Qwen2MoeForCausalLM
 Qwen3MoeForCausalLM MixtralForCausalLM GemmaForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM
 PhiForCausalLM Phi3ForCausalLM GPTNeoXForCausalLM GPTNeoForCausalLM GPTJForCausalLM
-GPTBigCodeForCausalLM GPT2LMHeadModel OPTForCausalLM BloomForCausalLM StableLmForCausalLM
+GPTBigCodeForCausalLM OPTForCausalLM BloomForCausalLM StableLmForCausalLM
 OlmoForCausalLM Olmo2ForCausalLM OlmoeForCausalLM CohereForCausalLM GraniteForCausalLM
 GraniteMoeForCausalLM Starcoder2ForCausalLM CodeGenForCausalLM MptForCausalLM NemotronForCausalLM
 GlmForCausalLM Glm4ForCausalLM SmolLM3ForCausalLM ArceeForCausalLM HeliumForCausalLM
@@ -78,6 +81,56 @@ SiglipVisionModel CLIPVisionModel CLIPTextModel YolosForObjectDetection ViTMAEMo
 Wav2Vec2ForCTC HubertForCTC WavLMForCTC Data2VecAudioForCTC WhisperForConditionalGeneration
 """
 ARCHITECTURES = _NAMES.split()
+
+
+_READ = "other code reads its weight"
+_T5 = "T5 MT5 UMT5 LongT5 SwitchTransformers"
+SKIPPED: dict[str, tuple[str, str]] = {
+    **{f"{name}ForCausalLM": ("*dt_proj", _READ) for name in ("Mamba", "FalconMamba", "Jamba")},
+    **{f"{name}ForConditionalGeneration": ("*.wo", _READ) for name in _T5.split()},
+    "WavLMForCTC": ("*.attention.*", _READ),
+    "eva": ("qkv", _READ),
+    "EsmForMaskedLM": ("*contact_head*", "it does not run"),
+    "ConvBertForMaskedLM": ("*conv_kernel_layer", "its rows are no multiple of a group"),
+}
+"""Pattern of the layers that the caller must leave out (skip), and why."""
+
+
+def skipped(name: str, scheme: Any) -> tuple[str, ...]:
+    """T5 reads the dtype of a weight, and knows int8."""
+    if name not in SKIPPED:
+        return ()
+    pattern, _ = SKIPPED[name]
+    return () if pattern == "*.wo" and not isinstance(scheme, WeightScheme) else (pattern,)
+
+
+def page() -> str:
+    """docs/architectures.md."""
+    rows = []
+    for name in ARCHITECTURES:
+        pattern, why = SKIPPED.get(name, ("", ""))
+        also = " (w4a16, w8a16)" if pattern == "*.wo" else ""
+        rows.append(
+            f"| {name} | " + (f"`skip` must have `{pattern}`{also}: {why}" if why else "all")
+        )
+    return _PAGE + "".join(f"{row} |\n" for row in rows)
+
+
+_PAGE = """# Architectures
+
+Models of transformers that were quantised, run with and without a mask, saved by `save_pretrained`
+and `save_quantized`, and loaded by `from_pretrained` and `load_quantized`: all with the same bits.
+Each has random weights and few of them. The schemes are W8A8 (dynamic and static), W8A16 and W4A16.
+
+GPT2LMHeadModel runs, but has no checkpoint: its Conv1D has no place in compressed-tensors' format.
+Stacked experts (Mixtral and others) stay float, and the report says so. Heads over a vocabulary
+stay float by default.
+
+`make test-slow` runs the list; `python tests/architectures.py` writes this page.
+
+| architecture | what is quantised |
+|---|---|
+"""
 
 
 def tiny(name: str) -> Any:
@@ -193,3 +246,7 @@ class ViTLike(nn.Module):
 
 
 SHAPES = {"eva": Eva, "vit": ViT, "dit": DiT, "unet": UNet}
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[1] / "docs" / "architectures.md").write_text(page())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, SHAPES, inputs, output, tiny
+from architectures import ARCHITECTURES, SHAPES, inputs, output, page, skipped, tiny
 from helpers import assert_bits, extra
 from torch import nn
 
@@ -25,7 +25,7 @@ SCHEMES: dict[str, Any] = {
     "W8A16": WeightScheme(8),
     "W4A16": WeightScheme(4, 32),
 }
-SKIPPED = {"EsmForMaskedLM": ("*contact_head*",), "ConvBertForMaskedLM": ("*conv_kernel_layer",)}
+PAGE = Path(__file__).parents[1] / "docs" / "architectures.md"
 FEW = ("LlamaForCausalLM", "BertForMaskedLM", "ViTForImageClassification", "GPTNeoXForCausalLM")
 
 
@@ -38,9 +38,9 @@ def ours() -> Iterator[None]:
     module.unregister()
 
 
-def skipped(name: str) -> tuple[str, ...]:
-    """Beside what is left out by default, layers that do not run, or are too narrow for a group."""
-    return (*QuantConfig().skip, *SKIPPED.get(name, ()))
+def config_of(name: str, scheme: Any) -> QuantConfig:
+    """Without the layers that cannot be quantised, beside those left out by default."""
+    return QuantConfig(scheme, skip=(*QuantConfig().skip, *skipped(name, scheme)))
 
 
 def check(name: str, scheme: Any) -> None:
@@ -51,7 +51,7 @@ def check(name: str, scheme: Any) -> None:
             each.data += torch.randn_like(each) / 50
     given = [inputs(model, mask) for mask in (False, True)]
     batches = given[:1] if scheme == "static" else None
-    quantised = quantize_model(model, QuantConfig(scheme, skip=skipped(name)), batches)
+    quantised = quantize_model(model, config_of(name, scheme), batches)
     expected = [output(quantised, each) for each in given]
     assert not torch.equal(expected[0], output(model, given[0]))
     with tempfile.TemporaryDirectory() as made:
@@ -85,7 +85,7 @@ def test_a_shape_of_others(name: str, scheme: str, tmp_path: Path) -> None:
     model: nn.Module = SHAPES[name]().eval()
     x = torch.randn(2, 16, 32)
     batches = [x] if "static" in scheme else None
-    quantised = quantize_model(model, QuantConfig(SCHEMES[scheme]), batches)
+    quantised = quantize_model(model, config_of(name, SCHEMES[scheme]), batches)
     save_quantized(quantised, tmp_path / "out")
     assert_bits(load_quantized(SHAPES[name]().eval(), tmp_path / "out")(x), quantised(x))
 
@@ -103,7 +103,7 @@ def test_quantize_follows_the_names(name: str, scheme: str, tmp_path: Path) -> N
     model = tiny(name)
     model.save_pretrained(tmp_path / "float")
     given = inputs(model, mask=True)
-    config = QuantConfig(SCHEMES[scheme], skip=skipped(name))
+    config = config_of(name, SCHEMES[scheme])
     report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, [given])
     expected = output(quantize_model(model, config, [given] if "static" in scheme else None), given)
     for loaded in (
@@ -113,3 +113,8 @@ def test_quantize_follows_the_names(name: str, scheme: str, tmp_path: Path) -> N
         assert_bits(output(loaded, given), expected)
     assert len(validate(model, tmp_path / "out", [given]).layers) == len(report.layers)
     assert ("Mixtral" in name) == any("experts" in other for other in report.others)
+
+
+def test_the_page_is_of_this_list() -> None:
+    """docs/architectures.md: `python tests/architectures.py` writes it."""
+    assert PAGE.read_text() == page()
