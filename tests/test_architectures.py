@@ -16,6 +16,7 @@ from torch import nn
 
 from scaled_mm import QuantConfig, WeightScheme, load_quantized, quantize_model, save_quantized
 from scaled_mm.checkpoint import quantize_checkpoint
+from scaled_mm.cli import main
 from scaled_mm.validate import validate
 
 transformers = extra("transformers")
@@ -118,3 +119,32 @@ def test_quantize_follows_the_names(name: str, scheme: str, tmp_path: Path) -> N
 def test_the_page_is_of_this_list() -> None:
     """docs/architectures.md: `python tests/architectures.py` writes it."""
     assert PAGE.read_text() == page()
+
+
+def test_conv1d_has_no_place_in_a_checkpoint(tmp_path: Path) -> None:
+    tiny("GPT2LMHeadModel").save_pretrained(tmp_path / "float")
+    with pytest.raises(ValueError, match=r"got transformer\.h\.0\.attn\.c_attn, a Conv1D: "):
+        quantize_checkpoint(tmp_path / "float", tmp_path / "out")
+
+
+def test_an_encoder_with_a_decoder_by_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny("T5ForConditionalGeneration").save_pretrained(tmp_path / "float")
+    tokens = tmp_path / "tokens"
+    tokens.write_text("5 6 7 8 9 10 11\n12 13 14 15\n")
+    folders = [str(tmp_path / name) for name in ("float", "out")]
+    given = ["--tokens", str(tokens)]
+    assert main(["quantize", folders[0], "--out", folders[1], "--scheme", "static", *given]) == 0
+    assert main(["validate", folders[1], "--float", folders[0], *given, "--json"]) in (0, 1)
+    assert "decoder.block.0.layer.1.EncDecAttention.k" in capsys.readouterr().out
+
+
+def test_quantize_tells_which_experts_stay_float(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny("MixtralForCausalLM").save_pretrained(tmp_path / "float")
+    assert main(["quantize", str(tmp_path / "float"), "--out", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "stay float, stacked weights of 4 experts: " in said
+    assert "model.layers.1.mlp.experts.down_proj" in said

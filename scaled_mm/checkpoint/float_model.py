@@ -130,6 +130,14 @@ def read_lines(path: Path) -> list[str]:
     return found
 
 
+def with_decoder(checkpoint: Checkpoint, batches: list[Any]) -> list[Any]:
+    """The batches with ids for the decoder too, the same ones, where the model has a decoder beside
+    its encoder."""
+    if not transformers_config(checkpoint).is_encoder_decoder:
+        return batches
+    return [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
+
+
 def vocabulary(checkpoint: Checkpoint) -> int | None:
     """How many token ids the model has, if config.json says so."""
     size = checkpoint.config.get("vocab_size")

@@ -15,7 +15,7 @@ from rich.table import Table
 from scaled_mm_cli.terminal import Console, cell, lines, print_json
 
 from .._progress import progress_display
-from ..checkpoint.float_model import read_lines, read_tokens, tokenized, vocabulary
+from ..checkpoint.float_model import read_lines, read_tokens, tokenized, vocabulary, with_decoder
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
 from ..quantization.model import SCHEMES, QuantConfig
@@ -149,7 +149,8 @@ def _batches(
         raise ValueError(
             f"--text or --tokens must be given with a static scheme, --alpha or --search, got {got}"
         )
+    source = Checkpoint(folder)
     if tokens is not None:
-        return read_tokens(tokens, vocabulary(Checkpoint(folder)), length)
+        return with_decoder(source, read_tokens(tokens, vocabulary(source), length))
     assert text is not None
-    return tokenized(folder, read_lines(text), length)
+    return with_decoder(source, tokenized(folder, read_lines(text), length))

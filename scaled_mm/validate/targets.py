@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.float_model import load_model, read_tokens, tokenized, vocabulary
+from ..checkpoint.float_model import load_model, read_tokens, tokenized, vocabulary, with_decoder
 from ..quantization.model import SCHEMES, QuantConfig, quantize_model
 from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme
 from ..quantization.smoothquant import ALPHAS, Smoothing
@@ -120,8 +120,10 @@ def from_transformers(
         raise ValueError(f"{folder}: is quantised; --float must name a float checkpoint")
     model = load_model(checkpoint)
     if tokens is not None:
-        return model, read_tokens(tokens, vocabulary(checkpoint))
-    return model, tokenized(folder, sentences(text))
+        batches = read_tokens(tokens, vocabulary(checkpoint))
+    else:
+        batches = tokenized(folder, sentences(text))
+    return model, with_decoder(checkpoint, batches)
 
 
 def sentences(text: Path | None) -> list[str]:
