@@ -57,13 +57,12 @@ class Names:
         model: any module; those of transformers have names of their own.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self._prefix: str | None = None
         self._renamings: list[Any] = []
         self._converters: list[Any] = []
         self._keys: dict[str, Any] = {}
-        transformers = sys.modules.get("transformers")
-        if transformers is None or not isinstance(model, transformers.PreTrainedModel):
+        if not _of_transformers(model):
             return
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
@@ -111,6 +110,11 @@ class Names:
         return list(found.values())
 
 
+def _of_transformers(model: nn.Module) -> bool:
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+
+
 def _in_order(name: str) -> list[tuple[bool, int, str]]:
     """Experts by their numbers: 10 behind 2."""
     parts = re.split(r"(\d+)", name)
@@ -127,8 +131,10 @@ def without_values(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
     return read
 
 
-def stored_name(model: nn.Module, layer: str) -> str | None:
+def stored_name(model: Any, layer: str) -> str | None:
     """The name of a layer in what `save_pretrained` writes; None: it is not one layer there."""
+    if not _of_transformers(model):
+        return layer
     from transformers.core_model_loading import revert_weight_conversion
 
     weight = torch.empty(64, 64, device="meta")
