@@ -15,8 +15,9 @@ from test_checkpoint_llama import DTYPES, IDS, llama, relative
 from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, load_quantized, quantize_model, save_quantized
+from scaled_mm.awq import Int4
 from scaled_mm.checkpoint import Checkpoint, W8A8Scheme, saving
-from scaled_mm.nn import AWQLinear, ScaledLinear
+from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from scaled_mm.precompute import precompute
 from scaled_mm.quantization import SCHEMES
 from scaled_mm.smoothquant import Smoothing
@@ -275,18 +276,28 @@ def test_a_model_without_a_head(tmp_path: Path) -> None:
     assert set(files_of(tmp_path / "out")) == {"config.json", "model.safetensors"}
 
 
+@pytest.mark.parametrize("act_order", [False, True])
+def test_awq_layers_are_saved_as_packed_ones(tmp_path: Path, act_order: bool) -> None:
+    torch.manual_seed(0)
+    q = torch.randint(16, (64, 32), dtype=torch.uint8)
+    zeros = torch.randint(16, (2, 32), dtype=torch.uint8)
+    g_idx = torch.randperm(64) % 2 if act_order else None
+    weight = Int4(q, torch.rand(2, 32).bfloat16(), zeros, g_idx)
+    layer = AWQLinear.from_int4(weight, torch.randn(32)).pack()
+    save_quantized(nn.ModuleDict({"a": layer}), tmp_path / "out")
+    made = load_quantized(nn.ModuleDict({"a": nn.Linear(64, 32)}), tmp_path / "out")["a"]
+    x = torch.randn(3, 64).bfloat16()
+    assert isinstance(made, WeightOnlyLinear)
+    assert torch.equal(made.weight, layer.weight)
+    assert (made(x).float() - layer(x).float()).abs().max() < 0.05 * layer(x).float().abs().max()
+
+
 # ---- Refused, and nothing left -------------------------------------------------------------------
 
 
 def smoothed_in_the_quantiser() -> nn.Module:
     config = QuantConfig(smoothing=Smoothing(0.5, layers=("*.o_proj",)))
     return quantize_model(llama(), config, [IDS])
-
-
-def with_int4() -> nn.Module:
-    model: Any = quantize_model(Model(), QuantConfig(skip=("head",)))
-    model.down = AWQLinear(64, 32, group_size=32)
-    return model
 
 
 def with_other_int8() -> nn.Module:
@@ -302,7 +313,6 @@ def gpt2() -> nn.Module:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "input-smooth": (smoothed_in_the_quantiser, r"self_attn.o_proj: input_smooth has no place in"),
-    "int4": (with_int4, r"must have no AWQLinear, got one at 'down'"),
     "int8-elsewhere": (with_other_int8, r"head.table must be float, got torch.int8 of a Linear"),
     "conv1d": (gpt2, r"h.0.attn.c_attn: is a Conv1D in the float model, and compressed-tensors'"),
     "float": (llama, "must hold a ScaledLinear or WeightOnlyLinear, got none"),

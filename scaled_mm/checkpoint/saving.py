@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn import AWQLinear
 from .compressed_tensors import (
     Saved,
     is_linear,
@@ -73,7 +72,7 @@ def save_quantized(
 
     Raises:
         ValueError: the model has no `ScaledLinear` or `WeightOnlyLinear`, or has both; or something
-            that the format has no place for (`input_smooth`, `pre_scale`, `AWQLinear`s, GPT-2's
+            that the format has no place for (`input_smooth`, `pre_scale`, GPT-2's
             Conv1D), named; path is not new or empty.
         OSError: a file cannot be read or written. Nothing is left then.
 
@@ -111,8 +110,6 @@ def _layers(model: nn.Module) -> dict[str, Saved]:
     """The quantised layers, each once, by its first name."""
     layers: dict[str, Saved] = {}
     for name, module in model.named_modules():
-        if isinstance(module, AWQLinear):
-            raise ValueError(f"model must have no AWQLinear, got one at {name!r}")
         if isinstance(module, Saved):
             refuse_homeless(name, module)
             layers[name] = module

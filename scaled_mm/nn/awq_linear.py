@@ -12,6 +12,7 @@ from ..lowbit.int4 import Int4, from_gptq, to_awq
 from ..ops import PackedAWQ, awq_dequantize, awq_gemm, pack_awq
 from ..ops.arguments import must_be_size
 from .packed_layer import PackedLayer
+from .weight_only_linear import WeightOnlyLinear
 
 
 class AWQLinear(PackedLayer):
@@ -153,6 +154,12 @@ class AWQLinear(PackedLayer):
         if self.order is not None:
             x = x[..., self.order]
         return self._product(x.to(self._dtype), self.bias).to(x.dtype)
+
+    def weight_only(self) -> WeightOnlyLinear:
+        """The same weight in a `WeightOnlyLinear`, whose files other programs read."""
+        state = self.state_dict()
+        words = (state[name] for name in ("qweight", "scales", "qzeros"))
+        return WeightOnlyLinear.from_awq(*words, order=self.order, bias=self.bias)
 
     def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.packed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -222,6 +223,28 @@ class WeightOnlyLinear(PackedLayer):
             raise TypeError(f"weight must be a GroupedWeight, got {type(weight).__name__}")
         packed = pack_weight(weight.q, weight.scales, zeros=weight.zeros, bits=bits, g_idx=g_idx)
         return cls.from_weight(packed, bias=bias, pre_scale=pre_scale, activation=activation)
+
+    @classmethod
+    def from_awq(
+        cls,
+        qweight: Tensor,
+        scales: Tensor,
+        qzeros: Tensor,
+        *,
+        order: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> WeightOnlyLinear:
+        """A layer of an AWQ checkpoint's tensors (`scaled_mm.awq_dequantize`).
+
+        Args:
+            qweight, scales, qzeros: as for `scaled_mm.MixedWeight.from_awq`.
+            order: integer [K], or None: the input channel of each row, as in `AWQLinear`.
+            bias: as for `from_grouped`.
+        """
+        weight = MixedWeight.from_awq(qweight, scales, qzeros)
+        if order is not None:
+            weight = dataclasses.replace(weight, order=order.to(weight.data.device, torch.int32))
+        return cls.from_weight(weight, bias=bias)
 
     @classmethod
     def from_weight(
