@@ -70,7 +70,8 @@ def load_quantized(
 
     Args:
         model: any module whose names are those of the checkpoint, such as a Llama of transformers
-            made from the same config.json (which is not needed here).
+            made from the same config.json (which is not needed here). Where transformers has
+            other names than its files, they are changed as `from_pretrained` does.
         path: the checkpoint, as for `Checkpoint`.
         fuse: let norms and activations write the int8 input of the Linears behind them, where that
             is safe: as `quantize_model` does by default, by the model's `dummy_inputs` (models of
