@@ -90,6 +90,8 @@ SKIPPED: dict[str, tuple[str, str]] = {
     **{f"{name}ForConditionalGeneration": ("*.wo", _READ) for name in _T5.split()},
     "WavLMForCTC": ("*.attention.*", _READ),
     "eva": ("qkv", _READ),
+    "LongformerForMaskedLM": ("*_global", "they run with global attention only"),
+    "LEDForConditionalGeneration": ("*_global", "they run with global attention only"),
     "EsmForMaskedLM": ("*contact_head*", "it does not run"),
     "ConvBertForMaskedLM": ("*conv_kernel_layer", "its rows are no multiple of a group"),
 }
