@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,18 @@ def test_act_order_to_awq_and_back() -> None:
     assert_same(awq.to_gptq(again, version=1), w)
     with pytest.raises(ValueError, match=r"^weight must have its groups in order"):
         awq.to_awq(plain)
+
+
+@pytest.mark.parametrize("value", [19, -1])
+@pytest.mark.parametrize("name", ["q", "zeros"])
+def test_values_of_more_than_4_bits_are_refused(name: str, value: int) -> None:
+    weight = replace(awq.from_gptq(*gptq_weight(act_order=False), version=1), g_idx=None)
+    wrong = getattr(weight, name).to(torch.int8)
+    wrong[0, 0] = value
+    weight = replace(weight, **{name: wrong})
+    for packed in (awq.to_awq, lambda w: awq.to_gptq(w, version=2)):
+        with pytest.raises(ValueError, match=rf"^{name} must be in 0\.\.15, got .*{value}"):
+            packed(weight)
 
 
 def test_sorted_g_idx_is_no_act_order() -> None:

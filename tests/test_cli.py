@@ -35,6 +35,7 @@ REFUSED = [  # arguments, what the one line says
     (["demo", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got tpu"),
     (["bench", "--shape", "4x4"], "--shape must be MxKxN"),
     (["bench", "--device", "tpu"], "--device must be one of cpu, cuda, got tpu"),
+    (["bench", "--device", "cpu", "--png", "x.png"], "--png must be given with shapes measured by"),
     (["bench", "--read", "no-such.json"], "no-such.json: No such file or directory"),
     (["explain", "1", "2"], "Missing argument 'K'"),
     (["explain", "1", "2", "x"], "Invalid value for 'K'"),

@@ -17,6 +17,7 @@ from scaled_mm import (
     QuantizationWarning,
     Scheme,
     prepare_model,
+    quantization_report,
     quantize_model,
 )
 from scaled_mm.demo import measure
@@ -91,6 +92,46 @@ def test_a_module_in_two_places_stays_one() -> None:
 def test_a_linear_itself() -> None:
     for inplace in (False, True):
         assert isinstance(quantize_model(nn.Linear(4, 5), inplace=inplace), ScaledLinear)
+
+
+HOOKS: dict[str, Any] = {
+    "hook": lambda m: m.register_forward_hook(lambda m, x, y: y + 1),
+    "pre-hook": lambda m: m.register_forward_pre_hook(lambda m, x: (x[0] + 1,)),
+    "forward": lambda m: setattr(m, "forward", lambda x: x + 1),
+    "parametrization": lambda m: nn.utils.parametrizations.weight_norm(m),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_linear_that_is_called_another_way_stays_float(name: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    HOOKS[name](model[1])
+    made, x = quantize_model(model), torch.randn(2, 8)
+    assert isinstance(made[0], ScaledLinear) and not isinstance(made[1], ScaledLinear)
+    assert_bits(run(made[1], x), run(model[1], x))
+    assert any(each.name.startswith("1.") for each in quantization_report(made).floats)
+
+
+def test_a_class_token_is_no_expert() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    model.register_parameter("cls_token", nn.Parameter(torch.zeros(1, 1, 8)))
+    (token,) = quantization_report(quantize_model(model)).floats
+    assert (token.name, token.why) == (
+        "cls_token",
+        "Sequential uses it itself, in the shape (1, 1, 8)",
+    )
+
+
+def test_an_encoder_takes_a_padding_mask() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 48, dropout=0.0, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 6, WIDTH)
+    mask = torch.arange(6) >= torch.tensor([[4], [6]])
+    with pytest.warns(QuantizationWarning):
+        made = quantize_model(model)
+    with torch.no_grad():
+        got, want = (m(x, src_key_padding_mask=mask)[~mask] for m in (made, model))
+    assert (got - want).norm() < 0.05 * want.norm()
 
 
 def test_multihead_attention_keeps_its_projection() -> None:
@@ -236,6 +277,14 @@ def test_compile(config: QuantConfig) -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 STATIC = QuantConfig("static")
+
+
+def broken_linear() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4))
+    nn.init.constant_(model[0].weight, torch.nan)
+    return model
+
+
 REFUSALS: dict[str, tuple[Any, type[Exception], str]] = {
     "scheme": (lambda: QuantConfig("int4"), ValueError, r"scheme must be one of dynamic, .*'int4'"),
     "override": (lambda: QuantConfig(overrides=(("*", "x"),)), ValueError, "scheme must be one of"),
@@ -244,7 +293,33 @@ REFUSALS: dict[str, tuple[Any, type[Exception], str]] = {
     "nothing": (
         lambda: quantize_model(nn.ReLU()),
         ValueError,
-        "include must match a Linear",
+        "model must have a Linear, got no such layer, but no matrix at all",
+    ),
+    "convolution": (
+        lambda: quantize_model(nn.Sequential(nn.Conv2d(3, 4, 1))),
+        ValueError,
+        r"model must have a Linear, .* 0.weight \(Conv2d is neither a Linear",
+    ),
+    "lstm": (lambda: quantize_model(nn.LSTM(4, 4)), ValueError, r".* weight_ih_l0 \(LSTM is"),
+    "subclass": (
+        lambda: quantize_model(nn.Sequential(type("FalconLinear", (nn.Linear,), {})(4, 4))),
+        ValueError,
+        r".* 0.weight \(FalconLinear is a subclass of Linear",
+    ),
+    "twice": (
+        lambda: quantize_model(quantize_model(nn.Sequential(nn.Linear(4, 4)))),
+        ValueError,
+        "model must have a float Linear, got one whose Linears are quantised already",
+    ),
+    "nan-weight": (
+        lambda: quantize_model(broken_linear()),
+        ValueError,
+        "0.weight must be finite, got an infinity or NaN",
+    ),
+    "one-tensor": (
+        lambda: quantize_model(seeded(PreNorm), STATIC, inputs()[0]),
+        TypeError,
+        r"batches must be an iterable of batches, such as \[x\], got one Tensor",
     ),
     "no-calibration": (
         lambda: quantize_model(seeded(PreNorm), STATIC),

@@ -251,6 +251,8 @@ def command(
         result = layer_measured(layer, m or [], {**chosen, "without": without or ()}, json_file)
     else:
         op = op_of(awq, awq_dequantize, mixed, png_file)
+        if png_file is not None and (host or device != "cuda"):
+            raise ValueError("--png must be given with shapes measured by --device cuda, got none")
         contenders = LOWBIT_CONTENDERS.get(op, CONTENDERS)
         names = dict.fromkeys(contender.name for contender in contenders if not contender.ours)
         common: dict[str, Any] = {

@@ -110,10 +110,11 @@ def to_awq(weight: Int4) -> Awq:
     """The weight in AWQ's packing, which knows no g_idx: see `Int4.in_order`.
 
     Raises:
-        ValueError: the weight has a g_idx.
+        ValueError: the weight has a g_idx, or values that are not in 0..15.
     """
     if weight.g_idx is not None:
         raise ValueError("weight must have its groups in order (Int4.in_order), got a g_idx")
+    _must_be_nibbles(q=weight.q, zeros=weight.zeros)
     return Awq(pack(weight.q), weight.scales, pack(weight.zeros))
 
 
@@ -141,5 +142,14 @@ def from_gptq(
 
 def to_gptq(weight: Int4, *, version: int) -> Gptq:
     """The weight in GPTQ's packing, of version 1 or 2; K must be a multiple of 8."""
+    _must_be_nibbles(q=weight.q, zeros=weight.zeros)
     qweight, qzeros = to_gptq_words(weight.q, weight.zeros, version=version, bits=4)
     return Gptq(qweight, weight.scales, qzeros, weight.g_idx)
+
+
+def _must_be_nibbles(**tensors: Tensor) -> None:
+    for name, values in tensors.items():
+        if values.numel() and not values.is_meta:
+            low, high = (int(x) for x in values.aminmax())
+            if low < 0 or high > 15:
+                raise ValueError(f"{name} must be in 0..15, got {low}..{high}")

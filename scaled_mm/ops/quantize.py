@@ -35,6 +35,8 @@ def quantize_int8(
     in float32 with true division, rounding half to even. A range holding NaN or infinity gets
     scale = NaN with q = azp = 0, so that the product is visibly NaN. Static (scale given, azp given
     when symmetric=False): the same q; NaN in x gives 0, infinities clamp.
+    A static scale is divided by as it is, since to look at its value would wait for the GPU: by 0,
+    what is not zero becomes an end of the range, and zero becomes what NaN does.
 
     Args:
         x: float32, bfloat16 or float16 [..., K]; any strides.

@@ -28,7 +28,13 @@ def is_conv1d(module: nn.Module) -> bool:
 
 def quantisable(module: nn.Module) -> bool:
     """Whether a quantised layer can stand for the module."""
-    return type(module) is nn.Linear or is_conv1d(module)
+    return (type(module) is nn.Linear or is_conv1d(module)) and not changed(module)
+
+
+def changed(module: nn.Module) -> bool:
+    """Whether hooks or a `forward` of its own change a call of the module."""
+    held = vars(module)
+    return "forward" in held or bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
 
 
 def as_linear(module: nn.Module) -> nn.Linear:
@@ -60,6 +66,8 @@ def check(name: str, module: nn.Module, scheme: AnyScheme) -> None:
         raise ValueError(
             f"{name}.weight must be float32, bfloat16 or float16, got {str(weight.dtype)[6:]}"
         )
+    if not weight.is_meta and not bool(weight.isfinite().all()):
+        raise ValueError(f"{name}.weight must be finite, got an infinity or NaN")
     if (text := why_not(scheme, weight.shape[1])) is not None:
         raise ValueError(f"{name} {text}")
 
@@ -98,9 +106,13 @@ def why_float(module: nn.Module, parameter: nn.Parameter) -> str:
     kind = type(module).__name__
     if isinstance(module, _TABLES):
         return "a table that is looked up in, not multiplied by"
+    if changed(module):
+        return f"this {kind} has hooks or a forward of its own, which a quantised layer would lose"
     if isinstance(module, nn.Linear):
         return f"{kind} is a subclass of Linear: others may read its weight"
     if parameter.ndim == 3 and not isinstance(module, nn.modules.conv._ConvNd):
+        if len(parameter) == 1:
+            return f"{kind} uses it itself, in the shape {tuple(parameter.shape)}"
         return f"stacked weights of {len(parameter)} experts: {kind} multiplies by them itself"
     return f"{kind} is neither a Linear nor a Conv1D of transformers"
 

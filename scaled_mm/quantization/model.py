@@ -15,7 +15,7 @@ from .calibration import Calibration, calibrated, quantised
 from .config import QuantConfig as QuantConfig
 from .feeds import divided
 from .fuse import fuse_model, fused_where_safe
-from .layers import as_linear, check, is_conv1d, matching, matrices, named
+from .layers import as_linear, check, is_conv1d, matching, matrices, named, why_float
 from .observe import Call, as_calls
 from .report import attach, report_of
 from .saving import prepare_saving
@@ -129,7 +129,7 @@ def quantize_model(
     config = config or QuantConfig()
     found = linears(model, config)
     if not found:
-        raise ValueError(f"include must match a Linear that skip does not, got {config.include}")
+        raise ValueError(_nothing(model, config))
     for name, module in found.items():
         check(name, module, config.scheme_for(name))
     known = Calibration()
@@ -172,6 +172,21 @@ def quantize_model(
     if fuse:
         return fuse_model(changed, calls[0], inplace=True)
     return changed if fuse is False else fused_where_safe(changed, calls[0] if calls else None)
+
+
+def _nothing(model: nn.Module, config: QuantConfig) -> str:
+    """What the model has, where the config means no layer of it."""
+    known = [name or "the model itself" for found in named(model).values() for name in found]
+    if known:
+        rule = "include must match a Linear that skip does not"
+        got = f"include {config.include} and skip {config.skip}: the Linears are"
+    elif any(isinstance(m, (ScaledLinear, WeightOnlyLinear)) for m in model.modules()):
+        return "model must have a float Linear, got one whose Linears are quantised already"
+    else:
+        rule, got = "model must have a Linear", "no such layer, but"
+        known = [f"{name} ({why_float(*part)})" for name, part in matrices(model).items()]
+    more = f" and {len(known) - 3} more" if len(known) > 3 else ""
+    return f"{rule}, got {got} {', '.join(known[:3]) or 'no matrix at all'}{more}"
 
 
 def prepare_model(

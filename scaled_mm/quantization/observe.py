@@ -68,7 +68,10 @@ def as_call(batch: Any) -> Call:
 
 
 def as_calls(batches: Iterable[Any]) -> list[Call]:
-    """All batches; ValueError when there is none."""
+    """All batches; ValueError when there is none, TypeError for a batch that is in no list."""
+    if isinstance(batches, (Tensor, Mapping, Call)):
+        kind = type(batches).__name__
+        raise TypeError(f"batches must be an iterable of batches, such as [x], got one {kind}")
     calls = [as_call(batch) for batch in batches]
     if not calls:
         raise ValueError("batches must hold at least one batch, got none")

@@ -44,7 +44,10 @@ class Swap(Generic[Model]):
 
 
 def unfuse(model: nn.Module) -> None:
-    """Keeps torch's encoder layers from their fused path, which reads Linears' weights itself."""
+    """Keeps torch's encoders from their fused paths, which read Linears' weights themselves or
+    call them on nested tensors."""
     for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.enable_nested_tensor = module.use_nested_tensor = False
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
