@@ -127,7 +127,7 @@ def by_reference(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
 def test_the_logits_are_the_references(name: str, dtype: str, tmp_path: Path) -> None:
     folder, original = written(tmp_path / "ct", name, DTYPES[dtype])
     assert len(list(folder.glob("*.safetensors"))) > 1
-    model = load_quantized(llama(DTYPES[dtype]), folder, fuse=False)
+    model = load_quantized(llama(DTYPES[dtype]), folder)
     assert sum(isinstance(module, ScaledLinear) for module in model.modules()) == 14
     logits = model(IDS).logits
     assert_bits(logits, by_reference(folder, name, DTYPES[dtype])(IDS).logits, name)
@@ -147,7 +147,7 @@ def relative(got: Tensor, exact: Tensor) -> float:
 
 def test_weights_per_tensor(tmp_path: Path) -> None:
     folder, _ = written(tmp_path, "dynamic-asymmetric", torch.bfloat16, strategy="tensor")
-    logits = load_quantized(llama(), folder, fuse=False)(IDS).logits
+    logits = load_quantized(llama(), folder)(IDS).logits
     assert_bits(logits, by_reference(folder, "dynamic-asymmetric", torch.bfloat16)(IDS).logits)
 
 

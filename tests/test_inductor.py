@@ -1,5 +1,5 @@
-"""The pass over inductor's graphs: what it finds, that bits are `fuse_model`'s, and that what it
-needs of torch is where it was."""
+"""The pass over inductor's graphs: what it finds, that bits are those of the producers, and that
+what it needs of torch is where it was."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits, extra
-from test_fuse import built, output
+from helpers import assert_bits
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional
 
-from scaled_mm import QuantConfig, fuse_model, ops, quantize_model
+from scaled_mm import QuantConfig, ops, quantize_model
 from scaled_mm.integrations import inductor
 from scaled_mm.integrations.patterns import FUNCTIONS, patterns
 from scaled_mm.nn import ScaledLinear
+from scaled_mm.ops.produce import produce_int8, produce_norm_int8
 
 PRODUCE = torch.ops.scaled_mm.produce_int8.default
 QUANTIZERS = (
@@ -83,6 +83,32 @@ class MLP(nn.Module):
         return self.down(self.act(self.gate(x)) * self.up(x))
 
 
+def options_of(layer: Any) -> dict[str, Any]:
+    """How a layer quantises its input, as a producer takes it."""
+    given = {"scale": layer.input_scale, "azp": layer.input_zero_point}
+    return {"symmetric": layer.symmetric, **given}
+
+
+def normed(norm: Any, x: Tensor, *layers: Any) -> list[Tensor]:
+    """Each layer's product with what the producer makes of the norm; then the norm as floats."""
+    wide = torch.finfo(x.dtype if x.dtype != torch.bfloat16 else torch.float32).eps
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) or wide
+    given: dict[str, Any] = {"x": x, "weight": norm.weight, "eps": eps}
+    kind = "layer_norm" if isinstance(norm, nn.LayerNorm) else "rms_norm"
+    if kind == "layer_norm":
+        given["bias"] = norm.bias
+    outs = []
+    for layer in layers:
+        q, scale, azp, y = produce_norm_int8(producer=kind, **given, **options_of(layer))
+        outs.append(layer.multiply(q, scale, azp, x.dtype))
+    return [*outs, y]
+
+
+def activated(producer: str, x: Tensor, layer: Any, times: Tensor | None = None) -> Tensor:
+    q, scale, azp = produce_int8(x, producer=producer, times=times, **options_of(layer))
+    return layer.multiply(q, scale, azp, x.dtype)
+
+
 class Block(nn.Module):
     """Two residuals, as a Llama's; a GELU or the like for `act`."""
 
@@ -97,6 +123,13 @@ class Block(nn.Module):
         x = x + self.o(torch.sin(self.q(y)) + self.k(y))
         return x + self.mlp(self.norm2(x))
 
+    def defined(self, x: Tensor, act: str) -> Tensor:
+        """What a compiled model computes, by the producers themselves."""
+        q, k, _ = normed(self.norm1, x, self.q, self.k)
+        x = x + self.o(torch.sin(q) + k)
+        gate, up, _ = normed(self.norm2, x, self.mlp.gate, self.mlp.up)
+        return x + activated(act, gate, self.mlp.down, up)
+
 
 NORMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "rms": (partial(nn.RMSNorm, 64, eps=1e-5), "rms_norm"),
@@ -109,11 +142,11 @@ ACTS = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "rel
 SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric")
 
 
-def graph_with_bits_of(fused: nn.Module, start: nn.Module, x: Tensor) -> fx.Graph:
-    """The graph of `start` when it is compiled, whose output has the bits of the fused model's."""
+def graph_with_bits(want: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> fx.Graph:
+    """The graph of `model` when it is compiled, whose output has the bits wanted."""
     graphs: list[fx.Graph] = []
     with torch.no_grad():
-        assert_bits(compiled(start, graphs)(x), fused(x), start is fused)
+        assert_bits(compiled(model, graphs)(x), want(x))
     (graph,) = graphs
     return graph
 
@@ -129,19 +162,17 @@ def in_turn(values: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("norm", "dtype"), in_turn(NORMS))
-def test_bits_are_those_of_the_fused_model(norm: str, dtype: torch.dtype) -> None:
+def test_bits_are_those_of_the_producers(norm: str, dtype: torch.dtype) -> None:
     place = list(NORMS).index(norm)
     act, scheme = list(ACTS)[place % 4], SCHEMES[place % 4]
     torch.manual_seed(place)
     make, producer = NORMS[norm]
     model, x = Block(make, ACTS[act]).to(dtype), torch.randn(2, 5, 64).to(dtype)
-    quantized = quantize_model(model, QuantConfig(scheme), [x], fuse=False)
-    fused = fuse_model(quantized, x)
-    for start in (quantized, fused):
-        graph = graph_with_bits_of(fused, start, x)
-        apart = 2 * ("static" in scheme and start is quantized)  # each reader's scale is its own
-        assert producers(graph) == {producer: 1 + apart, f"{producer} of a sum": 1, act: 1}
-        assert quantizers(graph) == 1  # the input of o
+    quantized: Any = quantize_model(model, QuantConfig(scheme), [x])
+    graph = graph_with_bits(partial(quantized.defined, act=act), quantized, x)
+    apart = 2 * ("static" in scheme)  # each reader's scale is its own
+    assert producers(graph) == {producer: 1 + apart, f"{producer} of a sum": 1, act: 1}
+    assert quantizers(graph) == 1  # the input of o
 
 
 class PostNorm(nn.Module):
@@ -158,53 +189,34 @@ class PostNorm(nn.Module):
         y = self.norm2(y + self.o(torch.sin(self.q(y)) + self.k(y)))
         return y + self.down(self.act(self.up(y)))
 
+    def defined(self, x: Tensor) -> Tensor:
+        q, k, y = normed(self.norm1, x, self.q, self.k)
+        up, y = normed(self.norm2, y + self.o(torch.sin(q) + k), self.up)
+        return y + activated("gelu", up, self.down)
+
 
 @pytest.mark.parametrize(("scheme", "dtype"), in_turn(SCHEMES))
 def test_norms_that_residuals_read_too(scheme: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = PostNorm().to(dtype), torch.randn(2, 5, 64).to(dtype)
-    quantized = quantize_model(model, QuantConfig(scheme), [x], fuse=False)
-    fused = fuse_model(quantized, x)
-    for start in (quantized, fused):
-        graph = graph_with_bits_of(fused, start, x)
-        apart = 1 * ("static" in scheme and start is quantized)
-        found = {"layer_norm": 1 + apart, "layer_norm of a sum": 1, "gelu": 1}
-        assert producers(graph) == found
-        assert quantizers(graph) == 1  # the input of o
-        assert not any("norm" in str(n.target) or "mean" in str(n.target) for n in graph.nodes)
-
-
-@pytest.mark.parametrize(("family", "sums"), [("Llama", 3), ("Gemma", 3), ("OPT", 1)])
-def test_sums_in_models_of_transformers(family: str, sums: int) -> None:
-    extra("transformers")
-    model, batch = built(family)
-    quantized = quantize_model(model, fuse=False)
-    fused = fuse_model(quantized, batch)
-    graphs: list[fx.Graph] = []
-
-    @torch.no_grad()
-    def run(ids: Tensor) -> Tensor:
-        return fused(ids, use_cache=False)[0]
-
-    got = compiled(run, graphs)(batch["input_ids"])  # float layers may round otherwise
-    torch.testing.assert_close(got, output(fused, batch), rtol=1e-5, atol=1e-6)
-    found = Counter[str]()
-    for graph in graphs:
-        found.update(producers(graph))
-    assert sum(n for name, n in found.items() if name.endswith("of a sum")) == sums
+    quantized: Any = quantize_model(model, QuantConfig(scheme), [x])
+    graph = graph_with_bits(quantized.defined, quantized, x)
+    apart = 1 * ("static" in scheme)
+    assert producers(graph) == {"layer_norm": 1 + apart, "layer_norm of a sum": 1, "gelu": 1}
+    assert quantizers(graph) == 1  # the input of o
+    assert not any("norm" in str(n.target) or "mean" in str(n.target) for n in graph.nodes)
 
 
 def test_smaller_shapes_are_the_same_program() -> None:
     torch.manual_seed(0)
     model, x = Block(NORMS["layer"][0], ACTS["gelu"]), torch.randn(2, 6, 64)
-    quantized = quantize_model(model, fuse=False)
-    fused = fuse_model(quantized, x)  # before: it reads the weights, and would cost a trace
+    quantized: Any = quantize_model(model)
     graphs: list[fx.Graph] = []
     program = compiled(quantized, graphs, dynamic=True)
     with torch.no_grad():
         for rows in (6, 3, 5, 4):
             fewer = x[:, :rows].contiguous()
-            assert_bits(program(fewer), fused(fewer))
+            assert_bits(program(fewer), quantized.defined(fewer, "gelu"))
     assert len(graphs) <= 2  # the first may be of its own size
 
 

@@ -39,7 +39,7 @@ def quantized(model: nn.Module, config: QuantConfig, **kwargs: Any) -> nn.Module
 
 def unfused(model: nn.Module, config: QuantConfig) -> nn.Module:
     """With the bits of `prepare_model`, which has no batch to find by what can be fused."""
-    return quantized(model, config, fuse=False)
+    return quantized(model, config)
 
 
 def layers(model: nn.Module) -> set[str]:

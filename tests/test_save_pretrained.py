@@ -98,7 +98,7 @@ class Wrapped(nn.Module):
 def test_a_model_inside_another_saves_itself(tmp_path: Path) -> None:
     made = quantize_model(Wrapped(llama()), inplace=True)
     made.inner.save_pretrained(tmp_path)
-    loaded = load_quantized(llama(), tmp_path, fuse=False)  # as Wrapped, without an example
+    loaded = load_quantized(llama(), tmp_path)  # as Wrapped, without an example
     assert_bits(logits(loaded), logits(made.inner))
 
 

@@ -40,7 +40,7 @@ def validated(
     batches = [x.to(dtype) for x in inputs()]
     # Not fused: one more or less rounding to bfloat16 puts an element beyond the range that the
     # float model was calibrated to. Fused models are test_fuse's.
-    made = quantize_model(model, config, batches, fuse=False)
+    made = quantize_model(model, config, batches)
     return validate(model, made, batches, stride=1, **kwargs)
 
 

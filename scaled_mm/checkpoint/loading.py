@@ -9,7 +9,6 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..quantization.fuse import fused_where_safe
 from ..quantization.swap import unfuse
 from .config import PackedWeights
 from .config_awq_gptq import AwqGptq
@@ -46,9 +45,7 @@ def quantised_layers(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
     return {**int8_layers(checkpoint, settings)}
 
 
-def load_quantized(
-    model: nn.Module, path: str | Path | Checkpoint, *, fuse: bool = True
-) -> nn.Module:
+def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
     """Puts a quantised checkpoint into a model, whose quantised layers run as they are stored.
 
     | checkpoint | each `nn.Linear` with a quantised weight becomes |
@@ -73,10 +70,6 @@ def load_quantized(
             made from the same config.json (which is not needed here). Where transformers has
             other names than its files, they are changed as `from_pretrained` does.
         path: the checkpoint, as for `Checkpoint`.
-        fuse: let norms and activations write the int8 input of the Linears behind them, where that
-            is safe: as `quantize_model` does by default, by the model's `dummy_inputs` (models of
-            transformers have them), on which it is run. `fuse_model` says what is safe, and does
-            it by any other batch.
 
     Returns:
         The model, changed in place, in eval mode if it was. No parameter asks for gradients.
@@ -88,8 +81,7 @@ def load_quantized(
     Source: compressed-tensors' int-quantized format; AutoAWQ's and AutoGPTQ's files.
     """
     checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
-    loaded = load_layers(model, checkpoint, layers_to_load(checkpoint))
-    return fused_where_safe(loaded) if fuse else loaded
+    return load_layers(model, checkpoint, layers_to_load(checkpoint))
 
 
 def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:

@@ -1,4 +1,4 @@
-"""`torch.compile` with producers: what `fuse_model` does to modules, done to inductor's graph.
+"""`torch.compile` with producers: norms and activations that write int8, found in the graph.
 
     from scaled_mm.integrations import inductor
     compiled = torch.compile(quantize_model(model), options=inductor.options())
@@ -9,9 +9,11 @@ Before inductor makes kernels of a graph, a pass goes over it (`InductorPass`):
     norm or activation -> quantiser             the producer of both
     x + residual -> norm's producer             the producer of all three
 
-The first and the last change no bit of the model's output. The second gives the bits that
-`fuse_model` gives the model: a producer does not round to the model's dtype before it quantises
-(docs/numerics.md, section 6). A model that is fused already keeps every bit.
+The first and the last change no bit of the model's output. In the second, a producer does not
+round to the model's dtype before it quantises (docs/numerics.md, section 6). The graph is
+functional: torch has put a new tensor in the place of everything that is written in place or
+through a view, so it shows every reader of a norm's output. A model of which `fuse_model` fused
+parts keeps every bit of these.
 
 Norms and activations are found by what they compute, as `patterns.py` writes it in torch's
 functions. Where others read a norm too, its producer writes floats for them; an activation that

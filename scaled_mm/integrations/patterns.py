@@ -17,7 +17,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from ..nn.produced import ACTIVATIONS
+from ..nn.fused import ACTIVATIONS
 
 _EPS = 0.0123  # stands for any
 _K = 24  # columns of the example

@@ -39,7 +39,6 @@ from ..checkpoint import Checkpoint, quantised_layers
 from ..checkpoint.config import read_settings
 from ..checkpoint.loading import layer_for, linears_of, places_of
 from ..checkpoint.names import Names
-from ..quantization.fuse import fused_where_safe
 from ..quantization.swap import unfuse
 from .stored import stored_tensors
 
@@ -52,14 +51,9 @@ _theirs: dict[str, tuple[type[QuantizationConfigMixin], type[HfQuantizer]]] = {}
 """What stood in the tables, by method; empty: nothing is registered."""
 
 
-def register(*, fuse: bool = True) -> None:
+def register() -> None:
     """Puts this library's quantiser into transformers' tables; done by the import, and harmless
-    when done again.
-
-    Args:
-        fuse: of the models that are loaded from now on, as for `scaled_mm.load_quantized`.
-    """
-    ScaledMMQuantizer.fuse = fuse
+    when done again."""
     for method in METHODS:
         if method not in _theirs:
             _theirs[method] = (
@@ -130,8 +124,6 @@ class ScaledMMQuantizer(HfQuantizer):
     """
 
     requires_calibration = True
-    fuse = True
-    """Whether loaded models are fused where that is safe; `register` sets it."""
 
     def __new__(cls, quantization_config: QuantizationConfigMixin, **kwargs: Any) -> Any:
         """One of transformers' own for settings that `ScaledMMConfig` left to it."""
@@ -178,8 +170,6 @@ class ScaledMMQuantizer(HfQuantizer):
         self.linears.clear()
         model.requires_grad_(False)  # int8 products have no backward
         unfuse(model)
-        if self.fuse:
-            fused_where_safe(model)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         state = model.state_dict()

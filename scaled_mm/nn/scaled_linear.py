@@ -22,7 +22,6 @@ from ..ops.eager import quantized_product
 from ..ops.int8 import accepted
 from ..ops.packed_weight import rows_of_panels
 from .packed_layer import PackedLayer
-from .produced import Produced
 
 _ENTRIES = 9
 """Buffers of a packed layer, those that are None included."""
@@ -291,11 +290,8 @@ class ScaledLinear(PackedLayer):
     def _taken(self, name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         return (dtype,)
 
-    def quantize_input(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the product is made of: q int8 [..., K], its scale, and its zero point or None. What
-        a fused norm or activation produced is that already."""
-        if isinstance(x, Produced):
-            return x.q, x.scale, x.azp
+    def quantize_input(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the product is made of: q int8 [..., K], its scale, and its zero point or None."""
         return quantize_int8(
             x if (smooth := self._small("input_smooth")) is None else x.float() * smooth,
             scale=None if self.dynamic else self._small("input_scale"),
@@ -308,7 +304,7 @@ class ScaledLinear(PackedLayer):
         if (product := self._product_at_once(x)) is not None:
             return product
         q, scale, azp = self.quantize_input(x)
-        return self._product(q, scale, azp if self.dynamic else None, x.dtype)
+        return self.multiply(q, scale, azp, x.dtype)
 
     def _product_at_once(self, x: Any) -> Tensor | None:
         """The layer's output where it quantises by each token's own range, without zero points: two
@@ -330,9 +326,11 @@ class ScaledLinear(PackedLayer):
         scale_b = cast(Tensor, buffers["weight_scale"])
         return quantized_product(x, weight, scale_b, buffers["bias"])
 
-    def _product(
+    def multiply(
         self, q: Tensor, scale: Tensor, azp: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
+        """The layer's output [..., N] for an input as `quantize_input` returns it."""
+        azp = azp if self.dynamic else None  # a static one is in azp_with_adj
         buffers = self._buffers
         if len(buffers) != _ENTRIES or torch.compiler.is_compiling():  # as in `_small`
             return scaled_mm(

@@ -20,13 +20,13 @@ from ..lowbit.stored import plain, stored, stored_sizes
 from ..ops import MixedWeight, mixed_mm, pack_weight
 from ..ops.arguments import accept, accept_dense, must_be_size
 from ..ops.mixed_weight import ZEROS
-from . import produced
+from . import fused
 from .packed_layer import PackedLayer
 from .scaled_linear import divisors
 
 _SHAPE = "weight_shape"
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {None: lambda y: y}
-ACTIVATIONS.update(produced.ACTIVATIONS)
+ACTIVATIONS.update(fused.ACTIVATIONS)
 """What the layers take, in torch's functions: `mixed_mm` has its own."""
 
 

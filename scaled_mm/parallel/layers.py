@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..nn import AWQLinear, ScaledLinear
-from ..nn.produced import plain
 from ..ops import int8_mm, quantize_int8
 from .layouts import agreed_range, all_reduce, gather_features
 from .sums import scaled_epilogue
@@ -38,7 +37,6 @@ class RowwiseScaledLinear(ScaledLinear):
         """q int8 [..., K of this rank], and the scale and zero point that all ranks agree on."""
         if not self.dynamic:
             return super().quantize_input(x)
-        x = plain(x)  # what is produced has the scales of this rank's features alone
         if self.input_smooth is not None:
             x = x.float() * self.input_smooth
         # The ends of a range have its scale and zero point.

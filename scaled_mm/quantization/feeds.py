@@ -114,11 +114,10 @@ class Trace(TorchFunctionMode):
                 found[name] = norm
         return found
 
-    def groups(self, others: bool = False) -> dict[str, list[str]]:
-        """Norm -> the Linears that it feeds, where nothing else reads its output; with `others`
-        where other torch functions read it too, and none changes it."""
+    def groups(self) -> dict[str, list[str]]:
+        """Norm -> the Linears that it feeds, where nothing else reads or changes its output."""
         shared = {norm for seen in self.fed.values() if len(seen) > 1 for norm in seen}
-        kept = shared | self.changed | (set() if others else self.spoiled)
+        kept = shared | self.changed | self.spoiled
         found: dict[str, list[str]] = defaultdict(list)
         for name, norm in self.fed_by_one().items():
             if norm not in kept:
@@ -127,26 +126,6 @@ class Trace(TorchFunctionMode):
 
 
 @torch.no_grad()
-def traced(
-    model: nn.Module, sources: Mapping[str, nn.Module], linears: Mapping[str, nn.Module], call: Call
-) -> Trace:
-    """One run, in eval mode, in which the outputs of `sources` are followed to the Linears that
-    read them."""
-    trace = Trace()
-    hooks = [m.register_forward_hook(partial(trace.born, name)) for name, m in sources.items()]
-    for name, linear in linears.items():
-        hooks.append(linear.register_forward_pre_hook(partial(trace.enter, name)))
-        hooks.append(linear.register_forward_hook(trace.leave))
-    try:
-        with evaluating(model), trace:
-            out = call(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    trace.changed |= trace.origins(out)  # whoever gets it asks for a tensor
-    return trace
-
-
 def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -> Feeds:
     """Runs the model once, in eval mode, and follows the output of every norm.
 
@@ -160,7 +139,18 @@ def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -
         call: one batch.
     """
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
-    trace = traced(model, norms, linears, call)
+    trace = Trace()
+    hooks = [m.register_forward_hook(partial(trace.born, name)) for name, m in norms.items()]
+    for name, linear in linears.items():
+        hooks.append(linear.register_forward_pre_hook(partial(trace.enter, name)))
+        hooks.append(linear.register_forward_hook(trace.leave))
+    try:
+        with evaluating(model), trace:
+            out = call(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    trace.changed |= trace.origins(out)  # whoever gets it may change it
     groups = trace.groups()
     return Feeds(
         trace.fed_by_one(),

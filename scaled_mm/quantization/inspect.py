@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .. import reference
 from ..nn import ScaledLinear
-from ..nn.produced import Produced, joined
 from .observe import one_scale
 
 
@@ -37,7 +36,7 @@ class Inspector:
         self.samples: dict[str, list[tuple[nn.Module, Tensor, Tensor]]] = defaultdict(list)
 
     def __call__(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.compare(name, y, self.originals[name](floats(x)))
+        self.compare(name, y, self.originals[name](x))
         self.keep(name, layer, x, y)
 
     def keep(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -46,7 +45,7 @@ class Inspector:
         rows = [x[:: self.stride]]
         if one_scale(layer) and len(x):
             rows += [x.amin(0, keepdim=True), x.amax(0, keepdim=True)]
-        self.samples[name].append((layer, joined(rows), y[:: self.stride].clone()))
+        self.samples[name].append((layer, torch.cat(rows), y[:: self.stride].clone()))
 
     def compare(self, name: str, y: Tensor, exact: Tensor) -> None:
         """Take the outputs of one call into account."""
@@ -61,7 +60,7 @@ class Inspector:
             for layer, x, y in kept:
                 yield y, reference_arguments(layer, x, len(y))
         else:
-            yield torch.cat(ys), reference_arguments(layers[0], joined(xs))
+            yield torch.cat(ys), reference_arguments(layers[0], torch.cat(xs))
 
     def elements(self) -> int:
         """How many outputs are kept."""
@@ -90,30 +89,20 @@ def decibels(signal: float, noise: float) -> float:
     return 10 * log10(signal / noise) if signal else -inf
 
 
-def floats(x: Tensor | Produced) -> Tensor:
-    """A layer's input as the float model would have it."""
-    return x.unquantized().to(x.dtype) if isinstance(x, Produced) else x
-
-
-def reference_arguments(
-    layer: nn.Module, x: Tensor | Produced, rows: int | None = None
-) -> dict[str, Any]:
+def reference_arguments(layer: nn.Module, x: Tensor, rows: int | None = None) -> dict[str, Any]:
     """What `reference.scaled_mm` takes for layer(x)[:rows], by the reference alone; x
     [tokens, K]."""
     assert isinstance(layer, ScaledLinear)
     state = layer.state_dict()
     b = state["weight"].t()
-    if isinstance(x, Produced):
-        q, scale, azp, *_ = reference.produce_int8(**{**x.inputs, **x.options})
-    else:
-        smooth = state.get("input_smooth")
-        q, scale, azp = reference.quantize_int8(
-            x if smooth is None else x.cpu().float() * smooth.cpu(),
-            scale=state.get("input_scale"),
-            azp=state.get("input_zero_point"),
-            symmetric=layer.symmetric,
-            per_token=layer.per_token,
-        )
+    smooth = state.get("input_smooth")
+    q, scale, azp = reference.quantize_int8(
+        x if smooth is None else x.cpu().float() * smooth.cpu(),
+        scale=state.get("input_scale"),
+        azp=state.get("input_zero_point"),
+        symmetric=layer.symmetric,
+        per_token=layer.per_token,
+    )
     zero_point: dict[str, Tensor] = {}
     if azp is not None and layer.dynamic:
         zero_point = {"azp": azp, "azp_adj": reference.azp_adj(b)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any, TypeVar
 
 from torch import nn
@@ -14,7 +13,7 @@ from ..nn import ScaledLinear, WeightOnlyLinear
 from .calibration import Calibration, calibrated, quantised
 from .config import QuantConfig as QuantConfig
 from .feeds import divided
-from .fuse import fuse_model, fused_where_safe
+from .fuse import fuse_model
 from .layers import as_linear, check, is_conv1d, matching, matrices, named, why_float
 from .observe import Call, as_calls
 from .report import attach, report_of
@@ -74,7 +73,7 @@ def quantize_model(
     config: QuantConfig | None = None,
     calibration: Iterable[Any] | None = None,
     *,
-    fuse: bool | None = None,
+    fuse: Any = None,
     inplace: bool = False,
 ) -> Model:
     """Replaces Linears by `ScaledLinear`s, or `WeightOnlyLinear`s where a scheme is of weights.
@@ -102,12 +101,8 @@ def quantize_model(
         calibration: batches, for static schemes and for smoothing: each a tensor or a tuple
             (positional arguments), a mapping (keyword arguments; its attention_mask excludes
             padding) or an `observe.Call`.
-        fuse: let norms and activations write the int8 input of the Linears behind them
-            (`fuse_model` says which, and what is safe). None, the default: where that is safe and
-            there is a batch to find it by, which is the calibration's first one, or else the
-            model's `dummy_inputs` (models of transformers have them), should it run on them.
-            False: nowhere; every layer then has the bits of a `ScaledLinear` behind the float
-            module. True: by the calibration's first batch, which must be there.
+        fuse: a batch for `fuse_model`, which is then called on the result. None, the default:
+            every module runs as it did, and the model is not run but on the calibration.
         inplace: change `model` itself, which frees each float weight; else `model` stays as it is
             and shares nothing with the result.
 
@@ -117,8 +112,8 @@ def quantize_model(
     Raises:
         ValueError: config means no Linear, or has a pattern that matches none; a weight is not
             float, has more than 131071 columns (in int8), columns that are no multiple of its
-            group, or values that its scheme cannot hold; calibration is missing where the config or
-            fuse needs it, is empty, gives NaN, or does not reach a static layer.
+            group, or values that its scheme cannot hold; calibration is missing where the config
+            needs it, is empty, gives NaN, or does not reach a static layer.
         TypeError: `model`, `config` or a batch is of another type than these.
 
     Warns:
@@ -135,14 +130,10 @@ def quantize_model(
     known = Calibration()
     static = [name for name in found if config.scheme_for(name).static]
     calls: Sequence[Call] = ()
-    if calibration is None and (static or config.smoothing or fuse):
-        what = "a static scheme or smoothing" if static or config.smoothing else "fuse=True"
-        raise ValueError(f"calibration must be given for {what}, got None")
+    if calibration is None and (static or config.smoothing):
+        raise ValueError("calibration must be given for a static scheme or smoothing, got None")
     if calibration is not None and (static or config.smoothing):
         calls = as_calls(calibration)
-    elif calibration is not None and fuse is not False:
-        first = list(islice(calibration, 1))
-        calls = as_calls(first) if first or fuse else ()
     if static or config.smoothing:
         known = calibrated(model, found, calls, config)
         known.check(static)
@@ -169,9 +160,7 @@ def quantize_model(
     prepare_saving(changed, conv1d)
     attach(changed, report)
     report.warn(stacklevel=2)
-    if fuse:
-        return fuse_model(changed, calls[0], inplace=True)
-    return changed if fuse is False else fused_where_safe(changed, calls[0] if calls else None)
+    return changed if fuse is None else fuse_model(changed, fuse, inplace=True)
 
 
 def _nothing(model: nn.Module, config: QuantConfig) -> str:

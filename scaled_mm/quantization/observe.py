@@ -92,9 +92,8 @@ def observe(
         model: left in the mode it was in.
         layers: name -> module of `model`, whose first argument is [..., K].
         calls: the batches.
-        visit: called once for each run of each layer; the tensors are the model's own. A layer
-            behind a fused norm or activation has its `Produced` for an x. Of a layer that computes
-            one scale for the whole activation it sees the padding too.
+        visit: called once for each run of each layer; the tensors are the model's own. Of a layer
+            that computes one scale for the whole activation it sees the padding too.
         tick: called after every batch.
     """
     call = calls[0]
