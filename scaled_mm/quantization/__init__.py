@@ -1,7 +1,7 @@
 """Models in int8, or with weights in 8 or 4 bits: calibrated, smoothed, replaced, and looked at.
 
 model.py         quantize_model, prepare_model; swap.py puts modules into places
-fuse.py          fuse_model: where norms and activations can write int8; fused.py those that do
+fuse.py          fuse_model: which modules can be closed ones (`nn/fused.py`)
 config.py        QuantConfig; schemes.py Scheme, WeightScheme
 layers.py        which modules can be quantised, and what else holds matrices
 report.py        what was quantised, and what was not

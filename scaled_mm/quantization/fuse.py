@@ -36,10 +36,10 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
     as roundings to that dtype do. State dicts keep their names.
 
     Norms are `nn.LayerNorm` and `nn.RMSNorm`, activations `nn.ReLU`, `nn.SiLU` (transformers' own
-    too) and `nn.GELU`, exactly these classes. A gated MLP is known by its forward: `torch.fx` traces it with its parts
-    as leaves, and the graph must be the formula above and no more. On the batch its output must be
-    the formula's to the bit. Modules with hooks stay. What changes later (a hook, another part,
-    autocast) is seen at the next call, which then runs part by part.
+    too) and `nn.GELU`, exactly these classes. A gated MLP is known by its forward: `torch.fx`
+    traces it with its parts as leaves, and the graph must be the formula above and no more. On the
+    batch its output must be the formula's to the bit. Modules with hooks stay. What changes later
+    (a hook, another part, autocast) is seen at the next call, which then runs part by part.
 
     `torch.compile(model, options=scaled_mm.integrations.inductor.options())` finds more: there the
     compiler's graph shows every reader of a tensor.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import reference
 from ..lowbit.words import unpack
 from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
-from ..quantization.inspect import Inspector, decibels, floats
+from ..quantization.inspect import Inspector, decibels
 from ..reference import AccuracyReport
 from ..reference.arithmetic import FORMATS, Array, ulp
 from .folds import Fold
@@ -55,7 +55,7 @@ class LayerInspector(Inspector):
         if not len(x):
             return
         seen, fold = self.inputs[name], self.folds[name]
-        given, x = x, floats(x)
+        given, x = x, x
         raw = x if fold.into is None else (x.float() * fold.into).to(x.dtype)
         exact = self.originals[name](raw)
         if fold.out is not None:
