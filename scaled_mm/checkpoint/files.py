@@ -200,10 +200,10 @@ class TensorFile:
         """Indices [begin, end) along an axis, in memory of its own; no other byte is read."""
         entry, dtype = self.entries[name], self._dtype(name)
         shape = (*entry.shape[:axis], end - begin, *entry.shape[axis + 1 :])
+        if not prod(shape):
+            return torch.empty(shape, dtype=dtype)
         part = torch.from_numpy(self._room(name, prod(shape) * dtype.itemsize))
         part = part.view(dtype).reshape(shape)
-        if not part.numel():
-            return part
         # The axis cuts the tensor into `pieces`; of each, one run of bytes belongs to the part.
         pieces = prod(entry.shape[:axis])
         piece, run = entry.nbytes // pieces, part.nbytes // pieces
