@@ -29,7 +29,9 @@ QUANTIZERS = (
 )
 
 
-def compiled(model: Callable[..., Any], found: list[fx.Graph], **options: Any) -> Any:
+def compiled(
+    model: Callable[..., Any], found: list[fx.Graph], fullgraph: bool = True, **options: Any
+) -> Any:
     """torch.compile of the model as far as inductor's pass, and the graph run as it is then."""
 
     def finish(module: fx.GraphModule, _: Any) -> Any:
@@ -43,7 +45,7 @@ def compiled(model: Callable[..., Any], found: list[fx.Graph], **options: Any) -
     backend = aot_autograd(
         fw_compiler=finish, inference_compiler=finish, decompositions=select_decomp_table()
     )
-    return torch.compile(model, backend=backend, fullgraph=True, **options)
+    return torch.compile(model, backend=backend, fullgraph=fullgraph, **options)
 
 
 def producers(graph: fx.Graph) -> dict[str, int]:
