@@ -3,9 +3,9 @@
 // seen.
 //
 // b_shape is absent for a plain int8 weight b [K, N] and (K, N) for a buffer from pack_weight_int8.
-// b_settled: nothing that is still to run on the device writes such a buffer before the product
-// reads it, so a CUDA kernel may read it at once; _settle makes that so (docs/tuning.md, "Early
-// weights"). The CPU has no use for either.
+// b_settled, and settled of mixed_mm: nothing that is still to run on the device writes such a
+// buffer before the product reads it, so a CUDA kernel may read it at once; _settle makes that so
+// (docs/tuning.md, "Early weights"). The CPU has no use for them.
 // out_dtype is bfloat16 when it is absent: AOTInductor takes a dtype that stands as the default in
 // a schema for an integer, and then refuses to load what it compiled.
 //
@@ -74,10 +74,12 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def("mixed_dequantize(Tensor packed, int[] sizes) -> Tensor");
   ops.def(
       "mixed_mm(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-      "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None) -> Tensor");
+      "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, bool settled=False) -> "
+      "Tensor");
   ops.def(
       "mixed_mm.out(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-      "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, Tensor(a!) out) -> ()");
+      "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, bool settled=False, "
+      "Tensor(a!) out) -> ()");
   ops.def("_widen(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor");
 
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says

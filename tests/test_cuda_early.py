@@ -4,18 +4,19 @@ they read what was written, whatever memory, stream, graph or layer it comes thr
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from cuda_mixed_cases import MixedCase, arms
 from cuda_support import DEVICE, GPU, ON_CPU, ROWS, count, forced, how_many_differ, streams_only
 from test_cuda_streams import sleep
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
-from scaled_mm import PackedWeight, pack_weight_int8
+from scaled_mm import MixedWeight, PackedWeight, pack_weight_int8
 from scaled_mm.nn import ScaledLinear
 
 pytestmark = [*GPU, streams_only]
@@ -176,6 +177,48 @@ def test_copies_are_not_read_early(written: Written, row: str, name: str) -> Non
             got.append(scaled_mm.int8_mm(written.a, other))
             del other
         written.assert_right(got, row)
+
+
+def quantised(weight: MixedWeight) -> MixedWeight:
+    """Its bytes by a kernel that lets others start."""
+    x = weight.data.view(torch.int8).float()
+    one, none = torch.ones(1, device=DEVICE), torch.zeros(1, device=DEVICE, dtype=torch.int32)
+    q = scaled_mm.quantize_int8(x, scale=one, azp=none, symmetric=False)[0]
+    return weight.on(q.view(weight.dtype))
+
+
+MIXED_COPIES: dict[str, Callable[[MixedWeight], MixedWeight]] = {
+    "quantised": quantised,
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+}
+
+
+def few_bits() -> Iterator[tuple[str, int, str]]:
+    for name in MIXED_COPIES:
+        yield from ((name, bits, kernel) for bits in (4, 8) for kernel in arms(bits))
+
+
+@pytest.mark.parametrize(("name", "bits", "kernel"), few_bits())
+def test_copies_of_few_bits_are_not_read_early(name: str, bits: int, kernel: str) -> None:
+    """In memory that held another weight; small integers, whose sums are exact."""
+    x = int8(M, K, seed=7).remainder(5).sub(2).bfloat16()
+    weights = [MixedCase(turn, N, K, 128, bits, exact=True).weight() for turn in range(TURNS)]
+    expected = [(x.double() @ w.dequantize().double()).bfloat16() for w in weights]
+    with forced(kernel):
+        scaled_mm.mixed_mm(x, MIXED_COPIES[name](weights[0]))
+        torch.cuda.synchronize()
+        got = []
+        sleep(5)
+        for weight in weights:
+            other = MIXED_COPIES[name](weight)
+            assert weight.settled and not other.settled
+            got.append(scaled_mm.mixed_mm(x, other))
+            del other
+        torch.cuda.synchronize()
+    different = how_many_differ(got, expected)
+    count(kernel or "chosen", sum(y.numel() for y in got), sum(different))
+    assert not any(different), (kernel, different)
 
 
 @every_row

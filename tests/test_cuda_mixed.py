@@ -4,6 +4,7 @@ their bound, and one-hot rows give the weight itself."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,21 @@ def test_arranged_tokens(
         expected = scaled_mm.mixed_mm(inside.to(DEVICE), ordered)
         got = scaled_mm.mixed_mm(w=weight, **there)
         assert_outputs("mixed_mm arranged", {"d": got}, {"d": expected}, case)
+
+
+@streams_only
+def test_an_order_beyond_x_is_the_nearest_column() -> None:
+    """Where the CPU refuses: nothing outside x is read, and the device is not waited for."""
+    case = MixedCase(70, 72, 256, 64, 8, order=True)
+    weight, there = case.weight(), on_device(case.operands())
+    assert weight.order is not None
+    far = weight.order.clone()
+    far[::3], far[1::3] = -(2**31), 2**31 - 1
+    got, expected = (
+        scaled_mm.mixed_mm(w=replace(weight, order=order), **there)
+        for order in (far, far.clamp(0, 255))
+    )
+    assert_outputs("mixed_mm order", {"d": got}, {"d": expected})
 
 
 def test_strides() -> None:

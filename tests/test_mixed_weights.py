@@ -17,10 +17,12 @@ from awq_cases import AwqCase
 from helpers import ISAS, assert_bits, each_isa
 from mixed_cases import DTYPES, KINDS, MIXED_CASES, MixedCase
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
 from scaled_mm import MixedWeight, awq, layouts, pack_weight, reference
 from scaled_mm.lowbit.words import pack_dense
+from scaled_mm.ops.packed_weight import settle
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -189,6 +191,37 @@ def test_other_refusals() -> None:
     words = torch.zeros(8, 8, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"^version must be 1 .* or 2, got 3$"):
         MixedWeight.from_gptq(words, GOOD["scales"], words[:4, :1], version=3)
+
+
+class Products(TorchDispatchMode):
+    """Whether each mixed_mm was told that its weight may be read early."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op.overloadpacket is torch.ops.scaled_mm.mixed_mm:
+            self.told = kwargs.get("settled", False)
+        return op(*args, **kwargs)
+
+
+AWQ_WEIGHT = AwqCase("early", 64, 24, 32, torch.bfloat16).weight()
+PRODUCTS: dict[str, tuple[Any, Callable[..., Tensor]]] = {
+    "mixed_mm": (MixedWeight.from_awq(**AWQ_WEIGHT), scaled_mm.mixed_mm),
+    "awq_gemm": (scaled_mm.pack_awq(**AWQ_WEIGHT), scaled_mm.awq_gemm),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("into", [False, True])
+def test_a_settled_weight_is_read_early_and_no_copy_of_it(name: str, into: bool) -> None:
+    weight, product = PRODUCTS[name]
+    x, out = torch.ones(2, 64).bfloat16(), torch.empty(2, 24).bfloat16() if into else None
+    settled = replace(weight)
+    settle(settled)
+    others = (weight, replace(settled), settled.on(weight.data), copy.copy(settled))
+    others += (copy.deepcopy(settled), pickle.loads(pickle.dumps(settled)))
+    for w, early in ((settled, True), *((other, False) for other in others)):
+        with Products() as products:
+            product(x, w, out=out)
+        assert products.told is early
 
 
 WORDS = torch.zeros(8, 8, dtype=torch.int32)

@@ -90,9 +90,11 @@ SCHEMAS = {
     "Tensor? bias=None, Tensor(a!) out) -> ()",
     "mixed_dequantize": "(Tensor packed, int[] sizes) -> Tensor",
     "mixed_mm": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-    "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None) -> Tensor",
+    "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, bool settled=False) "
+    "-> Tensor",
     "mixed_mm.out": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-    "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, Tensor(a!) out) -> ()",
+    "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, bool settled=False, "
+    "Tensor(a!) out) -> ()",
     "_widen": "(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor",
     "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
     "int capability, int sms, float bytes_per_us, float mhz) -> str",

@@ -61,7 +61,7 @@ struct ColumnGroup {
     if constexpr (kZero == ZeroPoint::integer) {
       const auto* row =
           reinterpret_cast<const typename Of::Words*>(w.zeros.data + group * w.zeros.row_stride);
-      Of::lift(__ldg(row + eight), base);
+      Of::lift(__ldca(row + eight), base);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -85,7 +85,7 @@ struct ColumnGroup {
   static __device__ void eight_floats(const Matrix<const uint16_t>& rows, int64_t group,
                                       int64_t eight, Pair (&to)[4]) {
     const uint4 s =
-        __ldg(reinterpret_cast<const uint4*>(rows.data + group * rows.row_stride) + eight);
+        __ldca(reinterpret_cast<const uint4*>(rows.data + group * rows.row_stride) + eight);
     to[0] = s.x, to[1] = s.y, to[2] = s.z, to[3] = s.w;
   }
 };
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int64_t row = min(first + i, w.k - 1);
-    q[i] = __ldg(reinterpret_cast<const Words*>(w.q.data + row * w.q.row_stride) + eight);
+    q[i] = __ldca(reinterpret_cast<const Words*>(w.q.data + row * w.q.row_stride) + eight);
   }
   ColumnGroup<T, kBits, kZero> terms;
   int64_t group = first / w.group, left = 0;  // left: rows until the next group begins
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_dependencies();
   if (index >= warps) return;
   const uint8_t* unit = w.units + unit_index * (Format::kWordBytes + sets * Format::kSetBytes);
-  const uint4 words = __ldg(unit_words(unit, part, warp, lane));
+  const uint4 words = __ldca(unit_words(unit, part, warp, lane));
   const uint32_t of_part[4] = {words.x, words.y, words.z, words.w};
   const int64_t column = unit_index % panels * kUnitChannels + 16 * warp + lane / 4 * 2;
   const int64_t first = unit_index / panels * kUnitRows + part * (kPartSteps * 16) + lane % 4 * 2;

@@ -12,7 +12,9 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 4;  // of a thread: order and scales are read once for them
 
-// to[m, k] = RN16(x[m, order[k]] * pre_scale[order[k]]). A thread has two columns.
+// to[m, k] = RN16(x[m, order[k]] * pre_scale[order[k]]). A thread has two columns. An element of
+// `order` that names no column of x stands for the nearest: to refuse it would take a wait for the
+// device.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     arrange(const Matrix<const uint16_t> x, const int64_t m, const int64_t k,
@@ -28,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t at = min(column + i, k - 1);
-    from[i] = order ? order[at] : at;
+    from[i] = order ? min(max(int64_t{order[at]}, int64_t{0}), k - 1) : at;
     if (pre_scale.data) scale[i] = load_float(pre_scale, 0, from[i]);
   }
 #pragma unroll

@@ -269,6 +269,7 @@ Checked<LowbitProblem> check_mixed_mm(const MixedArguments& given) {
   LowbitProblem& p = checked.problem;
   must_be_tokens(given.x, "packed", given.packed);
   p.w = check_packed_weight(given.packed, given.sizes);
+  p.w.settled = given.settled;
   p.activation = check_activation(given.activation);
   check_rest(checked, given.x, "packed", given.packed, "packed", given.bias, given.out);
   if (given.order) p.order = check_order(*given.order, given.x, p.w.k, checked.inputs);

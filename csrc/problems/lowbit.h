@@ -73,6 +73,7 @@ struct LowbitWeight {
   Matrix<const uint16_t> real_zeros;  // the same, if they are real
   const uint8_t* units = nullptr;     // [ceil(K / kUnitRows), ceil(N / kUnitChannels)]
   DType dtype = DType::float16;       // of the scales and of W; a 16-bit one
+  bool settled = false;               // nothing still to run writes `units` (docs/tuning.md)
 
   // Columns that words, scales and zero points have: whole words.
   int64_t padded_n() const { return round_up(n, 8); }
@@ -146,6 +147,7 @@ struct MixedArguments {
   std::vector<int64_t> sizes;
   std::optional<Tensor> order, pre_scale, bias;
   std::optional<std::string> activation;
+  bool settled;
   std::optional<Tensor> out;
 };
 Checked<LowbitProblem> check_mixed_mm(const MixedArguments& given);
@@ -169,9 +171,9 @@ struct LowbitOps {
   static Tensor mixed_mm(const Tensor& x, const Tensor& packed, const std::vector<int64_t>& sizes,
                          const std::optional<Tensor>& order, const std::optional<Tensor>& pre_scale,
                          const std::optional<Tensor>& bias,
-                         const std::optional<std::string>& activation) {
-    Checked<LowbitProblem> checked =
-        check_mixed_mm({x, packed, sizes, order, pre_scale, bias, activation, std::nullopt});
+                         const std::optional<std::string>& activation, bool settled) {
+    Checked<LowbitProblem> checked = check_mixed_mm(
+        {x, packed, sizes, order, pre_scale, bias, activation, settled, std::nullopt});
     run(checked, x);
     return checked.outputs[0];
   }
@@ -179,9 +181,10 @@ struct LowbitOps {
                            const std::optional<Tensor>& order,
                            const std::optional<Tensor>& pre_scale,
                            const std::optional<Tensor>& bias,
-                           const std::optional<std::string>& activation, const Tensor& out) {
+                           const std::optional<std::string>& activation, bool settled,
+                           const Tensor& out) {
     Checked<LowbitProblem> checked =
-        check_mixed_mm({x, packed, sizes, order, pre_scale, bias, activation, out});
+        check_mixed_mm({x, packed, sizes, order, pre_scale, bias, activation, settled, out});
     run(checked, x);
   }
 };

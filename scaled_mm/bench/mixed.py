@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import ops, reference
+from ..ops.packed_weight import settle_written
 from .awq import AWQ_CONTENDERS, int4pack_route
 from .cases import CHECKED_ROWS, Judgement, judged, spread
 from .contenders import Contender, Route, Unsupported
@@ -114,7 +115,10 @@ def _ours(case: MixedCase) -> Route:
 
 
 def copied(weight: ops.MixedWeight) -> ops.MixedWeight:
-    return ops.MixedWeight(**{**vars(weight), "data": weight.data.clone()})
+    """In memory of its own, which products read as early."""
+    copy = weight.on(weight.data.clone())
+    settle_written(copy)
+    return copy
 
 
 def _dense(case: MixedCase) -> Route:

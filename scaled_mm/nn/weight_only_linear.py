@@ -20,6 +20,7 @@ from ..lowbit.stored import plain, stored, stored_sizes
 from ..ops import MixedWeight, mixed_mm, pack_weight
 from ..ops.arguments import accept, accept_dense, must_be_size
 from ..ops.mixed_weight import ZEROS
+from ..ops.packed_weight import settle_written
 from . import fused
 from .packed_layer import PackedLayer
 from .scaled_linear import divisors
@@ -244,6 +245,7 @@ class WeightOnlyLinear(PackedLayer):
         weight = MixedWeight.from_awq(qweight, scales, qzeros)
         if order is not None:
             weight = dataclasses.replace(weight, order=order.to(weight.data.device, torch.int32))
+            settle_written(weight)
         return cls.from_weight(weight, bias=bias)
 
     @classmethod

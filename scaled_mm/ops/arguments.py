@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._arguments import (
@@ -17,7 +16,7 @@ from .._arguments import (
     must_be_size,
     written,
 )
-from .packed_weight import PackedWeight
+from .packed_weight import PackedWeight, is_read_early
 
 __all__ = [
     "accept",
@@ -43,6 +42,6 @@ def factor_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:
     if not isinstance(b, PackedWeight):
         return b, {}
     packed: dict[str, Any] = {"b_shape": [b.k, b.n]}
-    if b.settled and not torch.compiler.is_exporting():
-        packed["b_settled"] = True  # an exported program gets its buffers from elsewhere
+    if is_read_early(b):
+        packed["b_settled"] = True
     return b.data, packed

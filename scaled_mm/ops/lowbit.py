@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .arguments import accept, accept_out, explained, written
 from .packed_awq import PackedAWQ
+from .packed_weight import is_read_early
 from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
@@ -75,7 +76,7 @@ def awq_gemm(
         ValueError: an operand breaks a rule above, or requires grad in grad mode.
         TypeError: an operand is no tensor, or scales or qzeros stand beside a `PackedAWQ`.
     """
-    options = {} if bias is None else {"bias": bias}
+    options: dict[str, Any] = {} if bias is None else {"bias": bias}
     if out is not None:
         options["out"] = out
     operands: dict[str, Any] = {"x": x}
@@ -89,6 +90,8 @@ def awq_gemm(
         operands |= {"qweight": qweight, "scales": scales, "qzeros": qzeros}
         ops, weight = (_awq_gemm, _awq_gemm_out), (qweight, scales, qzeros)
     accept(operands, options)
+    if isinstance(qweight, PackedAWQ) and is_read_early(qweight):
+        options["settled"] = True
     try:
         if out is None:
             return ops[0](x, *weight, **options)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .arguments import accept, accept_out, explained, written
 from .mixed_weight import LAYOUT_SIZES, MixedWeight
+from .packed_weight import is_read_early
 from .shapes import must, must_have_dim, must_share_device, output, shape_text, sizes_text
 
 _mixed_mm = torch.ops.scaled_mm.mixed_mm.default
@@ -63,6 +64,8 @@ def mixed_mm(
     accept(operands, options)
     if activation is not None:
         options["activation"] = activation
+    if is_read_early(w):
+        options["settled"] = True
     try:
         if out is None:
             return _mixed_mm(x, w.data, w.sizes, **options)
@@ -98,6 +101,7 @@ def _mixed_mm_shape(
     pre_scale: Tensor | None = None,
     bias: Tensor | None = None,
     activation: str | None = None,
+    settled: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")

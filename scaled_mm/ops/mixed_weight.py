@@ -15,6 +15,7 @@ from ..lowbit.gptq import from_gptq_words
 from ..lowbit.stored import plain
 from ..lowbit.words import must_be_words, signed, unpack, unsigned
 from .arguments import accept, accept_dense, explained, must_be_size
+from .packed_weight import Packed, settle_written
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
 from .units import from_units, layout_for, to_units, units_elements
 
@@ -45,20 +46,23 @@ class Unpacked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixedWeight:
+class MixedWeight(Packed):
     """A weight W [K, N] of 4 or 8 bits laid out for the kernels by `pack_weight`; `mixed_mm` takes
     it.
 
     Opaque, and particular to this version of the format and to the device: keep plain tensors in
     checkpoints (`unpack` gives them back) and pack again after loading.
 
-    Nobody may write `data`: a product on CUDA begins to read it while the kernel before on its
-    stream still runs (docs/lowbit.md says why that is right after `pack_weight`).
+    Nobody writes `data` after `pack_weight` has. On CUDA products rely on it: they read it before
+    the kernels queued ahead of them have ended, and that of a copy afterwards, as `PackedWeight`
+    says.
 
     Attributes:
         data: float16 or bfloat16 [bytes / 2], the buffer; its dtype is that of the scales, its
             elements are not all floats.
-        order: int32 [K], or None: row k of the buffer is multiplied by column order[k] of x.
+        order: int32 [K], or None: row k of the buffer is multiplied by column order[k] of x. An
+            element outside 0..K-1 is refused on the CPU; on CUDA, where to look would be to wait
+            for the device, it stands for the nearest column.
         k: rows of W.
         n: columns of W.
         group: rows that share scales and zero points.
@@ -335,10 +339,9 @@ def pack_weight(
         data = to_units(stored, scales, zeros, bits, zero, group)
     else:
         data = pack_words(stored, scales, zeros, bits)
-    if data.is_cuda:
-        # A kernel that begins early may follow this one, but not what wrote the buffer.
-        data.new_zeros(1)
-    return MixedWeight(data, order, k, n, group, bits, ZEROS[zero], layout)
+    packed = MixedWeight(data, order, k, n, group, bits, ZEROS[zero], layout)
+    settle_written(packed)
+    return packed
 
 
 def _check(

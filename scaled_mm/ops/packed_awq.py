@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..lowbit.words import pack, unpack
 from .arguments import accept
+from .packed_weight import Packed, settle_written
 from .packed_words import INTEGER, join, split, words_elements
 from .shapes import awq_sizes
 from .units import from_units, layout_for, to_units, units_elements
@@ -18,14 +19,14 @@ WORDS, UNITS = 0, 1
 
 
 @dataclass(frozen=True)
-class PackedAWQ:
+class PackedAWQ(Packed):
     """An int4 weight W [K, N] laid out for the kernels by `pack_awq`; `awq_gemm` takes it.
 
     Opaque, and particular to this version of the library and to the device: keep AWQ's tensors in
     checkpoints (`unpack` gives them back) and pack again after loading.
 
-    Nobody may write `data`: a product on CUDA begins to read it while the kernel before on its
-    stream still runs (docs/lowbit.md says why that is right after `pack_awq`).
+    Nobody writes `data` after `pack_awq` has. On CUDA products rely on it: they read it before the
+    kernels queued ahead of them have ended, and that of a copy afterwards, as `PackedWeight` says.
 
     Attributes:
         data: float16 or bfloat16 [bytes / 2], the buffer; its dtype is that of the scales, its
@@ -112,10 +113,9 @@ def pack_awq(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> PackedAWQ:
         data = join(qweight, scales, qzeros)
     else:
         data = to_units(unpack(qweight), scales, unpack(qzeros), 4, INTEGER, group)
-    if data.is_cuda:
-        # A kernel that begins early may follow this one, but not what wrote the buffer.
-        data.new_zeros(1)
-    return PackedAWQ(data, k, n, group, layout)
+    packed = PackedAWQ(data, k, n, group, layout)
+    settle_written(packed)
+    return packed
 
 
 def packed_elements(k: int, n: int, group: int, layout: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,18 @@ _ROW = 16  # csrc/cuda/common/relayout.h: rows are padded to whole 16 bytes, at 
 
 
 @dataclass(frozen=True)
-class PackedWeight:
+class Packed:
+    """What the packed weights share: a buffer, which products may be allowed to read early."""
+
+    data: Tensor
+    settled: ClassVar[bool] = False  # by `settle`: of this object alone, no copy has it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class PackedWeight(Packed):
     """A weight B [K, N] laid out for the kernels by `pack_weight_int8`; pass it wherever `b` goes.
 
     Opaque, and particular to this version of the library and to the device: keep the plain int8
@@ -35,15 +46,11 @@ class PackedWeight:
     data: Tensor
     k: int
     n: int
-    settled: ClassVar[bool] = False  # by `settle`: of this object alone, no copy has it
 
     @property
     def shape(self) -> tuple[int, int]:
         """(K, N), the shape of the weight that was packed."""
         return (self.k, self.n)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"data": self.data, "k": self.k, "n": self.n}
 
     def unpack(self) -> Tensor:
         """The weight that was packed: int8 [K, N], the transpose of a contiguous [N, K] tensor.
@@ -56,10 +63,22 @@ class PackedWeight:
         return rows(self).t()
 
 
-def settle(packed: PackedWeight) -> None:
+def settle(packed: Packed) -> None:
     """From now on products may read it early. Its buffer was written before an ordinary launch on
     the current stream of its GPU (the op `_settle` is one), and is not written any more."""
     object.__setattr__(packed, "settled", True)
+
+
+def settle_written(packed: Packed) -> None:
+    """The same of what torch's kernels wrote: on a GPU an ordinary launch follows them here."""
+    if packed.data.is_cuda and not torch.compiler.is_compiling():
+        packed.data.new_zeros(1)
+        settle(packed)
+
+
+def is_read_early(packed: Packed) -> bool:
+    """Whether a product is told to; an exported program gets its buffers from elsewhere."""
+    return packed.settled and not torch.compiler.is_exporting()
 
 
 def rows(packed: PackedWeight) -> Tensor:

@@ -38,7 +38,7 @@ __device__ inline Words<dtype> read_group(const void* row, int group, int cols) 
     constexpr int kCount = Words<dtype>::kWords / 4;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      words.vector[i] = __ldg(static_cast<const uint4*>(row) + group * kCount + i);
+      words.vector[i] = __ldca(static_cast<const uint4*>(row) + group * kCount + i);
     }
   } else {
     const auto* from = static_cast<const typename Of::storage*>(row) + group * kSumGroup;

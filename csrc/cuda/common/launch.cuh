@@ -14,7 +14,9 @@ __device__ inline void launch_dependents() {
 #endif
 }
 
-// What the kernel before has written is there from here on; nothing is read or written earlier.
+// What the kernel before has written is there from here on; nothing is read or written earlier. Nor
+// is it read by ld.global.nc (__ldg): that is for memory that nobody writes while the kernel runs,
+// and compilers move it past this. __ldca they do not.
 __device__ inline void wait_for_dependencies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

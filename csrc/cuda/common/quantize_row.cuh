@@ -60,7 +60,7 @@ class RowPart {
       if constexpr (kElements == 1) {
         x[i].words[0] = x_[chunk * stride_];
       } else {
-        const uint4 all = __ldg(reinterpret_cast<const uint4*>(x_) + chunk);
+        const uint4 all = __ldca(reinterpret_cast<const uint4*>(x_) + chunk);
         x[i].words[0] = all.x;
         x[i].words[1] = all.y;
         x[i].words[2] = all.z;

@@ -14,6 +14,7 @@ void launch(const LowbitProblem& p, const Scope& scope) {
   const Device& device = scope.device;
   PackedParams params;
   params.units = p.w.units;
+  params.settled = p.w.settled;
   params.sets = unit_sets(p.w.k, p.w.group);
   params.tokens = tensor_map(reinterpret_cast<const int8_t*>(p.x.data), p.m, 2 * p.w.k,
                              2 * p.x.row_stride, Block::kTokens);

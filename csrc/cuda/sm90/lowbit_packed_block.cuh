@@ -9,6 +9,7 @@ namespace scaled_mm::cuda::sm90::lowbit {
 
 struct PackedParams {
   const uint8_t* units;  // [chunks][panels]
+  bool settled;          // LowbitWeight::settled
   int sets;              // of a unit
   CUtensorMap tokens;    // X [M, 2 K] bytes, in boxes of the tile's tokens x 128
   int m;

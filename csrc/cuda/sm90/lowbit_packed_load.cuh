@@ -16,13 +16,13 @@ class Loader {
                     typename Block::Barriers& barriers)
       : p_(p), tokens_(tokens), words_(words), barriers_(barriers) {}
 
-  // Loads all that the block works on. Words do not depend on the kernel before on the stream: as
-  // many as the ring holds are sent for before that is waited for (docs/lowbit.md).
+  // Loads all that the block works on. Of a settled weight, words do not depend on the kernel before
+  // on the stream: as many as the ring holds are sent for before that is waited for.
   __device__ void run() const {
     int early = 0;
     Share before(p_.plan);
 #pragma unroll 1
-    while (early < p_.stages && before.next()) {
+    while (p_.settled && early < p_.stages && before.next()) {
       const Place place = place_of<Block>(p_, before.tile);
       int piece = before.first * Block::kPieces;
 #pragma unroll 1
