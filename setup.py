@@ -75,13 +75,14 @@ HEADERS = sources(*(f"csrc/**/*.{kind}" for kind in ("h", "def", "cuh", "table")
 
 
 def cpu_library() -> CppExtension:
+    with_ptx = {arch: cuda_build.gencode(arch, ptx=True) for arch in present_archs()}
     return CppExtension(
         "scaled_mm._C_cpu",
         # model.cpp: every arch's tables and predictions, for `scaled-mm explain`
         sources(*(f"csrc/{room}*.cpp" for room in ("", "problems/", "dispatch/", "cpu/")))
         + sources("csrc/cuda/sm*/model.cpp"),
         depends=HEADERS,
-        include_dirs=[str(ROOT / "csrc"), arch_list("cpu", present_archs())],
+        include_dirs=[str(ROOT / "csrc"), arch_list("cpu", with_ptx)],
         extra_compile_args={"cxx": HOST_FLAGS},
         extra_link_args=LINK_FLAGS,
         py_limited_api=True,
@@ -122,13 +123,18 @@ def write_if_new(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def arch_list(library: str, archs: list[str]) -> str:
-    """The folder of a generated archs.h, which names the arch folders that a library holds."""
+def arch_list(library: str, targets: dict[str, list[str]]) -> str:
+    """The folder of a generated archs.h, which names the arch folders that a library holds and says
+    which GPUs run the code of each; `targets`: as for cuda_library."""
     path = ROOT / "build/stubs" / library / "archs.h"
     declared = "".join(
-        f"namespace scaled_mm::cuda::{arch} {{\nextern const Arch arch;\n}}\n" for arch in archs
+        f"namespace scaled_mm::cuda::{arch} {{\nextern const Arch arch;\n}}\n" for arch in targets
     )
-    names = " ".join(f"ARCH({arch})" for arch in archs)
+    ranges = {
+        arch: ", ".join(f"{{{first}, {last}}}" for first, last in cuda_build.runs(options))
+        for arch, options in targets.items()
+    }
+    names = " ".join(f"ARCH({arch}, {text})" for arch, text in ranges.items())
     head = '#pragma once\n\n#include "dispatch/kernel.h"\n'
     write_if_new(path, f"{head}\n{declared}\n#define SCALED_MM_ARCHS {names}\n")
     return str(path.parent)
@@ -185,7 +191,7 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
         + sources("csrc/problems/*.cpp")
         + sources(*(f"csrc/{room}*.cpp" for room in host_code)),
         depends=HEADERS,
-        include_dirs=[str(ROOT / "csrc"), arch_list("cuda", list(targets)), str(home / "include")],
+        include_dirs=[str(ROOT / "csrc"), arch_list("cuda", targets), str(home / "include")],
         library_dirs=[str(home / "lib64")],
         libraries=["cudart_static", "rt", "dl", "pthread"],
         extra_compile_args={"cxx": [*HOST_FLAGS, "-DUSE_CUDA"]},

@@ -148,6 +148,29 @@ def test_a_stand_in_runs_the_older_folders() -> None:
     assert cuda_build.stand_in_by(None) is cuda_build.stand_in_by("") is None
 
 
+@pytest.mark.parametrize(
+    ("arch_list", "stand_in", "chosen"),
+    [  # by capability, the folder: the newest with code that the GPU runs
+        ("8.0+PTX;8.9", None, {80: "sm80", 86: "sm80", 89: "sm89", 90: "sm80", 100: "sm80"}),
+        ("7.5+PTX;8.0", None, {75: "sm75", 86: "sm80", 90: "sm75", 120: "sm75"}),
+        ("8.0;9.0;10.0", None, {80: "sm80", 90: "sm90", 103: "sm100", 110: None, 75: None}),
+        ("7.5;8.0;12.0", "9.0", {89: "sm80", 90: "sm80", 100: None, 121: "sm120"}),
+    ],
+)
+def test_a_folder_serves_what_runs_its_code(
+    arch_list: str, stand_in: str | None, chosen: dict[int, str | None]
+) -> None:
+    wanted = cuda_build.wanted_by(arch_list)
+    found = cuda_build.targets(wanted, ALL, cuda_build.stand_in_by(stand_in))
+    for capability, expected in chosen.items():
+        serving = [None] + [  # as find_arch, which has these ranges by archs.h
+            folder
+            for folder, options in found.items()
+            if any(first <= capability <= last for first, last in cuda_build.runs(options))
+        ]
+        assert serving[-1] == expected, capability
+
+
 @pytest.mark.parametrize("capability", ["90", "9", "9.0a", "9.0;8.0"])
 def test_stand_in_refused(capability: str) -> None:
     with pytest.raises(SystemExit, match="SCALED_MM_STAND_IN must be like"):

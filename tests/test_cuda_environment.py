@@ -157,6 +157,11 @@ def test_the_device_of_the_tensors_counts(row: str, of_the_tensors: int, current
     work.assert_right(got, row)
 
 
+@streams_only
+def test_contexts_only_where_tensors_are() -> None:
+    assert run_python("import cuda_contexts; cuda_contexts.main()").splitlines()[-1] == "no other"
+
+
 @two_devices
 def test_devices_in_turn() -> None:
     """What is known of one device is not taken for the other's."""

@@ -107,6 +107,21 @@ def targets(
     return {folder: gencode(folder, ptx[folder], stand_in) for folder in by_number}
 
 
+MOST = 999
+"""A compute capability beyond all."""
+
+
+def runs(options: Iterable[str]) -> list[tuple[int, int]]:
+    """The compute capabilities, from the first to the last, that run what nvcc makes by each."""
+    found = []
+    for option in options:
+        made, number, suffix = re.fullmatch(r".*,code=(\w+)_(\d+)([af]?)", option).groups()
+        first = int(number)
+        last = MOST if made == "compute" else first if suffix == "a" else first // 10 * 10 + 9
+        found.append((first, last))
+    return found
+
+
 def common_options(targets: Mapping[str, Sequence[str]]) -> list[str]:
     """nvcc's options for the code that all folders share: theirs. One that several folders have
     machine code for, a stand-in, gets the newest folder's."""

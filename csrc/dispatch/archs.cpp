@@ -7,7 +7,16 @@ namespace scaled_mm {
 namespace {
 
 constexpr const Arch* kArchs[] = {
-#define ARCH(name) &cuda::name::arch,
+#define ARCH(name, ...) &cuda::name::arch,
+    SCALED_MM_ARCHS
+#undef ARCH
+};
+
+// Of each, the compute capabilities, from the first to the last, that run what was compiled.
+constexpr struct {
+  int first, last;
+} kRuns[][3] = {
+#define ARCH(name, ...) {__VA_ARGS__},
     SCALED_MM_ARCHS
 #undef ARCH
 };
@@ -33,8 +42,10 @@ std::string arch_names() {
 
 const Arch* find_arch(int capability) {
   const Arch* found = nullptr;
-  for (const Arch* arch : kArchs) {
-    if (arch->serves(capability)) found = arch;
+  for (size_t i = 0; i < std::size(kArchs); ++i) {
+    for (const auto& [first, last] : kRuns[i]) {
+      if (first <= capability && capability <= last) found = kArchs[i];
+    }
   }
   return found;
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <span>
@@ -39,12 +40,14 @@ struct Kernel {
   void (*run)(const P&, const cuda::Scope&);
 };
 
-// A folder csrc/cuda/smXX: what it serves, and its kernels of each family.
+// A folder csrc/cuda/smXX: its kernels of each family.
 struct Arch {
   const char* name;
-  bool (*serves)(int capability);
   std::span<const Kernel<Int8Problem>> int8;
   std::span<const Kernel<LowbitProblem>> lowbit;
+
+  // 90 of sm90: what its code is compiled for.
+  int number() const { return std::atoi(name + 2); }
 };
 
 template <class P>
@@ -62,7 +65,7 @@ inline std::span<const Kernel<LowbitProblem>> kernels_of<LowbitProblem>(const Ar
 // were built in the CUDA library.
 std::span<const Arch* const> archs();
 std::string arch_names();
-// The newest that serves the capability; null when none does.
+// The newest with code that GPUs of the capability run, as this library was built; null: none.
 const Arch* find_arch(int capability);
 
 }  // namespace scaled_mm

@@ -3,13 +3,12 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/util/shim_utils.h>
 
-#include <deque>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 
-#include "cuda/common/probe.h"
 #include "refuse.h"
 
 namespace scaled_mm::cuda {
@@ -23,6 +22,7 @@ int attribute(cudaDeviceAttr what, int device) {
   return value;
 }
 
+// None of the calls makes a context.
 Device ask(int index) {
   Device device;
   device.index = index;
@@ -38,20 +38,25 @@ Device ask(int index) {
                        attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
   facts.mhz = 1e-3 * attribute(cudaDevAttrClockRate, index);
   static_cast<Machine&>(device) = machine_of(facts);
-  const int code = common_code(index);
-  if (code > 0) device.arch = find_arch(device.capability);
-  device.launches_early = device.capability >= 90 && code >= 90;
+  device.arch = find_arch(device.capability);
+  device.launches_early = device.arch && device.arch->number() >= 90;
   return device;
 }
 
 const Device& facts(int index) {
   static std::mutex mutex;
-  static std::deque<Device> known;  // a deque: references stay good
+  static std::map<int, Device> known;  // references stay good
   const std::lock_guard lock(mutex);
-  while (static_cast<int>(known.size()) <= index) {
-    known.push_back(ask(static_cast<int>(known.size())));
-  }
-  return known[index];
+  const auto found = known.find(index);
+  return found != known.end() ? found->second : known.emplace(index, ask(index)).first->second;
+}
+
+// Torch's, which leaves alone a device that has no context when it is put back.
+template <class Guard>
+std::optional<Guard> guard_for(int index) {
+  int current = 0;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  return current == index ? std::nullopt : std::optional<Guard>(std::in_place, index);
 }
 
 cudaStream_t current_stream(int index) {
@@ -75,7 +80,10 @@ void must_fit(const char* argument, const char* what, int64_t size) {
 }
 
 Scope::Scope(const Tensor& on)
-    : device(facts(on.get_device_index())), stream(current_stream(on.get_device_index())), on_(on) {
+    : guard_(guard_for<Guard>(on.get_device_index())),
+      device(facts(on.get_device_index())),
+      stream(current_stream(on.get_device_index())),
+      on_(on) {
   if (!device.arch) {
     const std::string is = cat(device.capability / 10, ".", device.capability % 10);
     throw std::runtime_error(
@@ -85,15 +93,6 @@ Scope::Scope(const Tensor& on)
                 ? ""
                 : cat("; build them with TORCH_CUDA_ARCH_LIST=", is, " make cuda")));
   }
-  int current = 0;
-  check(cudaGetDevice(&current), "cudaGetDevice");
-  if (current == device.index) return;
-  check(cudaSetDevice(device.index), "cudaSetDevice");
-  previous_ = current;
-}
-
-Scope::~Scope() {
-  if (previous_ >= 0) cudaSetDevice(previous_);
 }
 
 void* Scope::allocate(int64_t bytes) const {

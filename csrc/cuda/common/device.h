@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "dispatch/kernel.h"
@@ -47,12 +49,14 @@ void check(cudaError_t status, const char* what);
 void must_fit(const char* argument, const char* what, int64_t size);
 
 // For the time of a call: the device of a tensor, made current if it is not (and put back after),
-// and torch's current stream on it, on which all work goes. Refuses a device that nothing was built
-// for.
+// and torch's current stream on it, on which all work goes. No other device is touched, which would
+// take memory there for a context. Refuses a device that nothing was built for.
 class Scope {
+  using Guard = torch::stable::accelerator::DeviceGuard;
+  std::optional<Guard> guard_;  // made first, gone last
+
  public:
   explicit Scope(const Tensor& on);
-  ~Scope();
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
 
@@ -70,7 +74,6 @@ class Scope {
  private:
   const Tensor& on_;
   mutable std::vector<Tensor> workspace_;
-  int previous_ = -1;  // to be put back, or -1
 };
 
 }  // namespace scaled_mm::cuda

@@ -29,7 +29,6 @@ constexpr Kernel<LowbitProblem> kKernels[] = {
 }  // namespace
 }  // namespace lowbit
 
-constinit const Arch arch = {SCALED_MM_TEXT(SCALED_MM_ARCH), serves, int8::kKernels,
-                             lowbit::kKernels};
+constinit const Arch arch = {SCALED_MM_TEXT(SCALED_MM_ARCH), int8::kKernels, lowbit::kKernels};
 
 }  // namespace scaled_mm::cuda::SCALED_MM_ARCH

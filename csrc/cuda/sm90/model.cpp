@@ -366,6 +366,6 @@ PackedPlan plan_packed(const Packed& tile, const LowbitProblem::Size& size, int 
 
 }  // namespace lowbit
 
-constinit const Arch arch = {"sm90", serves, int8::kKernels, lowbit::kKernels};
+constinit const Arch arch = {"sm90", int8::kKernels, lowbit::kKernels};
 
 }  // namespace scaled_mm::cuda::sm90

@@ -1,0 +1,74 @@
+"""Which GPUs a process has a context on, each about 0.5 GB, before and after calls of the library;
+run by test_cuda_environment.py in a process of its own, without pytest's GPU cases."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import torch
+from awq_cases import AwqCase
+from torch import nn
+
+import scaled_mm
+from scaled_mm.cli import info
+from scaled_mm.explain import explain
+from scaled_mm.nn import ScaledLinear
+
+
+def contexts() -> list[int]:
+    """The GPUs, by the driver."""
+    driver, found = ctypes.CDLL("libcuda.so.1"), []
+    for index in range(torch.cuda.device_count()):
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        at = (index, ctypes.byref(flags), ctypes.byref(active))
+        assert driver.cuDevicePrimaryCtxGetState(*at) == 0
+        if active.value:
+            found.append(index)
+    return found
+
+
+def calls(device: str) -> None:
+    """One of every kind."""
+    x = torch.randn(3, 64, device=device, dtype=torch.bfloat16)
+    q, scale, _ = scaled_mm.quantize_int8(x)
+    w, scale_w = scaled_mm.quantize_weight_int8(torch.randn(32, 64, device=device))
+    for b in (w.t(), scaled_mm.pack_weight_int8(w.t())):
+        scaled_mm.scaled_mm(q, b, scale, scale_w)
+        scaled_mm.int8_mm(q, b)
+        scaled_mm.azp_adj(b)
+    scaled_mm.rms_norm_quantize_int8(x, torch.ones(64, device=device), eps=1e-6)
+    layer = ScaledLinear.from_linear(nn.Linear(64, 32)).to(device)
+    layer(x)
+    given = AwqCase("contexts", 64, 32, 32, torch.bfloat16).weight()
+    words = {name: t.to(device) for name, t in given.items()}
+    scaled_mm.awq_gemm(x, **words)
+    scaled_mm.awq_dequantize(**words)
+    packed = scaled_mm.MixedWeight.from_awq(**words)
+    scaled_mm.mixed_mm(x, packed)
+    packed.dequantize()
+
+
+def main() -> None:
+    last = torch.cuda.device_count() - 1
+    torch.cuda.get_device_properties(last)  # torch is awake
+    before = contexts()
+    calls("cpu")
+    info.facts()
+    explain(16, 4096, 4096)
+    assert contexts() == before, f"without a tensor on a GPU: {before} became {contexts()}"
+    torch.ones(8, device=f"cuda:{last}").sum().item()
+    before = contexts()
+    assert last in before
+    calls(f"cuda:{last}")
+    thread = threading.Thread(target=calls, args=(f"cuda:{last}",))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize(last)
+    assert contexts() == before, f"calls on cuda:{last}: {before} became {contexts()}"
+    assert torch.cuda.current_device() == 0
+    print("no other")
+
+
+if __name__ == "__main__":
+    main()
