@@ -16,8 +16,8 @@ class Loader {
                     typename Block::Barriers& barriers)
       : p_(p), tokens_(tokens), words_(words), barriers_(barriers) {}
 
-  // Loads all that the block works on. Of a settled weight, words do not depend on the kernel before
-  // on the stream: as many as the ring holds are sent for before that is waited for.
+  // Loads all that the block works on. Of a settled weight, words do not depend on the kernel
+  // before on the stream: as many as the ring holds are sent for before that is waited for.
   __device__ void run() const {
     int early = 0;
     Share before(p_.plan);
