@@ -51,7 +51,8 @@ HOST_FLAGS = [
     "-Wextra",
     *(f"-isystem{path}" for path in cpp_extension.include_paths()),  # torch's own headers warn
 ]
-LINK_FLAGS = ["-Wl,-Bsymbolic"]
+# The libstdc++ that torch has loaded, where g++ would link its own: streams of half of each fail.
+LINK_FLAGS = ["-Wl,-Bsymbolic", "-l:libstdc++.so.6"]
 if SANITIZE:
     HOST_FLAGS += [*SANITIZE, "-O1", "-g1", "-fno-omit-frame-pointer"]
     LINK_FLAGS += SANITIZE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -238,6 +240,27 @@ def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda_build.find_cutlass(str(package)) is None, "the tree that is named, or none"
     with pytest.raises(SystemExit, match=r"must hold include/cutlass/cutlass\.h"):
         cuda_build.decide("1", cuda_build.Machine("13.0", HERE, None))
+
+
+STREAM = """#include <sstream>
+extern "C" __attribute__((visibility("default"))) int digits() {
+  std::ostringstream text;
+  text << 1234;
+  return static_cast<int>(text.str().size());
+}
+"""
+
+
+def test_a_static_libstdcxx_is_not_taken(tmp_path: Path) -> None:
+    """Half of it would be torch's: a stream then writes no numbers, or ends the process."""
+    source, library = tmp_path / "stream.cpp", tmp_path / "stream.so"
+    source.write_text(STREAM)
+    setup = load(ROOT / "setup.py")
+    command = [os.environ.get("CXX", "c++"), "-static-libstdc++", "-shared", "-fPIC", str(source)]
+    flags = ["-fvisibility=hidden", "-o", str(library), *setup.LINK_FLAGS]
+    subprocess.run([*command, *flags], check=True)
+    code = "import ctypes, sys, torch; print(ctypes.CDLL(sys.argv[1]).digits())"
+    assert run_python(code, str(library)) == "4\n"
 
 
 # ---- Other torches -------------------------------------------------------------------------------
