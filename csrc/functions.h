@@ -10,12 +10,35 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define SCALED_MM_FUNCTION __host__ __device__ __forceinline__
 #else
 #define SCALED_MM_FUNCTION inline __attribute__((always_inline))
 #endif
+
+namespace scaled_mm {
+
+enum class Function : uint8_t { none, relu, silu, gelu, gelu_tanh };
+
+// use(constant) with an integral_constant of the function.
+template <class Use>
+constexpr decltype(auto) with_function(Function function, Use&& use) {
+  switch (function) {
+#define FUNCTION(name) \
+  case Function::name: return use(std::integral_constant<Function, Function::name>{})
+    FUNCTION(none);
+    FUNCTION(relu);
+    FUNCTION(silu);
+    FUNCTION(gelu);
+    FUNCTION(gelu_tanh);
+#undef FUNCTION
+  }
+  __builtin_unreachable();
+}
+
+}  // namespace scaled_mm
 
 namespace scaled_mm::functions {
 
@@ -107,6 +130,15 @@ SCALED_MM_FUNCTION float gelu(float x) {
 template <class F>
 SCALED_MM_FUNCTION float gelu_tanh(float x) {
   return logistic_times<F>(x, x * F::fma(x * x, 0x1.2444f2p-4f, 0x1.988454p+0f));
+}
+
+template <class F, Function function>
+SCALED_MM_FUNCTION float value(float x) {
+  if constexpr (function == Function::none) return x;
+  if constexpr (function == Function::relu) return relu<F>(x);
+  if constexpr (function == Function::silu) return silu<F>(x);
+  if constexpr (function == Function::gelu) return gelu<F>(x);
+  if constexpr (function == Function::gelu_tanh) return gelu_tanh<F>(x);
 }
 
 }  // namespace scaled_mm::functions

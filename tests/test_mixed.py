@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "activation": (
         {"activation": "tanh"},
-        "activation must be None or one of relu, gelu, gelu_tanh, silu, got tanh",
+        "activation must be None or one of relu, silu, gelu, gelu_tanh, got tanh",
     ),
     "activation none": ({"activation": "none"}, "activation must be None or one of"),
     "out shape": ({"out": X.new_empty(5, 23)}, r"out must .*got shape \(5, 23\)"),

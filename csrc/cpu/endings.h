@@ -6,10 +6,10 @@
 // producers, whose functions these are.
 
 // f over a row, or over its even columns, times the odd ones.
-template <Producer f>
+template <Function f>
 inline void activate(float (&d)[kColBlock], Form form) {
   if (form == Form::activated) {
-    for (int n = 0; n < kColBlock; ++n) d[n] = function_of<f>(d[n]);
+    for (int n = 0; n < kColBlock; ++n) d[n] = functions::value<FunctionOps, f>(d[n]);
     return;
   }
   alignas(64) float gates[kColBlock / 2], values[kColBlock / 2];
@@ -17,17 +17,13 @@ inline void activate(float (&d)[kColBlock], Form form) {
     gates[n] = d[2 * n];
     values[n] = d[2 * n + 1];
   }
-  for (int n = 0; n < kColBlock / 2; ++n) d[n] = function_of<f>(gates[n]) * values[n];
+  for (int n = 0; n < kColBlock / 2; ++n) {
+    d[n] = functions::value<FunctionOps, f>(gates[n]) * values[n];
+  }
 }
 
 inline void activate(float (&d)[kColBlock], Form form, Function function) {
-  switch (function) {
-    case Function::none: return;
-    case Function::relu: return activate<Producer::relu>(d, form);
-    case Function::silu: return activate<Producer::silu>(d, form);
-    case Function::gelu: return activate<Producer::gelu>(d, form);
-    case Function::gelu_tanh: return activate<Producer::gelu_tanh>(d, form);
-  }
+  with_function(function, [&](auto f) { activate<f>(d, form); });
 }
 
 // float8_e4m3fn of |x| <= 448, or of NaN.

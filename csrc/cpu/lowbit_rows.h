@@ -77,19 +77,10 @@ inline WeightTile tile_at(const LowbitWeight& w, int64_t k, int depth, int64_t c
   return {padded, Words::kWords, depth, vectors, nullptr, 0};
 }
 
-inline void activate(LowbitActivation activation, float* x, int count) {
-  const auto apply = [&](const auto& function) {
-    for (int i = 0; i < count; ++i) x[i] = function(x[i]);
-  };
-  using Ops = FunctionOps;
-  switch (activation) {
-    case LowbitActivation::none: return;
-    case LowbitActivation::relu: return apply([](float y) { return functions::relu<Ops>(y); });
-    case LowbitActivation::gelu: return apply([](float y) { return functions::gelu<Ops>(y); });
-    case LowbitActivation::gelu_tanh:
-      return apply([](float y) { return functions::gelu_tanh<Ops>(y); });
-    case LowbitActivation::silu: return apply([](float y) { return functions::silu<Ops>(y); });
-  }
+inline void activate(Function function, float* x, int count) {
+  with_function(function, [&](auto f) {
+    for (int i = 0; i < count; ++i) x[i] = functions::value<FunctionOps, f>(x[i]);
+  });
 }
 
 template <class Of, class Words>
@@ -104,7 +95,7 @@ inline void write_sums(const LowbitProblem& p, const Span& span, const float* su
       if (p.bias.data) {
         for (int i = 0; i < count; ++i) sum[i] += bias[i];
       }
-      activate(p.activation, sum, count);
+      activate(p.function, sum, count);
       Of::narrow(sum, p.d + (span.row + r) * p.w.n + col, count);
     }
   }

@@ -120,15 +120,6 @@ inline void layer_norm(const ProduceProblem& p, ProducerRows& scratch, float* v)
   for (int64_t k = 0; k < p.cols; ++k) v[k] = fused_multiply_add(v[k] * r, weight[k], bias[k]);
 }
 
-template <Producer producer>
-inline float function_of(float x) {
-  using F = FunctionOps;
-  if constexpr (producer == Producer::relu) return functions::relu<F>(x);
-  if constexpr (producer == Producer::silu) return functions::silu<F>(x);
-  if constexpr (producer == Producer::gelu) return functions::gelu<F>(x);
-  if constexpr (producer == Producer::gelu_tanh) return functions::gelu_tanh<F>(x);
-}
-
 // Row `row` of what is quantised, in scratch.row(0).
 template <Producer producer>
 inline float* produce_row(const ProduceProblem& p, int64_t row, ProducerRows& scratch) {
@@ -141,7 +132,9 @@ inline float* produce_row(const ProduceProblem& p, int64_t row, ProducerRows& sc
     if constexpr (producer == Producer::layer_norm) layer_norm(p, scratch, v);
     if (p.normed) narrow_row_to(p.normed, p, row, v);
   } else {
-    for (int64_t k = 0; k < p.cols; ++k) v[k] = function_of<producer>(v[k]);
+    for (int64_t k = 0; k < p.cols; ++k) {
+      v[k] = functions::value<FunctionOps, function_of(producer)>(v[k]);
+    }
     if (p.other.data) {
       for (int64_t k = 0; k < p.cols; ++k) v[k] *= other[k];
     }

@@ -1,5 +1,5 @@
 // The lowbit kernels that no arch has for itself: W at the speed of memory, and D where K is 0.
-#include "cuda/common/activate.cuh"
+#include "cuda/common/functions.cuh"
 #include "cuda/common/convert.cuh"
 #include "cuda/common/formats.cuh"
 #include "cuda/common/launch.cuh"
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads) fill(const LowbitProblem p) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.m * p.w.n) return;
   float x[1] = {p.bias.data ? load_float(p.bias, 0, i % p.w.n) : 0.0f};
-  activate(x, p.activation);
+  apply_function(p.function, x);
   p.d[i] = with_dtype16(p.w.dtype, [&](auto dtype) {
     return static_cast<uint16_t>(Format<decltype(dtype)::value>::narrow(x[0], 0.0f));
   });

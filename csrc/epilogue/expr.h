@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "dtypes.h"
+#include "functions.h"
 
 namespace scaled_mm {
 
@@ -38,7 +39,6 @@ constexpr OperandSet bit(Operand operand) { return OperandSet{1} << static_cast<
 // What a call's activation makes of the columns: nothing; f(x) of each; or one of two neighbours,
 // f(gate) * value. An epilogue is compiled for a form, and f is chosen when it runs.
 enum class Form : uint8_t { none, activated, gated };
-enum class Function : uint8_t { none, relu, silu, gelu, gelu_tanh };  // functions.h
 
 // What a call may ask for by name besides giving operands.
 struct Activation {

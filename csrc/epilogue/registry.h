@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -73,6 +74,18 @@ inline const Activation* find_activation(std::string_view name) {
   const auto* const found = std::find_if(std::begin(kActivations), end,
                                          [&](const Activation& each) { return each.name == name; });
   return found == end ? nullptr : found;
+}
+
+// The activation that a call wants, of one of the forms up to `most`.
+inline Activation check_activation(const std::optional<std::string>& wanted, Form most) {
+  if (!wanted) return kActivations[0];
+  std::string names;
+  for (const Activation& each : kActivations) {
+    if (each.form == Form::none || each.form > most) continue;
+    if (*wanted == each.name) return each;
+    names += (names.empty() ? "" : ", ") + std::string(each.name);
+  }
+  refuse("activation", "be None or one of " + names, *wanted);
 }
 
 inline std::string names(OperandSet operands) {

@@ -111,17 +111,6 @@ void check_quantises(const std::optional<Tensor>& out_scale, const std::optional
   }
 }
 
-Activation check_activation(const std::optional<std::string>& wanted) {
-  if (!wanted) return kActivations[0];
-  const Activation* const found = epilogue::find_activation(*wanted);
-  if (found && found->form != Form::none) return *found;
-  std::string names;
-  for (const Activation& each : kActivations) {
-    if (each.form != Form::none) names += (names.empty() ? "" : ", ") + std::string(each.name);
-  }
-  refuse("activation", "be None or one of " + names, *wanted);
-}
-
 // The shape rules of an operand, by how it lies over D.
 template <class Leaf>
 void check_shape(const char* argument, const Tensor& t, const Tensor& a,
@@ -200,7 +189,7 @@ Checked<Int8Problem> check_scaled_mm(
     const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled,
     const std::optional<Tensor>& out) {
   const DType dtype = check_out_dtype(out_dtype.value_or(ScalarType::BFloat16), true);
-  const Activation wanted = check_activation(activation);
+  const Activation wanted = epilogue::check_activation(activation, Form::gated);
   check_quantises(out_scale, out_azp, dtype);
   Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
   Int8Problem::Size& size = checked.problem.size;

@@ -2,6 +2,7 @@
 
 #include <tuple>
 
+#include "epilogue/registry.h"
 #include "integers.h"
 #include "rules.h"
 
@@ -228,16 +229,6 @@ Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, co
 
 namespace {
 
-LowbitActivation check_activation(const std::optional<std::string>& wanted) {
-  if (!wanted) return LowbitActivation::none;
-  std::string names;
-  for (int i = 1; i < kNumLowbitActivations; ++i) {
-    if (*wanted == kLowbitActivationNames[i]) return static_cast<LowbitActivation>(i);
-    names += (i > 1 ? ", " : "") + std::string(kLowbitActivationNames[i]);
-  }
-  refuse("activation", "be None or one of " + names, *wanted);
-}
-
 const int32_t* check_order(const Tensor& order, const Tensor& x, int64_t k,
                            std::vector<Tensor>& copies) {
   must_be("order", order, ScalarType::Int);
@@ -270,7 +261,7 @@ Checked<LowbitProblem> check_mixed_mm(const MixedArguments& given) {
   must_be_tokens(given.x, "packed", given.packed);
   p.w = check_packed_weight(given.packed, given.sizes);
   p.w.settled = given.settled;
-  p.activation = check_activation(given.activation);
+  p.function = epilogue::check_activation(given.activation, Form::activated).function;
   check_rest(checked, given.x, "packed", given.packed, "packed", given.bias, given.out);
   if (given.order) p.order = check_order(*given.order, given.x, p.w.k, checked.inputs);
   if (given.pre_scale) {

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "epilogue/expr.h"
 #include "integers.h"
 #include "problems/tensors.h"
 
@@ -30,12 +31,6 @@ inline constexpr int kUnitChannels = 64, kUnitRows = 128;
 enum class ZeroPoint : uint8_t { none, integer, real };
 inline constexpr int kNumZeroPoints = 3;
 inline constexpr const char* kZeroPointNames[kNumZeroPoints] = {"none", "integer", "float"};
-
-// What a product's elements go through after the bias (csrc/functions.h).
-enum class LowbitActivation : uint8_t { none, relu, gelu, gelu_tanh, silu };
-inline constexpr int kNumLowbitActivations = 5;
-inline constexpr const char* kLowbitActivationNames[kNumLowbitActivations] = {
-    "none", "relu", "gelu", "gelu_tanh", "silu"};
 
 // Bits that a group takes for a column besides its rows' values.
 constexpr int group_bits(int bits, ZeroPoint zero_point) {
@@ -114,19 +109,12 @@ struct LowbitProblem {
   const int32_t* order = nullptr;  // [K], elements of 0 .. K - 1; or absent
   EpilogueOperand pre_scale;       // [K], one for each column of x; or absent
   EpilogueOperand bias;
-  LowbitActivation activation = LowbitActivation::none;
+  Function function = Function::none;  // of every element, after the bias
   uint16_t* d = nullptr;
 
   Size size() const {
-    return {m,
-            w.n,
-            w.k,
-            w.group,
-            w.bits,
-            w.packing,
-            w.zero_point,
-            w.dtype,
-            activation != LowbitActivation::none};
+    return {
+        m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point, w.dtype, function != Function::none};
   }
 };
 

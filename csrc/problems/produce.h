@@ -9,11 +9,17 @@
 
 namespace scaled_mm {
 
-// What is quantised. Norms read a weight (and bias); functions may have a second factor (`times`).
+// What is quantised. Norms read a weight (and bias); functions, in Function's order, may have a
+// second factor (`times`).
 enum class Producer : uint8_t { rms_norm, layer_norm, relu, silu, gelu, gelu_tanh };
 inline constexpr const char* kProducerNames[] = {"rms_norm", "layer_norm", "relu",
                                                  "silu",     "gelu",       "gelu_tanh"};
 constexpr bool is_norm(Producer producer) { return producer <= Producer::layer_norm; }
+constexpr Function function_of(Producer producer) {  // of one that is no norm
+  constexpr int before = static_cast<int>(Producer::relu) - static_cast<int>(Function::relu);
+  return static_cast<Function>(static_cast<int>(producer) - before);
+}
+static_assert(function_of(Producer::gelu_tanh) == Function::gelu_tanh);
 
 // use(constant) with an integral_constant of the producer.
 template <class Use>

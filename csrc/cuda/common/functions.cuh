@@ -23,19 +23,11 @@ struct FunctionOps {
 
 // x = f(x)
 template <int kSize>
-__device__ inline void apply_function(Function f, float (&x)[kSize]) {
-  using F = FunctionOps;
-  const auto each = [&](const auto& of) {
+__device__ inline void apply_function(Function function, float (&x)[kSize]) {
+  with_function(function, [&](auto f) {
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) x[i] = of(x[i]);
-  };
-  switch (f) {
-    case Function::none: return;
-    case Function::relu: return each([](float v) { return functions::relu<F>(v); });
-    case Function::silu: return each([](float v) { return functions::silu<F>(v); });
-    case Function::gelu: return each([](float v) { return functions::gelu<F>(v); });
-    case Function::gelu_tanh: return each([](float v) { return functions::gelu_tanh<F>(v); });
-  }
+    for (int i = 0; i < kSize; ++i) x[i] = functions::value<FunctionOps, decltype(f)::value>(x[i]);
+  });
 }
 
 }  // namespace scaled_mm::cuda

@@ -147,11 +147,7 @@ class FunctionRow : public RowBase<A> {
 
  protected:
   static __device__ float function(float x) {
-    using F = FunctionOps;
-    if constexpr (producer == Producer::relu) return functions::relu<F>(x);
-    if constexpr (producer == Producer::silu) return functions::silu<F>(x);
-    if constexpr (producer == Producer::gelu) return functions::gelu<F>(x);
-    if constexpr (producer == Producer::gelu_tanh) return functions::gelu_tanh<F>(x);
+    return functions::value<FunctionOps, function_of(producer)>(x);
   }
 };
 

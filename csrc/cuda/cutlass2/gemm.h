@@ -33,7 +33,7 @@ struct GemmArguments {
   const EpilogueOperand (&operands)[kNumOperands];
   Destination to;
   int slices = 1;  // of K, at most; if more than one, slice s writes its D to to.out.d + s M N
-  LowbitActivation activation = LowbitActivation::none;  // of 16-bit floats
+  Function function = Function::none;  // of 16-bit floats
 };
 
 template <class Mma>
@@ -48,7 +48,7 @@ struct GemmParams {
   EpilogueOperand operands[kNumOperands];
   Destination to;
   int64_t slice_elements;  // from D of a slice to that of the next
-  LowbitActivation activation;
+  Function function;
 };
 
 template <class Default, bool kRowsAlongK>
@@ -173,7 +173,7 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
         for (int e = 0; e < 4; ++e) {
           four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
         }
-        mma_sync::activate_once(four, p.activation);
+        mma_sync::activate_once(four, p.function);
         store_row(to.out, (tile_row + row + i) * to.ldd + tile_col + col, inside, four);
       } else {
         finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get);
@@ -243,7 +243,7 @@ int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& arg
       .operands = {},
       .to = args.to,
       .slice_elements = slices > 1 ? args.m * args.n : 0,
-      .activation = args.activation,
+      .function = args.function,
   };
   std::copy(std::begin(args.operands), std::end(args.operands), params.operands);
   allow_all_shared_memory<kKernel>(scope.device);

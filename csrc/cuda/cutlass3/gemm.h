@@ -39,11 +39,8 @@ struct GemmArguments {
   const void* b;
   int64_t ldb;  // elements between columns of a ColumnMajor B, rows of a RowMajor one
   const EpilogueOperand (&operands)[kNumOperands];
-  DType out_dtype;   // of D, where Out is 16 bits wide
-  Destination to{};  // of an epilogue with an ending; d and ldd are the others'
-  int swizzle = 1;   // width of the bands in which tiles are visited
-  void* d = nullptr;
-  int64_t ldd = 0;
+  Destination to;
+  int swizzle = 1;  // width of the bands in which tiles are visited
 };
 
 // CUTLASS's stride of a matrix whose rows, or columns, lie `ld` elements apart.
@@ -77,9 +74,9 @@ struct TmaEpilogue {
       Out, cutlass::layout::RowMajor, 16 / sizeof(Out), Schedule,
       Visitor<E, Tile, Out>>::CollectiveOp;
   static typename type::Arguments arguments(const GemmArguments& args) {
-    return {Visitor<E, Tile, Out>::arguments(args.operands, args.out_dtype), nullptr,
-            stride<typename type::StrideC>(args.ldd), static_cast<Out*>(args.d),
-            stride<typename type::StrideD>(args.ldd)};
+    return {Visitor<E, Tile, Out>::arguments(args.operands, args.to), nullptr,
+            stride<typename type::StrideC>(args.to.ldd), static_cast<Out*>(args.to.out.d),
+            stride<typename type::StrideD>(args.to.ldd)};
   }
 };
 

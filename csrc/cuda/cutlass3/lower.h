@@ -21,6 +21,7 @@
 #include <algorithm>
 
 #include "cuda/common/elementwise.cuh"
+#include "cuda/common/finish.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {
 
@@ -324,7 +325,7 @@ struct Tree<epilogue::Apply<Op, First, Rest...>, Tile> {
 template <class E, class Tile, class Out>
 struct RoundedTree : Tree<E, Tile> {
   static typename Tree<E, Tile>::type::Arguments arguments(
-      const EpilogueOperand (&operands)[kNumOperands], DType) {
+      const EpilogueOperand (&operands)[kNumOperands], const Destination&) {
     return Tree<E, Tile>::arguments(operands);
   }
 };
@@ -334,8 +335,8 @@ struct RoundedTree<E, Tile, uint16_t> {
       Sm90Compute<RoundTo16Bits, uint16_t, float, cutlass::FloatRoundStyle::round_to_nearest>,
       typename Tree<E, Tile>::type>;
   static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
-                                            DType dtype) {
-    return {Tree<E, Tile>::arguments(operands), {dtype}};
+                                            const Destination& to) {
+    return {Tree<E, Tile>::arguments(operands), {to.out.dtype}};
   }
 };
 
@@ -348,8 +349,8 @@ struct Visitor : RoundedTree<E, Tile, Out>::type {
   using Root::Root;
 
   static typename Root::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
-                                            DType dtype) {
-    return RoundedTree<E, Tile, Out>::arguments(operands, dtype);
+                                            const Destination& to) {
+    return RoundedTree<E, Tile, Out>::arguments(operands, to);
   }
 
   template <bool kReferenceSrc, class... Args>

@@ -34,7 +34,7 @@ void run_dense(const LowbitProblem& p, const Scope& scope) {
                                      .ldb = n,
                                      .operands = operands,
                                      .to = {{p.d, p.w.dtype, n % 4 == 0}, n},
-                                     .activation = p.activation};
+                                     .function = p.function};
   using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
   using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
   with_dtype16(p.w.dtype, [&](auto dtype) {

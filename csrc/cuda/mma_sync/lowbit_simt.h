@@ -15,7 +15,7 @@ struct SimtParams {
   int n;
   int k;
   EpilogueOperand bias;
-  LowbitActivation activation;
+  Function function;
   uint16_t* d;  // [M, N]
 };
 
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kTile* kTile / 16)
     if (token >= p.m) return;
 #pragma unroll
     for (int b = 0; b < 4; ++b) sums[a][b] = __fadd_rn(sums[a][b], bias[b]);
-    activate_once(sums[a], p.activation);
+    activate_once(sums[a], p.function);
     store_row({p.d, dtype, p.n % 4 == 0}, int64_t{token} * p.n + channel, inside, sums[a]);
   }
 }
@@ -85,7 +85,7 @@ void run_simt(const LowbitProblem& p, const Scope& scope) {
                           .n = static_cast<int>(p.w.n),
                           .k = static_cast<int>(p.w.k),
                           .bias = p.bias,
-                          .activation = p.activation,
+                          .function = p.function,
                           .d = p.d};
   constexpr int kSide = kTile.tile;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.w.n, int64_t{kSide})),

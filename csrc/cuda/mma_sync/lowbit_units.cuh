@@ -174,7 +174,7 @@ __device__ inline void finish_two(const UnitsParams& p, int token, int channel,
     return;
   }
   float both[2] = {first + bias[0], second + bias[1]};
-  activate_once(both, p.activation);
+  activate_once(both, p.function);
   *reinterpret_cast<uint32_t*>(p.d + int64_t{token} * p.n + channel) =
       Format<DTypeOf<T>::value>::narrow(both[0], both[1]);
 }
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(256)
   for (int e = 0; e < 4; ++e) {
     if (p.bias.data) all[e] += load_float(p.bias, 0, channel + e);
   }
-  activate(all, p.activation);
+  apply_function(p.function, all);
   using Of = Format<DTypeOf<T>::value>;
   *reinterpret_cast<uint2*>(p.d + 4 * i) = {Of::narrow(all[0], all[1]), Of::narrow(all[2], all[3])};
 }

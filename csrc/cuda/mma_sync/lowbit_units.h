@@ -39,7 +39,7 @@ void run_units(const LowbitProblem& p, const Scope& scope) {
       .slice = static_cast<int>(slice),
       .partials = slices > 1 ? scope.allocate<float>(slices * p.m * p.w.n) : nullptr,
       .bias = p.bias,
-      .activation = p.activation,
+      .function = p.function,
       .d = p.d,
   };
   const auto tiles = static_cast<unsigned>(tiles_of(kTile, size));

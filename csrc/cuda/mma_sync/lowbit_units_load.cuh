@@ -23,7 +23,7 @@ struct UnitsParams {
   int slice;        // chunks of a slice
   float* partials;  // [slices, M, N] where K is cut; else null
   EpilogueOperand bias;
-  LowbitActivation activation;
+  Function function;
   uint16_t* d;  // [M, N]
 };
 

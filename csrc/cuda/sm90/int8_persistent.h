@@ -27,7 +27,6 @@ void launch(const Int8Problem& p, const Scope& scope) {
                                .b = p.b.plain.data,
                                .ldb = p.b.plain.col_stride,
                                .operands = p.operands,
-                               .out_dtype = out_dtype,
                                .to = destination<E>(p)};
   args.swizzle = choose_swizzle(kTile.swizzle, ceil_div(m, kTile.tile_m * kTile.cluster_m),
                                 ceil_div(n, kTile.tile_n * kTile.cluster_n));
@@ -35,8 +34,8 @@ void launch(const Int8Problem& p, const Scope& scope) {
     Gemm::run(args, scope);
   } else {
     with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
-      args.d = d;
-      args.ldd = ldd;
+      args.to.out.d = d;
+      args.to.ldd = ldd;
       Gemm::run(args, scope);
     });
   }

@@ -24,10 +24,10 @@ struct StreamParams {
   int group;        // rows of a group: 32, or a multiple of kDepth
   int token_tiles;  // tiles of D along M
   Plan plan;
-  int stages;                                            // of the ring
-  EpilogueOperand bias;                                  // of D's dtype or float32
-  LowbitActivation activation = LowbitActivation::none;  // the kernel has no other
-  uint16_t* d;                                           // [M, N]
+  int stages;                          // of the ring
+  EpilogueOperand bias;                // of D's dtype or float32
+  Function function = Function::none;  // the kernel has no other
+  uint16_t* d;                         // [M, N]
   float* partials;  // [slices, tiles that are cut, tokens of a tile, channels of a tile]
 };
 

@@ -2,7 +2,6 @@
 // compiles this with SCALED_MM_KERNEL_NAME defined as its name.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
 
-#include "cuda/common/activate.cuh"
 #include "cuda/common/dense.h"
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/lowbit.h"
@@ -18,7 +17,7 @@ struct DenseEpilogue {};
 // Its root. f is told at run time.
 struct DenseEnd {
   DType dtype;
-  LowbitActivation activation;
+  Function function;
 };
 template <class>
 struct ActivateAndRound {
@@ -26,13 +25,13 @@ struct ActivateAndRound {
   template <int kSize>
   CUTLASS_DEVICE cutlass::Array<uint16_t, kSize> operator()(
       const cutlass::Array<float, kSize>& value, const Arguments& end) const {
-    if (end.activation == LowbitActivation::none) {
+    if (end.function == Function::none) {
       return RoundTo16Bits<uint16_t>{}(value, {end.dtype});
     }
     float x[kSize];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSize; ++i) x[i] = value[i];
-    activate(x, end.activation);
+    apply_function(end.function, x);
     cutlass::Array<float, kSize> activated;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kSize; ++i) activated[i] = x[i];
@@ -47,7 +46,6 @@ struct Lower<sm90::lowbit::DenseEpilogue> : Lower<BiasedSum> {};
 
 namespace cutlass3 {
 
-// The activation comes in an operand that this epilogue has not: residual's column stride.
 template <class Tile>
 struct RoundedTree<sm90::lowbit::DenseEpilogue, Tile, uint16_t> {
   using Sum = Tree<BiasedSum, Tile>;
@@ -55,9 +53,8 @@ struct RoundedTree<sm90::lowbit::DenseEpilogue, Tile, uint16_t> {
                                    cutlass::FloatRoundStyle::round_to_nearest>,
                        typename Sum::type>;
   static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
-                                            DType dtype) {
-    const int64_t activation = operands[static_cast<int>(Operand::residual)].col_stride;
-    return {Sum::arguments(operands), {dtype, static_cast<LowbitActivation>(activation)}};
+                                            const Destination& to) {
+    return {Sum::arguments(operands), {to.out.dtype, to.function}};
   }
 };
 
@@ -84,7 +81,6 @@ void run(const LowbitProblem& p, const Scope& scope) {
   dequantize(p.w, w, 2 * p.w.k * p.w.n <= kL2Share, scope);
   EpilogueOperand operands[kNumOperands];
   operands[static_cast<int>(Operand::bias)] = p.bias;
-  operands[static_cast<int>(Operand::residual)].col_stride = static_cast<int64_t>(p.activation);
   const cutlass3::GemmArguments args{
       .m = p.m,
       .n = p.w.n,
@@ -94,10 +90,8 @@ void run(const LowbitProblem& p, const Scope& scope) {
       .b = w,
       .ldb = p.w.n,
       .operands = operands,
-      .out_dtype = p.w.dtype,
-      .swizzle = choose_swizzle(8, ceil_div(p.m, kTile.tile_m), ceil_div(p.w.n, kTile.tile_n)),
-      .d = p.d,
-      .ldd = p.w.n};
+      .to = {{p.d, p.w.dtype, true}, p.w.n, p.function, true},
+      .swizzle = choose_swizzle(8, ceil_div(p.m, kTile.tile_m), ceil_div(p.w.n, kTile.tile_n))};
   with_dtype16(p.w.dtype, [&](auto dtype) {
     DenseGemm<typename CutlassHalf<decltype(dtype)::value>::type, kTile>::run(args, scope);
   });

@@ -66,7 +66,7 @@ __device__ void store_share(const PackedParams& p, const Share& share,
     const float* const b = bias[(channel - lane.channel) / kUnitChannels];
     x += b[0], y += b[1];
   });
-  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.activation);
+  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.function);
   lane.each(sums, [&](int token, int channel, float x, float y) {
     if (place.row + token >= p.m || place.col + channel >= p.n) return;
     const float both[2] = {x, y};

@@ -33,7 +33,7 @@ void launch(const LowbitProblem& p, const Scope& scope) {
   // Where there is a multiprocessor for every block, each has one for itself.
   const int alone = plan.blocks <= device.sms ? device.shared_memory / 2 + 1024 : 0;
   params.bias = p.bias;
-  params.activation = p.activation;
+  params.function = p.function;
   params.d = p.d;
   params.partials =
       scope.allocate<float>(int64_t{plan.slots()} * Block::kTokens * Block::kChannels);

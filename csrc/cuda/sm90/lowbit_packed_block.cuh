@@ -19,7 +19,7 @@ struct PackedParams {
   PackedPlan plan;
   int stages;            // of the ring
   EpilogueOperand bias;  // of D's dtype or float32
-  LowbitActivation activation;
+  Function function;
   uint16_t* d;      // [M, N]
   float* partials;  // [slots, tokens of a tile, channels of a tile]
 };

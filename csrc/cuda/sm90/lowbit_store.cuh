@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include "cuda/common/activate.cuh"
 #include "cuda/common/formats.cuh"
+#include "cuda/common/functions.cuh"
 
 namespace scaled_mm::cuda::sm90::lowbit {
 
@@ -30,15 +30,15 @@ __device__ void store_quad(const Params& p, int token, int channel, const float4
 #pragma unroll
     for (int c = 0; c < 4; ++c) x[c] += load_float(p.bias, 0, channel + c);
   }
-  activate(x, p.activation);
+  apply_function(p.function, x);
   store_narrow<T>(p.d + int64_t{token} * p.n + channel, x);
 }
 
 // Of all sums of a lane, in place. They pass through the first registers, a few at a time: code for
 // every one of them would be large.
 template <int kCount>
-__device__ void activate_sums(float (&sums)[kCount], LowbitActivation activation) {
-  if (activation == LowbitActivation::none) return;
+__device__ void activate_sums(float (&sums)[kCount], Function function) {
+  if (function == Function::none) return;
   constexpr int kAtOnce = kCount < 8 ? kCount : 8;
   static_assert(kCount % kAtOnce == 0);
 #pragma unroll 1
@@ -46,7 +46,7 @@ __device__ void activate_sums(float (&sums)[kCount], LowbitActivation activation
     float now[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) now[i] = sums[i];
-    activate(now, activation);
+    apply_function(function, now);
 #pragma unroll
     for (int i = 0; i < kCount - kAtOnce; ++i) sums[i] = sums[i + kAtOnce];
 #pragma unroll
