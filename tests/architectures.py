@@ -10,8 +10,6 @@ from helpers import extra
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scaled_mm import WeightScheme
-
 _BY_SIZE = {
     32: "hidden_size d_model n_embd dim embed_dim embedding_size word_embed_proj_dim "
     "moe_intermediate_size image_size",
@@ -83,13 +81,7 @@ Wav2Vec2ForCTC HubertForCTC WavLMForCTC Data2VecAudioForCTC WhisperForConditiona
 ARCHITECTURES = _NAMES.split()
 
 
-_READ = "other code reads its weight"
-_T5 = "T5 MT5 UMT5 LongT5 SwitchTransformers"
 SKIPPED: dict[str, tuple[str, str]] = {
-    **{f"{name}ForCausalLM": ("*dt_proj", _READ) for name in ("Mamba", "FalconMamba", "Jamba")},
-    **{f"{name}ForConditionalGeneration": ("*.wo", _READ) for name in _T5.split()},
-    "WavLMForCTC": ("*.attention.*", _READ),
-    "eva": ("qkv", _READ),
     "LongformerForMaskedLM": ("*_global", "they run with global attention only"),
     "LEDForConditionalGeneration": ("*_global", "they run with global attention only"),
     "EsmForMaskedLM": ("*contact_head*", "it does not run"),
@@ -98,12 +90,8 @@ SKIPPED: dict[str, tuple[str, str]] = {
 """Pattern of the layers that the caller must leave out (skip), and why."""
 
 
-def skipped(name: str, scheme: Any) -> tuple[str, ...]:
-    """T5 reads the dtype of a weight, and knows int8."""
-    if name not in SKIPPED:
-        return ()
-    pattern, _ = SKIPPED[name]
-    return () if pattern == "*.wo" and not isinstance(scheme, WeightScheme) else (pattern,)
+def skipped(name: str) -> tuple[str, ...]:
+    return (SKIPPED[name][0],) if name in SKIPPED else ()
 
 
 def page() -> str:
@@ -111,10 +99,7 @@ def page() -> str:
     rows = []
     for name in ARCHITECTURES:
         pattern, why = SKIPPED.get(name, ("", ""))
-        also = " (w4a16, w8a16)" if pattern == "*.wo" else ""
-        rows.append(
-            f"| {name} | " + (f"`skip` must have `{pattern}`{also}: {why}" if why else "all")
-        )
+        rows.append(f"| {name} | " + (f"`skip` must have `{pattern}`: {why}" if why else "all"))
     return _PAGE + "".join(f"{row} |\n" for row in rows)
 
 
@@ -178,8 +163,8 @@ def output(model: Any, given: dict[str, Tensor]) -> Tensor:
 # ---- Shapes of timm, diffusers and others --------------------------------------------------------
 
 
-class Eva(nn.Module):
-    """A block like EVA's: one product for q, k and v, whose weight the block itself reads."""
+class EvaAttention(nn.Module):
+    """A block like that of EVA in timm: one product of q, k and v, whose weight the block reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,7 +232,7 @@ class ViTLike(nn.Module):
         return x + self.o(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
 
 
-SHAPES = {"eva": Eva, "vit": ViT, "dit": DiT, "unet": UNet}
+SHAPES = {"eva": EvaAttention, "vit": ViT, "dit": DiT, "unet": UNet}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,17 @@ from architectures import ARCHITECTURES, SHAPES, inputs, output, page, skipped, 
 from helpers import assert_bits, extra
 from torch import nn
 
-from scaled_mm import QuantConfig, WeightScheme, load_quantized, quantize_model, save_quantized
+from scaled_mm import (
+    QuantConfig,
+    WeightScheme,
+    load_quantized,
+    quantization_report,
+    quantize_model,
+    save_quantized,
+)
 from scaled_mm.checkpoint import quantize_checkpoint
 from scaled_mm.cli import main
+from scaled_mm.quantization.layers import _READERS
 from scaled_mm.validate import validate
 
 transformers = extra("transformers")
@@ -41,7 +51,7 @@ def ours() -> Iterator[None]:
 
 def config_of(name: str, scheme: Any) -> QuantConfig:
     """Without the layers that cannot be quantised, beside those left out by default."""
-    return QuantConfig(scheme, skip=(*QuantConfig().skip, *skipped(name, scheme)))
+    return QuantConfig(scheme, skip=(*QuantConfig().skip, *skipped(name)))
 
 
 def check(name: str, scheme: Any) -> None:
@@ -119,6 +129,40 @@ def test_quantize_follows_the_names(name: str, scheme: str, tmp_path: Path) -> N
 def test_the_page_is_of_this_list() -> None:
     """docs/architectures.md: `python tests/architectures.py` writes it."""
     assert PAGE.read_text() == page()
+
+
+IN_TRAINING = re.compile(r".*Mixer\.(out|x)_proj|GraniteMoeHybridMambaLayer\.out_proj|Bloom.*")
+"""Weights that are read in training, or by a slower path of Bloom: their copies serve."""
+
+
+def read_weights(source: str) -> set[str]:
+    """Class.name of the Linears whose weight the methods of their class read, beside its dtype."""
+    found = set()
+    for cls in (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)):
+        made = (n for n in ast.walk(cls) if isinstance(n, ast.Assign))
+        linears = {ast.unparse(n.targets[0]) for n in made if "nn.Linear(" in ast.unparse(n.value)}
+        methods = (n for n in cls.body if isinstance(n, ast.FunctionDef) and "init" not in n.name)
+        for text in map(ast.unparse, methods):
+            read = re.findall(r"(self\.\w+)\.weight\b(?!\.(?:dtype|device|shape))", text)
+            found |= {f"{cls.name}.{name[5:]}" for name in linears & set(read)}
+    return found
+
+
+def test_readers_of_weights_are_known() -> None:
+    models = Path(transformers.__file__).parent / "models"
+    read = [read_weights(path.read_text()) for path in models.glob("*/modeling_*.py")]
+    names = {name for each in read for name in each if not IN_TRAINING.fullmatch(name)}
+    assert len(names) > 40
+    assert {name for name in names if not _READERS.fullmatch(name)} == set()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values())
+def test_a_weight_that_its_owner_reads_stays_float(scheme: Any) -> None:
+    model = tiny("T5ForConditionalGeneration")
+    batch = [inputs(model, mask=False)] if scheme == "static" else None
+    report = quantization_report(quantize_model(model, QuantConfig(scheme), batch))
+    why = {x.name: x.why for x in report.floats if x.name.endswith(".wo.weight")}
+    assert len(why) == 4 and set(why.values()) == {"T5DenseActDense reads its weight itself"}
 
 
 def test_conv1d_has_no_place_in_a_checkpoint(tmp_path: Path) -> None:

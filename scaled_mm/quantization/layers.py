@@ -7,8 +7,9 @@ others may read the weight, so it stays float.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from typing import cast
 
 import torch
@@ -18,6 +19,17 @@ from ..nn import MAX_K
 from .schemes import AnyScheme, WeightScheme
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
+_READ = """
+*DenseActDense.wo *DenseActDense.fc2 *DenseGatedActDense.wo *VisionMlp.wo
+SeamlessM4T*FeedForwardNetwork.fc2 *MambaMixer.dt_proj *MHAttentionMap.k_proj
+*MHAttentionMap.k_linear TDNNLayer.kernel DisentangledSelfAttention.in_proj
+LSHSelfAttention.query_key LSHSelfAttention.value *Encoder.rel_pos_*bias Gemma3nTextAltUp.*_coefs
+LongcatFlashTopkRouter.classifier MobileBertLMPredictionHead.de* NeoMMEForMaskedLM.unembedding_*
+Gemma4*AssistantForCausalLM.lm_head WavLMAttention.*_proj EvaAttention.qkv
+"""
+_READERS = re.compile("|".join(map(translate, _READ.split())))
+"""Classes of transformers and timm, and their Linears whose weight the class itself reads. A
+quantised layer would give it a copy at every call, and would multiply without knowing of it."""
 
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -53,10 +65,21 @@ def as_linear(module: nn.Module) -> nn.Linear:
 def named(model: nn.Module) -> dict[nn.Module, list[str]]:
     """Every quantisable module, with all the names it has."""
     names: dict[nn.Module, list[str]] = {}
+    held = readers(model)
     for name, module in model.named_modules(remove_duplicate=False):
-        if quantisable(module):
+        if quantisable(module) and module not in held:
             names.setdefault(module, []).append(name)
     return names
+
+
+def readers(model: nn.Module) -> dict[nn.Module, str]:
+    """Each module whose weight the module around it reads, and the class of that one."""
+    return {
+        child: type(owner).__name__
+        for owner in model.modules()
+        for name, child in owner.named_children()
+        if _READERS.fullmatch(f"{type(owner).__name__}.{name}")
+    }
 
 
 def check(name: str, module: nn.Module, scheme: AnyScheme) -> None:
@@ -101,9 +124,11 @@ def matrices(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Parameter]]:
     return found | {n: part for n, part in tables.items() if id(part[1]) not in shared}
 
 
-def why_float(module: nn.Module, parameter: nn.Parameter) -> str:
-    """Why a matrix of a module that is not quantisable stays as it is."""
+def why_float(module: nn.Module, parameter: nn.Parameter, reader: str | None) -> str:
+    """Why a matrix of a module that is not quantisable stays as it is; `reader`: of `readers`."""
     kind = type(module).__name__
+    if reader is not None:
+        return f"{reader} reads its weight itself"
     if isinstance(module, _TABLES):
         return "a table that is looked up in, not multiplied by"
     if changed(module):

@@ -14,7 +14,7 @@ from .calibration import Calibration, calibrated, quantised
 from .config import QuantConfig as QuantConfig
 from .feeds import divided
 from .fuse import fuse_model
-from .layers import as_linear, check, is_conv1d, matching, matrices, named, why_float
+from .layers import as_linear, check, is_conv1d, matching, matrices, named, readers, why_float
 from .observe import Call, as_calls
 from .report import attach, report_of
 from .saving import prepare_saving
@@ -173,7 +173,11 @@ def _nothing(model: nn.Module, config: QuantConfig) -> str:
         return "model must have a float Linear, got one whose Linears are quantised already"
     else:
         rule, got = "model must have a Linear", "no such layer, but"
-        known = [f"{name} ({why_float(*part)})" for name, part in matrices(model).items()]
+        held = readers(model)
+        known = [
+            f"{name} ({why_float(owner, matrix, held.get(owner))})"
+            for name, (owner, matrix) in matrices(model).items()
+        ]
     more = f" and {len(known) - 3} more" if len(known) > 3 else ""
     return f"{rule}, got {got} {', '.join(known[:3]) or 'no matrix at all'}{more}"
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from .config import QuantConfig
-from .layers import as_linear, matching, matrices, multiplied, named, why_float
+from .layers import as_linear, matching, matrices, multiplied, named, readers, why_float
 from .schemes import name_of
 from .smoothquant import Smooth
 
@@ -150,14 +150,14 @@ def report_of(
 
 
 def _floats(model: nn.Module, config: QuantConfig, quantised: set[nn.Module]) -> list[FloatMatrix]:
-    names = named(model)
+    names, held = named(model), readers(model)
     floats = []
     for name, (owner, parameter) in matrices(model).items():
         if owner in quantised:
             continue
         known = names.get(owner, [name.rpartition(".")[0], name])
         asked = _asked(known, config)
-        why = asked or why_float(owner, parameter)
+        why = asked or why_float(owner, parameter, held.get(owner))
         floats.append(FloatMatrix(name, parameter.numel(), why, bool(asked), multiplied(owner)))
     return floats
 
