@@ -43,7 +43,7 @@ WEIGHT = scaled_mm.pack_weight(whole(K, N), halves(K // G, N), bits=4)
 ORDERED = scaled_mm.pack_weight(
     whole(K, N), halves(K // G, N), bits=8, g_idx=torch.arange(K) % (K // G)
 )
-GROUPED = scaled_mm.quantize_weight_grouped(halves(K, N), bits=4, group_size=G)
+GROUPED = scaled_mm.quantize_weight_grouped(halves(N, K), bits=4, group_size=G)
 LAYOUT = layouts.layout_of(80, bits=8)
 PREPARED = layouts.preprocess_weights_for_mixed_gemm(whole(K, K), LAYOUT)
 NIBBLES = layouts.preprocess_weights_for_mixed_gemm(whole(K, K), layouts.layout_of(80, bits=4))
@@ -125,7 +125,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "quantize_weight_grouped": (
         scaled_mm.quantize_weight_grouped,
-        {"w": halves(K, N), "bits": 4, "group_size": G, "dtype": None},
+        {"w": halves(N, K), "bits": 4, "group_size": G, "dtype": None},
     ),
     "WeightOnlyLinear": (
         WeightOnlyLinear,

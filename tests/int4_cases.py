@@ -225,13 +225,14 @@ def write_packed_toy(
     """`toy()` in compressed-tensors' packed form; group None: a scale for each output channel."""
     state = {name: x.half() for name, x in toy().state_dict().items()}
     for name in ("qkv", "down"):
-        w = state.pop(f"{name}.weight").t()
+        w = state.pop(f"{name}.weight")
         made = quantize_weight_grouped(
             w, bits=bits, group_size=group or -1, symmetric=symmetric, dtype=torch.float16
         )
-        tensors = packed_tensors(made, bits) | {"weight_shape": torch.tensor(w.t().shape)}
+        tensors = packed_tensors(made, bits) | {"weight_shape": torch.tensor(w.shape)}
         if act_order:
-            at = torch.randperm(len(w), generator=torch.Generator().manual_seed(len(w)))
+            k = w.shape[1]
+            at = torch.randperm(k, generator=torch.Generator().manual_seed(k))
             tensors["weight_g_idx"] = (at // GROUP).int()
         state |= {f"{name}.{part}": x for part, x in tensors.items()}
     weights: dict[str, Any] = {"num_bits": bits, "symmetric": symmetric, "group_size": group}

@@ -32,7 +32,7 @@ def made(me: Rank, kind: str, k: int = K, n: int = N, **more: Any) -> WeightOnly
     options = KINDS[kind] | more
     bits, activation = options.pop("bits"), options.pop("activation", None)
     act_order, bias = options.pop("act_order", False), options.pop("bias", torch.float32)
-    w = seeded(n, k, seed=1, scale=0.3).t().half()
+    w = seeded(n, k, seed=1, scale=0.3).half()
     g_idx = None
     if act_order:
         at = torch.randperm(k, generator=torch.Generator().manual_seed(0))

@@ -63,7 +63,9 @@ def dequantised(made: GroupedWeight) -> Tensor:
 def test_it_is_the_formula(bits: int, group: int, symmetric: bool, dtype: str) -> None:
     kind = HALVES[dtype]
     w = weight()
-    made = quantize_weight_grouped(w, bits=bits, group_size=group, symmetric=symmetric, dtype=kind)
+    made = quantize_weight_grouped(
+        w.t(), bits=bits, group_size=group, symmetric=symmetric, dtype=kind
+    )
     q, scales, zeros = plainly(w, bits, group, symmetric, kind)
     assert made.q.dtype == (torch.int8 if symmetric else torch.uint8)
     assert made.scales.dtype == kind and (made.zeros is None) == symmetric
@@ -80,7 +82,7 @@ def test_it_is_the_formula(bits: int, group: int, symmetric: bool, dtype: str) -
 def test_no_value_is_further_off_than_it_says(bits: int, group: int, symmetric: bool) -> None:
     w = weight()
     made = quantize_weight_grouped(
-        w, bits=bits, group_size=group, symmetric=symmetric, dtype=torch.float16
+        w.t(), bits=bits, group_size=group, symmetric=symmetric, dtype=torch.float16
     )
     step = made.scales.double().repeat_interleave(K // len(made.scales), 0)
     beyond = 2.0 ** (bits - 1) * 2**-11  # levels that a scale that was rounded down leaves out
@@ -89,7 +91,7 @@ def test_no_value_is_further_off_than_it_says(bits: int, group: int, symmetric: 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_scales_dtype_is_the_weight_s(dtype: torch.dtype) -> None:
-    made = scaled_mm.quantize_weight_grouped(weight(dtype), bits=8)
+    made = scaled_mm.quantize_weight_grouped(weight(dtype).t(), bits=8)
     assert made.scales.dtype == (torch.bfloat16 if dtype.itemsize > 2 else dtype)
     assert made.scales.shape == (1, N)
 
@@ -98,9 +100,9 @@ def test_it_is_done_in_parts_of_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     from scaled_mm.lowbit import grouped
 
     options: dict[str, Any] = {"bits": 4, "group_size": 8, "symmetric": False}
-    whole = quantize_weight_grouped(weight(), **options)
+    whole = quantize_weight_grouped(weight().t(), **options)
     monkeypatch.setattr(grouped, "_AT_ONCE", 2 * K)
-    for part, same in zip(quantize_weight_grouped(weight(), **options), whole, strict=True):
+    for part, same in zip(quantize_weight_grouped(weight().t(), **options), whole, strict=True):
         assert_bits(part, same)
 
 
@@ -111,7 +113,7 @@ def test_groups_of_zeros_and_of_the_smallest_numbers(symmetric: bool) -> None:
     w[:, 1] = 1e-45
     w[::2, 2] = -1e-30
     for dtype in HALVES.values():
-        made = quantize_weight_grouped(w, bits=8, symmetric=symmetric, dtype=dtype)
+        made = quantize_weight_grouped(w.t(), bits=8, symmetric=symmetric, dtype=dtype)
         assert bool((made.scales >= torch.finfo(dtype).tiny).all())
         error = (dequantised(made) - w.double()).abs()
         assert bool((error <= 0.505 * made.scales.double()).all())
@@ -119,15 +121,15 @@ def test_groups_of_zeros_and_of_the_smallest_numbers(symmetric: bool) -> None:
 
 def test_a_range_on_one_side_of_zero_holds_zero() -> None:
     w = torch.linspace(3, 4, 16).unsqueeze(1)
-    made = quantize_weight_grouped(w, bits=4, symmetric=False, dtype=torch.float16)
+    made = quantize_weight_grouped(w.t(), bits=4, symmetric=False, dtype=torch.float16)
     assert made.zeros is not None and int(made.zeros) == 0 and int(made.q.max()) == 15
-    made = quantize_weight_grouped(-w, bits=4, symmetric=False, dtype=torch.float16)
+    made = quantize_weight_grouped(-w.t(), bits=4, symmetric=False, dtype=torch.float16)
     assert made.zeros is not None and int(made.zeros) == 15 and int(made.q.min()) == 0
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (1, 1)])
 def test_empty_weights(shape: tuple[int, int]) -> None:
-    made = quantize_weight_grouped(torch.ones(shape), bits=4, symmetric=False)
+    made = quantize_weight_grouped(torch.ones(shape).t(), bits=4, symmetric=False)
     assert made.q.shape == shape
     assert made.scales.shape == ((1 if shape[0] else 0), shape[1])
 
@@ -137,12 +139,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "group": ({"group_size": 5}, r"group_size must divide K=24 \(or be -1\), got 5"),
     "group-0": ({"group_size": 0}, r"group_size must divide K=24 \(or be -1\), got 0"),
     "dtype": ({"dtype": torch.float32}, "dtype must be float16 or bfloat16, got float32"),
-    "integers": ({"w": torch.ones(2, 2, dtype=torch.int8)}, r"w must be floating of shape \[K, N"),
-    "vector": ({"w": torch.ones(4)}, r"w must be floating of shape \[K, N\], got float32 of shape"),
-    "nan": ({"w": torch.full((8, 2), torch.nan)}, "w must be finite, .* got a largest .* nan"),
-    "inf": ({"w": torch.full((8, 2), -torch.inf)}, "w must be finite, .* magnitude of inf"),
+    "integers": ({"w": torch.ones(2, 2, dtype=torch.int8)}, r"w must be floating of shape \[N, K"),
+    "vector": ({"w": torch.ones(4)}, r"w must be floating of shape \[N, K\], got float32 of shape"),
+    "nan": ({"w": torch.full((2, 8), torch.nan)}, "w must be finite, .* got a largest .* nan"),
+    "inf": ({"w": torch.full((2, 8), -torch.inf)}, "w must be finite, .* magnitude of inf"),
     "large": (
-        {"w": torch.full((8, 2), 65504.0), "dtype": torch.float16},
+        {"w": torch.full((2, 8), 65504.0), "dtype": torch.float16},
         "w must be finite, and in float16 too once it is multiplied back, got .* 65504",
     ),
 }
@@ -153,8 +155,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_refused(name: str, symmetric: bool) -> None:
     change, said = REFUSED[name]
     if name == "large" and not symmetric:
-        change = {**change, "w": torch.tensor([[-65504.0], [65504.0]])}
-    good: dict[str, Any] = {"w": weight(), "bits": 8, "symmetric": symmetric}
+        change = {**change, "w": torch.tensor([[-65504.0, 65504.0]])}
+    good: dict[str, Any] = {"w": weight().t(), "bits": 8, "symmetric": symmetric}
     with pytest.raises(ValueError, match=said):
         quantize_weight_grouped(**(good | change))
 
@@ -197,7 +199,7 @@ def test_words_of_other_widths_are_refused() -> None:
 
 @kinds
 def test_stored_tensors_there_and_back(bits: int, group: int, symmetric: bool) -> None:
-    made = quantize_weight_grouped(weight(), bits=bits, group_size=group, symmetric=symmetric)
+    made = quantize_weight_grouped(weight().t(), bits=bits, group_size=group, symmetric=symmetric)
     tensors = stored(made, bits)
     rows = K if group == -1 else group
     sizes = stored_sizes(N, K, bits, rows, symmetric, torch.bfloat16)

@@ -29,7 +29,7 @@ def _awq(dtype: torch.dtype) -> AWQLinear:
 def _weight_only(dtype: torch.dtype) -> WeightOnlyLinear:
     torch.manual_seed(0)
     source = nn.Linear(K, N).to(dtype)
-    made = quantize_weight_grouped(source.weight.t(), bits=8, group_size=G)
+    made = quantize_weight_grouped(source.weight, bits=8, group_size=G)
     made = made._replace(zeros=torch.randn(K // G, N).to(dtype))
     return WeightOnlyLinear.from_grouped(made, bits=8, bias=source.bias)
 

@@ -42,7 +42,7 @@ def layer(kind: str, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Weight
     act_order, offset = options.pop("act_order", False), options.pop("offset", False)
     bits = options.pop("bits", 8)
     source = linear(dtype)
-    made = quantize_weight_grouped(source.weight.t(), bits=bits, **options)
+    made = quantize_weight_grouped(source.weight, bits=bits, **options)
     if offset:
         generator = torch.Generator().manual_seed(0)
         zeros = torch.randn(made.scales.shape, generator=generator).to(dtype) / 16
@@ -110,7 +110,7 @@ def test_from_linear(bits: int, symmetric: bool) -> None:
     before = copy.deepcopy(source.state_dict())
     module = WeightOnlyLinear.from_linear(source, bits=bits, group_size=32, symmetric=symmetric)
     made = quantize_weight_grouped(
-        source.weight.detach().t(), bits=bits, group_size=32, symmetric=symmetric
+        source.weight.detach(), bits=bits, group_size=32, symmetric=symmetric
     )
     zeros = 0 if made.zeros is None else made.zeros.float().repeat_interleave(32, 0)
     w = (made.q.float() - zeros) * made.scales.float().repeat_interleave(32, 0)
@@ -132,7 +132,7 @@ def test_smooth(folded: bool) -> None:
     source = linear(torch.bfloat16)
     module = WeightOnlyLinear.from_linear(source, smooth=PRE_SCALE, folded=folded)
     made = quantize_weight_grouped(
-        (source.weight.detach().float() * PRE_SCALE).t(), bits=8, dtype=torch.bfloat16
+        source.weight.detach().float() * PRE_SCALE, bits=8, dtype=torch.bfloat16
     )
     assert_bits(weight_of(module), (made.q.float() * made.scales.float()).bfloat16())
     assert_bits(module.pre_scale, None if folded else 1 / PRE_SCALE)
@@ -325,7 +325,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "g_idx": (
         lambda: WeightOnlyLinear.from_grouped(
-            quantize_weight_grouped(linear().weight.t(), bits=8, group_size=32),
+            quantize_weight_grouped(linear().weight, bits=8, group_size=32),
             bits=8,
             g_idx=torch.zeros(K, dtype=torch.int32),
         ),

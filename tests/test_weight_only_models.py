@@ -92,7 +92,7 @@ def test_a_model(name: str, inplace: bool) -> None:
     assert len(layers) == 14 and type(model.lm_head) is nn.Linear
     for layer, module in layers.items():
         w = original.get_submodule(layer).weight.t()
-        made = quantize_weight_grouped(w, **scheme.options())
+        made = quantize_weight_grouped(w.t(), **scheme.options())
         group = len(w) // len(made.scales)
         zeros = 0 if made.zeros is None else made.zeros.float().repeat_interleave(group, 0)
         wanted = (made.q.float() - zeros) * made.scales.float().repeat_interleave(group, 0)
@@ -280,7 +280,7 @@ def with_activation() -> nn.Module:
 
 
 def with_offset() -> nn.Module:
-    made = quantize_weight_grouped(torch.ones(16, 8).half(), bits=8)
+    made = quantize_weight_grouped(torch.ones(8, 16).half(), bits=8)
     return nn.Sequential(WeightOnlyLinear.from_grouped(made._replace(zeros=made.scales), bits=8))
 
 

@@ -236,7 +236,7 @@ class _Run:
         if smooth is not None:
             weight = weight.float() * smooth
         if isinstance(scheme, WeightScheme):
-            made = quantize_weight_grouped(weight.t(), dtype=dtype, **scheme.options())
+            made = quantize_weight_grouped(weight, dtype=dtype, **scheme.options())
             tensors = stored(made, scheme.bits) | {"weight_shape": torch.tensor(weight.shape)}
             yield from ((f"{stored_as}.{part}", x) for part, x in tensors.items())
             return

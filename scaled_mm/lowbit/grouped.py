@@ -31,7 +31,7 @@ def quantize_weight_grouped(
     symmetric: bool = True,
     dtype: torch.dtype | None = None,
 ) -> GroupedWeight:
-    """Quantises a weight to 8 or 4 bits, each group of rows of a column by its own range.
+    """Quantises a weight to 8 or 4 bits, each group of inputs of an output by its own range.
 
         symmetric    s = max|w| / (2^(bits-1) - 1/2)
                      q = clamp(round(w / s), -2^(bits-1), 2^(bits-1) - 1)           w ~ q s
@@ -47,15 +47,15 @@ def quantize_weight_grouped(
     s / 2 with 8 bits (s / 30 with 4), float16 an eighth of that.
 
     Args:
-        w: floating [K, N], any strides; `linear.weight.t()` of a Linear.
+        w: floating [N, K], any strides, as in `torch.nn.Linear`.
         bits: 4 or 8.
-        group_size: rows G that share a scale, a divisor of K; -1: all of them, which is a scale
-            for each output channel.
+        group_size: inputs G that share a scale, a divisor of K; -1: all of them, which is a
+            scale for each output channel.
         symmetric: without zero points.
         dtype: of the scales, float16 or bfloat16; None: w's own, bfloat16 of a wider one.
 
     Returns:
-        A `GroupedWeight`.
+        A `GroupedWeight`: q [K, N], as `scaled_mm.pack_weight` and `mixed_mm` take it.
 
     Raises:
         ValueError: an argument breaks a rule above; w holds what is not finite, or values that
@@ -69,17 +69,17 @@ def quantize_weight_grouped(
         raise ValueError("w must be a dense tensor with values, got another kind")
     if w.ndim != 2 or not w.is_floating_point():
         kind = f"{str(w.dtype)[6:]} of shape {tuple(w.shape)}"
-        raise ValueError(f"w must be floating of shape [K, N], got {kind}")
+        raise ValueError(f"w must be floating of shape [N, K], got {kind}")
     if not isinstance(bits, int) or bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got {bits!r}")
     if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in HALVES):
         raise ValueError(f"dtype must be float16 or bfloat16, got {str(dtype).split('.')[-1]}")
-    k = w.shape[0]
+    k = w.shape[1]
     group = group_rows(k, group_size)
     dtype = dtype or scales_dtype(w.dtype)
     made = [
         _quantized(part.detach(), bits, group, symmetric, dtype)
-        for part in w.t().split(max(1, _AT_ONCE // max(1, k)))
+        for part in w.split(max(1, _AT_ONCE // max(1, k)))
     ]
     q, scales, zeros = (torch.cat(parts).t().contiguous() for parts in zip(*made, strict=True))
     return GroupedWeight(q, scales, None if symmetric else zeros)

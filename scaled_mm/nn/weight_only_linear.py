@@ -187,7 +187,7 @@ class WeightOnlyLinear(PackedLayer):
             smooth = divisors(smooth, linear)
             weight = weight.float() * smooth
         made = quantize_weight_grouped(
-            weight.t(), bits=bits, group_size=group_size, symmetric=symmetric, dtype=dtype
+            weight, bits=bits, group_size=group_size, symmetric=symmetric, dtype=dtype
         )
         factors = None if smooth is None or folded else 1 / smooth
         layer = cls.from_grouped(
