@@ -241,6 +241,19 @@ def test_report_as_table_json_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.parametrize("width", [40, 50, 64])
+def test_names_stay_whole_on_narrow_terminals(width: int) -> None:
+    """The last columns go, and no name and no figure is cut."""
+    report = validated(QuantConfig("dynamic"))
+    console = Console(width=width, record=True, file=io.StringIO())
+    show(report, console)
+    table = console.export_text().partition("Outputs")[0]
+    rows = [line.split() for line in table.splitlines()[-len(LAYERS) - 1 :]]
+    assert [(row[0], row[1]) for row in rows if row] == [
+        (layer.name, f"{layer.sqnr_db:.1f}") for layer in report.layers
+    ]
+
+
 def test_wrong_outputs_fail_and_what_is_not_finite_is_null() -> None:
     report = validated(QuantConfig("dynamic"))
     first, *others = report.layers

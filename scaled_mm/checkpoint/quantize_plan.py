@@ -18,7 +18,7 @@ from ..lowbit.grouped import scales_dtype
 from ..lowbit.stored import stored_sizes
 from ..quantization import QuantConfig
 from ..quantization.layers import why_not
-from ..quantization.model import linears
+from ..quantization.model import linears, nothing_meant
 from ..quantization.observe import as_call
 from ..quantization.report import report_of
 from ..quantization.schemes import AnyScheme, WeightScheme
@@ -82,9 +82,7 @@ class Plan:
                 "compressed-tensors' format has no place for it, but quantize_model takes it"
             )
         if not found:
-            raise ValueError(
-                f"include must match a Linear that skip does not, got {', '.join(config.include)}"
-            )
+            raise ValueError(nothing_meant(model, config))
         _check(source, stored, model, found, config)
         in_files = {name: _layer_of(stored[f"{name}.weight"]) for name in found}
         floats = [

@@ -124,7 +124,7 @@ def quantize_model(
     config = config or QuantConfig()
     found = linears(model, config)
     if not found:
-        raise ValueError(_nothing(model, config))
+        raise ValueError(nothing_meant(model, config))
     for name, module in found.items():
         check(name, module, config.scheme_for(name))
     known = Calibration()
@@ -163,7 +163,7 @@ def quantize_model(
     return changed if fuse is None else fuse_model(changed, fuse, inplace=True)
 
 
-def _nothing(model: nn.Module, config: QuantConfig) -> str:
+def nothing_meant(model: nn.Module, config: QuantConfig) -> str:
     """What the model has, where the config means no layer of it."""
     known = [name or "the model itself" for found in named(model).values() for name in found]
     if known:

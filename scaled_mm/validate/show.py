@@ -31,6 +31,7 @@ HEADINGS = (
     "off\nR1",
     "peak\nbefore",
     "\nafter",
+    " outlier\n channels",
 )
 LEGEND = (
     "SQNR (signal to quantisation noise ratio) is the layer's own, against the float "
@@ -45,11 +46,9 @@ LEGEND = (
 def show(report: ValidationReport, console: Console) -> None:
     """Print a row per layer, then the model's outputs and the verdict."""
     rows = [_cells(layer) for layer in report.layers]
-    others = console.measure(_table(["layer"] * len(rows), rows)).maximum - len("layer")
-    room = console.width - others
     full = common_removed([printable(x.name) for x in report.layers])
-    names = shortened(full, room)
-    console.print(_table(names, rows))
+    table, names = _fitted(full, rows, console)
+    console.print(table)
     outputs = report.outputs
     checked = sum(layer.checked for layer in report.layers)
     off = sum(layer.off_r1 for layer in report.layers)
@@ -70,14 +69,28 @@ def show(report: ValidationReport, console: Console) -> None:
     lines(console, verdict, style="bold red" if failures else "bold green")
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _fitted(
+    full: Sequence[str], rows: Sequence[Sequence[str]], console: Console
+) -> tuple[Table, list[str]]:
+    """The table, and its names; the last columns go where the names have no room beside them."""
+    wide = console.options.update(width=1000)
+    for columns in range(len(HEADINGS), 0, -1):
+        others = _table(["layer"] * len(rows), rows, columns)
+        room = console.width - console.measure(others, options=wide).maximum + len("layer")
+        names = shortened(full, room)
+        if room >= max(map(len, names)):
+            break
+    return _table(names, rows, columns), names
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("layer", overflow="fold")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column(" outlier\n channels", overflow="fold")
+    for heading in HEADINGS[:columns]:
+        last = heading is HEADINGS[-1]
+        table.add_column(heading, justify="left" if last else "right", no_wrap=not last)
     for name, row in zip(names, rows, strict=True):
-        table.add_row(cell(name), *row)
+        table.add_row(cell(name), *row[:columns])
     return table
 
 
