@@ -141,7 +141,7 @@ def pairs() -> Iterator[Case]:
 OUT_SCALES = (1.0, 0.0, -0.0, -2.0, 1e-44, 1e-30, 1e30, 3e38, INF, -INF, NAN)
 IN_8_BITS: dict[str, dict[str, Any]] = {
     "int8": {"out_dtype": torch.int8, "out_scale": Vector()},
-    "int8-azp": {"out_dtype": torch.int8, "out_scale": Vector(), "out_azp": Vector("int8")},
+    "int8-azp": {"out_dtype": torch.int8, "out_scale": Vector(), "out_azp": Vector((0, -128, 5))},
     "int8-tensor": {
         "out_dtype": torch.int8,
         "out_scale": Vector((0.75,), "1"),

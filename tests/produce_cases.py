@@ -38,6 +38,7 @@ class ProduceCase:
     symmetric: bool = True
     scale: Vector | None = None
     azp: Vector | None = None
+    vectors: Layout = ROW  # of weight, bias and smooth
 
     def build(self, rng: np.random.Generator | None = None) -> Operands:
         """The keyword arguments of `reference.produce_int8` and of the op."""
@@ -50,7 +51,8 @@ class ProduceCase:
             return torch.from_numpy(x).reshape(self.shape).to(self.dtype)
 
         def vector(dtype: torch.dtype) -> Tensor:
-            return torch.from_numpy(rng.standard_normal(k).astype(np.float32)).to(dtype)
+            made = torch.from_numpy(rng.standard_normal(k).astype(np.float32)).to(dtype)
+            return self.vectors.place(made, "cpu")
 
         given: Operands = {"producer": self.producer, "x": self.layout.place(rows(), "cpu")}
         norm = self.producer in NORMS
@@ -64,7 +66,7 @@ class ProduceCase:
                 if self.producer == "layer_norm":
                     given["bias"] = vector(dtype)
         if self.smooth:
-            given["smooth"] = vector(torch.float32).abs() + 0.5
+            given["smooth"] = vector(torch.float32).abs_().add_(0.5)
         if self.normed:
             given["normed"] = True
         given["symmetric"] = self.symmetric
@@ -117,6 +119,9 @@ def _named() -> Iterator[ProduceCase]:
         name = f"{producer}-{str(dtype)[6:]}"
         yield ProduceCase(f"{name}-wide-weights", producer, dtype=dtype, wide_weights=True)
         yield ProduceCase(f"{name}-bare", producer, dtype=dtype, bare=True)
+        apart = {"vectors": Layout(step=3, offset=1), "smooth": True}
+        yield ProduceCase(f"{name}-weights-apart", producer, dtype=dtype, **apart)
+        yield ProduceCase(f"{name}-40003", producer, "scaled", (2, 40003), dtype)
 
 
 PRODUCE_CASES = {case.name: case for case in _named()}

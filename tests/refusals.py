@@ -286,6 +286,7 @@ def _table() -> list[Refusal]:
     refuse("residual-rows", "residual", "(1, 64)", rms, residual=torch.ones(1, K))
     refuse("eps", "eps", "-1", rms, eps=-1.0)
     refuse("eps-inf", "eps", "inf", rms, eps=float("inf"))
+    refuse("eps-nan", "eps", "nan", rms, eps=float("nan"))
     refuse("smooth-half", "smooth", "float16", rms, smooth=torch.ones(K, dtype=half))
     refuse("smooth-long", "smooth", "(65,)", rms, smooth=torch.ones(K + 1))
     refuse("scale-short", "scale", "(64, 1)", rms, scale=torch.ones(64, 1))

@@ -4,6 +4,7 @@ torch (weights: test_mixed_weights.py)."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,8 @@ def test_order_and_pre_scale_are_those_of_a_prepared_x(isa: str, bits: int, zero
         prepared = reference.mixed.prepared(given["x"], w.order, pre_scale)
         expected = torch.ops.scaled_mm.mixed_mm(prepared, w.data, w.sizes)
         assert_bits(got, expected, dtype, pre)
+        apart = replace(w, order=torch.stack([w.order, w.order.flip(0)], 1)[:, 0])
+        assert_bits(mixed_mm(given["x"], apart, pre_scale=pre_scale), expected, "strided order")
 
 
 @kinds

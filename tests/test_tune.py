@@ -300,6 +300,12 @@ def test_no_file_of_ours(path: Path) -> None:
     assert tuning.load().gpus == () and chosen() == OWN
 
 
+def test_the_last_numbers_of_a_gpu_count() -> None:
+    for name in NAMES["int8"][:3]:
+        _library.tune(GPU.name, GPU.capability, GPU.sms, 0.9, planted(name))
+        assert chosen() == name
+
+
 def test_the_library_refuses_too() -> None:
     """Whatever Python lets through: the numbers are checked again where they are used."""
     rows = {ROW: (1.0, 1.0)}
