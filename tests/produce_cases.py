@@ -121,7 +121,8 @@ def _named() -> Iterator[ProduceCase]:
         yield ProduceCase(f"{name}-bare", producer, dtype=dtype, bare=True)
         apart = {"vectors": Layout(step=3, offset=1), "smooth": True}
         yield ProduceCase(f"{name}-weights-apart", producer, dtype=dtype, **apart)
-        yield ProduceCase(f"{name}-40003", producer, "scaled", (2, 40003), dtype)
+        # The last group of 3 goes to a lane that has one already.
+        yield ProduceCase(f"{name}-40003", producer, "normal", (12, 40003), dtype, normed=True)
 
 
 PRODUCE_CASES = {case.name: case for case in _named()}
