@@ -11,7 +11,7 @@ from awq_cases import AwqCase
 from torch import nn
 
 import scaled_mm
-from scaled_mm.cli import info
+from scaled_mm import _library
 from scaled_mm.explain import explain
 from scaled_mm.nn import ScaledLinear
 
@@ -54,7 +54,7 @@ def main() -> None:
     torch.cuda.get_device_properties(last)  # torch is awake
     before = contexts()
     calls("cpu")
-    info.facts()
+    assert all(_library.arch_of_gpu(index) for index in range(last + 1))  # as `scaled-mm info`
     explain(16, 4096, 4096)
     assert contexts() == before, f"without a tensor on a GPU: {before} became {contexts()}"
     torch.ones(8, device=f"cuda:{last}").sum().item()
