@@ -85,8 +85,8 @@ def _refuse(name: str, operand: object) -> None:
         raise TypeError(f"{name} must be a Tensor, got {type(operand).__name__}")
     if torch.is_grad_enabled():
         raise ValueError(
-            f"{name} must not require grad (use torch.no_grad() or .detach()), "
-            "got requires_grad=True"
+            f"{name} must not require grad (use torch.no_grad() or .detach(), or let "
+            "nn.ScaledLinear or nn.WeightOnlyLinear take gradients), got requires_grad=True"
         )
 
 

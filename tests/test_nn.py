@@ -247,8 +247,6 @@ def test_modes(scheme: str) -> None:
     for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")):
         with mode():
             assert_bits(module(x), expected)
-    with pytest.raises(ValueError, match=r"^x must not require grad .*got requires_grad=True$"):
-        module(x.clone().requires_grad_())
 
 
 def test_meta_device() -> None:

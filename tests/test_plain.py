@@ -166,16 +166,16 @@ def test_layers_that_are_no_single_op(at_once: list[bool]) -> None:
 def test_activations_that_one_op_leaves_to_the_others() -> None:
     layer = a_layer()
     x = torch.linspace(-1, 1, 48).reshape(2, 24)
-    with pytest.raises(ValueError, match=r"^x must not require grad"):
-        layer(x.clone().requires_grad_())
     with pytest.raises(ValueError, match=r"^x must be a dense tensor, got layout torch.sparse_coo"):
         layer(x.to_sparse())
     with pytest.raises(ValueError, match=r"^x must be float32, .*, got int32"):
         layer(x.int())
     with pytest.raises(ValueError, match=r"^a must have K=24 columns, the rows of b, got"):
         layer(x[:, :23])
-    with torch.no_grad():
-        assert layer(x.clone().requires_grad_()).shape == (2, 10)
+    for enabled in (False, True):
+        with torch.set_grad_enabled(enabled):
+            followed = layer(x.clone().requires_grad_())
+            assert (followed.shape, followed.requires_grad) == ((2, 10), enabled)
 
 
 def test_scales_of_a_layer_are_a_column() -> None:

@@ -101,6 +101,11 @@ SCHEMAS = {
     "_explain_lowbit": "(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
     "str device, int capability, int sms, float bytes_per_us, float mhz) -> str",
     "_gpus": "() -> str",
+    "_int8_linear": "(Tensor x, Tensor b, SymInt[]? b_shape, Tensor q, Tensor scale_a, "
+    "Tensor scale_b, Tensor? bias, Tensor? azp, Tensor? azp_adj, Tensor? azp_with_adj, "
+    "Tensor? smooth) -> Tensor",
+    "_mixed_linear": "(Tensor x, Tensor packed, SymInt[] sizes, Tensor? order, "
+    "Tensor? pre_scale, Tensor? bias, str? activation) -> Tensor",
     "_fingerprint": "(str arch) -> str",
     "_tune": "(str device, int capability, int sms, float memory_share, str kernels, "
     "float[] numbers) -> ()",

@@ -154,7 +154,7 @@ def load_layers(
         for name, target in targets.items():
             if target.is_meta:
                 _place(model, name, owners[id(target)])
-    if layers:  # quantised products have no gradients
+    if layers:  # quantised weights have no gradients
         model.requires_grad_(False)
     return model
 

@@ -6,8 +6,8 @@
 
 After the import, `from_pretrained` of a compressed-tensors, AutoAWQ or GPTQ folder gives
 a model whose quantised Linears are `ScaledLinear`, `AWQLinear` and `WeightOnlyLinear` of
-`scaled_mm.nn`: the layers, and so the bits, of `scaled_mm.load_quantized`. The model is for
-inference: no parameter asks for gradients. `save_pretrained` writes the folder's form again.
+`scaled_mm.nn`: the layers, and so the bits, of `scaled_mm.load_quantized`. No parameter asks for
+gradients; adapters may train. `save_pretrained` writes the folder's form again.
 Neither compressed-tensors nor any other package of kernels is needed.
 
 What the checkpoint reader of this library refuses is refused here in the same words, with one
@@ -168,7 +168,7 @@ class ScaledMMQuantizer(HfQuantizer):
         for place, name in self.places.items():
             model.set_submodule(place, made[name].train(model.training))
         self.linears.clear()
-        model.requires_grad_(False)  # int8 products have no backward
+        model.requires_grad_(False)  # quantised weights have no gradients
         unfuse(model)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -186,7 +186,7 @@ class ScaledMMQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        return False
+        return True  # adapters: gradients pass through the quantised layers
 
     @property
     def is_compileable(self) -> bool:

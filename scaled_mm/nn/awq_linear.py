@@ -11,6 +11,8 @@ from torch import Tensor
 from ..lowbit.int4 import Int4, from_gptq, to_awq
 from ..ops import PackedAWQ, awq_dequantize, awq_gemm, pack_awq
 from ..ops.arguments import must_be_size
+from ..ops.gradients import mixed_product, wants_gradient
+from ..ops.mixed_weight import MixedWeight
 from .packed_layer import PackedLayer
 from .weight_only_linear import WeightOnlyLinear
 
@@ -29,6 +31,8 @@ class AWQLinear(PackedLayer):
 
     `pack()` lays the weight out for the kernels, which then is its only copy: qweight, qzeros and
     scales are None until `unpack()`. A state dict has them under their names all the same.
+
+    Gradients of x and the bias pass through a packed layer, as in `ScaledLinear`.
 
     x is brought to the scales' dtype, y back to x's. `.half()` and `.bfloat16()` convert scales and
     bias; `.float()` and `.double()` leave them as they are, for the kernels take 16 bits. A bias
@@ -163,7 +167,14 @@ class AWQLinear(PackedLayer):
 
     def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.packed is not None:
-            return awq_gemm(x, self._current(), bias=bias)
+            packed = self._current()
+            if not wants_gradient(x, bias):
+                return awq_gemm(x, packed, bias=bias)
+            sizes = packed.k, packed.n, packed.group, 4, "integer", packed.layout
+            return mixed_product(x, MixedWeight(packed.data, None, *sizes), bias=bias)
+        if wants_gradient(x, bias):
+            rule = "be packed (see pack) where x or bias requires grad"
+            raise ValueError(f"qweight must {rule}, got plain words")
         return awq_gemm(x, self.qweight, self.scales, self.qzeros, bias=bias)
 
     def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:

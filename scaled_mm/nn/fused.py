@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..ops.gradients import wants_gradient
 from ..ops.produce import produce_int8
 from .scaled_linear import ScaledLinear
 
@@ -66,7 +67,9 @@ def norm_of(module: nn.Module) -> Options | None:
 
 def readable(linear: nn.Module) -> TypeGuard[ScaledLinear]:
     """Whether a producer can write the layer's input: each row by itself, or by a known scale."""
-    return type(linear) is ScaledLinear and (linear.per_token or not linear.dynamic)
+    if type(linear) is not ScaledLinear or wants_gradient(linear.bias):
+        return False
+    return linear.per_token or not linear.dynamic
 
 
 def _multiply(x: Tensor, times: Tensor | None, options: Options, linear: ScaledLinear) -> Tensor:
@@ -84,10 +87,13 @@ def _multiply(x: Tensor, times: Tensor | None, options: Options, linear: ScaledL
 
 
 def _takes(x: Any, options: Options) -> bool:
-    """Whether the producer computes what torch would: no autocast, vectors of x's dtype."""
+    """Whether the producer computes what torch would: no autocast, no gradients, vectors of x's
+    dtype."""
     if not isinstance(x, Tensor) or torch.is_autocast_enabled(x.device.type):
         return False
-    vectors = (options.get(name) for name in ("weight", "bias"))
+    vectors = [options.get(name) for name in ("weight", "bias")]
+    if wants_gradient(x, *vectors):
+        return False
     return all(v is None or (v.dtype == x.dtype and v.shape == x.shape[-1:]) for v in vectors)
 
 
@@ -114,7 +120,8 @@ class FusedGatedMLP(nn.Module):
         gated, times = gate(x), up(x)
         producer = activation_of(activation)
         fits = producer is not None and readable(down) and unhooked(activation, down)
-        if fits and _takes(gated, {}) and gated.dtype == times.dtype:
+        takes = fits and _takes(gated, {}) and not wants_gradient(times)
+        if takes and gated.dtype == times.dtype:
             return _multiply(gated, times, {"producer": producer}, down)
         y: Tensor = down(activation(gated) * times)
         return y

@@ -160,6 +160,6 @@ class PackedLayer(nn.Module):
 
     def _bring(self, name: str, taken: tuple[torch.dtype, ...], dtype: torch.dtype) -> None:
         """Converts a buffer to this dtype, unless its own is one of those taken."""
-        buffer = self._buffers[name]
+        buffer = self._buffers.get(name)  # a bias may have become a parameter
         if buffer is not None and buffer.dtype not in taken:
             self._buffers[name] = buffer.to(dtype)

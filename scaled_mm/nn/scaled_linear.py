@@ -19,6 +19,7 @@ from ..ops import (
 )
 from ..ops.arguments import accept_dense, must_be_size
 from ..ops.eager import quantized_product
+from ..ops.gradients import int8_product, wants_gradient
 from ..ops.int8 import accepted
 from ..ops.packed_weight import rows_of_panels
 from .packed_layer import PackedLayer
@@ -58,6 +59,8 @@ class ScaledLinear(PackedLayer):
     norm in front was divided by; it is for validation only and not in the state dict
     (`scaled_mm.validate` finds it again by the norms' weights). `smooth_alpha`, a float or None, is
     the alpha that `quantize_model` smoothed by; it is for the eye only, and not there either.
+
+    Gradients of x and the bias pass (docs/tutorials/training.md); the weight has none.
 
     Scales and bias stay float32 when the module is moved to another dtype; the output has the dtype
     of the input.
@@ -303,8 +306,18 @@ class ScaledLinear(PackedLayer):
     def forward(self, x: Any) -> Tensor:
         if (product := self._product_at_once(x)) is not None:
             return product
+        if wants_gradient(x, self._small("bias")):
+            return self._followed(x)
         q, scale, azp = self.quantize_input(x)
         return self.multiply(q, scale, azp, x.dtype)
+
+    def _followed(self, x: Tensor) -> Tensor:
+        """The same, which autograd follows."""
+        q, scale, azp = self.quantize_input(x.detach())
+        scale_b = self.weight_scale.view(1, -1)
+        terms = azp if self.dynamic else None, self.azp_adj, self.azp_with_adj
+        operands = q, scale, scale_b, self.bias, *terms
+        return int8_product(x, self._weight_for_kernels(), *operands, smooth=self.input_smooth)
 
     def _product_at_once(self, x: Any) -> Tensor | None:
         """The layer's output where it quantises by each token's own range, without zero points: two

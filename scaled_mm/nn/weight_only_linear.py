@@ -19,6 +19,7 @@ from ..lowbit.grouped import (
 from ..lowbit.stored import plain, stored, stored_sizes
 from ..ops import MixedWeight, mixed_mm, pack_weight
 from ..ops.arguments import accept, accept_dense, must_be_size
+from ..ops.gradients import mixed_product, wants_gradient
 from ..ops.mixed_weight import ZEROS
 from ..ops.packed_weight import settle_written
 from . import fused
@@ -64,7 +65,7 @@ class WeightOnlyLinear(PackedLayer):
     x is brought to the scales' dtype, y back to x's. `.half()` and `.bfloat16()` convert scales,
     offsets and bias; `.float()` and `.double()` leave them as they are, for the kernels take 16
     bits. A bias that is loaded or given in another dtype is brought to one of the two above.
-    `folded_smooth` and `smooth_alpha` are as in `ScaledLinear`.
+    `folded_smooth`, `smooth_alpha` and gradients are as in `ScaledLinear`.
     """
 
     _WEIGHT: ClassVar = (
@@ -334,7 +335,8 @@ class WeightOnlyLinear(PackedLayer):
     def forward(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """y [..., N] of x's dtype, which is floating [..., K]; out: a tensor of the same to write
         it into, where x has the scales' dtype."""
-        accept({"x": x})
+        follows = out is None and wants_gradient(x, self.bias)
+        accept({"x": x.detach() if follows else x})
         if not x.is_floating_point():
             raise ValueError(f"x must be floating, got {str(x.dtype)[6:]}")
         if x.is_meta and self.packed is None and self.weight_packed.is_meta:
@@ -344,15 +346,14 @@ class WeightOnlyLinear(PackedLayer):
         if out is not None and x.dtype != dtype:
             text = f"x must be {str(dtype)[6:]} where out is given, got {str(x.dtype)[6:]}"
             raise ValueError(text)
-        y = mixed_mm(
-            x.to(dtype),
-            packed,
-            bias=self.bias,
-            activation=self.activation,
-            pre_scale=self.pre_scale,
-            out=out,
-        )
-        return y.to(x.dtype)
+        given: dict[str, Any] = {
+            "bias": self.bias,
+            "activation": self.activation,
+            "pre_scale": self.pre_scale,
+        }
+        if follows:
+            return mixed_product(x.to(dtype), packed, **given).to(x.dtype)
+        return mixed_mm(x.to(dtype), packed, **given, out=out).to(x.dtype)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

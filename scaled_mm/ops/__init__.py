@@ -8,6 +8,7 @@
     quantize.py    quantize_int8, quantize_weight_int8
     produce.py     rms_norm_quantize_int8 and its like: producers that write int8
     lowbit.py      awq_dequantize, awq_gemm; pack_awq and PackedAWQ in packed_awq.py
+    gradients.py   what layers call where autograd follows x or their bias
     mixed.py       mixed_mm; pack_weight and MixedWeight in mixed_weight.py, which has the layout of
                    packed_words.py
 

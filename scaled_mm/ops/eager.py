@@ -50,11 +50,11 @@ def quantized_product(
     x: Tensor, b: PackedWeight, scale_b: Tensor, bias: Tensor | None
 ) -> Tensor | None:
     """`quantize_int8` of x and `scaled_mm` of that, in x's dtype, by one call of the library. Of
-    the tensors of a layer: they want no gradient, and scale_b is [N, 1].
+    the tensors of a layer: scale_b is [N, 1].
 
     None where the ops by themselves have to look at x: as in `plain_product`.
     """
-    if not are_tensors(x, x, x, x):
+    if not are_tensors(x, x, x, x if bias is None else bias):
         return None
     return _shortly(_scaled_linear, x, b.data, scale_b, bias, b.k, b.n, b.settled)
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from ..ops.gradients import wants_gradient
 from .layers import RowwiseAWQLinear, RowwiseScaledLinear
 from .layouts import as_dtensor, bring
 from .shares import Share, Side, check, cuts_of
@@ -92,6 +93,8 @@ class QuantizedParallel(ParallelStyle):
 
     def _enter(self, mesh: DeviceMesh, features: int, layer: nn.Module, inputs: Any) -> Any:
         x, *rest = inputs
+        if wants_gradient(x, layer.bias):
+            raise ValueError("x must not require grad where ranks have parts of a layer, got one")
         return (bring(x, mesh, self.input_layouts, self.takes, features), *rest)
 
     def _leave(

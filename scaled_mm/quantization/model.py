@@ -80,9 +80,9 @@ def quantize_model(
 
     Every Linear that `config` means is quantised on its own, a fused qkv as the one Linear that it
     is; the Conv1D of transformers (GPT-2's) is taken for the Linear that it is too. A module in
-    several places stays one module. The model runs the same way as before, in eval mode and without
-    gradients (`torch.inference_mode()`): `torch.compile`, deepcopy, state dicts, `.to()` of a
-    device or a dtype all work. `quantization_report` of the result says what was done and what
+    several places stays one module. The model runs the same way as before, in eval mode:
+    `torch.compile`, deepcopy, state dicts, `.to()` of a device or a dtype all work. No parameter
+    asks for gradients. `quantization_report` of the result says what was done and what
     stayed float: the weights of experts that lie stacked in one parameter do, for one.
 
     A model of transformers gets a `quantization_config` in its `config`: what its `save_pretrained`

@@ -36,7 +36,7 @@ class Swap(Generic[Model]):
 
     def finished(self) -> Model:
         """The model with all that was replaced, in eval mode. None of its parameters asks for
-        gradients: quantised products have none."""
+        gradients: quantised weights have none."""
         if not self.inplace:  # deepcopy takes what it finds in its memo for done
             self.model = copy.deepcopy(self.model, dict(self.copied))
         unfuse(self.model)

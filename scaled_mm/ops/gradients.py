@@ -1,0 +1,190 @@
+"""The products of quantised layers as ops that autograd knows: of x and the bias.
+
+    int8    y = scale_a * scale_b * (q - azp) B + bias      q, scale_a, azp = quantise(x * smooth)
+            dx = (dy W.t()) * smooth                        W = B * scale_b
+    mixed   y = f(x' W + bias),  x' = x * pre_scale
+            dx = (dz W.t()) * pre_scale                     dz = dy * f'(x' W + bias)
+    both    dbias = the sum of dy (dz) over tokens
+
+The quantiser counts as the identity, also where it clamps ("straight through": Bengio et al.,
+2013). W is made of the stored weight when the gradient is, in the gradient's dtype, and dropped
+then. Between forward and backward only the layer's own tensors are held, and x where there is an
+activation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .int8 import scaled_mm
+from .mixed import mixed_mm
+from .mixed_weight import ZEROS, MixedWeight
+from .packed_weight import PackedWeight, rows
+
+
+def wants_gradient(*tensors: Any) -> bool:
+    """Whether autograd follows one of them now."""
+    return torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in tensors
+    )
+
+
+def int8_product(
+    x: Tensor, b: Tensor | PackedWeight, *operands: Tensor | None, smooth: Tensor | None
+) -> Tensor:
+    """`scaled_mm` in x's dtype of what x was quantised to.
+
+    Args:
+        operands: a, scale_a, scale_b [1, N], bias, azp, azp_adj and azp_with_adj of `scaled_mm`.
+    """
+    weight, shape = (b.data, [b.k, b.n]) if isinstance(b, PackedWeight) else (b, None)
+    y: Tensor = _int8_linear(x, weight, shape, *operands, smooth)
+    return y
+
+
+def mixed_product(
+    x: Tensor,
+    w: MixedWeight,
+    *,
+    bias: Tensor | None,
+    activation: str | None = None,
+    pre_scale: Tensor | None = None,
+) -> Tensor:
+    """`mixed_mm`."""
+    y: Tensor = _mixed_linear(x, w.data, w.sizes, w.order, pre_scale, bias, activation)
+    return y
+
+
+# --- int8 -----------------------------------------------------------------------------------------
+
+
+def _int8(
+    x: Tensor,
+    b: Tensor,
+    b_shape: list[int] | None,
+    q: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    azp: Tensor | None,
+    azp_adj: Tensor | None,
+    azp_with_adj: Tensor | None,
+    smooth: Tensor | None,
+) -> Tensor:
+    weight = b if b_shape is None else PackedWeight(b, *b_shape)
+    return scaled_mm(
+        *(q, weight, scale_a, scale_b),
+        bias=bias,
+        azp=azp,
+        azp_adj=azp_adj,
+        azp_with_adj=azp_with_adj,
+        out_dtype=x.dtype,
+    )
+
+
+def _keep_int8(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, b, ctx.b_shape, _, _, scale_b, bias, *_, smooth = inputs
+    ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+    ctx.save_for_backward(b, scale_b, smooth)
+
+
+def _int8_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    b, scale_b, smooth = ctx.saved_tensors
+    dx = None
+    if ctx.needs_input_grad[0]:
+        w = b.t() if ctx.b_shape is None else rows(PackedWeight(b, *ctx.b_shape))
+        dx = _times(dy, (w * scale_b.t()).to(dy.dtype), smooth)
+    return (dx, *(None,) * 5, _dbias(ctx, 6, dy), *(None,) * 4)
+
+
+# --- 4 and 8 bits ---------------------------------------------------------------------------------
+
+
+def _mixed(
+    x: Tensor,
+    packed: Tensor,
+    sizes: list[int],
+    order: Tensor | None,
+    pre_scale: Tensor | None,
+    bias: Tensor | None,
+    activation: str | None,
+) -> Tensor:
+    w = _weight(packed, sizes, order)
+    return mixed_mm(x, w, bias=bias, activation=activation, pre_scale=pre_scale)
+
+
+def _weight(packed: Tensor, sizes: list[int], order: Tensor | None) -> MixedWeight:
+    k, n, group, bits, zero, layout = sizes
+    return MixedWeight(packed, order, k, n, group, bits, ZEROS[zero], layout)
+
+
+def _keep_mixed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, packed, ctx.sizes, order, pre_scale, bias, ctx.activation = inputs
+    held = None if ctx.activation is None else x
+    ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+    ctx.save_for_backward(held, packed, order, pre_scale, None if held is None else bias)
+
+
+def _mixed_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, packed, order, pre_scale, bias = ctx.saved_tensors
+    if ctx.activation is not None:
+        z = _mixed(x, packed, ctx.sizes, order, pre_scale, bias, None)
+        dy = _derivative(dy, z, ctx.activation)
+    dx = None
+    if ctx.needs_input_grad[0]:
+        w = _weight(packed, ctx.sizes, order).dequantize()
+        dx = _times(dy, w.t(), pre_scale)
+    return (dx, *(None,) * 4, _dbias(ctx, 5, dy), None)
+
+
+def _derivative(dy: Tensor, z: Tensor, activation: str) -> Tensor:
+    """dy * f'(z)."""
+    if activation == "relu":
+        return dy * (z > 0)
+    if activation == "silu":
+        return torch.ops.aten.silu_backward(dy, z)
+    kind = "tanh" if activation == "gelu_tanh" else "none"
+    return torch.ops.aten.gelu_backward(dy, z, approximate=kind)
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def _times(dy: Tensor, w: Tensor, factors: Tensor | None) -> Tensor:
+    """dy [..., N] w [N, K], times the factors on the input's channels; in dy's dtype, also where
+    the graph is followed under autocast."""
+    with torch.autocast(dy.device.type, enabled=False):
+        dx = dy @ w
+    return dx if factors is None else (dx * factors).to(dx.dtype)
+
+
+def _dbias(ctx: Any, place: int, dy: Tensor) -> Tensor | None:
+    if not ctx.needs_input_grad[place]:
+        return None
+    shape, dtype = ctx.bias
+    return dy.reshape(-1, dy.shape[-1]).sum(0, dtype=torch.float32).to(dtype).view(shape)
+
+
+_TERMS = "Tensor? azp, Tensor? azp_adj, Tensor? azp_with_adj, Tensor? smooth"
+_int8_linear = torch.library.custom_op(
+    "scaled_mm::_int8_linear",
+    _int8,
+    mutates_args=(),
+    schema="(Tensor x, Tensor b, SymInt[]? b_shape, Tensor q, Tensor scale_a, Tensor scale_b, "
+    f"Tensor? bias, {_TERMS}) -> Tensor",
+)
+_int8_linear.register_fake(_int8)
+_int8_linear.register_autograd(_int8_backward, setup_context=_keep_int8)
+
+_mixed_linear = torch.library.custom_op(
+    "scaled_mm::_mixed_linear",
+    _mixed,
+    mutates_args=(),
+    schema="(Tensor x, Tensor packed, SymInt[] sizes, Tensor? order, Tensor? pre_scale, "
+    "Tensor? bias, str? activation) -> Tensor",
+)
+_mixed_linear.register_fake(_mixed)
+_mixed_linear.register_autograd(_mixed_backward, setup_context=_keep_mixed)
