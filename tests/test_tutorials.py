@@ -278,7 +278,7 @@ def test_no_page_has_blocks_that_nobody_runs() -> None:
 
 
 def test_there_are_tutorials() -> None:
-    names = ["checkpoints", "engines", "kernels", "models", "parallel", "quantisation"]
+    names = ["checkpoints", "engines", "kernels", "models", "parallel", "quantisation", "training"]
     assert [page.stem for page in PAGES] == names
 
 
