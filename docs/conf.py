@@ -24,7 +24,7 @@ from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 from typer.testing import CliRunner
 
-from scaled_mm.cli import COMMANDS, app
+from scaled_mm_cli.main import COMMANDS, app
 
 project = "scaled_mm"
 author = copyright = "the scaled_mm authors"

@@ -10,51 +10,37 @@ from types import ModuleType
 
 from . import _library as _library  # loads the kernels: nothing below works without them
 from . import awq, checkpoint, layouts, nn, reference
-from . import calibrate as calibrate
-from . import observe as observe
-from . import smoothquant as smoothquant
-from . import tuning as tuning
 from ._version import VERSION
 from .checkpoint import load_quantized, save_quantized
-from .lowbit.grouped import GroupedWeight, quantize_weight_grouped
-from .ops import (
-    MixedWeight,
-    PackedAWQ,
-    PackedWeight,
-    awq_dequantize,
-    awq_gemm,
-    azp_adj,
-    azp_with_adj,
+from .lowbit.grouped import quantize_weight_grouped
+from .ops.azp import azp_adj, azp_with_adj
+from .ops.int8 import int8_mm, interleave_gate_up, pack_weight_int8, scaled_mm
+from .ops.lowbit import awq_dequantize, awq_gemm
+from .ops.mixed import mixed_mm
+from .ops.mixed_weight import MixedWeight, pack_weight
+from .ops.packed_awq import PackedAWQ, pack_awq
+from .ops.packed_weight import PackedWeight
+from .ops.produce import (
     gelu_quantize_int8,
-    int8_mm,
-    interleave_gate_up,
     layer_norm_quantize_int8,
-    mixed_mm,
-    pack_awq,
-    pack_weight,
-    pack_weight_int8,
-    quantize_int8,
-    quantize_weight_int8,
     relu_quantize_int8,
     rms_norm_quantize_int8,
-    scaled_mm,
     silu_mul_quantize_int8,
 )
-from .quantization import (
-    QuantConfig,
-    QuantizationReport,
-    QuantizationWarning,
-    Scheme,
-    WeightScheme,
-    fuse_model,
-    prepare_model,
-    quantization_report,
-    quantize_model,
-)
+from .ops.quantize import quantize_int8, quantize_weight_int8
+from .quantization.calibrate import CalibrationWarning
+from .quantization.config import QuantConfig
+from .quantization.fuse import fuse_model
+from .quantization.model import prepare_model, quantize_model
+from .quantization.observe import Call
+from .quantization.report import QuantizationReport, QuantizationWarning, quantization_report
+from .quantization.schemes import Scheme, WeightScheme
+from .quantization.smoothquant import Smoothing
+from .tuning.cache import load as _load_tuning
 
 __version__ = VERSION
 
-tuning.load()
+_load_tuning()
 
 _LATER = ("bench", "compat", "explain", "integrations", "parallel", "precompute", "validate")
 """Modules that are imported when they are first named, as `scaled_mm.validate`."""
@@ -71,7 +57,8 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "GroupedWeight",
+    "CalibrationWarning",
+    "Call",
     "MixedWeight",
     "PackedAWQ",
     "PackedWeight",
@@ -79,6 +66,7 @@ __all__ = [
     "QuantizationReport",
     "QuantizationWarning",
     "Scheme",
+    "Smoothing",
     "WeightScheme",
     "awq",
     "awq_dequantize",

@@ -8,24 +8,24 @@ lead to and from what checkpoints hold. They are torch operations, for tensors o
 lose nothing: there and back gives the same words. docs/lowbit.md draws the layouts.
 """
 
-from .lowbit.int4 import Awq, Gptq, Int4, from_awq, from_gptq, to_awq, to_gptq
-from .lowbit.words import INTERLEAVED, SEQUENTIAL, pack, unpack
-from .ops import PackedAWQ, awq_dequantize, awq_gemm, pack_awq
+from .lowbit.int4 import Awq as Awq
+from .lowbit.int4 import Gptq as Gptq
+from .lowbit.int4 import Int4, from_awq, from_gptq, to_awq, to_gptq
+from .lowbit.words import INTERLEAVED as INTERLEAVED
+from .lowbit.words import SEQUENTIAL as SEQUENTIAL
+from .lowbit.words import pack as pack
+from .lowbit.words import unpack as unpack
+from .ops.lowbit import awq_dequantize, awq_gemm
+from .ops.packed_awq import PackedAWQ, pack_awq
 
 __all__ = [
-    "INTERLEAVED",
-    "SEQUENTIAL",
-    "Awq",
-    "Gptq",
     "Int4",
     "PackedAWQ",
     "awq_dequantize",
     "awq_gemm",
     "from_awq",
     "from_gptq",
-    "pack",
     "pack_awq",
     "to_awq",
     "to_gptq",
-    "unpack",
 ]

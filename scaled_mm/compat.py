@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
 from ._arguments import accept
 from ._tensorrt_llm import (
     finegrained_mixed_dtype_gemm,
@@ -33,7 +32,10 @@ from ._tensorrt_llm import (
     symmetric_quantize_last_axis_of_batched_matrix,
     weight_only_quant_gemm,
 )
-from .ops import PackedWeight, quantize_int8, scaled_mm
+from .ops import lowbit
+from .ops.int8 import scaled_mm
+from .ops.packed_weight import PackedWeight
+from .ops.quantize import quantize_int8
 
 __all__ = [
     "awq_dequantize",
@@ -176,7 +178,7 @@ def awq_dequantize(
     kernel wants float16, K a multiple of 8 and N of 64). The values are the same: each element is
     rounded once there too.
     """
-    return ops.awq_dequantize(qweight, scales, zeros)
+    return lowbit.awq_dequantize(qweight, scales, zeros)
 
 
 def awq_gemm(
@@ -199,7 +201,7 @@ def awq_gemm(
     any number of dimensions (vLLM's CUDA kernel wants float16 matrices, N a multiple of 64, and a
     group size that is a multiple of 32 and divides N).
     """
-    return ops.awq_gemm(input, qweight, scales, qzeros)
+    return lowbit.awq_gemm(input, qweight, scales, qzeros)
 
 
 def int8_scaled_mm(

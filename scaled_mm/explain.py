@@ -12,24 +12,17 @@ from typing import Any
 
 import torch
 
-from . import _library, tuning
+from . import _library
 from .bench.cases import DTYPES
 from .gpus import DEVICES, Device, local_device
-from .ops import scaled_mm
+from .ops.int8 import scaled_mm
 from .ops.mixed_weight import ZEROS
+from .tuning import cache
 
 MOST = 2**31 - 1
 """The largest size that CUDA's kernels index: `must_fit` in csrc/cuda/common/device.h."""
 
-__all__ = [
-    "DEVICES",
-    "Device",
-    "Explanation",
-    "KernelChoice",
-    "explain",
-    "explain_awq",
-    "explain_mixed",
-]
+__all__ = ["explain", "explain_awq", "explain_mixed"]
 
 
 @dataclass(frozen=True)
@@ -311,7 +304,7 @@ def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
         gpu_class=gpu.get("class"),
         rates=gpu.get("source", "derived"),
         tuned=answer.get("tuned", False),
-        tuning=tuning.state().line(device.name, device.capability, device.sms),
+        tuning=cache.state().line(device.name, device.capability, device.sms),
     )
     if not found.empty:
         return found

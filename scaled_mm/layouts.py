@@ -29,11 +29,8 @@ from ._arguments import accept_dense
 __all__ = [
     "Layout",
     "layout_of",
-    "pack_int4",
     "preprocess_weights_for_mixed_gemm",
-    "quantize_symmetric",
     "restore_weights_of_mixed_gemm",
-    "unpack_int4",
 ]
 
 

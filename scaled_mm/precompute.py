@@ -7,6 +7,6 @@ for every layer with an int8 weight B.T [N, K]; all other tensors are copied byt
 that was interrupted is taken up where it stopped.
 """
 
-from .checkpoint.precompute import PrecomputeReport, precompute
+from .checkpoint.precompute import precompute
 
-__all__ = ["PrecomputeReport", "precompute"]
+__all__ = ["precompute"]

@@ -25,9 +25,9 @@ from scaled_mm import (
     save_quantized,
 )
 from scaled_mm.checkpoint import quantize_checkpoint
-from scaled_mm.cli import main
 from scaled_mm.quantization.layers import _READERS
 from scaled_mm.validate import validate
+from scaled_mm_cli.main import main
 
 transformers = extra("transformers")
 SCHEMES: dict[str, Any] = {

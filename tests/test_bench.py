@@ -6,13 +6,12 @@ import json
 import pytest
 import torch
 
-from scaled_mm import bench
-from scaled_mm.bench import host
+from scaled_mm.bench import host, measure, roofline, table
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.contenders import CONTENDERS
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
 from scaled_mm.cli import bench as command
-from scaled_mm.cli import main
+from scaled_mm_cli.main import main
 
 VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none
 COMPILED = "_int_mm compiled"  # minutes of compiler time for nothing here
@@ -21,7 +20,7 @@ COMPILED = "_int_mm compiled"  # minutes of compiler time for nothing here
 @pytest.fixture(scope="module", params=EPILOGUES)
 def result(request):
     settings = Settings(epilogue=request.param, rounds=1, without=(COMPILED,))
-    return bench.run([(2, 16, 16), (5, 16, 16)], settings)
+    return measure.run([(2, 16, 16), (5, 16, 16)], settings)
 
 
 def test_every_contender_has_an_entry(result):
@@ -86,7 +85,7 @@ def test_bytes_moved():
 
 def test_roofline_needs_floors(result, tmp_path):
     with pytest.raises(ValueError, match=r"^--png must be given with shapes measured by --device"):
-        bench.plot(result, tmp_path / "roofline.png")
+        roofline.plot(result, tmp_path / "roofline.png")
 
 
 def test_host_calls():
@@ -137,7 +136,7 @@ def test_files(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out.count("packed / best right") == 2
     assert err == "1/1: M=2 K=16 N=16\n"
-    assert markdown_file.read_text() == bench.markdown(json.loads(json_file.read_text()))
+    assert markdown_file.read_text() == table.markdown(json.loads(json_file.read_text()))
 
 
 @pytest.mark.parametrize("verdict", ["rounding", "wrong", "it failed"])

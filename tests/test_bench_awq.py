@@ -6,11 +6,10 @@ import json
 import pytest
 import torch
 
-from scaled_mm import bench
 from scaled_mm.bench import awq, measure
 from scaled_mm.bench.awq import AWQ_CONTENDERS, make_awq_case
 from scaled_mm.bench.measure import LowbitSettings, Measurement, judge
-from scaled_mm.cli import main
+from scaled_mm_cli.main import main
 
 DTYPES = ("bfloat16", "float16")
 
@@ -22,13 +21,13 @@ def names(op, device="cpu"):
 @pytest.fixture(scope="module", params=DTYPES)
 def products(request):
     settings = LowbitSettings(group=32, out_dtype=request.param, rounds=1)
-    return bench.run([(2, 128, 64), (5, 128, 64)], settings)
+    return measure.run([(2, 128, 64), (5, 128, 64)], settings)
 
 
 @pytest.fixture(scope="module", params=DTYPES)
 def weights(request):
     settings = LowbitSettings("awq_dequantize", out_dtype=request.param, rounds=2)
-    return bench.run([(0, 128, 64), (0, 256, 8)], settings)
+    return measure.run([(0, 128, 64), (0, 256, 8)], settings)
 
 
 def test_every_contender_computes_the_product(products):
@@ -183,12 +182,12 @@ gpu = [
 @pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=gpu) for dtype in DTYPES])
 def test_gpu_run(dtype):
     settings = LowbitSettings(out_dtype=dtype, device="cuda", rounds=2)
-    for case in bench.run([(1, 512, 512), (300, 512, 1024)], settings)["results"]:
+    for case in measure.run([(1, 512, 512), (300, 512, 1024)], settings)["results"]:
         for route in case["routes"]:
             if route["name"] == "int4pack mm" and dtype == "float16":
                 assert route["verdict"] == "bfloat16 only"
             else:
                 assert route["verdict"] in ("exact", "bound", "rounding"), route
     settings = dataclasses.replace(settings, op="awq_dequantize")
-    (case,) = bench.run([(0, 512, 1024)], settings)["results"]
+    (case,) = measure.run([(0, 512, 1024)], settings)["results"]
     assert [route["verdict"] for route in case["routes"]] == ["exact"] * 3

@@ -9,8 +9,7 @@ import pytest
 import torch
 from helpers import extra
 
-from scaled_mm import bench
-from scaled_mm.bench import measure
+from scaled_mm.bench import measure, roofline, table
 from scaled_mm.bench.awq import make_awq_case
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.clocks import CpuClock, CudaGraphClock, Stopwatch
@@ -18,8 +17,8 @@ from scaled_mm.bench.contenders import CONTENDERS, Contender
 from scaled_mm.bench.machine import gpu_tops
 from scaled_mm.bench.measure import Settings
 from scaled_mm.cli import bench as command
-from scaled_mm.cli import main
 from scaled_mm.gpus import DEVICES
+from scaled_mm_cli.main import main
 
 
 class Sundial(CpuClock):
@@ -71,7 +70,7 @@ def gpu_result(monkeypatch):
     monkeypatch.setattr(measure, "clock_of", lambda device: Sundial())
     real = make_case
     monkeypatch.setattr(measure, "make_case", lambda *case: real(*case[:-1], "cpu"))
-    return bench.run([(2, 16, 32), (64, 16, 32)], Settings(device="cuda", rounds=2))
+    return measure.run([(2, 16, 32), (64, 16, 32)], Settings(device="cuda", rounds=2))
 
 
 def test_a_broken_contender_ends_nothing(gpu_result):
@@ -95,11 +94,11 @@ def test_nobody_but_ours_fails(monkeypatch, gpu_result):
     broken = Contender("plain", "fails", fails, ("cuda",), ours=True)
     others = [c for c in CONTENDERS if c.name == "bf16 mm"]
     monkeypatch.setattr(measure, "CONTENDERS", [broken, *others])
-    result = bench.run([(2, 16, 32)], Settings(device="cuda", rounds=1))
+    result = measure.run([(2, 16, 32)], Settings(device="cuda", rounds=1))
     plain, other = result["results"][0]["routes"]
     assert (plain["verdict"], plain["gops"]) == ("CUDA error: [unlucky]", None)
     assert other["microseconds"] and other["times_plain"] is None
-    assert "| plain / best right | - | bf16 mm |" in bench.markdown(result)
+    assert "| plain / best right | - | bf16 mm |" in table.markdown(result)
 
 
 def test_what_fails_in_a_round_is_out(monkeypatch, gpu_result):
@@ -111,7 +110,7 @@ def test_what_fails_in_a_round_is_out(monkeypatch, gpu_result):
             return Stopwatch(lambda: next(rounds), 0.01, calls)
 
     monkeypatch.setattr(measure, "clock_of", lambda device: Stopped())
-    result = bench.run([(2, 16, 32)], Settings(device="cuda", rounds=3))
+    result = measure.run([(2, 16, 32)], Settings(device="cuda", rounds=3))
     plain, other, *_ = result["results"][0]["routes"]
     assert (plain["verdict"], plain["microseconds"]) == ("StopIteration", None)
     assert other["microseconds"] and other["times_plain"] is None
@@ -161,7 +160,7 @@ def test_runs_as_one(gpu_result, tmp_path, capsys):
     both = json.loads((tmp_path / "all.json").read_text())
     assert [case["m"] for case in both["results"]] == [1, 2, 3, 64]
     assert both["machine"] == first["machine"]
-    assert "| us | M=1 | M=2 | M=3 | M=64 | output |" in bench.markdown(both)
+    assert "| us | M=1 | M=2 | M=3 | M=64 | output |" in table.markdown(both)
     second["results"][0]["m"] = 2
     assert written() == 2
     assert "--read must have each shape once, got (2, 16, 32) twice" in capsys.readouterr().err
@@ -213,7 +212,7 @@ def test_heavy_calls_settle_before_they_are_timed(monkeypatch, call_us, settles)
 def test_roofline(gpu_result, tmp_path):
     extra("matplotlib")
     path = tmp_path / "roofline.png"
-    bench.plot(gpu_result, path)
+    roofline.plot(gpu_result, path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000
 
 
@@ -228,7 +227,7 @@ gpu = [
 @pytest.fixture(params=[pytest.param(epilogue, marks=gpu) for epilogue in EPILOGUES])
 def measured_on_gpu(request):
     settings = Settings(epilogue=request.param, device="cuda", rounds=2)
-    return bench.run([(1, 512, 512), (64, 512, 1024), (300, 512, 512)], settings)
+    return measure.run([(1, 512, 512), (64, 512, 1024), (300, 512, 512)], settings)
 
 
 def test_gpu_run(measured_on_gpu):

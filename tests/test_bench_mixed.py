@@ -5,16 +5,17 @@ import json
 import pytest
 import torch
 
-from scaled_mm import bench, cli
+from scaled_mm.bench import measure, table
 from scaled_mm.bench.measure import LowbitSettings, Measurement, judge
 from scaled_mm.bench.mixed import MIXED_CONTENDERS, make_mixed_case
+from scaled_mm_cli.main import main
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("scheme", "group"), [("w8a16", 0), ("w4a16", 32), ("w8a16", 64)])
 def test_every_contender_computes_the_product(scheme, group, dtype):
     settings = LowbitSettings(scheme, group, dtype, rounds=1)
-    result = bench.run([(2, 128, 64), (5, 128, 64)], settings)
+    result = measure.run([(2, 128, 64), (5, 128, 64)], settings)
     for case in result["results"]:
         assert [route["name"] for route in case["routes"]] == [
             contender.name for contender in MIXED_CONTENDERS[scheme]
@@ -26,7 +27,7 @@ def test_every_contender_computes_the_product(scheme, group, dtype):
         assert len(able) == (2 if (scheme, group) == ("w8a16", 64) else 3)
         for route in able:
             assert route["verdict"] in ("exact", "bound", "rounding"), route
-    text = bench.markdown(json.loads(json.dumps(result)))
+    text = table.markdown(json.loads(json.dumps(result)))
     groups = f"groups of {group}" if group else "per channel"
     assert f"**K=128 N=64, {scheme}, {groups}, {dtype}, weights cold**" in text
     assert f"| {scheme} / best right |" in text
@@ -69,5 +70,5 @@ def test_bytes_moved():
     ],
 )
 def test_refused(arguments, message, capsys):
-    assert cli.main(["bench", *arguments]) == 2
+    assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err

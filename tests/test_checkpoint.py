@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from scaled_mm import quantize_weight_int8, reference
-from scaled_mm.checkpoint import load_float, load_quantized
+from scaled_mm.checkpoint import load_quantized
+from scaled_mm.checkpoint.loading import load_float
 from scaled_mm.nn import ScaledLinear
 
 IDS = torch.arange(VOCAB)

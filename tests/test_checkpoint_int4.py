@@ -29,8 +29,10 @@ from int4_settings import AWQ, GPTQ, INT4_SETTINGS, WRITTEN, bad_tensors, withou
 from torch import Tensor, nn
 
 from scaled_mm import awq_dequantize, load_quantized, reference
-from scaled_mm.checkpoint import AwqGptq, AwqGptqLayer, Checkpoint, quantised_layers
-from scaled_mm.checkpoint.config_awq_gptq import AwqGptqFields
+from scaled_mm.checkpoint.config_awq_gptq import AwqGptq, AwqGptqFields
+from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.checkpoint.layers_awq_gptq import AwqGptqLayer
+from scaled_mm.checkpoint.loading import quantised_layers
 from scaled_mm.nn import AWQLinear, WeightOnlyLinear
 
 IDS = torch.arange(20)

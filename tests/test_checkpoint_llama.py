@@ -17,7 +17,7 @@ from test_checkpoint import Reference
 from torch import Tensor, nn
 
 from scaled_mm import load_quantized
-from scaled_mm.checkpoint import Checkpoint
+from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import ScaledLinear
 from scaled_mm.precompute import precompute
 from scaled_mm.validate import validate

@@ -15,7 +15,7 @@ from test_checkpoint_llama import IDS, llama, relative
 from torch import nn
 
 from scaled_mm import load_quantized
-from scaled_mm.checkpoint import Checkpoint
+from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import AWQLinear
 
 transformers = extra("transformers")

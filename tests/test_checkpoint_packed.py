@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from weight_only_cases import assert_layers_within_their_bound, digits, plainly, weight_of
 
 from scaled_mm import load_quantized
-from scaled_mm.checkpoint import Checkpoint, quantised_layers
+from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.checkpoint.loading import quantised_layers
 from scaled_mm.nn import WeightOnlyLinear
 
 ct = extra("compressed_tensors")

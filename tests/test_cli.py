@@ -16,14 +16,14 @@ from helpers import run_python
 import scaled_mm
 from scaled_mm import _library, explain, gpus
 from scaled_mm.bench import cases, layer, mixed
-from scaled_mm.cli import COMMANDS, bench, info, main
+from scaled_mm.cli import bench, info
 from scaled_mm.demo.run import STRIDE
 from scaled_mm.quantization import schemes
 from scaled_mm.reference.epilogues import FORMS
 from scaled_mm.tuning import measure
 from scaled_mm.validate import Thresholds, compare, targets
 from scaled_mm_cli import words
-from scaled_mm_cli.main import EXAMPLES, load
+from scaled_mm_cli.main import COMMANDS, EXAMPLES, load, main
 
 REFUSED = [  # arguments, what the one line says
     (["nothing"], "No such command 'nothing'"),

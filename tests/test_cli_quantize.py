@@ -18,12 +18,12 @@ from test_checkpoint_llama import IDS, llama
 from test_save_quantized import CONFIGS, assert_same_state, from_transformers
 from torch import Tensor, nn
 
-from scaled_mm import QuantConfig, load_quantized, quantize_model
-from scaled_mm.checkpoint import Checkpoint, quantize_checkpoint
+from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model
+from scaled_mm.checkpoint import quantize_checkpoint
 from scaled_mm.checkpoint.calibrating import CALIBRATION
 from scaled_mm.checkpoint.files import TensorFile
-from scaled_mm.cli import main
-from scaled_mm.smoothquant import Smoothing
+from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm_cli.main import main
 
 extra("compressed_tensors")
 transformers = extra("transformers")
@@ -73,7 +73,7 @@ def run(*arguments: object) -> int:
 # ---- The same bits -------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::scaled_mm.smoothquant.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore::scaled_mm.CalibrationWarning")
 @pytest.mark.parametrize("name", SOME)
 def test_it_has_the_bits_of_quantize_model(name: str, source: Path, tmp_path: Path) -> None:
     config, batches = SOME[name], [IDS[:1], IDS[1:]]
@@ -259,7 +259,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert_same_state(load_quantized(loaded(source), tmp_path / "out"), wanted)
 
 
-@pytest.mark.filterwarnings("ignore::scaled_mm.smoothquant.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore::scaled_mm.CalibrationWarning")
 def test_token_files_and_json(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

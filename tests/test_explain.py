@@ -13,9 +13,9 @@ from rich.console import Console
 import scaled_mm
 from scaled_mm import _library
 from scaled_mm import explain as module
-from scaled_mm.cli import main
 from scaled_mm.cli.explain import show
 from scaled_mm.explain import DEVICES, OUT_DTYPES, Device, explain
+from scaled_mm_cli.main import main
 
 BYTES = 64 * 4096 + 4096 * 4096 + 64 * 4096 * 2
 FLOOR = BYTES / 4.8e6

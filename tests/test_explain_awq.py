@@ -6,8 +6,8 @@ import pytest
 from test_explain import text_of
 
 from scaled_mm import _library
-from scaled_mm.cli import main
 from scaled_mm.explain import DEVICES, explain_awq, explain_mixed
+from scaled_mm_cli.main import main
 
 TAKES_PACKED = "takes packed units"
 

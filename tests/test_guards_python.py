@@ -16,15 +16,14 @@ from int4_cases import FORMS, toy, toy_state, write_toy
 from torch import nn
 
 from scaled_mm import QuantConfig, load_quantized, quantize_model, reference
-from scaled_mm.checkpoint import W8A8
-from scaled_mm.checkpoint.config import read_quantization
+from scaled_mm.checkpoint.config import W8A8, read_quantization
 from scaled_mm.checkpoint.fields import Fields
 from scaled_mm.checkpoint.files import TensorFile
-from scaled_mm.cli import main
 from scaled_mm.nn import AWQLinear, ScaledLinear
 from scaled_mm.precompute import precompute
 from scaled_mm.reference.accuracy import BOUND_ULP
 from scaled_mm.validate import Thresholds, ValidationReport, validate
+from scaled_mm_cli.main import main
 
 HERE = Path(__file__).parent
 

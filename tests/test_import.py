@@ -11,7 +11,6 @@ LATER = ("rich", "typer", "click", "matplotlib", "tokenizers", "transformers", "
 PUBLIC = (
     "awq",
     "bench",
-    "calibrate",
     "checkpoint",
     "cli",
     "compat",
@@ -22,11 +21,9 @@ PUBLIC = (
     "integrations.vllm_weights",
     "layouts",
     "nn",
-    "observe",
     "parallel",
     "precompute",
     "reference",
-    "smoothquant",
     "validate",
 )
 

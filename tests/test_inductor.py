@@ -16,7 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional
 
-from scaled_mm import QuantConfig, ops, quantize_model
+import scaled_mm
+from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.integrations import inductor
 from scaled_mm.integrations.patterns import FUNCTIONS, patterns
 from scaled_mm.nn import ScaledLinear
@@ -226,7 +227,7 @@ def test_smaller_shapes_are_the_same_program() -> None:
 
 
 def quantized(y: Tensor, **options: Any) -> Tensor:
-    q, scale, _ = ops.quantize_int8(y, **options)
+    q, scale, _ = scaled_mm.quantize_int8(y, **options)
     return q.float() * scale
 
 
@@ -297,7 +298,7 @@ def test_sums_that_stay(form: str) -> None:
     def sums(x: Tensor, y: Tensor) -> Tensor:
         h = torch.add(x, y, alpha=2) if form == "factor" else x + y
         w = h[0].float().abs() if form == "weight from the sum" else None
-        q, scale, _ = ops.rms_norm_quantize_int8(h, w, 1e-5)
+        q, scale, _ = scaled_mm.rms_norm_quantize_int8(h, w, 1e-5)
         return q.float() * scale + h
 
     x = torch.randn(4, 64).bfloat16()
@@ -364,12 +365,12 @@ def test_inductor_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(4, 64).bfloat16(), torch.randn(64).bfloat16()
 
     def program(x: Tensor) -> tuple[Tensor, Tensor]:
-        return ops.quantize_int8(functional.layer_norm(x, (64,), w))[:2]
+        return scaled_mm.quantize_int8(functional.layer_norm(x, (64,), w))[:2]
 
     options = inductor.options(fx_graph_cache=False)
     with torch.no_grad():
         got = torch.compile(program, options=options)(x)
-        want = ops.layer_norm_quantize_int8(x, w, None, 1e-5)
+        want = scaled_mm.layer_norm_quantize_int8(x, w, None, 1e-5)
     for one, two in zip(got, want, strict=False):
         assert_bits(one, two)
     assert calls == [{"layer_norm": 1}]

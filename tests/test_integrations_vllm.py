@@ -17,7 +17,7 @@ from test_awq import assert_bounded
 from torch import Tensor
 from vllm_cases import INT4_CASES, INT8_CASES, W8A16_CASES, Int8Case, WeightOnlyCase, along
 
-from scaled_mm import _library, reference
+from scaled_mm import PackedWeight, _library, reference
 from scaled_mm.integrations import vllm as plugin
 from scaled_mm.integrations.vllm_weights import (
     WeightOnlyShape,
@@ -28,7 +28,6 @@ from scaled_mm.integrations.vllm_weights import (
     why_not_here,
     why_not_weight_only,
 )
-from scaled_mm.ops import PackedWeight
 
 # ---- int8 ----------------------------------------------------------------------------------------
 

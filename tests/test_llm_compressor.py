@@ -15,7 +15,7 @@ from helpers import extra
 from safetensors.torch import load_file
 
 from scaled_mm import load_quantized
-from scaled_mm.checkpoint import Checkpoint
+from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import ScaledLinear
 
 transformers = extra("transformers")

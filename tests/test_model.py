@@ -13,17 +13,18 @@ from helpers import assert_bits, extra
 from torch import Tensor, nn
 
 from scaled_mm import (
+    CalibrationWarning,
     QuantConfig,
     QuantizationWarning,
     Scheme,
+    Smoothing,
     prepare_model,
     quantization_report,
     quantize_model,
 )
 from scaled_mm.demo import measure
 from scaled_mm.nn import ScaledLinear
-from scaled_mm.quantization import SCHEMES
-from scaled_mm.smoothquant import CalibrationWarning, Smoothing
+from scaled_mm.quantization.schemes import SCHEMES
 
 CONFIGS: dict[str, QuantConfig] = {
     **{name: QuantConfig(name) for name in SCHEMES},
@@ -334,7 +335,7 @@ REFUSALS: dict[str, tuple[Any, type[Exception], str]] = {
     "batch": (
         lambda: quantize_model(seeded(PreNorm), STATIC, ["text"]),
         TypeError,
-        "a batch must be a Tensor, a tuple, a mapping or an observe.Call, got str",
+        "a batch must be a Tensor, a tuple, a mapping or a Call, got str",
     ),
     "nan": (
         lambda: quantize_model(

@@ -22,13 +22,13 @@ from scaled_mm import (
     QuantizationReport,
     QuantizationWarning,
     Scheme,
+    Smoothing,
     prepare_model,
     quantization_report,
     quantize_model,
 )
 from scaled_mm.nn import ScaledLinear
-from scaled_mm.quantization import SCHEMES
-from scaled_mm.smoothquant import Smoothing
+from scaled_mm.quantization.schemes import SCHEMES
 
 IDS = torch.arange(12).view(2, 6)
 

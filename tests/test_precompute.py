@@ -27,10 +27,12 @@ from helpers import assert_bits
 from torch import Tensor
 
 from scaled_mm import reference
-from scaled_mm.checkpoint import Checkpoint, TensorFile, load_quantized, writing
+from scaled_mm.checkpoint import load_quantized, writing
+from scaled_mm.checkpoint.files import TensorFile
+from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.output import MANIFEST
-from scaled_mm.cli import main
 from scaled_mm.precompute import precompute
+from scaled_mm_cli.main import main
 
 IDS = torch.arange(VOCAB)
 TERMS = {"dynamic-asymmetric": "azp_adj", "static-asymmetric": "azp_with_adj"}

@@ -17,7 +17,7 @@ from checkpoint_cases import (
 from helpers import assert_bits, run_python
 
 from scaled_mm import reference
-from scaled_mm.cli import main
+from scaled_mm_cli.main import main
 
 # ---- The report ----------------------------------------------------------------------------------
 

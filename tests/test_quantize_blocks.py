@@ -13,11 +13,11 @@ import torch
 from helpers import extra, run_python
 from torch import Tensor, nn
 
-from scaled_mm import QuantConfig
-from scaled_mm.checkpoint import QuantizeReport, calibrating, quantize_checkpoint
+from scaled_mm import QuantConfig, Smoothing
+from scaled_mm.checkpoint import calibrating, quantize_checkpoint
 from scaled_mm.checkpoint.blocks import Walk, blocks_of
+from scaled_mm.checkpoint.quantizing import QuantizeReport
 from scaled_mm.checkpoint.streaming import NotInParts
-from scaled_mm.smoothquant import Smoothing
 
 extra("compressed_tensors")
 transformers = extra("transformers")
@@ -84,7 +84,7 @@ def assert_same_files(one: QuantizeReport, other: QuantizeReport) -> None:
         assert files[0] == files[1], shard.name
 
 
-@pytest.mark.filterwarnings("ignore::scaled_mm.smoothquant.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore::scaled_mm.CalibrationWarning")
 @pytest.mark.parametrize(
     ("family", "config", "dtype"),
     [

@@ -21,10 +21,10 @@ from test_outputs import KILLED
 from test_save_quantized import CONFIGS, tied_llama
 from torch import Tensor
 
-from scaled_mm import QuantConfig, load_quantized, quantize_model
-from scaled_mm.checkpoint import QuantizeReport, calibrating, quantize_checkpoint, quantizing
+from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model
+from scaled_mm.checkpoint import calibrating, quantize_checkpoint, quantizing
 from scaled_mm.checkpoint.calibrating import CALIBRATION
-from scaled_mm.smoothquant import Smoothing
+from scaled_mm.checkpoint.quantizing import QuantizeReport
 
 extra("compressed_tensors")
 transformers = extra("transformers")

@@ -15,10 +15,9 @@ from helpers import assert_bits
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from scaled_mm import QuantConfig, Scheme, load_quantized, quantize_model, save_quantized
+from scaled_mm import QuantConfig, Scheme, Smoothing, load_quantized, quantize_model, save_quantized
 from scaled_mm.nn import ScaledLinear
-from scaled_mm.quantization import SCHEMES
-from scaled_mm.smoothquant import Smoothing
+from scaled_mm.quantization.schemes import SCHEMES
 
 IDS = torch.arange(24).view(2, 12) % 40
 CONFIGS = {

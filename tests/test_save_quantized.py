@@ -14,13 +14,14 @@ from helpers import assert_bits, extra
 from test_checkpoint_llama import DTYPES, IDS, llama, relative
 from torch import Tensor, nn
 
-from scaled_mm import QuantConfig, load_quantized, quantize_model, save_quantized
+from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model, save_quantized
 from scaled_mm.awq import Int4
-from scaled_mm.checkpoint import Checkpoint, W8A8Scheme, saving
+from scaled_mm.checkpoint import saving
+from scaled_mm.checkpoint.config import W8A8Scheme
+from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from scaled_mm.precompute import precompute
-from scaled_mm.quantization import SCHEMES
-from scaled_mm.smoothquant import Smoothing
+from scaled_mm.quantization.schemes import SCHEMES
 
 extra("compressed_tensors")
 transformers = extra("transformers")

@@ -12,12 +12,11 @@ from blocks import WIDTH, Gemma, PreNorm, inputs, seeded
 from helpers import assert_bits
 from torch import Tensor, nn
 
-from scaled_mm import QuantConfig, quantize_model
+from scaled_mm import CalibrationWarning, QuantConfig, Smoothing, quantize_model
 from scaled_mm.quantization.calibrate import Ranges, clip, collect, merge, static_scale
 from scaled_mm.quantization.feeds import divided, find_feeds
 from scaled_mm.quantization.observe import as_calls
 from scaled_mm.quantization.smoothquant import factors, search
-from scaled_mm.smoothquant import CalibrationWarning, Smoothing
 
 QKV, FFN = ("q", "k", "v"), ("gate", "up")
 
@@ -245,7 +244,7 @@ def test_smoothing_lessens_the_noise_of_outliers() -> None:
 # --- alpha ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::scaled_mm.smoothquant.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore::scaled_mm.CalibrationWarning")
 def test_alphas_by_pattern() -> None:
     model = seeded(PreNorm)
     smoothing = Smoothing(0.5, ("*",), alphas=(("down", 1.0), ("[od]*", 0.0)), into_norms=False)

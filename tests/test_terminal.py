@@ -16,10 +16,11 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
-from scaled_mm import QuantConfig, _progress, quantize_model
-from scaled_mm.cli import info, main
-from scaled_mm.smoothquant import Smoothing
-from scaled_mm.validate import plot, show, validate
+from scaled_mm import QuantConfig, Smoothing, _progress, quantize_model
+from scaled_mm.cli import info
+from scaled_mm.validate import show, validate
+from scaled_mm.validate.show import plot
+from scaled_mm_cli.main import main
 from scaled_mm_cli.terminal import Console, cell, guarded, lines, print_json, printable
 
 # ESC, BEL, the C1 form of ESC [, bidirectional overrides, line and paragraph separators, a byte

@@ -17,7 +17,7 @@ import pytest
 from helpers import run_python
 
 import scaled_mm
-from scaled_mm import _library, tuning
+from scaled_mm import _library
 from scaled_mm.explain import DEVICES, Device, explain, explain_awq, explain_mixed
 from scaled_mm.tuning import cache
 from scaled_mm.tuning.cache import Entry, keep, read
@@ -51,11 +51,11 @@ def entry(**changed: Any) -> Entry:
 def kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the numbers are kept; nothing is in force before or after."""
     file = tmp_path / "cache" / "tuning.json"
-    monkeypatch.setenv(tuning.VARIABLE, str(file))
-    tuning.load()
+    monkeypatch.setenv(cache.VARIABLE, str(file))
+    cache.load()
     yield file
-    monkeypatch.setenv(tuning.VARIABLE, "off")
-    tuning.load()
+    monkeypatch.setenv(cache.VARIABLE, "off")
+    cache.load()
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +79,12 @@ OWN = chosen()
 def test_the_choice_follows(name: str, path: Path) -> None:
     keep(entry(rows=planted(name)), path)
     assert chosen() == OWN, "not before it is loaded"
-    tuning.load()
+    cache.load()
     assert chosen() == name
     found = explain(64, 4096, 4096, device=GPU)
     assert found.tuned and found.tuning == f"numbers of `scaled-mm tune` are in force: {path}"
     path.unlink()
-    tuning.load()
+    cache.load()
     assert chosen() == OWN
     assert not explain(64, 4096, 4096, device=GPU).tuned
 
@@ -92,7 +92,7 @@ def test_the_choice_follows(name: str, path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES["lowbit"])
 def test_the_choice_follows_for_few_bits(name: str, path: Path) -> None:
     keep(entry(rows=planted(name, "lowbit")), path)
-    tuning.load()
+    cache.load()
     if name.startswith("packed8"):
         kernel = explain_mixed(64, 4096, 4096, bits=8, device=GPU).chosen
     else:
@@ -114,7 +114,7 @@ def test_the_choice_follows_for_few_bits(name: str, path: Path) -> None:
 def test_other_gpus_are_not_touched(other: Device, path: Path) -> None:
     before = chosen(device=other)
     keep(entry(), path)
-    tuning.load()
+    cache.load()
     assert chosen() == "stream_96x128" != before
     assert chosen(device=other) == before
     assert not explain(64, 4096, 4096, device=other).tuned
@@ -122,7 +122,7 @@ def test_other_gpus_are_not_touched(other: Device, path: Path) -> None:
 
 def test_the_numbers_are_those_of_the_prediction(path: Path) -> None:
     keep(entry(rows={"sm90/int8/stream_8x64": (7.5, 1.25)}, memory_share=0.5), path)
-    tuning.load()
+    cache.load()
     rows = {row["name"]: row for row in ask("int8", 1, 4096, 4096, GPU)["kernels"]}
     row = rows["stream_8x64"]
     assert (row["fixed_us"], row["rate"], row["tuned"]) == (7.5, 1.25, True)
@@ -141,7 +141,7 @@ def test_it_is_read_at_import(path: Path) -> None:
         f"print(explain(64, 4096, 4096, device={GPU!r}).chosen.name)"
     )
     for setting, want in ((str(path), "stream_96x128"), ("off", OWN), (f"{path}.not", OWN)):
-        assert run_python(question, **{tuning.VARIABLE: setting}).split() == [want]
+        assert run_python(question, **{cache.VARIABLE: setting}).split() == [want]
 
 
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.default_path() == tmp_path / ".cache" / "scaled_mm" / "tuning.json"
-    monkeypatch.setenv(tuning.VARIABLE, "")
-    assert tuning.load().path == cache.default_path()
-    monkeypatch.setenv(tuning.VARIABLE, "off")
-    assert tuning.load().lines() == ["off (SCALED_MM_TUNING=off)"]
+    monkeypatch.setenv(cache.VARIABLE, "")
+    assert cache.load().path == cache.default_path()
+    monkeypatch.setenv(cache.VARIABLE, "off")
+    assert cache.load().lines() == ["off (SCALED_MM_TUNING=off)"]
 
 
 # --- what is stale --------------------------------------------------------------------------------
@@ -172,12 +172,12 @@ def test_stale(name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     keep(entry(**changed), path)
     other = entry(device="NVIDIA H20", sms=78)
     keep(other, path)
-    tuning.load()
+    cache.load()
     assert chosen() == OWN
     assert chosen(device=Device("NVIDIA H20", 90, 78, 4.0)) == "stream_96x128", "this one holds"
     found = explain(64, 4096, 4096, device=GPU)
     assert found.tuning == f"{path} is ignored for this GPU, stale: {reason}"
-    assert tuning.state().lines() == [
+    assert cache.state().lines() == [
         f"NVIDIA H20 (78 SMs): {len(other.rows)} kernels, {path}",
         f"NVIDIA H200 (132 SMs) is ignored, stale: {reason}, {path}",
     ]
@@ -185,7 +185,7 @@ def test_stale(name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_kernels_that_are_gone_are_no_fault_of_a_stale_file(path: Path) -> None:
     keep(entry(tables="abc", rows={"sm90/int8/of_another_day": (1.0, 1.0)}), path)
-    assert not tuning.load().ignored and tuning.state().stale
+    assert not cache.load().ignored and cache.state().stale
 
 
 def test_the_fingerprint_is_of_the_tables() -> None:
@@ -276,7 +276,7 @@ def test_refused(name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> N
     path.write_text(made if isinstance(made, str) else json.dumps(made))
     with pytest.raises(ValueError, match=f"^{path}: "):
         read(path)
-    state = tuning.load()
+    state = cache.load()
     assert reason in state.ignored and chosen() == OWN
     assert explain(64, 4096, 4096, device=GPU).tuning == f"{path} is ignored: {state.ignored}"
     assert state.lines() == [f"{path} is ignored: {state.ignored}"]
@@ -286,18 +286,18 @@ def test_refused(name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_no_file_of_ours(path: Path) -> None:
     """A folder, a pipe, one that nobody may read, one that is too large: none blocks or raises."""
     path.mkdir(parents=True)
-    assert "must be a regular file" in tuning.load().ignored
+    assert "must be a regular file" in cache.load().ignored
     path.rmdir()
     os.mkfifo(path)
-    assert "must be a regular file" in tuning.load().ignored
+    assert "must be a regular file" in cache.load().ignored
     path.unlink()
     path.write_bytes(b" " * (cache.MAX_BYTES + 1))
-    assert "must be at most 1,000,000 bytes" in tuning.load().ignored
+    assert "must be at most 1,000,000 bytes" in cache.load().ignored
     path.write_bytes(b"\xff\xfe{}")
-    assert "codec can't decode" in tuning.load().ignored
+    assert "codec can't decode" in cache.load().ignored
     path.unlink()
     path.symlink_to(path)
-    assert tuning.load().gpus == () and chosen() == OWN
+    assert cache.load().gpus == () and chosen() == OWN
 
 
 def test_the_last_numbers_of_a_gpu_count() -> None:
@@ -340,7 +340,7 @@ def test_no_file_does_harm(path: Path) -> None:
                 (b"", b"9", b"e", b"-", b'"', b"\0", b"}")
             )
         path.write_bytes(damaged)
-        taken += not tuning.load().ignored
+        taken += not cache.load().ignored
         assert chosen(1) and chosen(8192)
     assert 0 < taken < 300
 

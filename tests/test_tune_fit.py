@@ -13,12 +13,12 @@ import torch
 from test_tune import FAST, GPU, NAMES, SLOW, chosen, kept_apart
 
 import scaled_mm
-from scaled_mm import _library, tuning
-from scaled_mm.cli import main
+from scaled_mm import _library
 from scaled_mm.tuning import cache
 from scaled_mm.tuning.cache import keep, read
 from scaled_mm.tuning.fit import Measured, fit
 from scaled_mm.tuning.measure import FAMILIES, SHAPES, ask
+from scaled_mm_cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -146,8 +146,8 @@ def test_command_refuses(
 
 
 def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv(tuning.VARIABLE, "off")
-    tuning.load()
+    monkeypatch.setenv(cache.VARIABLE, "off")
+    cache.load()
     assert main(["tune"]) == 2
     said = "SCALED_MM_TUNING must name a file, or be unset where there is a home folder"
     assert said in capsys.readouterr().err
@@ -156,7 +156,7 @@ def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Non
 def test_info_and_explain_say_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.parent.mkdir()
     path.write_text("{")
-    tuning.load()
+    cache.load()
     assert main(["explain", "64", "4096", "4096", "--device", "H100", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["tuning"].startswith(f"{path} is ignored: Expecting") and not told["tuned"]
@@ -200,7 +200,7 @@ def test_on_a_gpu(
         rows = {each: SLOW for each in cache.kernels(kept.arch) if "/int8/" in each}
         rows[f"{kept.arch}/int8/{name}"] = FAST
         keep(replace(kept, rows=rows), path)
-        tuning.load()
+        cache.load()
         assert chosen(64, device, 512, 512) == name
         assert torch.equal(scaled_mm.scaled_mm(a, b, *scales), want)
     assert main(["tune", "--remove"]) == 0

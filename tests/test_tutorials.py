@@ -30,7 +30,7 @@ import torch
 from helpers import ISAS, extra
 from other_floats import OtherFloats
 
-from scaled_mm.cli import main
+from scaled_mm_cli.main import main
 
 FOLDER = Path(__file__).parent.parent / "docs" / "tutorials"
 PAGES = sorted(FOLDER.glob("*.md"))

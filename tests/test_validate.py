@@ -16,14 +16,14 @@ from helpers import extra
 from rich.console import Console
 from torch import Tensor, nn
 
-from scaled_mm import QuantConfig, quantize_model
-from scaled_mm.cli import main
+from scaled_mm import QuantConfig, Smoothing, quantize_model
 from scaled_mm.demo import data
-from scaled_mm.quantization import SCHEMES
-from scaled_mm.smoothquant import Smoothing
-from scaled_mm.validate import Thresholds, ValidationReport, plot, show, validate
+from scaled_mm.quantization.schemes import SCHEMES
+from scaled_mm.validate import Thresholds, ValidationReport, show, validate
 from scaled_mm.validate.compare import agreement, first_tensor
+from scaled_mm.validate.show import plot
 from scaled_mm.validate.targets import config_of
+from scaled_mm_cli.main import main
 
 CONFIGS: dict[str, QuantConfig] = {
     **{name: QuantConfig(name) for name in SCHEMES},

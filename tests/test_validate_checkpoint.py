@@ -15,12 +15,11 @@ from helpers import extra
 from int4_cases import FORMS, quantised, state_of_int4, stored, toy, write_toy
 from torch import Tensor, nn
 
-from scaled_mm import QuantConfig, load_quantized, prepare_model, quantize_model
-from scaled_mm.checkpoint import Checkpoint
-from scaled_mm.cli import main
+from scaled_mm import QuantConfig, Smoothing, load_quantized, prepare_model, quantize_model
+from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.quantization.inspect import Inspector
-from scaled_mm.smoothquant import Smoothing
 from scaled_mm.validate import Thresholds, ValidationReport, folds, validate
+from scaled_mm_cli.main import main
 
 LOOSE = Thresholds(cosine_mean=0.9)
 IDS = [torch.arange(20), torch.arange(0, 20, 3)]

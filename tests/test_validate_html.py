@@ -16,10 +16,10 @@ from test_validate import CONFIGS, validated
 
 from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.checkpoint import writing
-from scaled_mm.cli import main
-from scaled_mm.validate import Thresholds, ValidationReport, write_html
-from scaled_mm.validate.html import COLUMNS, page
+from scaled_mm.validate import Thresholds, ValidationReport
+from scaled_mm.validate.html import COLUMNS, page, write_html
 from scaled_mm.validate.svg import Chart
+from scaled_mm_cli.main import main
 
 VOID = {"meta", "circle", "line", "polyline", "polygon", "rect"}
 """Elements without a content, or that close themselves."""

@@ -17,6 +17,7 @@ from weight_only_cases import assert_layers_within_their_bound, plainly, weight_
 
 from scaled_mm import (
     QuantConfig,
+    Smoothing,
     WeightScheme,
     load_quantized,
     prepare_model,
@@ -25,12 +26,13 @@ from scaled_mm import (
     quantize_weight_grouped,
     save_quantized,
 )
-from scaled_mm.checkpoint import Checkpoint, PackedScheme, quantize_checkpoint
-from scaled_mm.cli import main
+from scaled_mm.checkpoint import quantize_checkpoint
+from scaled_mm.checkpoint.config import PackedScheme
+from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.quantization.schemes import name_of, scheme_of
-from scaled_mm.smoothquant import Smoothing
 from scaled_mm.validate import Thresholds, validate
+from scaled_mm_cli.main import main
 
 ct = extra("compressed_tensors")
 transformers = extra("transformers")

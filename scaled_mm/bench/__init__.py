@@ -12,9 +12,3 @@ operands and the output once, at the bandwidth of a copy measured in the same ru
 `--awq` does the same for `awq_gemm`, `--awq-dequantize` for `awq_dequantize`, `--layer` for a
 transformer's layer.
 """
-
-from .measure import run
-from .roofline import plot
-from .table import markdown, show
-
-__all__ = ["markdown", "plot", "run", "show"]

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import awq, ops, reference
+from .. import awq, reference
+from ..ops.packed_awq import pack_awq
 from ..reference.arithmetic import FORMATS
 from .cases import CHECKED_ROWS, Judgement, judged, spread
 from .contenders import Contender, Route, Unsupported
@@ -133,7 +134,7 @@ def _gemm(case: AwqCase) -> Route:
 
 
 def _gemm_packed(case: AwqCase) -> Route:
-    return Route(case.x, lambda: ops.pack_awq(*case.words), awq.awq_gemm, 0.5)
+    return Route(case.x, lambda: pack_awq(*case.words), awq.awq_gemm, 0.5)
 
 
 def _dense(case: AwqCase) -> Route:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops
+from ..ops.int8 import pack_weight_int8, scaled_mm
 from .cases import Case
 
 
@@ -59,13 +59,13 @@ def _ours(case: Case, weight: Callable[[], Any]) -> Route:
     given: dict[str, Any] = {**case.operands, "out_dtype": case.out_dtype}
 
     def run(a: Tensor, b: Any) -> Tensor:
-        return ops.scaled_mm(a, b, case.scale_a, case.scale_b, **given)
+        return scaled_mm(a, b, case.scale_a, case.scale_b, **given)
 
     return Route(case.a, weight, run, 1)
 
 
 def _packed(case: Case) -> Route:
-    return _ours(case, lambda: ops.pack_weight_int8(case.b))
+    return _ours(case, lambda: pack_weight_int8(case.b))
 
 
 def _plain(case: Case) -> Route:

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import ops
 from ..nn import ScaledLinear
+from ..ops.int8 import int8_mm
+from ..ops.quantize import quantize_int8
 from .cases import DTYPES, EPILOGUES, Case, make_case
 from .contenders import CONTENDERS
 from .measure import SCHEMA, Settings, in_short
@@ -56,12 +57,12 @@ def linear(case: Case) -> nn.Linear:
 
 
 def static(case: Case) -> Call:
-    return partial(ops.quantize_int8, floats(case), scale=torch.ones_like(case.scale_a))
+    return partial(quantize_int8, floats(case), scale=torch.ones_like(case.scale_a))
 
 
 OTHERS: dict[str, Callable[[Case], Call]] = {
-    "int8_mm": lambda case: partial(ops.int8_mm, case.a, case.b),
-    "quantize_int8": lambda case: partial(ops.quantize_int8, floats(case)),
+    "int8_mm": lambda case: partial(int8_mm, case.a, case.b),
+    "quantize_int8": lambda case: partial(quantize_int8, floats(case)),
     "quantize_int8, static": static,
     "ScaledLinear": lambda case: partial(ScaledLinear.from_linear(linear(case)), floats(case)),
     "torch.mm": lambda case: partial(torch.mm, floats(case), case.b.to(case.out_dtype)),

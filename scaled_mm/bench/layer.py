@@ -23,7 +23,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .. import ops
+from ..ops.int8 import pack_weight_int8, scaled_mm
+from ..ops.produce import (
+    gelu_quantize_int8,
+    layer_norm_quantize_int8,
+    rms_norm_quantize_int8,
+    silu_mul_quantize_int8,
+)
+from ..ops.quantize import quantize_int8, quantize_weight_int8
 from .clocks import Clock, Stopwatch, clock_of
 from .measure import SCHEMA, in_short
 
@@ -134,37 +141,37 @@ def torch_weight(w: Tensor) -> Any:
 
 def ours(quantized: Any, weight: Any) -> Tensor:
     (q, scale, *_), (b, scale_b) = quantized, weight
-    return ops.scaled_mm(q, b, scale, scale_b, out_dtype=DTYPE)
+    return scaled_mm(q, b, scale, scale_b, out_dtype=DTYPE)
 
 
 def our_llama(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
     *rows, h = our_rms_norm(x, other, w["norm1"])
-    o = ours(ops.quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
+    o = ours(quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
     *rows, h = our_rms_norm(o, h, w["norm2"])
-    return ours(ops.silu_mul_quantize_int8(ours(rows, w["up"])), w["down"]), h
+    return ours(silu_mul_quantize_int8(ours(rows, w["up"])), w["down"]), h
 
 
 def our_bert(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
     *rows, h = our_layer_norm(x, other, w, "norm1")
-    o = ours(ops.quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
+    o = ours(quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
     *rows, h = our_layer_norm(o, h, w, "norm2")
-    return ours(ops.gelu_quantize_int8(ours(rows, w["up"])), w["down"]), h
+    return ours(gelu_quantize_int8(ours(rows, w["up"])), w["down"]), h
 
 
 def our_rms_norm(x: Tensor, other: Tensor, weight: Tensor) -> Any:
-    return ops.rms_norm_quantize_int8(x, weight, EPS, residual=other)
+    return rms_norm_quantize_int8(x, weight, EPS, residual=other)
 
 
 def our_layer_norm(x: Tensor, other: Tensor, w: Weights, name: str) -> Any:
     given = w[name], w[f"{name}_bias"], EPS
-    return ops.layer_norm_quantize_int8(x, *given, residual=other, normed=True)
+    return layer_norm_quantize_int8(x, *given, residual=other, normed=True)
 
 
 def our_weight(w: Tensor) -> tuple[Any, Tensor]:
     """Packed where the kernels do not read the plain weight in place (docs/api/int8.md)."""
-    q, scale = ops.quantize_weight_int8(w)
+    q, scale = quantize_weight_int8(w)
     in_place = w.is_cuda and w.shape[1] % 16 == 0
-    return (q.t() if in_place else ops.pack_weight_int8(q.t())), scale
+    return (q.t() if in_place else pack_weight_int8(q.t())), scale
 
 
 # --- who takes part -------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import ops, reference
+from .. import reference
+from ..ops.mixed import mixed_mm
+from ..ops.mixed_weight import MixedWeight, pack_weight
 from ..ops.packed_weight import settle_written
 from .awq import AWQ_CONTENDERS, int4pack_route
 from .cases import CHECKED_ROWS, Judgement, judged, spread
@@ -62,8 +64,8 @@ class MixedCase:
         sizes = dict(zip("mkn", self.mkn, strict=True))
         return {**sizes, "bytes": self.bytes_moved(), "weight_bytes": self.weight_bytes}
 
-    def packed(self) -> ops.MixedWeight:
-        return ops.pack_weight(self.q, self.scales, bits=self.bits)
+    def packed(self) -> MixedWeight:
+        return pack_weight(self.q, self.scales, bits=self.bits)
 
     def dequantized(self) -> Tensor:
         return self.packed().dequantize()
@@ -108,13 +110,13 @@ def make_mixed_case(
 def _ours(case: MixedCase) -> Route:
     packed = case.packed()
 
-    def weight() -> ops.MixedWeight:
+    def weight() -> MixedWeight:
         return copied(packed)
 
-    return Route(case.x, weight, ops.mixed_mm, case.bits / 8)
+    return Route(case.x, weight, mixed_mm, case.bits / 8)
 
 
-def copied(weight: ops.MixedWeight) -> ops.MixedWeight:
+def copied(weight: MixedWeight) -> MixedWeight:
     """In memory of its own, which products read as early."""
     copy = weight.on(weight.data.clone())
     settle_written(copy)
@@ -129,7 +131,7 @@ def _dense(case: MixedCase) -> Route:
 def _dequantize_and_mm(case: MixedCase) -> Route:
     packed = case.packed()
 
-    def run(x: Tensor, weight: ops.MixedWeight) -> Tensor:
+    def run(x: Tensor, weight: MixedWeight) -> Tensor:
         return x @ weight.dequantize()
 
     return Route(case.x, lambda: copied(packed), run, case.bits / 8)

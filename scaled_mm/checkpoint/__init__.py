@@ -19,37 +19,8 @@
 A refusal is a `ValueError` that names the file, and within it the tensor or the key.
 """
 
-from .config import W8A8, PackedScheme, PackedWeights, W8A8Scheme
-from .config_awq_gptq import AwqGptq
-from .files import Entry, TensorFile
-from .folder import Checkpoint
-from .layer import QuantisedLayer
-from .layers import Int8Layer
-from .layers_awq_gptq import AwqGptqLayer, LowbitLayer
-from .layers_packed import PackedLayer
-from .loading import load_float, load_quantized, quantised_layers
-from .quantizing import QuantizeReport, ShardReport, quantize_checkpoint
+from .loading import load_quantized
+from .quantizing import quantize_checkpoint
 from .saving import save_quantized
 
-__all__ = [
-    "W8A8",
-    "AwqGptq",
-    "AwqGptqLayer",
-    "Checkpoint",
-    "Entry",
-    "Int8Layer",
-    "LowbitLayer",
-    "PackedLayer",
-    "PackedScheme",
-    "PackedWeights",
-    "QuantisedLayer",
-    "QuantizeReport",
-    "ShardReport",
-    "TensorFile",
-    "W8A8Scheme",
-    "load_float",
-    "load_quantized",
-    "quantised_layers",
-    "quantize_checkpoint",
-    "save_quantized",
-]
+__all__ = ["load_quantized", "quantize_checkpoint", "save_quantized"]

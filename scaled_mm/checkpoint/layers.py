@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..nn import MAX_K, ScaledLinear
-from ..ops import azp_adj, azp_with_adj
+from ..ops.azp import azp_adj, azp_with_adj
 from .config import W8A8, W8A8Scheme
 from .folder import Checkpoint
 from .layer import FLOATS, Part, QuantisedLayer, parts_by_module

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..lowbit.grouped import scales_dtype
 from ..lowbit.stored import stored_sizes
-from ..quantization import QuantConfig
+from ..quantization.config import QuantConfig
 from ..quantization.layers import why_not
 from ..quantization.model import linears, nothing_meant
 from ..quantization.observe import as_call

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..lowbit.grouped import quantize_weight_grouped, scales_dtype
 from ..lowbit.stored import stored
-from ..ops import quantize_weight_int8
+from ..ops.quantize import quantize_weight_int8
 from ..quantization.model import QuantConfig
 from ..quantization.schemes import WeightScheme
 from .calibrating import CALIBRATION, Calibrated, calibrate, read_calibration, write_calibration

@@ -13,8 +13,9 @@ from scaled_mm_cli.terminal import Console, print_json
 from .._extras import needed
 from .._library import serves_gpu
 from .._progress import progress_display
-from ..demo import plot, run, show
-from ..demo.run import STRIDE
+from ..demo.plot import plot
+from ..demo.run import STRIDE, run
+from ..demo.table import show
 
 
 def chosen_device(device: str) -> str:

@@ -18,14 +18,11 @@ from torch import Tensor
 
 from scaled_mm_cli.terminal import Console, cell, print_json
 
-from .. import _library, reference, tuning
-from ..ops import (
-    awq_dequantize,
-    awq_gemm,
-    pack_weight_int8,
-    quantize_int8,
-    scaled_mm,
-)
+from .. import _library, reference
+from ..ops.int8 import pack_weight_int8, scaled_mm
+from ..ops.lowbit import awq_dequantize, awq_gemm
+from ..ops.quantize import quantize_int8
+from ..tuning import cache
 
 _ISA = "SCALED_MM_CPU_ISA"
 _SIZES = (37, 203, 84)  # M, K, N: no multiple of any tile, so that body and tails both run
@@ -161,7 +158,7 @@ def facts() -> dict[str, str]:
         "CPU library": _library.CPU_LIBRARY.name,
         "CUDA library": _cuda_library(),
         "GPU": _gpus(),
-        "tuning": "; ".join(tuning.state().lines()),
+        "tuning": "; ".join(cache.state().lines()),
         "CPU": f"{_cpu_model()}, {torch.get_num_threads()} threads",
         "instruction set": isa + forced,
         "others it runs": ", ".join(each for each in _library.cpu_isas() if each != isa),

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from scaled_mm_cli.terminal import Console, cell, lines
 
-from .. import _library, tuning
+from .. import _library
 from ..bench.clocks import CudaGraphClock
 from ..checkpoint.fields import Fields, read_json
 from ..gpus import Device, local_device
@@ -204,11 +204,11 @@ def cache_path() -> Path:
     Raises:
         ValueError: nowhere.
     """
-    path = tuning.state().path
+    path = cache.state().path
     if path is None:
         raise ValueError(
-            f"{tuning.VARIABLE} must name a file, or be unset where there is a home folder, got "
-            f"{tuning.state().ignored}"
+            f"{cache.VARIABLE} must name a file, or be unset where there is a home folder, got "
+            f"{cache.state().ignored}"
         )
     return path
 
@@ -256,4 +256,4 @@ def command(
     entry = entry_of(times, results)
     cache.keep(entry, path)
     lines(console, f"{len(entry.rows)} kernels' numbers for {entry.device} kept in {path}")
-    lines(console, *(f"note: {line}" for line in tuning.load().lines()))
+    lines(console, *(f"note: {line}" for line in cache.load().lines()))

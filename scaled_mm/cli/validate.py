@@ -12,7 +12,9 @@ from scaled_mm_cli.terminal import Console, print_json
 
 from .._extras import needed
 from ..quantization.model import QuantConfig
-from ..validate import Thresholds, plot, show, validate, write_html
+from ..validate import Thresholds, validate
+from ..validate.html import write_html
+from ..validate.show import plot, show
 from ..validate.targets import against, config_of, minilm, users
 
 

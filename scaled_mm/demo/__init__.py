@@ -6,9 +6,3 @@ a GPU when there is one that the library serves.
 How near are the embeddings, where does the noise come from, are all bits those of
 `scaled_mm.reference`, and how much time is saved? No network: the model is a Python package.
 """
-
-from .plot import plot
-from .run import DemoReport, Result, run
-from .table import show
-
-__all__ = ["DemoReport", "Result", "plot", "run", "show"]

@@ -12,25 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..bench.clocks import Launch, clock_of
-from ..quantization.inspect import Inspector, differing_bits
 from ..quantization.observe import Call, Visit
 from ..quantization.observe import observe as _observe
 from .bert import Encoder
 from .data import Batch
-
-__all__ = [
-    "Inspector",
-    "calls",
-    "cosines",
-    "differing_bits",
-    "embed",
-    "keep_freed_memory",
-    "linear_share",
-    "observe",
-    "race",
-    "rank_correlation",
-    "speedup",
-]
 
 
 @torch.inference_mode()

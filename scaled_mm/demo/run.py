@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..quantization.inspect import Inspector
 from . import bert, data
 from .measure import (
-    Inspector,
     cosines,
     embed,
     keep_freed_memory,

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..quantization import QuantConfig, quantize_model
+from ..quantization.config import QuantConfig
+from ..quantization.model import quantize_model
 from .bert import Encoder
 from .data import Batch
 from .measure import calls

@@ -12,9 +12,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import AwqGptqLayer, Checkpoint, PackedLayer, QuantisedLayer
 from ..checkpoint.compressed_tensors import narrowed
 from ..checkpoint.files import DTYPES
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.layer import QuantisedLayer
+from ..checkpoint.layers_awq_gptq import AwqGptqLayer
+from ..checkpoint.layers_packed import PackedLayer
 from ..lowbit.gptq import to_gptq_words
 from ..lowbit.int4 import Int4, from_awq, to_gptq
 from ..lowbit.words import unsigned

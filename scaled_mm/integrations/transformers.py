@@ -35,14 +35,14 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..checkpoint import Checkpoint, quantised_layers
 from ..checkpoint.config import read_settings
-from ..checkpoint.loading import layer_for, linears_of, places_of
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.loading import layer_for, linears_of, places_of, quantised_layers
 from ..checkpoint.names import Names
 from ..quantization.swap import unfuse
 from .stored import stored_tensors
 
-__all__ = ["METHODS", "ScaledMMConfig", "ScaledMMQuantizer", "register", "unregister"]
+__all__ = ["register", "unregister"]
 
 METHODS = ("compressed-tensors", "awq", "gptq")
 """The values of `quant_method` that are taken over."""

@@ -28,16 +28,12 @@ from torch import Tensor
 
 from .. import _library
 from ..lowbit.words import per_word
-from ..ops import (
-    MixedWeight,
-    PackedWeight,
-    azp_adj,
-    azp_with_adj,
-    mixed_mm,
-    pack_weight_int8,
-    quantize_int8,
-    scaled_mm,
-)
+from ..ops.azp import azp_adj, azp_with_adj
+from ..ops.int8 import pack_weight_int8, scaled_mm
+from ..ops.mixed import mixed_mm
+from ..ops.mixed_weight import MixedWeight
+from ..ops.packed_weight import PackedWeight
+from ..ops.quantize import quantize_int8
 
 MEASURED = 90
 """10 * major + minor of the compute capability whose GPUs were measured: the kernels win there."""

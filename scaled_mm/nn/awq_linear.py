@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .._arguments import must_be_size
 from ..lowbit.int4 import Int4, from_gptq, to_awq
-from ..ops import PackedAWQ, awq_dequantize, awq_gemm, pack_awq
-from ..ops.arguments import must_be_size
 from ..ops.gradients import mixed_product, wants_gradient
+from ..ops.lowbit import awq_dequantize, awq_gemm
 from ..ops.mixed_weight import MixedWeight
+from ..ops.packed_awq import PackedAWQ, pack_awq
 from .packed_layer import PackedLayer
 from .weight_only_linear import WeightOnlyLinear
 

@@ -8,20 +8,13 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..ops import (
-    PackedWeight,
-    azp_adj,
-    azp_with_adj,
-    pack_weight_int8,
-    quantize_int8,
-    quantize_weight_int8,
-    scaled_mm,
-)
-from ..ops.arguments import accept_dense, must_be_size
+from .._arguments import accept_dense, must_be_size
+from ..ops.azp import azp_adj, azp_with_adj
 from ..ops.eager import quantized_product
 from ..ops.gradients import int8_product, wants_gradient
-from ..ops.int8 import accepted
-from ..ops.packed_weight import rows_of_panels
+from ..ops.int8 import accepted, pack_weight_int8, scaled_mm
+from ..ops.packed_weight import PackedWeight, rows_of_panels
+from ..ops.quantize import quantize_int8, quantize_weight_int8
 from .packed_layer import PackedLayer
 
 _ENTRIES = 9
@@ -41,7 +34,7 @@ class ScaledLinear(PackedLayer):
     from the whole activation with per_token=False. Static: calibrated beforehand, per tensor; then
     the zero point's share of the product is precomputed. Asymmetric schemes have zero points and
     suit activations that lie to one side, such as those after GELU or ReLU. Smoothing
-    (`scaled_mm.smoothquant`) divides each input channel by s_j and multiplies the weight by it. The
+    (`scaled_mm.Smoothing`) divides each input channel by s_j and multiplies the weight by it. The
     buffer holds 1 / s_j: a product is rounded alike everywhere, a compiler's quotient is not.
 
     Buffers, all in the state dict (names of compressed-tensors where it has them):
@@ -163,7 +156,7 @@ class ScaledLinear(PackedLayer):
                 `quantize_int8(torch.tensor([lo, hi]), symmetric=False, per_token=False)`. With
                 smooth they are those of the smoothed activation.
             smooth: float [K], positive: SmoothQuant's s. The weight is multiplied by it and the
-                activation by 1 / s (`scaled_mm.smoothquant`).
+                activation by 1 / s (`scaled_mm.Smoothing`).
             folded: whether the activation comes divided by s already, by the norm in front.
 
         Raises:

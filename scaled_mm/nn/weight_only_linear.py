@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .._arguments import accept, accept_dense, must_be_size
 from ..lowbit.grouped import (
     HALVES,
     GroupedWeight,
@@ -17,10 +18,9 @@ from ..lowbit.grouped import (
     scales_dtype,
 )
 from ..lowbit.stored import plain, stored, stored_sizes
-from ..ops import MixedWeight, mixed_mm, pack_weight
-from ..ops.arguments import accept, accept_dense, must_be_size
 from ..ops.gradients import mixed_product, wants_gradient
-from ..ops.mixed_weight import ZEROS
+from ..ops.mixed import mixed_mm
+from ..ops.mixed_weight import ZEROS, MixedWeight, pack_weight
 from ..ops.packed_weight import settle_written
 from . import fused
 from .packed_layer import PackedLayer

@@ -6,30 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._arguments import (
-    accept,
-    accept_dense,
-    accept_out,
-    are_tensors,
-    explained,
-    must_be_bool,
-    must_be_size,
-    written,
-)
 from .packed_weight import PackedWeight, is_read_early
-
-__all__ = [
-    "accept",
-    "accept_dense",
-    "accept_out",
-    "are_tensors",
-    "explained",
-    "factor_arguments",
-    "must_be_bool",
-    "must_be_size",
-    "weight_arguments",
-    "written",
-]
 
 
 def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:

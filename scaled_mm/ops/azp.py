@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .arguments import accept, explained, weight_arguments
+from .._arguments import accept, explained
+from .arguments import weight_arguments
 from .packed_weight import PackedWeight
 from .shapes import must_share_device, weight_sizes
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from .._arguments import are_tensors, explained
 from .._torch import short, thrown
-from .arguments import are_tensors, explained
 from .packed_weight import PackedWeight
 from .shapes import must_share_device, product_sizes
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import accept, accept_out, are_tensors, explained, factor_arguments, written
+from .._arguments import accept, accept_out, are_tensors, explained, written
+from .arguments import factor_arguments
 from .eager import plain_product
 from .packed_weight import PackedWeight, settle
 from .shapes import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import accept, accept_out, explained, written
+from .._arguments import accept, accept_out, explained, written
 from .mixed_weight import LAYOUT_SIZES, MixedWeight
 from .packed_weight import is_read_early
 from .shapes import must, must_have_dim, must_share_device, output, shape_text, sizes_text

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._arguments import accept, accept_dense, explained, must_be_size
 from ..layouts import Layout, restore_weights_of_mixed_gemm
 from ..lowbit.gptq import from_gptq_words
 from ..lowbit.stored import plain
 from ..lowbit.words import must_be_words, signed, unpack, unsigned
-from .arguments import accept, accept_dense, explained, must_be_size
 from .packed_weight import Packed, settle_written
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
 from .units import from_units, layout_for, to_units, units_elements

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._arguments import accept
 from ..lowbit.words import pack, unpack
-from .arguments import accept
 from .packed_weight import Packed, settle_written
 from .packed_words import INTEGER, join, split, words_elements
 from .shapes import awq_sizes

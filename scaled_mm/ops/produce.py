@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import accept, explained, must_be_bool
+from .._arguments import accept, explained, must_be_bool
 from .shapes import must, must_have_dim, must_share_device, shape_text
 
 _produce_int8 = torch.ops.scaled_mm.produce_int8.default

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arguments import accept, explained, must_be_bool
+from .._arguments import accept, explained, must_be_bool
 from .shapes import must_have_dim, must_share_device
 
 _quantize_int8 = torch.ops.scaled_mm.quantize_int8.default

@@ -15,16 +15,7 @@ or, without a whole layer in any process's memory, `load_quantized_sharded`.
     loading.py   a checkpoint, of which each rank reads its part
 """
 
-from .layers import RowwiseAWQLinear, RowwiseScaledLinear
 from .loading import load_quantized_sharded
 from .styles import ColwiseQuantizedParallel, RowwiseQuantizedParallel
-from .weight_only import RowwiseWeightOnlyLinear
 
-__all__ = [
-    "ColwiseQuantizedParallel",
-    "RowwiseAWQLinear",
-    "RowwiseQuantizedParallel",
-    "RowwiseScaledLinear",
-    "RowwiseWeightOnlyLinear",
-    "load_quantized_sharded",
-]
+__all__ = ["ColwiseQuantizedParallel", "RowwiseQuantizedParallel", "load_quantized_sharded"]

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..nn import AWQLinear, ScaledLinear
-from ..ops import int8_mm, quantize_int8
+from ..ops.int8 import int8_mm
+from ..ops.quantize import quantize_int8
 from .layouts import agreed_range, all_reduce, gather_features
 from .sums import scaled_epilogue
 

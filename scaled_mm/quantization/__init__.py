@@ -10,22 +10,3 @@ smoothquant.py   which layers are smoothed by what; feeds.py which norm feeds wh
 observe.py       the inputs and outputs of layers on batches
 inspect.py       a layer's own noise, and its bits against the reference
 """
-
-from .config import QuantConfig
-from .fuse import fuse_model
-from .model import prepare_model, quantize_model
-from .report import QuantizationReport, QuantizationWarning, quantization_report
-from .schemes import SCHEMES, Scheme, WeightScheme
-
-__all__ = [
-    "SCHEMES",
-    "QuantConfig",
-    "QuantizationReport",
-    "QuantizationWarning",
-    "Scheme",
-    "WeightScheme",
-    "fuse_model",
-    "prepare_model",
-    "quantization_report",
-    "quantize_model",
-]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._progress import progress
-from ..ops import quantize_int8
+from ..ops.quantize import quantize_int8
 from .observe import Call, observe
 
 BINS = 8192

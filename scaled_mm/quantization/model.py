@@ -100,7 +100,7 @@ def quantize_model(
         config: default: dynamic per token, symmetric, all Linears but lm_head.
         calibration: batches, for static schemes and for smoothing: each a tensor or a tuple
             (positional arguments), a mapping (keyword arguments; its attention_mask excludes
-            padding) or an `observe.Call`.
+            padding) or a `scaled_mm.Call`.
         fuse: a batch for `fuse_model`, which is then called on the result. None, the default:
             every module runs as it did, and the model is not run but on the calibration.
         inplace: change `model` itself, which frees each float weight; else `model` stays as it is
@@ -117,7 +117,7 @@ def quantize_model(
         TypeError: `model`, `config` or a batch is of another type than these.
 
     Warns:
-        scaled_mm.smoothquant.CalibrationWarning: the calibration suggests another config.
+        scaled_mm.CalibrationWarning: the calibration suggests another config.
         scaled_mm.QuantizationWarning: less than half of the matrix parameters that config leaves in
             are quantised (`QuantizationReport` says which count).
     """

@@ -1,7 +1,7 @@
 """What flows through a model: inputs and outputs of its layers on batches, without padding.
 
-Calibration (`scaled_mm.smoothquant`, `scaled_mm.quantize_model`) and validation
-(`scaled_mm.validate`) look at any model through this.
+Calibration (`scaled_mm.quantize_model`) and validation (`scaled_mm.validate`) look at any model
+through this.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def as_call(batch: Any) -> Call:
         return Call((), batch)
     if isinstance(batch, (tuple, list)):
         return Call(tuple(batch))
-    kinds = "a Tensor, a tuple, a mapping or an observe.Call"
+    kinds = "a Tensor, a tuple, a mapping or a Call"
     raise TypeError(f"a batch must be {kinds}, got {type(batch).__name__}")
 
 

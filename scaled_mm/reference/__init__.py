@@ -18,17 +18,18 @@ changes no bit (`float_mode.py`).
     float_mode.py    the mode that all of it is computed in
 """
 
-from .accuracy import AccuracyReport
+from .accuracy import AccuracyReport as AccuracyReport
 from .epilogues import EPILOGUES as EPILOGUES
 from .epilogues import choose_epilogue as choose_epilogue
 from .int8 import azp_adj, azp_with_adj, check, int8_mm, scaled_mm, scaled_mm_exact
 from .lowbit import awq_dequantize, awq_gemm, awq_gemm_bound
-from .mixed import mixed_dequantize, mixed_mm, mixed_mm_bound
-from .producers import produce_int8
-from .quantize import quantize_int8, quantize_int8_exact, quantize_weight_int8
+from .mixed import mixed_dequantize as mixed_dequantize
+from .mixed import mixed_mm, mixed_mm_bound
+from .producers import produce_int8 as produce_int8
+from .quantize import quantize_int8, quantize_weight_int8
+from .quantize import quantize_int8_exact as quantize_int8_exact
 
 __all__ = [
-    "AccuracyReport",
     "awq_dequantize",
     "awq_gemm",
     "awq_gemm_bound",
@@ -36,12 +37,9 @@ __all__ = [
     "azp_with_adj",
     "check",
     "int8_mm",
-    "mixed_dequantize",
     "mixed_mm",
     "mixed_mm_bound",
-    "produce_int8",
     "quantize_int8",
-    "quantize_int8_exact",
     "quantize_weight_int8",
     "scaled_mm",
     "scaled_mm_exact",

@@ -8,7 +8,3 @@ keeps them in a file (`cache`), which is read when the package is imported.
 What is in force changes which kernel computes, never what is computed: the bits of int8 products
 are the same for all kernels.
 """
-
-from .cache import VARIABLE, Cache, Entry, load, state
-
-__all__ = ["VARIABLE", "Cache", "Entry", "load", "state"]

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _library, awq, ops
+from .. import _library, awq
 from .._library import forced_kernels
 from ..gpus import Device
+from ..ops.int8 import scaled_mm
 from ..ops.mixed_weight import ZEROS
 
 ROUNDS = 3
@@ -74,7 +75,7 @@ class Int8:
     def calls(self, m: int) -> list[Call]:
         a = self._int8(m, self.k)
         scales = torch.rand(m, 1, device="cuda"), torch.rand(1, self.n, device="cuda")
-        return [partial(ops.scaled_mm, a, weight, *scales) for weight in self.weights]
+        return [partial(scaled_mm, a, weight, *scales) for weight in self.weights]
 
     @staticmethod
     def _int8(*shape: int) -> Tensor:

@@ -7,21 +7,7 @@ show.py       their table and picture; html.py the same as a page, with svg.py a
 targets.py    what `scaled-mm validate` is pointed at
 """
 
-from ..quantization.calibrate import CalibrationWarning
-from .compare import agreement, validate
-from .html import write_html
-from .report import Agreement, LayerReport, Thresholds, ValidationReport
-from .show import plot, show
+from .compare import validate
+from .report import Thresholds, ValidationReport
 
-__all__ = [
-    "Agreement",
-    "CalibrationWarning",
-    "LayerReport",
-    "Thresholds",
-    "ValidationReport",
-    "agreement",
-    "plot",
-    "show",
-    "validate",
-    "write_html",
-]
+__all__ = ["Thresholds", "ValidationReport", "validate"]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .._progress import progress
-from ..checkpoint import Checkpoint, load_quantized
+from ..checkpoint import load_quantized
+from ..checkpoint.folder import Checkpoint
 from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import decibels
 from ..quantization.observe import Call, as_calls, evaluating, observe

@@ -13,7 +13,7 @@ from .. import reference
 from ..lowbit.words import unpack
 from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import Inspector, decibels
-from ..reference import AccuracyReport
+from ..reference.accuracy import AccuracyReport
 from ..reference.arithmetic import FORMATS, Array, ulp
 from .folds import Fold
 from .report import LayerReport

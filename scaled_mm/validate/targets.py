@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoint import Checkpoint
 from ..checkpoint.float_model import load_model, read_tokens, tokenized, vocabulary, with_decoder
+from ..checkpoint.folder import Checkpoint
 from ..quantization.model import SCHEMES, QuantConfig, quantize_model
 from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme
 from ..quantization.smoothquant import ALPHAS, Smoothing
