@@ -13,8 +13,8 @@ SCHEMES = (
     "static",
     "static-asymmetric",
 )
-WEIGHTS = "w8a16 or w4a16 (-gN for groups of N, -asymmetric)"
-"""Schemes of weights alone."""
+WEIGHTS = "W8A8, W8A16, W4A16 (-gN for groups of N, -channel, -asymmetric)"
+"""Schemes by the field's names."""
 HYBRID = "hybrid"
 """Of `validate`: a mixture for MiniLM."""
 STRIDE = 7

@@ -100,7 +100,7 @@ def page() -> str:
     rows = []
     for name in ARCHITECTURES:
         pattern, why = SKIPPED.get(name, ("", ""))
-        rows.append(f"| {name} | " + (f"`skip` must have `{pattern}`: {why}" if why else "all"))
+        rows.append(f"| {name} | " + (f"`ignore` must have `{pattern}`: {why}" if why else "all"))
     return _PAGE + "".join(f"{row} |\n" for row in rows)
 
 

@@ -51,7 +51,7 @@ def ours() -> Iterator[None]:
 
 def config_of(name: str, scheme: Any) -> QuantConfig:
     """Without the layers that cannot be quantised, beside those left out by default."""
-    return QuantConfig(scheme, skip=(*QuantConfig().skip, *skipped(name)))
+    return QuantConfig(scheme, ignore=(*QuantConfig().ignore, *skipped(name)))
 
 
 def check(name: str, scheme: Any) -> None:

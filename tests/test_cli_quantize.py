@@ -35,7 +35,7 @@ SOME = {
     **CONFIGS,
     "smoothed-dynamic": QuantConfig(smoothing=Smoothing(0.8)),
     "searched": QuantConfig("static", smoothing=Smoothing(search=(0.25, 0.5), folds=1)),
-    "all-but-one": QuantConfig("static-asymmetric", skip=("*.0.mlp.*",), include=("model.*",)),
+    "all-but-one": QuantConfig("static-asymmetric", ignore=("*.0.mlp.*",), targets=("model.*",)),
     "percentile": QuantConfig("static-asymmetric", percentile=99.0),
 }
 
@@ -151,7 +151,7 @@ def test_tensors_that_the_model_computes_are_left_out(tmp_path: Path) -> None:
 
 def test_smoothing_goes_where_a_norm_takes_it(source: Path, tmp_path: Path) -> None:
     """With q_proj left float, the norm in front of it has another reader, and is not divided."""
-    config = QuantConfig(skip=("*.q_proj", "lm_head"), smoothing=Smoothing(0.5))
+    config = QuantConfig(ignore=("*.q_proj", "lm_head"), smoothing=Smoothing(0.5))
     report = quantize_checkpoint(source, tmp_path / "out", config, [IDS])
     assert report.smoothed == 4
     before, after = state_of(source), state_of(tmp_path / "out")
@@ -182,12 +182,12 @@ def without_transformers(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_transformers")
 def test_patterns_do_without_transformers(source: Path, tmp_path: Path) -> None:
-    report = quantize_checkpoint(source, tmp_path / "out", QuantConfig(include=("*_proj",)))
+    report = quantize_checkpoint(source, tmp_path / "out", QuantConfig(targets=("*_proj",)))
     assert len(report.layers) == 14 and report.floats is None
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert config["config_groups"]["group_0"]["targets"] == list(report.layers)
     assert config["ignore"] == []
-    wanted = quantize_model(llama(), QuantConfig(include=("*_proj",)))
+    wanted = quantize_model(llama(), QuantConfig(targets=("*_proj",)))
     assert_same_state(load_quantized(llama(), tmp_path / "out"), wanted)
 
 
@@ -196,7 +196,7 @@ def test_patterns_do_without_transformers(source: Path, tmp_path: Path) -> None:
     "arguments",
     [
         (),
-        ("--include", "*_proj", "--scheme", "static", "--tokens", "TOKENS"),
+        ("--target", "*_proj", "--scheme", "static", "--tokens", "TOKENS"),
         ("--alpha", 0.5, "--text", "TEXT"),
     ],
     ids=["data-free", "calibrated", "text"],
@@ -217,9 +217,9 @@ def test_what_is_missing_is_named_with_one_line(
 def test_a_model_that_transformers_does_not_know(source: Path, tmp_path: Path) -> None:
     path = source / "config.json"
     path.write_text(path.read_text().replace("LlamaForCausalLM", "AlpacaForCausalLM"))
-    with pytest.raises(ValueError, match=r"must name one model of .*; or name the Linears \(incl"):
+    with pytest.raises(ValueError, match=r"must name one model of .*; or name the Linears \(targ"):
         quantize_checkpoint(source, tmp_path / "out")
-    report = quantize_checkpoint(source, tmp_path / "out", QuantConfig(include=("*_proj",)))
+    report = quantize_checkpoint(source, tmp_path / "out", QuantConfig(targets=("*_proj",)))
     assert len(report.layers) == 14
 
 
@@ -301,7 +301,7 @@ OPTIONS: dict[str, tuple[list[object], str]] = {
     "empty": (["--alpha", 0.5, "--text", "EMPTY"], "must hold a line of text or more, got none"),
     "no-file": (["--alpha", 0.5, "--text", "NONE"], "No such file"),
     "length": (["--length", 0], "should be greater than or equal to 1"),
-    "include": (["--include", "x"], "include must "),
+    "target": (["--target", "x"], "targets must "),
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from scaled_mm.demo import bert, data, measure, plot, run
 from scaled_mm.demo.run import BFLOAT16, FLOAT32
 from scaled_mm.demo.schemes import COMPARED, quantise
 from scaled_mm.quantization.calibrate import collect
+from scaled_mm.quantization.inspect import Inspector, differing_bits
 from scaled_mm.quantization.schemes import SCHEMES
 
 TINY = bert.BertConfig(
@@ -162,7 +163,7 @@ def test_quantise_replaces_the_linears_of_a_copy(encoder, batches, scheme):
 
 def test_every_scheme_is_exact_and_near(encoder, batches, scheme):
     quantised = quantise(encoder, scheme, batches)
-    inspector = measure.Inspector(encoder.linears(), stride=1)
+    inspector = Inspector(encoder.linears(), stride=1)
     embeddings = measure.observe(quantised, batches, inspector)
     tokens = sum(int(batch.mask.sum()) for batch in batches)
     assert inspector.elements() == tokens * 2 * (5 * 32 + 72)
@@ -173,7 +174,7 @@ def test_every_scheme_is_exact_and_near(encoder, batches, scheme):
 
 def test_a_wrong_bit_is_found(encoder, batches, scheme):
     quantised = quantise(encoder, scheme, batches)
-    inspector = measure.Inspector(encoder.linears(), stride=1)
+    inspector = Inspector(encoder.linears(), stride=1)
     measure.observe(quantised, batches, inspector)
     for place, (name, wrong) in enumerate([("0.query", 1), ("1.ffn_down", 3)]):
         layer, x, y = inspector.samples[name][place]
@@ -189,7 +190,7 @@ def test_a_wrong_bit_is_found(encoder, batches, scheme):
 def test_bits():
     got = torch.tensor([0.0, 1.0, math.nan, math.nan, 2.0])
     want = torch.tensor([-0.0, 1.0, -math.nan, 1.0, 2.0])
-    assert measure.differing_bits(got, want) == 2  # the sign of zero, and NaN against a number
+    assert differing_bits(got, want) == 2  # the sign of zero, and NaN against a number
 
 
 def test_sqnr_is_that_of_the_layer(encoder, batches):
@@ -205,7 +206,7 @@ def test_sqnr_is_that_of_the_layer(encoder, batches):
     noisy.load_state_dict(encoder.state_dict())
     noisy.layers[0].ffn_up = Noisy(noisy.layers[0].ffn_up)
     noisy.layers[1].query = Noisy(noisy.layers[1].query)
-    inspector = measure.Inspector(encoder.linears(), stride=5)
+    inspector = Inspector(encoder.linears(), stride=5)
     measure.observe(noisy, batches, inspector)
     noisy_ones = {name: db for name, db in inspector.sqnr_db().items() if db < 100}
     want = 20 * math.log10(1 / 0.01)  # and nothing at the layers behind them
@@ -253,7 +254,7 @@ def test_device(asked, served, means, monkeypatch):
 def test_on_a_gpu(encoder, batches, scheme):
     encoder, batches = encoder.cuda(), [batch.to("cuda") for batch in batches]
     quantised = quantise(encoder, scheme, batches)
-    inspector = measure.Inspector(encoder.linears(), stride=1)
+    inspector = Inspector(encoder.linears(), stride=1)
     embeddings = measure.observe(quantised, batches, inspector)
     assert inspector.off_r1() == 0
     assert measure.cosines(embeddings, measure.embed(encoder, batches)).min() > 0.99

@@ -159,9 +159,9 @@ def test_a_pattern_s_flags_are_its_own() -> None:
 )
 def test_patterns_of_a_config_are_of_whole_names(pattern: str, replaced: list[str]) -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) if i in (0, 10) else nn.ReLU() for i in range(11)))
-    config = QuantConfig(include=(pattern,))
+    config = QuantConfig(targets=(pattern,))
     if not replaced:
-        with pytest.raises(ValueError, match=r"^include must "):
+        with pytest.raises(ValueError, match=r"^targets must "):
             quantize_model(model, config)
         return
     made = quantize_model(model, config)

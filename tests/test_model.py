@@ -56,9 +56,15 @@ def run(model: nn.Module, x: Tensor) -> Tensor:
 
 PATTERNS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "all": ({}, {"0.q", "0.k", "0.v", "0.o", "0.gate", "0.up", "0.down", "1.qkv", "1.o"}),
-    "include": ({"include": ("*.q", "1.qkv")}, {"0.q", "1.qkv"}),
-    "skip": ({"include": ("0.*",), "skip": ("*.[qkvo]", "*.down")}, {"0.gate", "0.up"}),
-    "one": ({"include": ("1.o",)}, {"1.o"}),
+    "targets": ({"targets": ("*.q", "1.qkv")}, {"0.q", "1.qkv"}),
+    "ignore": ({"targets": ("0.*",), "ignore": ("*.[qkvo]", "*.down")}, {"0.gate", "0.up"}),
+    "one": ({"targets": ("1.o",)}, {"1.o"}),
+    "class": (
+        {"targets": ("Linear",), "ignore": ("1.*", "0.[qkvo]", "*.up")},
+        {"0.gate", "0.down"},
+    ),
+    "regular expression": ({"targets": (r"re:0\.[qk]$", "1.o")}, {"0.q", "0.k", "1.o"}),
+    "its begin": ({"ignore": (r"re:.*\.o", "re:1", "re:0.[qkv]")}, {"0.gate", "0.up", "0.down"}),
 }
 
 
@@ -86,8 +92,8 @@ def test_a_module_in_two_places_stays_one() -> None:
         assert type(made.lm_head) is nn.Linear and made.lm_head.weight is made.embed.weight
         assert (made is source) == inplace
         assert (run(made, ids) - run(model, ids)).norm() < 0.02 * run(model, ids).norm()
-    with pytest.raises(ValueError, match=r"^include must match a Linear that skip does not"):
-        quantize_model(model, QuantConfig(skip=("blocks.2", "lm_head")))
+    with pytest.raises(ValueError, match=r"^targets must match a Linear that ignore does not"):
+        quantize_model(model, QuantConfig(ignore=("blocks.2", "lm_head")))
 
 
 def test_a_linear_itself() -> None:

@@ -70,7 +70,7 @@ def test_report_of_a_whole_model() -> None:
     model = seeded(PreNorm)
     config = QuantConfig(
         "dynamic-asymmetric",
-        skip=("down", "lm_head"),
+        ignore=("down", "lm_head"),
         overrides=(("[qk]", "static"), ("v", Scheme(per_token=False))),
         smoothing=Smoothing(0.5, alphas=(("gate", 0.75),)),
     )
@@ -89,7 +89,7 @@ def test_report_of_a_whole_model() -> None:
     alphas = {layer.name: layer.alpha for layer in report.layers}
     assert alphas == {"q": 0.5, "k": 0.5, "v": 0.5, "o": None, "gate": 0.75, "up": 0.75}
     assert [(x.name, x.why, x.asked) for x in report.floats] == [
-        ("down.weight", "skip has 'down'", True)
+        ("down.weight", "ignore has 'down'", True)
     ]
     quantised = sum(layer.parameters for layer in report.layers)
     assert report.share == quantised / (quantised + model.down.weight.numel())
@@ -126,13 +126,13 @@ def test_tables_do_not_count_but_tied_ones_do() -> None:
             if tied:
                 self.head.weight = self.table.weight
 
-    report = quantization_report(quantize_model(Model(False), QuantConfig(skip=("head",))))
+    report = quantization_report(quantize_model(Model(False), QuantConfig(ignore=("head",))))
     assert [(x.name, x.counted) for x in report.floats] == [
         ("head.weight", True),
         ("table.weight", False),
     ]
     assert report.share == 16 * 16 / (16 * 16 + 16 * 64)
-    tied = quantization_report(quantize_model(Model(True), QuantConfig(skip=("head",))))
+    tied = quantization_report(quantize_model(Model(True), QuantConfig(ignore=("head",))))
     assert [(x.name, x.counted) for x in tied.floats] == [("head.weight", True)]
 
 
@@ -189,18 +189,18 @@ def test_stacked_experts_are_named() -> None:
     assert quantization_report(made).share < 0.5
     with warnings.catch_warnings():
         warnings.simplefilter("error", QuantizationWarning)
-        made = quantize_model(mixtral(), QuantConfig(skip=("*.experts.*", "*.gate", "lm_head")))
+        made = quantize_model(mixtral(), QuantConfig(ignore=("*.experts.*", "*.gate", "lm_head")))
     assert quantization_report(made).share < 0.5 < quantization_report(made).share_of_asked
 
 
 # --- patterns -------------------------------------------------------------------------------------
 
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
-    "include": ({"include": ("q", "transformer.*")}, "include .*got 'transformer.*'"),
-    "skip": ({"skip": ("mlp",)}, "skip .*got 'mlp': the layers are q, k, v, o, gate, ..."),
+    "targets": ({"targets": ("q", "transformer.*")}, "targets .*got 'transformer.*'"),
+    "ignore": ({"ignore": ("mlp",)}, "ignore .*got 'mlp': the layers are q, k, v, o, gate, ..."),
     "overrides": ({"overrides": (("q_proj", "static"),)}, "overrides .*got 'q_proj'"),
-    "several": ({"skip": ("x", "y", "q")}, r"skip .*got 'x' \(and 1 more patterns\)"),
-    "letters": ({"skip": ("Q",)}, "skip .*got 'Q'"),
+    "several": ({"ignore": ("x", "y", "q")}, r"ignore .*got 'x' \(and 1 more patterns\)"),
+    "letters": ({"ignore": ("Q",)}, "ignore .*got 'Q'"),
     "smoothing": ({"smoothing": Smoothing(layers=("fc*",))}, r"smoothing.layers .*got 'fc\*'"),
     "alphas": ({"smoothing": Smoothing(alphas=(("fc", 0.1),))}, "smoothing.alphas .*got 'fc'"),
 }
@@ -220,8 +220,8 @@ def test_a_pattern_that_matches_nothing_is_refused(name: str) -> None:
 
 
 STRINGS: dict[str, Any] = {
-    "skip": lambda: QuantConfig(skip="lm_head"),
-    "include": lambda: QuantConfig(include="*"),
+    "ignore": lambda: QuantConfig(ignore="lm_head"),
+    "targets": lambda: QuantConfig(targets="*"),
     "overrides": lambda: QuantConfig(overrides="q"),
     "layers": lambda: Smoothing(layers="fc*"),
 }
@@ -237,8 +237,8 @@ def test_a_string_is_no_tuple_of_patterns(name: str) -> None:
 def test_overrides_are_pairs(pairs: Any) -> None:
     with pytest.raises(TypeError, match=r"^overrides must be pairs of pattern and scheme, got "):
         QuantConfig(overrides=pairs)
-    with pytest.raises(TypeError, match=r"^skip must hold strings, got 3"):
-        QuantConfig(skip=("q", 3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^ignore must hold strings, got 3"):
+        QuantConfig(ignore=("q", 3))  # type: ignore[arg-type]
 
 
 def test_help_says_what_the_fields_mean() -> None:

@@ -103,7 +103,7 @@ sys.modules["transformers"] = None  # the patterns say it all, and this is quick
 torch.set_num_threads(1)  # no thread of the parent is there in a child
 
 def precompute(source, out):
-    quantize_checkpoint(source, out, QuantConfig(include=("up", "down")))
+    quantize_checkpoint(source, out, QuantConfig(targets=("up", "down")))
 """
 
 
@@ -130,7 +130,7 @@ def other_scheme(source: Path, out: Path) -> QuantizeReport:
 
 
 def other_layers(source: Path, out: Path) -> QuantizeReport:
-    return quantize_checkpoint(source, out, QuantConfig("static", skip=("*.o_proj",)), [IDS])
+    return quantize_checkpoint(source, out, QuantConfig("static", ignore=("*.o_proj",)), [IDS])
 
 
 def other_weights(source: Path, out: Path) -> QuantizeReport:
@@ -183,7 +183,7 @@ def test_somebody_elses_folder_is_refused(source: Path, tmp_path: Path) -> None:
 def test_layers_without_a_weight_of_their_own(source: Path, tmp_path: Path) -> None:
     tied_llama().save_pretrained(tmp_path / "tied")
     with pytest.raises(ValueError, match=r"lm_head.weight is tied to another tensor: leave it out"):
-        quantize_checkpoint(tmp_path / "tied", tmp_path / "out", QuantConfig(skip=()))
+        quantize_checkpoint(tmp_path / "tied", tmp_path / "out", QuantConfig(ignore=()))
     report = quantize_checkpoint(tmp_path / "tied", tmp_path / "out")
     assert len(report.layers) == 14
     model: Any = load_quantized(loaded(tmp_path / "tied"), tmp_path / "out")
@@ -242,8 +242,8 @@ def test_files_that_are_refused(name: str, source: Path, tmp_path: Path) -> None
 
 def test_what_else_is_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match=r"^include must .*model.embed_tokens"):
-        quantize_checkpoint(source, out, QuantConfig(include=("model.embed_tokens",)))
+    with pytest.raises(ValueError, match=r"^targets must .*model.embed_tokens"):
+        quantize_checkpoint(source, out, QuantConfig(targets=("model.embed_tokens",)))
     with pytest.raises(ValueError, match="batches must be given for a static scheme or smoothing"):
         quantize_checkpoint(source, out, QuantConfig("static"))
     assert not out.exists()

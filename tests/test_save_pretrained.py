@@ -24,9 +24,9 @@ CONFIGS = {
     **{name: QuantConfig(name) for name in SCHEMES},
     "smooth": QuantConfig("static-asymmetric", smoothing=Smoothing()),
     "mixed": QuantConfig(
-        "dynamic", skip=("*.v_proj", "lm_head"), overrides=(("*.[qk]_proj", Scheme(False)),)
+        "dynamic", ignore=("*.v_proj", "lm_head"), overrides=(("*.[qk]_proj", Scheme(False)),)
     ),
-    "with-head": QuantConfig(skip=()),
+    "with-head": QuantConfig(ignore=()),
 }
 
 

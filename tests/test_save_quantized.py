@@ -115,7 +115,7 @@ def test_schemes_become_groups(tmp_path: Path) -> None:
 
 
 def test_one_scheme_is_a_group_of_the_class(tmp_path: Path) -> None:
-    config = QuantConfig(skip=("lm_head", "*.layers.0.*"))
+    config = QuantConfig(ignore=("lm_head", "*.layers.0.*"))
     save_quantized(quantize_model(llama(), config), tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["architectures"] == ["LlamaForCausalLM"] and written["dtype"] == "bfloat16"
@@ -165,13 +165,13 @@ def test_a_tied_weight_has_the_name_that_is_looked_for(tmp_path: Path) -> None:
             self.head.weight = self.table.weight
             self.all_tied_weights_keys = {"head.weight": "table.weight"}
 
-    save_quantized(quantize_model(HeadFirst(), QuantConfig(include=("up",))), tmp_path / "out")
+    save_quantized(quantize_model(HeadFirst(), QuantConfig(targets=("up",))), tmp_path / "out")
     state = state_of(tmp_path / "out")
     assert "table.weight" in state and "head.weight" not in state
 
 
 def test_a_quantised_head_is_tied_no_more(tmp_path: Path) -> None:
-    model = quantize_model(tied_llama(), QuantConfig(skip=()))
+    model = quantize_model(tied_llama(), QuantConfig(ignore=()))
     save_quantized(model, tmp_path / "out")
     state = state_of(tmp_path / "out")
     assert state["lm_head.weight"].dtype == torch.int8
@@ -208,7 +208,7 @@ class Odd(nn.Module):
 
 def test_any_module(tmp_path: Path) -> None:
     original = Odd().eval()
-    model = quantize_model(original, QuantConfig(skip=("last",)))
+    model = quantize_model(original, QuantConfig(ignore=("last",)))
     save_quantized(model, tmp_path / "out")
     state = state_of(tmp_path / "out")
     assert set(state) == {
@@ -227,7 +227,7 @@ def test_any_module(tmp_path: Path) -> None:
 
 def test_a_bias_keeps_its_bits(tmp_path: Path) -> None:
     """In the model's dtype where it fits, in float32 where it does not."""
-    model: Any = quantize_model(Model().bfloat16(), QuantConfig(skip=("head",)))
+    model: Any = quantize_model(Model().bfloat16(), QuantConfig(ignore=("head",)))
     save_quantized(model, tmp_path / "fits")
     assert state_of(tmp_path / "fits")["up.bias"].dtype == torch.bfloat16
     model.up.bias += 2.0**-20
@@ -302,7 +302,7 @@ def smoothed_in_the_quantiser() -> nn.Module:
 
 
 def with_other_int8() -> nn.Module:
-    model: Any = quantize_model(Model(), QuantConfig(skip=("head",)))
+    model: Any = quantize_model(Model(), QuantConfig(ignore=("head",)))
     model.head.register_buffer("table", torch.zeros(2, 2, dtype=torch.int8))
     return model
 
@@ -334,7 +334,7 @@ def test_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_only_into_a_new_or_empty_folder(tmp_path: Path) -> None:
-    model = quantize_model(Model(), QuantConfig(skip=("head",)))
+    model = quantize_model(Model(), QuantConfig(ignore=("head",)))
     (tmp_path / "empty").mkdir()
     save_quantized(model, tmp_path / "empty")
     before = files_of(tmp_path / "empty")
@@ -352,7 +352,7 @@ def test_only_into_a_new_or_empty_folder(tmp_path: Path) -> None:
 
 
 def test_a_shard_for_each_tensor(tmp_path: Path) -> None:
-    model = quantize_model(Model(), QuantConfig(skip=("head",)))
+    model = quantize_model(Model(), QuantConfig(ignore=("head",)))
     save_quantized(model, tmp_path / "whole")
     save_quantized(model, tmp_path / "out", max_shard_bytes=1)
     whole = state_of(tmp_path / "whole")
@@ -363,7 +363,7 @@ def test_a_shard_for_each_tensor(tmp_path: Path) -> None:
 
 def test_modes_are_those_of_new_files(tmp_path: Path) -> None:
     """Where nothing is copied, the umask decides."""
-    model = quantize_model(Model(), QuantConfig(skip=("head",)))
+    model = quantize_model(Model(), QuantConfig(ignore=("head",)))
     before = os.umask(0)
     try:
         save_quantized(model, tmp_path / "new" / "deep" / "out")

@@ -17,6 +17,7 @@ from weight_only_cases import assert_layers_within_their_bound, plainly, weight_
 
 from scaled_mm import (
     QuantConfig,
+    Scheme,
     Smoothing,
     WeightScheme,
     load_quantized,
@@ -67,11 +68,32 @@ def test_names_of_schemes(name: str) -> None:
     assert not SCHEMES[name].static
 
 
+def test_names_of_the_field() -> None:
+    """As compressed-tensors' presets: W4A16 has groups of 128, the others a scale a channel."""
+    named = {"W8A8": Scheme(), "W8A16": WeightScheme(8), "W4A16": WeightScheme(4, 128)}
+    named |= {"W4A16-channel": WeightScheme(4), "W8A16-g32": WeightScheme(8, 32)}
+    for name, scheme in named.items():
+        assert scheme_of(name) == scheme_of(name.lower()) == scheme
+
+
 @pytest.mark.parametrize(
-    "name", ["w8", "w3a16", "w8a8", "w4a16-g0", "w4a16-128", "w4a16-g-1", "w4a16-asym", " w8a16"]
+    "name",
+    [
+        "w8",
+        "w3a16",
+        "w4a8",
+        "w4a16-g64-channel",
+        "w4a16-g0",
+        "w4a16-128",
+        "w4a16-g-1",
+        "w4a16-asym",
+        " w8a16",
+    ],
 )
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^scheme must be one of dynamic, .*, w8a16 or w4a16 "):
+    with pytest.raises(
+        ValueError, match=r"^scheme must be one of dynamic, .*, W8A8, W8A16, W4A16 "
+    ):
         QuantConfig(name)
 
 
@@ -264,7 +286,7 @@ def test_odd_sizes(tmp_path: Path) -> None:
     """Words that are not full at their ends; scales of a float32 model are bfloat16."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(45, 13), nn.ReLU(), nn.Linear(13, 6, bias=False)).eval()
-    for scheme in ("w8a16", "w4a16-asymmetric", "w8a16-asymmetric"):
+    for scheme in ("w8a16", "w4a16-channel-asymmetric", "w8a16-asymmetric"):
         made = quantize_model(model, QuantConfig(scheme))
         save_quantized(made, tmp_path / scheme)
         tensors = state_of(tmp_path / scheme)
@@ -393,6 +415,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     capsys.readouterr()
     assert main([*command, "--scheme", "w5a16"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "w8a16 or w4a16 (-gN for groups of N" in said
+    assert said.count("\n") == 1 and "W8A8, W8A16, W4A16 (-gN for groups of N" in said
     assert main([*command, "--scheme", "w8a16", "--tokens", str(ids)]) == 2
     assert "--tokens must come with a static scheme" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def contenders(config: BertConfig, batch: tuple[Any, Any]) -> dict[str, Any]:
             weight.normal_(std=0.04)
     made = {"bf16": encoder}
     for scheme in ("dynamic", "static"):
-        how = QuantConfig(scheme, include=("layers.*",))
+        how = QuantConfig(scheme, targets=("layers.*",))
         made[scheme] = quantize_model(copy.deepcopy(encoder), how, [Call(batch, mask=batch[1])])
     compiled = {
         f"{name} compiled": torch.compile(

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..lowbit.grouped import scales_dtype
 from ..lowbit.stored import stored_sizes
-from ..quantization.config import QuantConfig
+from ..quantization.config import TARGETS, QuantConfig
 from ..quantization.layers import why_not
 from ..quantization.model import linears, nothing_meant
 from ..quantization.observe import as_call
@@ -30,8 +30,6 @@ from .folder import Checkpoint
 from .layer import FLOATS
 from .names import Names
 from .shards import Planned
-
-EVERYTHING = ("*",)
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,13 @@ class Plan:
 
     @classmethod
     def of(cls, source: Checkpoint, config: QuantConfig) -> Plan:
-        """Asks transformers for the model's Linears; where it has no answer, `include` must name
+        """Asks transformers for the model's Linears; where it has no answer, `targets` must name
         them, and every weight [N, K] that it matches is taken for a Linear's.
 
         Raises:
             ValueError: the checkpoint is quantised; config means no Linear, one that has no weight
                 of its own there, or schemes that no one format has.
-            ModuleNotFoundError: transformers is not installed, and `include` says nothing.
+            ModuleNotFoundError: transformers is not installed, and `targets` says nothing.
         """
         if source.quantization is not None:
             raise ValueError(f"{source.folder}: is quantised already")
@@ -78,7 +76,7 @@ class Plan:
         found = {name: module for name, module in meant.items() if type(module) is nn.Linear}
         if not found and meant:
             raise ValueError(
-                f"include must match an nn.Linear, got {next(iter(meant))}, a Conv1D: "
+                f"targets must match an nn.Linear, got {next(iter(meant))}, a Conv1D: "
                 "compressed-tensors' format has no place for it, but quantize_model takes it"
             )
         if not found:
@@ -148,8 +146,8 @@ def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
     try:
         return skeleton(source), True
     except (ValueError, ModuleNotFoundError) as error:
-        if config.include == EVERYTHING:
-            raise type(error)(f"{error}; or name the Linears (include)") from error
+        if config.targets == TARGETS:
+            raise type(error)(f"{error}; or name the Linears (targets)") from error
     model = nn.Module()
     for tensor in source.where:
         name, _, part = tensor.rpartition(".")
@@ -184,7 +182,7 @@ def _check(
     for name, linear in found.items():
         weight = f"{name}.weight"
         if weight in shared:
-            refuse(f"{weight} is tied to another tensor: leave it out (skip)")
+            refuse(f"{weight} is tied to another tensor: leave it out (ignore)")
         if weight not in stored:
             refuse(f"has no {weight}, which {type(model).__name__} has")
         weight = stored[weight]

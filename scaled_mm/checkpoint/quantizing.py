@@ -98,7 +98,7 @@ def quantize_checkpoint(
         checkpoint: a float checkpoint, as for `scaled_mm.checkpoint.Checkpoint`.
         out: a folder: new, empty, or of an earlier run with the same source and settings.
         config: as for `quantize_model`. Which modules are Linears is asked of transformers, by
-            config.json; where it cannot tell, `include` must name them. Of smoothing only what a
+            config.json; where it cannot tell, `targets` must name them. Of smoothing only what a
             norm can take is done, for the format has no place for the rest.
         batches: for static schemes and for smoothing, as for `quantize_model`. Then transformers
             loads the whole model, in its own dtype, on the CPU.

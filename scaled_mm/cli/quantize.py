@@ -72,8 +72,8 @@ def command(
     out: Path,
     scheme: str,
     override: list[str] | None,
-    include: list[str] | None,
-    skip: list[str] | None,
+    target: list[str] | None,
+    ignore: list[str] | None,
     alpha: float | None,
     search: bool,
     text: Path | None,
@@ -81,7 +81,7 @@ def command(
     length: int,
     as_json: bool,
 ) -> None:
-    config = config_of(scheme, override or [], include, skip, alpha, search)
+    config = config_of(scheme, override or [], target, ignore, alpha, search)
     batches = _batches(model_dir, config, text, tokens, length)
     with progress_display() as display:
         bar = display.add_task("quantize")
@@ -101,8 +101,8 @@ def command(
 def config_of(
     scheme: str,
     overrides: Sequence[str],
-    include: Sequence[str] | None,
-    skip: Sequence[str] | None,
+    targets: Sequence[str] | None,
+    ignore: Sequence[str] | None,
     alpha: float | None,
     search: bool,
 ) -> QuantConfig:
@@ -123,8 +123,8 @@ def config_of(
     default = QuantConfig()
     return QuantConfig(
         scheme,
-        include=tuple(include or default.include),
-        skip=default.skip if skip is None else tuple(skip),
+        targets=tuple(targets or default.targets),
+        ignore=default.ignore if ignore is None else tuple(ignore),
         overrides=tuple(pairs),
         smoothing=smoothing,
     )

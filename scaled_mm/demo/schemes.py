@@ -29,5 +29,5 @@ COMPARED = {
 
 def quantise(encoder: Encoder, scheme: str, calibration: Sequence[Batch]) -> Encoder:
     """A copy of `encoder` with the Linears of its layers in int8, by a scheme of `COMPARED`."""
-    config = QuantConfig(scheme, include=("layers.*",))
+    config = QuantConfig(scheme, targets=("layers.*",))
     return quantize_model(encoder, config, calls(calibration))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
+from .layers import fits
 from .schemes import AnyScheme, scheme_of
 from .smoothquant import Smoothing, refuse_strings
 
+TARGETS = ("Linear", "Conv1D")
 NOT_BY_DEFAULT = (
     *("lm_head", "*.lm_head", "*lm_head.decoder", "*predictions.decoder"),
     *("embed_out", "generator_lm_head", "vocab_projector"),
@@ -20,16 +21,18 @@ NOT_BY_DEFAULT = (
 class QuantConfig:
     """What `quantize_model` does.
 
-    A pattern is one of `fnmatch`: `*` stands for any characters, `?` for one, `[qk]` for one of
-    these. It is compared with the whole name of a layer, as `model.named_modules()` has it, upper
-    and lower case told apart. A pattern that matches no layer is refused, except those that `skip`
-    has by default.
+    `targets` and `ignore` mean what they mean in compressed-tensors. A pattern is the name of a
+    layer, as `model.named_modules()` has it, or `re:` and a regular expression that is found at the
+    name's begin. `*`, `?` and `[qk]` in a name stand for any characters, one character, and one of
+    these (`fnmatch`). In `targets` the name of a class stands for all layers of it. A pattern that
+    matches no layer is refused, except those that stand here by default.
 
     Args:
         scheme: of all layers that no override matches: a `Scheme` (8-bit weights and activations),
-            a `WeightScheme` (weights alone), or the name of one.
-        include: patterns of the layers to replace.
-        skip: patterns of those of them to leave as they are.
+            a `WeightScheme` (weights alone), or the name of one, as `"W8A8"`.
+        targets: patterns of the layers to quantise; by default every Linear, and the Conv1D of
+            transformers.
+        ignore: patterns of those of them to leave as they are; by default heads over a vocabulary.
         overrides: pairs of pattern and scheme; the first pair that matches a layer goes before
             `scheme`.
         smoothing: which layers SmoothQuant smooths, and how much; None: none.
@@ -38,19 +41,19 @@ class QuantConfig:
 
     Raises:
         ValueError: a scheme has no such name, or percentile is out of its range.
-        TypeError: include or skip is one string, or holds what is none; overrides are not pairs.
+        TypeError: targets or ignore is one string, or holds what is none; overrides are not pairs.
     """
 
     scheme: AnyScheme | str = "dynamic"
-    include: tuple[str, ...] = ("*",)
-    skip: tuple[str, ...] = NOT_BY_DEFAULT
+    targets: tuple[str, ...] = TARGETS
+    ignore: tuple[str, ...] = NOT_BY_DEFAULT
     overrides: tuple[tuple[str, AnyScheme | str], ...] = ()
     smoothing: Smoothing | None = None
     percentile: float | None = None
 
     def __post_init__(self) -> None:
-        refuse_strings("include", self.include)
-        refuse_strings("skip", self.skip)
+        refuse_strings("targets", self.targets)
+        refuse_strings("ignore", self.ignore)
         for pair in refuse_strings("overrides", self.overrides, of="pairs of pattern and scheme"):
             if isinstance(pair, str) or len(pair) != 2:
                 raise TypeError(f"overrides must be pairs of pattern and scheme, got {pair!r}")
@@ -61,15 +64,15 @@ class QuantConfig:
 
     def scheme_for(self, name: str) -> AnyScheme:
         """The scheme of one layer."""
-        given = (scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern))
+        given = (scheme for pattern, scheme in self.overrides if fits(name, pattern))
         return scheme_of(next(given, self.scheme))
 
     def patterns(self) -> list[tuple[str, str]]:
         """Argument and pattern, of all patterns that have to match a layer."""
         smoothing = self.smoothing or Smoothing()
         given: dict[str, Iterable[str]] = {
-            "include": (pattern for pattern in self.include if pattern != "*"),
-            "skip": (pattern for pattern in self.skip if pattern not in NOT_BY_DEFAULT),
+            "targets": (pattern for pattern in self.targets if pattern not in ("*", *TARGETS)),
+            "ignore": (pattern for pattern in self.ignore if pattern not in NOT_BY_DEFAULT),
             "overrides": (pattern for pattern, _ in self.overrides),
             "smoothing.layers": smoothing.layers or (),
             "smoothing.alphas": (pattern for pattern, _ in smoothing.alphas),

@@ -105,9 +105,16 @@ def why_not(scheme: AnyScheme, k: int) -> str | None:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> str | None:
-    """The first pattern that matches one of the names."""
+    """The first pattern that fits one of the names."""
     known = list(names)
-    return next((p for p in patterns if any(fnmatchcase(name, p) for name in known)), None)
+    return next((p for p in patterns if any(fits(name, p) for name in known)), None)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """`re:` and what a regular expression finds at the name's begin; or `fnmatch` of all of it."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return fnmatchcase(name, pattern)
 
 
 def matrices(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Parameter]]:

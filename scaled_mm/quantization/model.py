@@ -29,7 +29,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Module]:
     """The layers that `config` means (`layers.py` says which can be), each once, by its first name.
 
-    A module known by several names is meant when one of them is included and none is skipped.
+    A module known by several names is meant when one of them is a target and none is ignored.
 
     Raises:
         ValueError: a pattern of the config matches no layer.
@@ -46,17 +46,18 @@ def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Module]:
     return {
         found[0]: module
         for module, found in names.items()
-        if matching(found, config.include) is not None and matching(found, config.skip) is None
+        if matching([type(module).__name__, *found], config.targets) is not None
+        and matching(found, config.ignore) is None
     }
 
 
 def _check_patterns(config: QuantConfig, layers: Sequence[str], model: nn.Module) -> None:
-    # A matrix that can only stay float may be skipped by name, so that no warning counts it.
+    # A matrix that can only stay float may be ignored by name, so that no warning counts it.
     floats = [name for full in matrices(model) for name in (full, full.rpartition(".")[0])]
     idle = [
         (argument, pattern)
         for argument, pattern in config.patterns()
-        if matching([*layers, *floats] if argument == "skip" else layers, [pattern]) is None
+        if matching([*layers, *floats] if argument == "ignore" else layers, [pattern]) is None
     ]
     if idle:
         argument, pattern = idle[0]
@@ -167,8 +168,8 @@ def nothing_meant(model: nn.Module, config: QuantConfig) -> str:
     """What the model has, where the config means no layer of it."""
     known = [name or "the model itself" for found in named(model).values() for name in found]
     if known:
-        rule = "include must match a Linear that skip does not"
-        got = f"include {config.include} and skip {config.skip}: the Linears are"
+        rule = "targets must match a Linear that ignore does not"
+        got = f"targets {config.targets} and ignore {config.ignore}: the Linears are"
     elif any(isinstance(m, (ScaledLinear, WeightOnlyLinear)) for m in model.modules()):
         return "model must have a float Linear, got one whose Linears are quantised already"
     else:

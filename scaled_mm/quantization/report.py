@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from .config import QuantConfig
+from .config import TARGETS, QuantConfig
 from .layers import as_linear, matching, matrices, multiplied, named, readers, why_float
 from .schemes import name_of
 from .smoothquant import Smooth
@@ -156,18 +156,20 @@ def _floats(model: nn.Module, config: QuantConfig, quantised: set[nn.Module]) ->
         if owner in quantised:
             continue
         known = names.get(owner, [name.rpartition(".")[0], name])
-        asked = _asked(known, config)
+        asked = _asked(owner, known, config)
         why = asked or why_float(owner, parameter, held.get(owner))
         floats.append(FloatMatrix(name, parameter.numel(), why, bool(asked), multiplied(owner)))
     return floats
 
 
-def _asked(names: list[str], config: QuantConfig) -> str | None:
+def _asked(owner: nn.Module, names: list[str], config: QuantConfig) -> str | None:
     """Why the config wants what has these names to stay float; None: it does not."""
-    skipped = matching(names, config.skip)
-    if skipped is not None:
-        return f"skip has {skipped!r}"
-    return None if matching(names, config.include) else "include has no pattern that matches it"
+    ignored = matching(names, config.ignore)
+    if ignored is not None:
+        return f"ignore has {ignored!r}"
+    named_by = matching([type(owner).__name__, *names], config.targets)
+    wanted = named_by is not None or config.targets == TARGETS
+    return None if wanted else "targets has no pattern that matches it"
 
 
 def attach(model: nn.Module, report: QuantizationReport) -> None:

@@ -44,8 +44,9 @@ class Scheme:
 class WeightScheme:
     """How the weight of a layer is quantised whose activations stay in 16-bit float.
 
-    As a name: `w8a16` or `w4a16` (a scale for each output channel), with `-g128` behind it for
-    groups of 128 (or any other number of) input features, and then `-asymmetric` for zero points.
+    As a name: `W8A16` (a scale for each output channel) or `W4A16` (groups of 128 input features),
+    as compressed-tensors means them; with `-g64` behind it for groups of 64 (or any other number)
+    or `-channel` for a scale for each output channel, and then `-asymmetric` for zero points.
 
     Args:
         bits: of a weight, 8 or 4.
@@ -66,7 +67,8 @@ class WeightScheme:
             raise ValueError(f"group_size must be -1 or at least 1, got {self.group_size}")
 
     def __str__(self) -> str:
-        group = "" if self.group_size == -1 else f"-g{self.group_size}"
+        channel = "" if self.bits == 8 else "-channel"
+        group = channel if self.group_size == -1 else f"-g{self.group_size}"
         return f"w{self.bits}a16{group}{'' if self.symmetric else '-asymmetric'}"
 
     def options(self) -> dict[str, Any]:
@@ -79,8 +81,11 @@ class WeightScheme:
 
 
 AnyScheme = Scheme | WeightScheme
-_WEIGHT_ONLY = re.compile(r"w([48])a16(?:-g([1-9][0-9]{0,8}))?(-asymmetric)?")
-NAMES_OF_WEIGHTS = "w8a16 or w4a16 (-gN for groups of N, -asymmetric)"
+_WEIGHT_ONLY = re.compile(
+    r"w([48])a16(?:-(?:g([1-9][0-9]{0,8})|(channel)))?(-asymmetric)?", re.IGNORECASE
+)
+NAMES_OF_WEIGHTS = "W8A8, W8A16, W4A16 (-gN for groups of N, -channel, -asymmetric)"
+"""The field's names; W8A8 is `dynamic`."""
 
 SCHEMES = {
     "dynamic": Scheme(),
@@ -94,13 +99,16 @@ SCHEMES = {
 
 def known_scheme(name: str) -> AnyScheme | None:
     """A scheme by its name; None: no scheme has it."""
+    if name.lower() == "w8a8":
+        return SCHEMES["dynamic"]
     if name in SCHEMES:
         return SCHEMES[name]
     found = _WEIGHT_ONLY.fullmatch(name)
     if found is None:
         return None
-    bits, group, asymmetric = found.groups()
-    return WeightScheme(int(bits), int(group or -1), not asymmetric)
+    bits, group, channel, asymmetric = found.groups()
+    usual = 128 if bits == "4" and not channel else -1
+    return WeightScheme(int(bits), int(group or usual), not asymmetric)
 
 
 def scheme_of(scheme: AnyScheme | str) -> AnyScheme:

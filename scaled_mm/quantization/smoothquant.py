@@ -15,7 +15,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from .._progress import progress
 from .calibrate import CalibrationWarning, Ranges, collect, merge
 from .feeds import Feeds, find_feeds, scales
-from .layers import as_linear
+from .layers import as_linear, fits
 from .observe import Call
 
 ALPHAS = tuple(i / 20 for i in range(21))
@@ -47,7 +46,7 @@ class Smoothing:
 
     Args:
         alpha: in [0, 1], of the layers that `alphas` does not match.
-        layers: patterns of `fnmatch`, of whole names; None: the layers that are fed by a norm.
+        layers: patterns, as `QuantConfig` has them; None: the layers that are fed by a norm.
         alphas: pairs of pattern and alpha; the first that matches goes before `alpha`.
         search: alphas of which each layer takes the best for itself, instead of the above;
             `ALPHAS`, say.
@@ -311,9 +310,9 @@ def _feeds(
 def _chosen(name: str, feeds: Feeds, smoothing: Smoothing) -> bool:
     if smoothing.layers is None:
         return name in feeds.fed
-    return any(fnmatchcase(name, pattern) for pattern in smoothing.layers)
+    return any(fits(name, pattern) for pattern in smoothing.layers)
 
 
 def _alpha(name: str, smoothing: Smoothing) -> float:
-    given = (alpha for pattern, alpha in smoothing.alphas if fnmatchcase(name, pattern))
+    given = (alpha for pattern, alpha in smoothing.alphas if fits(name, pattern))
     return next(given, smoothing.alpha)

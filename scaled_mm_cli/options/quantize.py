@@ -22,11 +22,11 @@ def options(
         list[str] | None,
         typer.Option(help="PATTERN=SCHEME for layers of these names; several may be given."),
     ] = None,
-    include: Annotated[
+    target: Annotated[
         list[str] | None,
         typer.Option(help="Pattern of the Linears to quantise; several may be given. [all]"),
     ] = None,
-    skip: Annotated[
+    ignore: Annotated[
         list[str] | None,
         typer.Option(
             help="Pattern of Linears that stay float; several may be given. [vocabulary heads]"
