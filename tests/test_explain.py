@@ -269,7 +269,33 @@ def test_every_kernel_has_activations(activation):
     columns = 2048 if activation.endswith("glu") else 4096
     assert found.bytes == 4096 * (4096 + 4096 + 2 * columns)
     ragged = explain(4096, 4094, 4096, activation=activation, device=DEVICES["H200"])
-    assert not any("bytes are not 16-byte aligned" in kernel.what for kernel in ragged.kernels)
+    padded = [each.name for each in ragged.kernels if "bytes are not 16-byte aligned" in each.what]
+    assert {name[:4] for name in padded} == {"ping", "coop"}
+
+
+PERSISTENT = {"ping_64x64_2x1", "ping_64x128_2x1", "ping_128x128_2x1", "ping_128x128_1x2"}
+PERSISTENT |= {"ping_128x192_2x1", "coop_128x256_1x1"}
+WIDEST = {"ping_128x192_2x1"}  # 192 sums to a thread
+
+
+@pytest.mark.parametrize(
+    ("ending", "later"),
+    [
+        ({}, set()),
+        ({"activation": "relu"}, WIDEST),
+        ({"activation": "gelu", "out_dtype": "float16"}, WIDEST),
+        ({"activation": "gelu", "out_dtype": "float32"}, PERSISTENT),
+        ({"out_dtype": "int8"}, WIDEST),
+        ({"activation": "silu", "out_dtype": "float8_e4m3fn"}, WIDEST),
+        ({"activation": "swiglu"}, set()),
+        ({"activation": "swiglu", "out_dtype": "int8"}, {"coop_128x256_1x1"}),
+        ({"activation": "swiglu", "out_dtype": "float32"}, {"coop_128x256_1x1"}),
+    ],
+)
+def test_which_kernels_write_sums(ending, later):
+    found = explain(4096, 4096, 4096, device=DEVICES["H200"], **ending)
+    own = "its sums end in a kernel of their own"
+    assert {kernel.name for kernel in found.kernels if own in kernel.what} == later
 
 
 def test_more_tiles_than_a_grid_has_rows():

@@ -1,5 +1,6 @@
-"""What a product's ending costs on a GPU: an activation, an 8-bit output, beside the product alone
-and beside the product with a kernel behind it. docs/tuning.md, "Endings", has a table.
+"""What a product's ending costs on a GPU: a residual, an activation, an 8-bit output, beside the
+plain product and beside the product with torch's kernel behind it. docs/tuning.md, "Endings", has a
+table.
 
     python tools/endings.py 28672x4096 1 16 256 2048      # weight NxK, then tokens
 
@@ -12,13 +13,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scaled_mm import pack_weight_int8, scaled_mm, silu_mul_quantize_int8
+from scaled_mm import (
+    gelu_quantize_int8,
+    pack_weight_int8,
+    quantize_int8,
+    scaled_mm,
+    silu_mul_quantize_int8,
+)
 
 COPIES, CALLS, ROUNDS = 3, 6, 12
 SETTLE_US = 50_000  # of replays ahead of a timed one: the clock of a busy GPU
@@ -41,19 +49,37 @@ def contenders(m: int, n: int, k: int) -> dict[str, Callable[[int], Tensor]]:
     def product(i: int, **ending: Any) -> Tensor:
         return scaled_mm(tokens[i], weights[i], scale_a, scale_b, **ending)
 
-    return {
-        "product": product,
-        "product, then SiLU product to int8": lambda i: silu_mul_quantize_int8(
-            product(i), scale=out_scale
-        )[0],
-        "swiglu": lambda i: product(i, activation="swiglu"),
-        "swiglu to int8": lambda i: product(i, activation="swiglu", **to_int8),
-        "swiglu to fp8": lambda i: product(i, activation="swiglu", **to_fp8),
-        "geglu to int8": lambda i: product(i, activation="geglu", **to_int8),
-        "gelu": lambda i: product(i, activation="gelu"),
-        "gelu to int8": lambda i: product(i, activation="gelu", **to_int8),
-        "int8": lambda i: product(i, **to_int8),
+    residual = torch.randn(m, n, device="cuda").to(torch.bfloat16)
+    gate = torch.compile(lambda x: torch.nn.functional.silu(x[:, ::2]) * x[:, 1::2])
+    behind: dict[str, Callable[[Tensor], Tensor]] = {
+        "residual": lambda x: x + residual,
+        "relu": torch.relu,
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "int8": lambda x: quantize_int8(x, scale=out_scale)[0],
+        "swiglu": gate,
+        "swiglu to int8": lambda x: silu_mul_quantize_int8(x, scale=out_scale)[0],
+        "gelu to int8": lambda x: gelu_quantize_int8(x, scale=out_scale)[0],
     }
+
+    def behind_it(kernel: Callable[[Tensor], Tensor]) -> Callable[[int], Tensor]:
+        return lambda i: kernel(product(i))
+
+    endings: dict[str, dict[str, Any]] = {
+        "residual": {"residual": residual},
+        **{name: {"activation": name} for name in ("relu", "silu", "gelu", "gelu_tanh", "swiglu")},
+        "int8": to_int8,
+        "fp8": to_fp8,
+        "swiglu to int8": {"activation": "swiglu", **to_int8},
+        "gelu to int8": {"activation": "gelu", **to_int8},
+    }
+    calls: dict[str, Callable[[int], Tensor]] = {"plain": product}
+    for name, ending in endings.items():
+        calls[name] = partial(product, **ending)
+        if name in behind:
+            calls[f"{name}, two kernels"] = behind_it(behind[name])
+    return calls
 
 
 def recorded(call: Callable[[int], Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:

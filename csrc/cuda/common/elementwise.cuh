@@ -23,27 +23,4 @@ struct Elementwise {
   };
 };
 
-// The last operation: float32 to D's dtype. One kernel serves both 16-bit dtypes.
-struct RoundingArguments {
-  DType dtype;
-};
-template <class>
-struct RoundTo16Bits {
-  using Arguments = RoundingArguments;
-  template <int kSize>
-  CUTLASS_DEVICE cutlass::Array<uint16_t, kSize> operator()(
-      const cutlass::Array<float, kSize>& value, const Arguments& to) const {
-    static_assert(kSize % 2 == 0);
-    cutlass::Array<uint16_t, kSize> rounded;
-    uint32_t* const pairs = reinterpret_cast<uint32_t*>(rounded.data());
-    with_dtype16(to.dtype, [&](auto dtype) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSize / 2; ++i) {
-        pairs[i] = Format<decltype(dtype)::value>::narrow(value[2 * i], value[2 * i + 1]);
-      }
-    });
-    return rounded;
-  }
-};
-
 }  // namespace scaled_mm::cuda

@@ -58,6 +58,12 @@ __device__ inline uint32_t pack_e4m3(float x, float y) {
 #endif
 }
 
+// What float8_e4m3fn holds of x; a NaN stays.
+__device__ inline float within_e4m3(float x) {
+  x = x > 448.0f ? 448.0f : x;
+  return x < -448.0f ? -448.0f : x;
+}
+
 // Elements [at, at + kSize) of a D of 8 bits, `count` of which are inside, by their row's scale.
 template <int kSize>
 __device__ inline void store_quantised(const Destination& to, int64_t at, int count,
@@ -81,11 +87,7 @@ __device__ inline void store_quantised(const Destination& to, int64_t at, int co
     const float reciprocal = __frcp_rn(scale);
     float x[kSize];
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      x[i] = __fmul_rn(value[i], reciprocal);
-      x[i] = x[i] > 448.0f ? 448.0f : x[i];
-      x[i] = x[i] < -448.0f ? -448.0f : x[i];
-    }
+    for (int i = 0; i < kSize; ++i) x[i] = within_e4m3(__fmul_rn(value[i], reciprocal));
 #pragma unroll
     for (int i = 0; i < kSize; i += 2) words[i / 4] |= pack_e4m3(x[i], x[i + 1]) << i % 4 * 8;
   }

@@ -41,10 +41,19 @@ __global__ __launch_bounds__(kThreads, 4) void join(const __grid_constant__ Join
         for (int e = 0; e < 4; ++e) acc[e] += e < inside ? from[e] : 0;
       }
     }
+    float matrix[4];  // the elements of a matrix operand
+    if constexpr (Lower<E>::List::has_full) {
+      load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)], token,
+                                        channel, inside, matrix);
+    }
     const auto get = [&](auto leaf, int e) {
       using L = decltype(leaf);
       const int64_t at = min(channel + e, int64_t{p.n} - 1);  // what is beyond is not stored
-      return load_operand<L>(p.operands[static_cast<int>(L::id)], token, at);
+      if constexpr (L::axis == epilogue::Axis::Full) {
+        return matrix[e];
+      } else {
+        return load_operand<L>(p.operands[static_cast<int>(L::id)], token, at);
+      }
     };
     finish_four<E>(p.to, acc, token, channel, inside, get);
   }

@@ -145,13 +145,14 @@ __global__ void __launch_bounds__(kThreads)
 // --- copy_rows ---------------------------------------------------------------------------------
 
 // Vectors are those of `to`: the first of a row, and the last, may be of two rows.
+template <class Unit>
 __global__ void __launch_bounds__(kThreads)
-    copy_even_rows(const int8_t* from,        // [rows, pitch], aligned to 16 bytes
-                   const int64_t pitch,       // bytes, a multiple of 16
-                   int8_t* to,                // [rows, row_bytes], aligned to 2 bytes
-                   const int64_t row_bytes,   // even
-                   const int64_t rows,        //
-                   const int64_t segments) {  // of a row
+    copy_rows_of(const int8_t* from,        // [rows, pitch], aligned to 16 bytes
+                 const int64_t pitch,       // bytes, a multiple of 16
+                 int8_t* to,                // [rows, row_bytes], aligned to a unit
+                 const int64_t row_bytes,   // a multiple of a unit's
+                 const int64_t rows,        //
+                 const int64_t segments) {  // of a row
   const Segment segment(segments);
   if (segment.row >= rows) return;
   const int8_t* source = from + segment.row * pitch;
@@ -172,8 +173,8 @@ __global__ void __launch_bounds__(kThreads)
       *reinterpret_cast<uint4*>(target + at) = held[i].value();
       continue;
     }
-    for (int64_t b = max(at, int64_t{0}); b < min(at + 16, row_bytes); b += 2) {
-      *reinterpret_cast<uint16_t*>(target + b) = *reinterpret_cast<const uint16_t*>(source + b);
+    for (int64_t b = max(at, int64_t{0}); b < min(at + 16, row_bytes); b += sizeof(Unit)) {
+      *reinterpret_cast<Unit*>(target + b) = *reinterpret_cast<const Unit*>(source + b);
     }
   }
 }
@@ -202,9 +203,10 @@ void copy_rows(const void* from, int64_t from_pitch_bytes, void* to, int64_t row
                int64_t rows, cudaStream_t stream) {
   if (rows == 0 || row_bytes == 0) return;
   const Teams shared = share_out(rows, row_bytes / 16 + 2);
-  copy_even_rows<<<shared.blocks, shared.block, 0, stream>>>(
-      static_cast<const int8_t*>(from), from_pitch_bytes, static_cast<int8_t*>(to), row_bytes, rows,
-      shared.per_row);
+  const auto kernel = row_bytes % 2 ? copy_rows_of<uint8_t> : copy_rows_of<uint16_t>;
+  kernel<<<shared.blocks, shared.block, 0, stream>>>(static_cast<const int8_t*>(from),
+                                                     from_pitch_bytes, static_cast<int8_t*>(to),
+                                                     row_bytes, rows, shared.per_row);
   check(cudaGetLastError(), "copy_rows");
 }
 

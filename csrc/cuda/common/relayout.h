@@ -24,8 +24,8 @@ inline int64_t packed_stride(int64_t k) { return std::max<int64_t>(16, round_up(
 void relayout(const Matrix<const int8_t>& from, int64_t rows, int64_t cols, int8_t* to,
               int64_t to_stride, cudaStream_t stream);
 
-// Rows of row_bytes, an even number, that begin every from_pitch_bytes, one after another into
-// `to`. `from` and its pitch are aligned to 16 bytes, `to` to 2.
+// Rows of row_bytes that begin every from_pitch_bytes, one after another into `to`. `from` and its
+// pitch are aligned to 16 bytes, `to` to 2.
 void copy_rows(const void* from, int64_t from_pitch_bytes, void* to, int64_t row_bytes,
                int64_t rows, cudaStream_t stream);
 

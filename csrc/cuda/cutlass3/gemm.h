@@ -60,27 +60,28 @@ template <class E, class Tile, class Cluster, class Accumulator, class Out, bool
 struct TmaEpilogue {
   using Schedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
                                       cutlass::epilogue::TmaWarpSpecializedCooperative>;
-  // Accumulators leave few registers: with a matrix to be read besides, or more than 128 of them to
-  // a thread, a smaller subtile at a time.
+  // More than 128 accumulators to a thread leave few registers: a smaller subtile at a time.
   static constexpr int kThreads = kPingpong ? 128 : 256;
+  static constexpr bool has_c = Lower<E>::List::has_full;
+  using C = std::conditional_t<has_c, uint16_t, void>;
   static constexpr int kSums = cute::size<0>(Tile{}) * cute::size<1>(Tile{}) / kThreads;
-  using EpilogueTile = std::conditional_t<Lower<E>::List::has_full || (kSums > 128),
-                                          cute::Shape<cute::Int<kThreads / 2>, cute::_16>,
-                                          cutlass::epilogue::collective::EpilogueTileAuto>;
+  using EpilogueTile = cute::Shape<cute::Int<kThreads / 2>, cute::Int<(kSums > 128) ? 16 : 32>>;
   using type = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, EpilogueTile, Accumulator,
-      float,                                              // float: computes
-      void, cutlass::layout::RowMajor, 16 / sizeof(Out),  // no C
-      Out, cutlass::layout::RowMajor, 16 / sizeof(Out), Schedule,
+      float,  // float: computes
+      C, cutlass::layout::RowMajor, 8, Out, cutlass::layout::RowMajor, 16 / sizeof(Out), Schedule,
       Visitor<E, Tile, Out>>::CollectiveOp;
   static typename type::Arguments arguments(const GemmArguments& args) {
-    return {Visitor<E, Tile, Out>::arguments(args.operands, args.to), nullptr,
-            stride<typename type::StrideC>(args.to.ldd), static_cast<Out*>(args.to.out.d),
-            stride<typename type::StrideD>(args.to.ldd)};
+    const EpilogueOperand& c = args.operands[static_cast<int>(Operand::residual)];
+    const int64_t ldd = args.to.ldd * epilogue::columns_of(E::form);  // a gate's: bytes
+    return {Visitor<E, Tile, Out>::arguments(args.operands, args.to),
+            static_cast<const C*>(has_c ? c.data : nullptr),
+            stride<typename type::StrideC>(has_c ? c.row_stride : ldd),
+            static_cast<Out*>(args.to.out.d), stride<typename type::StrideD>(ldd)};
   }
 };
 
-// Ours, which stores from registers: of an E with an ending.
+// Ours, which stores from registers.
 template <class E, class Tile>
 struct DirectEpilogue {
   using type =
@@ -90,15 +91,16 @@ struct DirectEpilogue {
   }
 };
 
-// Out: the storage type of D, where it is not run-time's. E: the epilogue. Pointers and strides of
-// A, B and, without an ending, of D are multiples of 16 bytes.
+// Out: the storage type of D (end.h); void where it is run-time's, and D is stored from registers.
+// E: the epilogue. Pointers and strides of A, B, a matrix operand and, unless Out is void, of D are
+// multiples of 16 bytes.
 template <class A, class LayoutA, class B, class LayoutB, class Accumulator, class Out, class E,
           class Tile, class Cluster, bool kPingpong>
 struct Gemm {
   using MainloopSchedule =
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  static constexpr bool kDirect = epilogue::has_ending<E>;
+  static constexpr bool kDirect = std::is_void_v<Out>;
   using Epilogue = std::conditional_t<kDirect, DirectEpilogue<E, Tile>,
                                       TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>;
   using CollectiveEpilogue = typename Epilogue::type;

@@ -17,17 +17,18 @@
 #pragma once
 
 #include <cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp>
+#include <cutlass/epilogue/fusion/sm90_visitor_load_tma_warpspecialized.hpp>
 
 #include <algorithm>
 
-#include "cuda/common/elementwise.cuh"
-#include "cuda/common/finish.cuh"
+#include "cuda/cutlass3/end.h"
 
 namespace scaled_mm::cuda::cutlass3 {
 
 using cutlass::epilogue::fusion::Sm90AccFetch;
 using cutlass::epilogue::fusion::Sm90Compute;
 using cutlass::epilogue::fusion::Sm90EVT;
+using cutlass::epilogue::fusion::Sm90SrcFetch;
 using cutlass::epilogue::fusion::detail::ConsumerStoreArgs;
 using cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks;
 using cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks;
@@ -190,6 +191,16 @@ struct ColVector : OperandNode<L, NothingShared> {
       }
     }
 
+    // The elements lie as End expects them: two columns of a row, the same of another row, again.
+    static constexpr bool is_in_two_rows() {
+      constexpr auto at = cute::take<0, 3>(typename Registers::layout_type{});
+      for (int i = 0; i < cute::size(at); ++i) {
+        if (at(i) != at(i & 2)) return false;
+      }
+      return at(0) != at(2);
+    }
+    static_assert(is_in_two_rows());
+
     template <class Acc, int kSize>
     CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int epi_m, int epi_n) {
       return fragment_of<kSize>(registers(cute::_, cute::_, cute::_, epi_m, epi_n), epi_v);
@@ -212,60 +223,6 @@ struct ColVector : OperandNode<L, NothingShared> {
     const int m = static_cast<int>(get<0>(args.problem_shape_mnkl));
     return Callbacks<decltype(places), decltype(registers)>(*this->operand, first, m, places,
                                                             registers);
-  }
-};
-
-// One element for each element of D, read where it lies when its turn comes: held any earlier, it
-// would cost registers that the accumulators need.
-template <class L, class Tile>
-struct FullMatrix : OperandNode<L, NothingShared> {
-  using Base = OperandNode<L, NothingShared>;
-  using T = typename L::value;
-  using Base::Base;
-
-  template <class Places>
-  struct Callbacks : EmptyConsumerStoreCallbacks {
-    const EpilogueOperand& operand;
-    int row, col;    // where the tile begins
-    int rows, cols;  // of D from there on
-    Places places;   // (CPY, CPY_M, CPY_N, EPI_M, EPI_N): rows and columns of the tile
-
-    CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, int row, int col, int rows, int cols,
-                             Places places)
-        : operand(operand), row(row), col(col), rows(rows), cols(cols), places(places) {}
-
-    template <class Acc, int kSize>
-    CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int epi_m, int epi_n) {
-      cutlass::Array<T, kSize> fragment;
-      const auto subtile = places(cute::_, cute::_, cute::_, epi_m, epi_n);
-      with_dtype(operand.dtype, [&](auto dtype) {
-        using Of = Format<decltype(dtype)::value>;
-        const auto* const from =
-            static_cast<const typename Of::storage*>(operand.data) + row * operand.row_stride + col;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kSize; ++i) {
-          const auto at = subtile(epi_v * kSize + i);
-          const int r = cute::get<0>(at), c = cute::get<1>(at);
-          fragment[i] =
-              r < rows && c < cols ? Of::widen(from[r * operand.row_stride + c], 0) : 0.0f;
-        }
-      });
-      return fragment;
-    }
-  };
-
-  template <bool kReferenceSrc, class... Args>
-  CUTLASS_DEVICE auto get_consumer_store_callbacks(const ConsumerStoreArgs<Args...>& args) {
-    using namespace cute;
-    auto places = cutlass::epilogue::fusion::sm90_partition_for_epilogue<kReferenceSrc>(
-        make_identity_tensor(make_shape(size<0>(Tile{}), size<1>(Tile{}))), args.epi_tile,
-        args.tiled_copy, args.thread_idx);
-    const auto [m, n, k, l] = args.problem_shape_mnkl;
-    const auto [tile_m, tile_n, tile_k, tile_l] = args.tile_coord_mnkl;
-    const int row = static_cast<int>(tile_m) * size<0>(Tile{});
-    const int col = static_cast<int>(tile_n) * size<1>(Tile{});
-    return Callbacks<decltype(places)>(*this->operand, row, col, static_cast<int>(m) - row,
-                                       static_cast<int>(n) - col, places);
   }
 };
 
@@ -292,17 +249,24 @@ template <class L, class Tile>
 struct LeafNode<epilogue::Axis::Col, L, Tile> : ColVector<L, Tile> {
   using ColVector<L, Tile>::ColVector;
 };
-template <class L, class Tile>
-struct LeafNode<epilogue::Axis::Full, L, Tile> : FullMatrix<L, Tile> {
-  using FullMatrix<L, Tile>::FullMatrix;
-};
-
 template <Operand Id, class T, epilogue::Axis A, bool ScalarOk, class Tile>
 struct Tree<epilogue::Leaf<Id, T, A, ScalarOk>, Tile> {
   using value = T;
   using type = LeafNode<A, epilogue::Leaf<Id, T, A, ScalarOk>, Tile>;
   static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands]) {
     return operands[static_cast<int>(Id)];
+  }
+};
+
+// A matrix of 16-bit floats: C, which CUTLASS loads by TMA.
+template <Operand Id, class T, bool ScalarOk, class Tile>
+struct Tree<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>, Tile> {
+  using value = T;
+  using type =
+      Sm90EVT<Sm90Compute<Widen, float, uint16_t, cutlass::FloatRoundStyle::round_to_nearest>,
+              Sm90SrcFetch<uint16_t>>;
+  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands]) {
+    return {{}, {operands[static_cast<int>(Id)].dtype}};
   }
 };
 
@@ -321,36 +285,51 @@ struct Tree<epilogue::Apply<Op, First, Rest...>, Tile> {
   }
 };
 
-// The whole epilogue, with the rounding to D's storage type Out as its root.
+// The whole epilogue: its end as the root, unless D holds what the body makes.
 template <class E, class Tile, class Out>
-struct RoundedTree : Tree<E, Tile> {
+struct EndedTree : Tree<E, Tile> {
   static typename Tree<E, Tile>::type::Arguments arguments(
       const EpilogueOperand (&operands)[kNumOperands], const Destination&) {
     return Tree<E, Tile>::arguments(operands);
   }
 };
-template <class E, class Tile>
-struct RoundedTree<E, Tile, uint16_t> {
-  using type = Sm90EVT<
-      Sm90Compute<RoundTo16Bits, uint16_t, float, cutlass::FloatRoundStyle::round_to_nearest>,
-      typename Tree<E, Tile>::type>;
+template <class E, class Tile, class Out>
+  requires(sizeof(Out) < 4 && !quantises<E, Out>)
+struct EndedTree<E, Tile, Out> {
+  using Body = Tree<epilogue::Body<E>, Tile>;
+  using Root = Sm90Compute<End<E, Out>::template Function, Out, float,
+                           cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Body::type>;
   static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
                                             const Destination& to) {
-    return {Tree<E, Tile>::arguments(operands), {to.out.dtype}};
+    return {Body::arguments(operands), {to}};
+  }
+};
+template <class E, class Tile, class Out>
+  requires(quantises<E, Out>)
+struct EndedTree<E, Tile, Out> {
+  using Body = Tree<epilogue::Body<E>, Tile>;
+  using Scale = Tree<epilogue::OutScale, Tile>;
+  using Azp = Tree<epilogue::OutAzp, Tile>;
+  using Root = Sm90Compute<End<E, Out>::template Function, Out, float,
+                           cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Body::type, typename Scale::type, typename Azp::type>;
+  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
+                                            const Destination& to) {
+    return {Body::arguments(operands), Scale::arguments(operands), Azp::arguments(operands), {to}};
   }
 };
 
-// E: the epilogue. Tile: the block's tile of D. Out: the storage type of D; uint16_t serves both
-// 16-bit dtypes. The tree, but that it waits for the kernel before, which may have written
-// operands.
+// E: the epilogue. Tile: the block's tile of sums. Out: the storage type of D (End). The tree, but
+// that it waits for the kernel before, which may have written operands.
 template <class E, class Tile, class Out>
-struct Visitor : RoundedTree<E, Tile, Out>::type {
-  using Root = typename RoundedTree<E, Tile, Out>::type;
+struct Visitor : EndedTree<E, Tile, Out>::type {
+  using Root = typename EndedTree<E, Tile, Out>::type;
   using Root::Root;
 
   static typename Root::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
                                             const Destination& to) {
-    return RoundedTree<E, Tile, Out>::arguments(operands, to);
+    return EndedTree<E, Tile, Out>::arguments(operands, to);
   }
 
   template <bool kReferenceSrc, class... Args>

@@ -44,13 +44,9 @@ struct Persistent {
   float fixed_us;
   float rate;
 
-  // Whether it is compiled for an epilogue that accepts these. More than 128 sums to a thread leave
-  // no registers for a matrix operand.
-  constexpr bool takes(OperandSet accepted) const {
-    const int sums = tile_m * tile_n / (schedule == pingpong ? 128 : 256);
-    return sums <= 128 || !(accepted & bit(Operand::residual));
+  constexpr int sums() const {  // of a thread
+    return tile_m * tile_n / (schedule == pingpong ? 128 : 256);
   }
-
   std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
   std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
   Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
@@ -66,10 +62,24 @@ void run(const Int8Problem& p, const Scope& scope);
 template <const Persistent& kTile>
 void run(const Int8Problem& p, const Scope& scope);
 
-// Which endings a persistent kernel has: each is one more kernel to compile for every line. The
-// sums of the others go to memory. Ping-pong hides an ending behind another tile's products.
-constexpr bool ends_itself(const Persistent& tile, Form form) {
-  return form == Form::gated && tile.schedule == pingpong;
+// Where a persistent kernel's sums become D. Each but `later` is a kernel to compile for every
+// line.
+enum class Ending : uint8_t {
+  tile,    // in a tile of D in shared memory, which goes out by TMA
+  direct,  // in registers, and straight to D
+  later    // in a kernel of their own: they go to memory
+};
+
+// Of an epilogue that accepts such operands. Models' own dtypes end in the kernel, unless it has so
+// many sums that they leave no registers; ping-pong hides the stores of the others' gates.
+constexpr Ending ending_of(const Persistent& tile, OperandSet accepted, Form form, bool has_ending,
+                           DType out) {
+  const bool residual = accepted & bit(Operand::residual), gated = form == Form::gated;
+  if (!has_ending && !residual) return Ending::tile;
+  const int bytes = size_of(out);
+  const bool has_tile = residual || gated ? bytes == 2 : bytes < 4;
+  if (has_tile && tile.sums() <= 128) return Ending::tile;
+  return gated && tile.schedule == pingpong ? Ending::direct : Ending::later;
 }
 
 inline constexpr int kChunk = 128;  // bytes of K in a stage of a streaming kernel

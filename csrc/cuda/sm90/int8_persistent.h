@@ -2,6 +2,8 @@
 // such line, with SCALED_MM_KERNEL_NAME defined as its name.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
 
+#include <algorithm>
+
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/common/alignment.h"
 #include "cuda/common/partials.h"
@@ -19,6 +21,15 @@ void launch(const Int8Problem& p, const Scope& scope) {
       cute::Shape<cute::Int<kTile.cluster_m>, cute::Int<kTile.cluster_n>, cute::_1>,
       kTile.schedule == pingpong>;
   const auto [m, n, k, epilogue, out_dtype] = p.size;
+  EpilogueOperand operands[kNumOperands];
+  std::copy(std::begin(p.operands), std::end(p.operands), operands);
+  if constexpr (Lower<E>::List::has_full) {
+    auto& residual = operands[static_cast<int>(Operand::residual)];
+    const auto rows = aligned_rows<uint16_t>(
+        {static_cast<const uint16_t*>(residual.data), residual.row_stride, residual.col_stride}, m,
+        n, scope);
+    residual.data = rows.data, residual.row_stride = rows.row_stride;
+  }
   cutlass3::GemmArguments args{.m = m,
                                .n = n,
                                .k = k,
@@ -26,7 +37,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
                                .lda = p.a.row_stride,
                                .b = p.b.plain.data,
                                .ldb = p.b.plain.col_stride,
-                               .operands = p.operands,
+                               .operands = operands,
                                .to = destination<E>(p)};
   args.swizzle = choose_swizzle(kTile.swizzle, ceil_div(m, kTile.tile_m * kTile.cluster_m),
                                 ceil_div(n, kTile.tile_n * kTile.cluster_n));
@@ -53,6 +64,29 @@ void launch_in_two(const Int8Problem& p, const Scope& scope) {
   finish_partials(partials, 1, p, scope);
 }
 
+// Into a D of `dtype`, or another one of its size.
+template <const Persistent& kTile, class E, DType dtype>
+void launch_as(const Int8Problem& p, const Scope& scope) {
+  constexpr Ending kEnding = ending_of(kTile, E::accepted, E::form, epilogue::has_ending<E>, dtype);
+  constexpr int kBytes = size_of(dtype) / epilogue::columns_of(E::form);  // of a sum's part of D
+  using Out =
+      std::conditional_t<kBytes == 1, uint8_t, std::conditional_t<kBytes == 2, uint16_t, float>>;
+  if constexpr (kEnding == Ending::tile) {
+    launch<kTile, E, Out>(p, scope);
+  } else if constexpr (kEnding == Ending::direct) {
+    launch<kTile, E, void>(p, scope);
+  } else {
+    launch_in_two<kTile>(p, scope);
+  }
+}
+
+// Whether the kernel cannot load the residual by TMA, whose element type is compiled.
+template <class E>
+bool has_wide_residual(const Int8Problem& p) {
+  return Lower<E>::List::has_full &&
+         size_of(p.operands[static_cast<int>(Operand::residual)].dtype) != 2;
+}
+
 }  // namespace
 
 template <const Persistent& kTile>
@@ -61,15 +95,14 @@ void run(const Int8Problem& p, const Scope& scope) {
     using E = typename decltype(e)::type;
     if constexpr (epilogue::is_raw<E>) {
       launch<kTile, E, int32_t>(p, scope);
-    } else if constexpr (epilogue::has_ending<E>) {
-      if constexpr (ends_itself(kTile, E::form)) {
-        launch<kTile, E, uint8_t>(p, scope);  // stores of any dtype
-      } else {
-        launch_in_two<kTile>(p, scope);
-      }
-    } else if constexpr (kTile.takes(E::accepted)) {  // else it is refused
-      with_dtype(p.size.out_dtype,
-                 [&](auto dtype) { launch<kTile, E, Storage<decltype(dtype)::value>>(p, scope); });
+    } else if (has_wide_residual<E>(p)) {
+      launch_in_two<kTile>(p, scope);
+    } else if (size_of(p.size.out_dtype) == 4) {
+      launch_as<kTile, E, DType::float32>(p, scope);
+    } else if (size_of(p.size.out_dtype) == 2) {
+      launch_as<kTile, E, DType::bfloat16>(p, scope);
+    } else if constexpr (epilogue::is_quantised<E>) {
+      launch_as<kTile, E, DType::int8>(p, scope);
     }
   });
 }

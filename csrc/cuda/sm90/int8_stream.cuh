@@ -90,6 +90,9 @@ struct StreamBlock {
   static constexpr int kSumsBytes = kTokens * kSumsPitch * 4;
 
   static constexpr bool kSends = sends_sums(kTokens);
+  // Fours of channels that a thread ends together.
+  static constexpr bool kHasMatrix = Lower<E>::List::has_full;
+  static constexpr int kTogether = kHasMatrix ? 4 : epilogue::has_ending<E> ? 2 : 1;
 
   using Operands = StagedOperands<typename Lower<E>::List, kTokens, kChannels>;
   struct Fixed {
@@ -129,6 +132,23 @@ __device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
                : "r"(there)
                : "memory");
   return v;
+}
+
+// Sends for the tile's elements of a matrix operand to L2, token by token: those that lie in one of
+// the `sharers` blocks' share of the tile.
+template <class Block>
+__device__ void prefetch_matrix(const StreamParams& p, int row, int col, int share, int sharers,
+                                int thread) {
+  constexpr int kLine = 128;  // bytes
+  const EpilogueOperand& of = p.operands[static_cast<int>(Operand::residual)];
+  const int size = of.dtype == DType::float32 ? 4 : 2, tokens = min(p.rows, p.m - row);
+  const int lines = (min(Block::kChannels, p.n - col) * size + kLine - 1) / kLine;
+  for (int i = share * Block::kConsumers + thread; i < tokens * lines;
+       i += sharers * Block::kConsumers) {
+    const int64_t at = (row + i / lines) * of.row_stride + col;
+    const char* const from = static_cast<const char*>(of.data) + at * size + i % lines * kLine;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+  }
 }
 
 template <class Block, class E>
@@ -208,6 +228,11 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(
   } else {
     // --- a multiplier ---
     if (finishes) fixed.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kConsumers);
+    if constexpr (Block::kHasMatrix) {
+      if (finishes) {
+        prefetch_matrix<Block>(p, row, col, sends ? 0 : slice, sends ? 1 : split, thread);
+      }
+    }
     int32_t sums[kTokens / 2] = {};
     int stage = 0, phase = 0, before = -1;  // before: the stage whose wgmma may still be reading
     for (int chunk = first; chunk < last; ++chunk) {
@@ -259,36 +284,54 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(
   if (warp < Block::kConsumers / 32) {
     constexpr int kQuads = Block::kChannels / 4;
     const int items = min(p.rows, p.m - row) * kQuads;
-    const int sharers = sends ? 1 : split;
-    for (int i = slice * Block::kConsumers + thread; i < items; i += sharers * Block::kConsumers) {
-      const int token = i / kQuads, channel = i % kQuads * 4;
-      const int word = token * Block::kSumsPitch + channel;
-      int4 part[kMaxSplit];
+    const int step = (sends ? 1 : split) * Block::kConsumers;
+    for (int begin = slice * Block::kConsumers + thread; begin < items;
+         begin += Block::kTogether * step) {
+      // All that a thread reads for them is on its way at once.
+      float matrix[Block::kTogether][4];
+      int4 part[Block::kTogether][kMaxSplit];
 #pragma unroll
-      for (int s = 0; s < kMaxSplit; ++s) {
-        if (s >= split) {
-          part[s] = int4{0, 0, 0, 0};
-        } else if (sends && s > 0) {
-          part[s] = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
-        } else {
-          part[s] = load_from_block(sums_address + 4 * word, s);
+      for (int t = 0; t < Block::kTogether; ++t) {
+        const int i = begin + t * step, token = i / kQuads, channel = i % kQuads * 4;
+        if (i >= items) break;
+        if constexpr (Block::kHasMatrix) {
+          load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
+                                            row + token, col + channel, p.n - col - channel,
+                                            matrix[t]);
+        }
+        const int word = token * Block::kSumsPitch + channel;
+#pragma unroll
+        for (int s = 0; s < kMaxSplit; ++s) {
+          if (s >= split) {
+            part[t][s] = int4{0, 0, 0, 0};
+          } else if (sends && s > 0) {
+            part[t][s] = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
+          } else {
+            part[t][s] = load_from_block(sums_address + 4 * word, s);
+          }
         }
       }
-      int32_t acc[4] = {};
 #pragma unroll
-      for (int s = 0; s < kMaxSplit; ++s) {
-        acc[0] += part[s].x, acc[1] += part[s].y, acc[2] += part[s].z, acc[3] += part[s].w;
-      }
-      const auto get = [&](auto leaf, int e) {
-        using L = decltype(leaf);
-        if constexpr (L::axis == epilogue::Axis::Full) {
-          const int at = min(col + channel + e, p.n - 1);  // what is beyond is not stored
-          return load_operand<L>(p.operands[static_cast<int>(L::id)], row + token, at);
-        } else {
-          return fixed.operands.at(leaf, token, channel + e);
+      for (int t = 0; t < Block::kTogether; ++t) {
+        const int i = begin + t * step, token = i / kQuads, channel = i % kQuads * 4;
+        if (i >= items) break;
+        int32_t acc[4] = {};
+#pragma unroll
+        for (int s = 0; s < kMaxSplit; ++s) {
+          acc[0] += part[t][s].x, acc[1] += part[t][s].y;
+          acc[2] += part[t][s].z, acc[3] += part[t][s].w;
         }
-      };
-      finish_four<E>(p.to, acc, row + token, col + channel, p.n - col - channel, get);
+        const auto get = [&](auto leaf, int e) {
+          using L = decltype(leaf);
+          if constexpr (L::axis == epilogue::Axis::Full) {
+            static_assert(L::id == Operand::residual);
+            return matrix[t][e];
+          } else {
+            return fixed.operands.at(leaf, token, channel + e);
+          }
+        };
+        finish_four<E>(p.to, acc, row + token, col + channel, p.n - col - channel, get);
+      }
     }
   }
   if (split > 1 && !sends) cluster_sync();  // a block's sums stay until all have read them

@@ -8,59 +8,6 @@
 #include "cuda/sm90/arch.h"
 #include "integers.h"
 
-namespace scaled_mm::cuda {
-namespace sm90::lowbit {
-
-// D = RN16(f(BiasedSum)).
-struct DenseEpilogue {};
-
-// Its root. f is told at run time.
-struct DenseEnd {
-  DType dtype;
-  Function function;
-};
-template <class>
-struct ActivateAndRound {
-  using Arguments = DenseEnd;
-  template <int kSize>
-  CUTLASS_DEVICE cutlass::Array<uint16_t, kSize> operator()(
-      const cutlass::Array<float, kSize>& value, const Arguments& end) const {
-    if (end.function == Function::none) {
-      return RoundTo16Bits<uint16_t>{}(value, {end.dtype});
-    }
-    float x[kSize];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kSize; ++i) x[i] = value[i];
-    apply_function(end.function, x);
-    cutlass::Array<float, kSize> activated;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kSize; ++i) activated[i] = x[i];
-    return RoundTo16Bits<uint16_t>{}(activated, {end.dtype});
-  }
-};
-
-}  // namespace sm90::lowbit
-
-template <>
-struct Lower<sm90::lowbit::DenseEpilogue> : Lower<BiasedSum> {};
-
-namespace cutlass3 {
-
-template <class Tile>
-struct RoundedTree<sm90::lowbit::DenseEpilogue, Tile, uint16_t> {
-  using Sum = Tree<BiasedSum, Tile>;
-  using type = Sm90EVT<Sm90Compute<sm90::lowbit::ActivateAndRound, uint16_t, float,
-                                   cutlass::FloatRoundStyle::round_to_nearest>,
-                       typename Sum::type>;
-  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
-                                            const Destination& to) {
-    return {Sum::arguments(operands), {to.out.dtype, to.function}};
-  }
-};
-
-}  // namespace cutlass3
-}  // namespace scaled_mm::cuda
-
 namespace scaled_mm::cuda::sm90::lowbit {
 namespace {
 
@@ -68,7 +15,7 @@ namespace {
 template <class T, const Dense& kTile>
 using DenseGemm =
     cutlass3::Gemm<T, cutlass::layout::RowMajor, T, cutlass::layout::RowMajor, float, uint16_t,
-                   DenseEpilogue,
+                   epilogue::Activated<BiasedSum>,
                    cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::_64>,
                    cute::Shape<cute::_1, cute::_1, cute::_1>, false>;
 

@@ -25,7 +25,12 @@ constexpr double kTokenShare = 0.77;        // of what a weight's byte costs, a 
 constexpr double kIdleShare = 0.15;   // of a multiprocessor's power and L2, which others then have
 constexpr double kOutsideUs = 17e-6;  // of a byte of a tile's rows that lie outside A
 constexpr double kJoinUs = 2.0;       // of the kernel that ends sums in memory
-constexpr double kEndingUs = 1.2e-6;  // of a sum that a persistent kernel ends itself
+// Of a sum with an activation, a residual or an 8-bit D, which a plain epilogue has not:
+constexpr double kStreamEndingUs = 1.8e-6;  // in a streaming kernel
+constexpr double kDirectEndingUs = 1.2e-6;  // straight from the registers of a persistent one
+constexpr double kTileEndingUs = 3e-7;      // by way of a tile in shared memory
+constexpr double kExposedEndingUs =
+    1.5e-4;  // besides, of one of a warpgroup's tile that is exposed
 
 // Of device memory, at best.
 double rate_of(const Machine& machine) { return machine.memory_share * machine.bytes_per_us; }
@@ -52,9 +57,14 @@ int choose_swizzle(int most, int64_t across, int64_t along) {
 namespace int8 {
 namespace {
 
-// Whether a persistent kernel leaves the ending to a kernel behind it.
-bool ends_later(const Persistent& tile, const Int8Problem::Size& size) {
-  return size.has_ending() && !ends_itself(tile, size.form());
+bool is_plain(const Int8Problem::Size& size) {
+  const OperandSet residual = bit(Operand::residual);
+  return !size.has_ending() && !(epilogue::entry(size.epilogue).accepted & residual);
+}
+
+Ending ending_of(const Persistent& tile, const Int8Problem::Size& size) {
+  const epilogue::Entry& entry = epilogue::entry(size.epilogue);
+  return ending_of(tile, entry.accepted, entry.form, entry.has_ending, size.out_dtype);
 }
 
 std::string tile_text(int tile_m, int tile_n) {
@@ -86,6 +96,7 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
   double us = kBlockUs * blocks / machine.sms + kWaveUs * std::max(waves + (last > 0) - 1, 0.0);
   if (tile_n > 64 && most > 1) us += kWideBlocksUs;
   if (plan.split > 1) us += kExchangeUs * std::ceil(tokens) * tile_n * sizeof(int32_t);
+  if (!is_plain(size)) us += kStreamEndingUs * double(size.m) * double(size.n);
   return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
                 std::max(machine.latency * loads, operations / machine.products_per_us),
                 us * machine.latency, operations / machine.most_products_per_us);
@@ -93,15 +104,14 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
 
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
   const char* how = schedule == pingpong ? "ping-pong" : "cooperative";
+  const Ending ending = ending_of(*this, size);
   return cat("CUTLASS, ", how, ", ", tile_text(tile_m, tile_n), ", clusters of ", cluster_m, " x ",
-             cluster_n, ends_later(*this, size) ? "; its sums end in a kernel of their own" : "",
-             size.has_ending() ? "" : padded_output_text(size));
+             cluster_n, ending == Ending::later ? "; its sums end in a kernel of their own" : "",
+             ending == Ending::tile ? padded_output_text(size) : "");
 }
 
 std::string Persistent::refuse(const Int8Problem::Size& size, const Machine& machine) const {
   if (size.k == 0) return "needs K > 0 (it would wait for loads that do not come), got K=0";
-  const epilogue::Entry& entry = epilogue::entry(size.epilogue);
-  if (!takes(entry.accepted)) return cat("has no registers for a residual, got ", entry.name);
   return refuse_machine(machine);
 }
 
@@ -119,10 +129,15 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   const double outside = double(across * tile_m - size.m) * rows * double(along);
   us += kOutsideUs * outside / machine.sms;
   const double sums = double(size.m) * double(size.n);
-  if (ends_later(*this, size)) {
+  const Ending ending = ending_of(*this, size);
+  if (ending == Ending::later) {
     us += kJoinUs + 8.0 * sums / rate_of(machine);  // they are written, and read again
-  } else if (size.has_ending()) {
-    us += kEndingUs * sums * machine.latency;
+  } else if (ending == Ending::direct) {
+    us += kDirectEndingUs * sums;
+  } else if (!is_plain(size)) {
+    const bool hidden = schedule == pingpong;  // but for the last round's
+    const double exposed = hidden ? double(tile_m) * tile_n : rounds * tile_m * tile_n / 2;
+    us += kTileEndingUs * sums + kExposedEndingUs * exposed;
   }
   return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
                 std::max(pace * operations / machine.products_per_us,
