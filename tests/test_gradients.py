@@ -47,7 +47,7 @@ def layer(name: str) -> Any:
     if name in MIXED:
         return WeightOnlyLinear.from_linear(linear.bfloat16(), **MIXED[name])
     made = scaled_mm.quantize_weight_grouped(
-        linear.weight.detach().half().t(), bits=4, group_size=32, symmetric=False
+        linear.weight.detach().half(), bits=4, group_size=32, symmetric=False
     )
     if name == "act-order":
         g_idx = torch.arange(K) % 2
