@@ -11,6 +11,8 @@ from types import ModuleType
 from . import _library as _library  # loads the kernels: nothing below works without them
 from . import awq, checkpoint, layouts, nn, reference
 from ._version import VERSION
+from .awq import PackedAWQ as PackedAWQ
+from .awq import pack_awq as pack_awq
 from .checkpoint import load_quantized, save_quantized
 from .lowbit.grouped import quantize_weight_grouped
 from .ops.azp import azp_adj, azp_with_adj
@@ -18,7 +20,6 @@ from .ops.int8 import int8_mm, interleave_gate_up, pack_weight_int8, scaled_mm
 from .ops.lowbit import awq_dequantize, awq_gemm
 from .ops.mixed import mixed_mm
 from .ops.mixed_weight import MixedWeight, pack_weight
-from .ops.packed_awq import PackedAWQ, pack_awq
 from .ops.packed_weight import PackedWeight
 from .ops.produce import (
     gelu_quantize_int8,
@@ -60,7 +61,6 @@ __all__ = [
     "CalibrationWarning",
     "Call",
     "MixedWeight",
-    "PackedAWQ",
     "PackedWeight",
     "QuantConfig",
     "QuantizationReport",
@@ -83,7 +83,6 @@ __all__ = [
     "load_quantized",
     "mixed_mm",
     "nn",
-    "pack_awq",
     "pack_weight",
     "pack_weight_int8",
     "prepare_model",

@@ -8,6 +8,12 @@ lead to and from what checkpoints hold. They are torch operations, for tensors o
 lose nothing: there and back gives the same words. docs/lowbit.md draws the layouts.
 """
 
+from __future__ import annotations
+
+import warnings
+
+from torch import Tensor
+
 from .lowbit.int4 import Awq as Awq
 from .lowbit.int4 import Gptq as Gptq
 from .lowbit.int4 import Int4, from_awq, from_gptq, to_awq, to_gptq
@@ -16,16 +22,23 @@ from .lowbit.words import SEQUENTIAL as SEQUENTIAL
 from .lowbit.words import pack as pack
 from .lowbit.words import unpack as unpack
 from .ops.lowbit import awq_dequantize, awq_gemm
-from .ops.packed_awq import PackedAWQ, pack_awq
+from .ops.mixed_weight import MixedWeight
 
 __all__ = [
     "Int4",
-    "PackedAWQ",
     "awq_dequantize",
     "awq_gemm",
     "from_awq",
     "from_gptq",
-    "pack_awq",
     "to_awq",
     "to_gptq",
 ]
+
+PackedAWQ = MixedWeight  # deprecated, as the function below
+
+
+def pack_awq(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> MixedWeight:
+    """Deprecated: `MixedWeight.from_awq`."""
+    text = "pack_awq is deprecated: use MixedWeight.from_awq"
+    warnings.warn(text, FutureWarning, stacklevel=2)
+    return MixedWeight.from_awq(qweight, scales, qzeros)

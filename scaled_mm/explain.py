@@ -177,7 +177,7 @@ def explain_awq(
     Args:
         m, n, k: the sizes; N a multiple of 8.
         group: rows of W that share scales and zero points; a divisor of K.
-        packed: whether the weight is packed in units (`pack_awq`, docs/lowbit.md); its groups then
+        packed: whether the weight is packed in units (docs/lowbit.md); its groups then
             are multiples of 32.
         out_dtype: bfloat16 or float16; the choice is the same.
         device: the GPU; None: the local one, or an H200 where there is none.

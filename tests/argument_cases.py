@@ -13,7 +13,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import MixedWeight, compat, layouts
-from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 
 K, N, G = 64, 16, 32
 HALF = torch.float16
@@ -149,7 +149,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "by-hand": (by_hand, {**vars(WEIGHT), "x": halves(3, K)}),
     "by-hand-ordered": (by_hand, {**vars(ORDERED), "x": halves(3, K)}),
     "ScaledLinear": (ScaledLinear, {"in_features": K, "out_features": N}),
-    "AWQLinear": (AWQLinear, {"in_features": K, "out_features": N, "group_size": G}),
     "layout_of": (layouts.layout_of, {"sm": 80, "bits": 4, "activation_bits": 16}),
     "prepare": (layouts.preprocess_weights_for_mixed_gemm, {"q": whole(K, K), "layout": LAYOUT}),
     "restore": (

@@ -141,7 +141,7 @@ def int4(m: int, n: int, k: int, group: int, at_end: bool, dtype: torch.dtype) -
     operands = AwqCase("guarded", k, n, group, dtype, "signed", (m,), dtype).product()
     there = placed(operands, at_end)
     weight = ("qweight", "scales", "qzeros")
-    packed = scaled_mm.pack_awq(*(there[name] for name in weight))
+    packed = scaled_mm.MixedWeight.from_awq(*(there[name] for name in weight))
     packed = replace(packed, data=GUARDED["packed"].place(packed.data, at_end))
     rest = {name: x for name, x in there.items() if name not in weight}
     expected = reference.awq_dequantize(*(operands[name] for name in weight))

@@ -92,40 +92,11 @@ def scaled_mm_precompute(folder: Path, out: Path) -> None:
     precompute(folder, out)
 
 
-@case("int4 checkpoints")
-def _(me: Rank) -> None:
-    for name, form in int4_files.FORMS.items():
-        if form.bits == 8:
-            continue
-        folder = files(me, f"int4-{name}")
-        if me.rank == 0:
-            int4_files.write_toy(folder, form)
-        written()
-
-        empty = int4_files.toy().to(me.device, form.dtype)
-        if me.world > 2:  # 32 rows are two groups, 40 columns five words
-            with refused(ValueError, r"^down: (in|out)_features must be cut into multiples of "):
-                plan = {"down": ColwiseQuantizedParallel()}
-                load_quantized_sharded(empty, folder, me.mesh, plan)
-            continue
-        whole = scaled_mm.load_quantized(copy.deepcopy(empty), folder)
-        styles = {"qkv": ColwiseQuantizedParallel()}
-        if form.group != -1 and not form.act_order:
-            styles |= {"down": RowwiseQuantizedParallel()}
-        x = torch.randn(3, 48).to(me.device, form.dtype)
-        got = load_quantized_sharded(empty, folder, me.mesh, styles)
-        assert_same_state(got, parallelize_module(copy.deepcopy(whole), me.mesh, styles), name)
-        if me.device == "cpu":
-            assert_bits(got.qkv(x), me.part(whole.qkv(x)).contiguous(), name)
-
-
-@case("8-bit GPTQ checkpoints")
+@case("AWQ and GPTQ checkpoints")
 def _(me: Rank) -> None:
     """Columns of qkv, and rows of down in two groups or in one, as if loaded whole and cut then."""
     for name, form in int4_files.FORMS.items():
-        if form.bits == 4:
-            continue
-        folder = files(me, f"gptq8-{name}")
+        folder = files(me, f"words-{name}")
         if me.rank == 0:
             int4_files.write_toy(folder, form)
         written()
@@ -139,8 +110,9 @@ def _(me: Rank) -> None:
         if me.device == "cpu":
             x = torch.randn(3, 48).to(form.dtype)
             assert_bits(got.qkv(x), me.part(whole.qkv(x)).contiguous(), name)
-        if me.world > 2:  # 40 columns are ten words of zero points
-            with refused(ValueError, r"^out_features must be cut into multiples of 4 \(the zero "):
+        if me.world > 2:  # 40 columns are five or ten words of zero points
+            words = rf"{32 // form.bits} \(the zero points in a word\)"
+            with refused(ValueError, rf"out_features must be cut into multiples of {words}"):
                 plan = {"down": ColwiseQuantizedParallel()}
                 load_quantized_sharded(empty, folder, me.mesh, plan)
 

@@ -1,7 +1,7 @@
 """A rank of a world of processes, and the cases that the tests of `scaled_mm.parallel` run in it.
 
 Each case runs on every rank, and raises where something is wrong. They are in `parallel_int8`,
-`parallel_int4` and `parallel_checkpoints`; `parallel_world` starts the worlds.
+`parallel_weight_only` and `parallel_checkpoints`; `parallel_world` starts the worlds.
 """
 
 from __future__ import annotations

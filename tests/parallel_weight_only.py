@@ -14,7 +14,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 from weight_only_cases import ACTIVATIONS, weight_of
 
-from scaled_mm import quantize_weight_grouped
+from scaled_mm import GroupedWeight, quantize_weight_grouped
 from scaled_mm.nn import WeightOnlyLinear
 from scaled_mm.parallel import ColwiseQuantizedParallel, RowwiseQuantizedParallel
 
@@ -95,6 +95,20 @@ def _(me: Rank) -> None:
             assert_bits(rows(me.part(x)), got, "run to run")
         with refused(ValueError, "^out must be None where ranks share the features"):
             rows(me.part(x), out=got)
+
+
+@case("weight-only by rows: integers")
+def _(me: Rank) -> None:
+    """Where no rounding happens, the result is exact: nothing is added twice, or left out."""
+    made = torch.Generator().manual_seed(0)
+    q = torch.randint(0, 16, (K, 40), generator=made, dtype=torch.uint8)
+    zeros = torch.randint(0, 16, (K // 16, 40), generator=made, dtype=torch.uint8)
+    scales, bias = torch.ones(K // 16, 40).half(), torch.arange(40.0)
+    whole = WeightOnlyLinear.from_grouped(GroupedWeight(q, scales, zeros), bits=4, bias=bias)
+    whole.to(me.device)
+    x = torch.randint(-2, 3, (6, K), generator=made).to(me.device, torch.float16)
+    assert_bits(me.by_rows(whole)(me.part(x)), whole(x))
+    assert whole(x).abs().max() < 2048  # of which every integer is a float16
 
 
 @case("weight-only uneven")

@@ -1,8 +1,7 @@
-"""int4: words, AWQ and GPTQ there and back, and the layer that holds them."""
+"""int4: words, AWQ and GPTQ there and back, and the layer made of them."""
 
 from __future__ import annotations
 
-import io
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import awq
-from scaled_mm.nn import AWQLinear
+from scaled_mm.nn import AWQLinear, WeightOnlyLinear
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -212,55 +211,27 @@ def test_groups_that_are_not_there_are_refused(group: int) -> None:
             act()
 
 
-# --- AWQLinear ------------------------------------------------------------------------------------
+# --- layers ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("order", [False, True])
 @dtypes
-def test_linear(dtype: torch.dtype) -> None:
-    w = awq_weight(5, dtype)
-    bias = torch.linspace(-1, 1, N)
-    layer = AWQLinear.from_int4(awq.from_awq(*w), bias)
-    assert_same((layer.qweight, layer.scales, layer.qzeros), w)
+def test_layer(dtype: torch.dtype, order: bool) -> None:
+    w, bias = awq_weight(5, dtype), torch.linspace(-1, 1, N)
+    rows = torch.randperm(K, generator=torch.Generator().manual_seed(0)) if order else None
+    layer = WeightOnlyLinear.from_awq(*w, order=rows, bias=bias)
+    assert layer.packed is not None
     x = torch.randn(2, 3, K, generator=torch.Generator().manual_seed(0))
-    expected = scaled_mm.awq_gemm(x.to(dtype), *w, bias=bias)
+    given = x if rows is None else x[..., rows]
+    expected = scaled_mm.awq_gemm(given.to(dtype), *w, bias=bias)
     assert_bits(layer(x.to(dtype)), expected)
     assert_bits(layer(x), expected.float())
 
 
-def test_linear_loads_what_a_checkpoint_holds() -> None:
-    w = awq_weight(6)
-    layer = AWQLinear(K, N, bias=False, group_size=G)
-    layer.load_state_dict(w._asdict())
+def test_the_name_of_before() -> None:
+    with pytest.warns(FutureWarning, match="^AWQLinear is deprecated: use WeightOnlyLinear$"):
+        layer = AWQLinear(K, N, False, group_size=G)
+    filled = WeightOnlyLinear.from_awq(*awq_weight(6))
+    layer.load_state_dict(filled.state_dict())
     x = torch.ones(4, K).half()
-    assert_bits(layer(x), scaled_mm.awq_gemm(x, *w))
-
-
-def test_linear_of_act_order() -> None:
-    w = gptq_weight(act_order=True)
-    layer = AWQLinear.from_gptq(*w, version=1)
-    x = torch.eye(K).half()
-    assert torch.equal(layer(x), awq.from_gptq(*w, version=1).dequantize())
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    again = AWQLinear(K, N, bias=False, group_size=G)
-    again.load_state_dict(torch.load(file))
-    assert_bits(again(x), layer(x))
-
-
-def test_linear_keeps_sixteen_bits() -> None:
-    layer = AWQLinear.from_int4(awq.from_awq(*awq_weight()), torch.ones(N))
-    before = {name: x.clone() for name, x in layer.state_dict().items()}
-    for moved in (layer.float(), layer.double(), layer.to("cpu")):
-        assert_same(tuple(moved.state_dict().values()), tuple(before.values()))
-    layer.bfloat16()
-    assert (layer.scales.dtype, layer.qweight.dtype) == (torch.bfloat16, torch.int32)
-    assert layer(torch.ones(1, K).bfloat16()).dtype == torch.bfloat16
-
-
-def test_linear_refuses() -> None:
-    with pytest.raises(ValueError, match=r"^group_size must divide in_features=96 .* got 36$"):
-        AWQLinear(K, N, group_size=36)
-    with pytest.raises(ValueError, match=r"^out_features must be a multiple of 8, got 20$"):
-        AWQLinear(K, 20, group_size=G)
-    assert AWQLinear(K, N, group_size=-1).group_size == K
+    assert_bits(layer(x), filled(x))

@@ -28,27 +28,21 @@ from int4_cases import (
 from int4_settings import AWQ, GPTQ, INT4_SETTINGS, WRITTEN, bad_tensors, without
 from torch import Tensor, nn
 
-from scaled_mm import awq_dequantize, load_quantized, reference
+from scaled_mm import load_quantized
 from scaled_mm.checkpoint.config_awq_gptq import AwqGptq, AwqGptqFields
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.layers_awq_gptq import AwqGptqLayer
 from scaled_mm.checkpoint.loading import quantised_layers
-from scaled_mm.nn import AWQLinear, WeightOnlyLinear
+from scaled_mm.nn import WeightOnlyLinear
 
 IDS = torch.arange(20)
 forms = pytest.mark.parametrize("name", FORMS)
 
 
-def weight_of(layer: AWQLinear | WeightOnlyLinear) -> Tensor:
+def weight_of(layer: WeightOnlyLinear) -> Tensor:
     """W [K, N] as the layer multiplies by it, rows where the input has them."""
-    if isinstance(layer, WeightOnlyLinear):
-        return layer.filled().dequantize()
-    weight = awq_dequantize(layer.qweight, layer.scales, layer.qzeros)
-    if layer.order is None:
-        return weight
-    made = torch.empty_like(weight)
-    made[layer.order] = weight
-    return made
+    assert layer.packed is not None  # for the kernels, from loading on
+    return layer.packed.dequantize()
 
 
 def assert_layers_within_their_bound(model: nn.Module, *inputs: Any, **kwargs: Any) -> int:
@@ -57,16 +51,9 @@ def assert_layers_within_their_bound(model: nn.Module, *inputs: Any, **kwargs: A
 
     def check(layer: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> None:
         seen.append(layer)
-        if isinstance(layer, WeightOnlyLinear):
-            weight_only_cases.assert_within_the_bound(layer, inputs[0], y)
-            return
-        x = inputs[0].to(layer.scales.dtype)
-        x = x if layer.order is None else x[..., layer.order]
-        operands = (x, layer.qweight, layer.scales, layer.qzeros)
-        exact, bound = reference.awq_gemm_bound(*operands, bias=layer.bias)
-        assert ((y.double() - exact).abs() <= bound).all()
+        weight_only_cases.assert_within_the_bound(layer, inputs[0], y)
 
-    layers = [m for m in model.modules() if isinstance(m, AWQLinear | WeightOnlyLinear)]
+    layers = [m for m in model.modules() if isinstance(m, WeightOnlyLinear)]
     hooks = [layer.register_forward_hook(check) for layer in layers]
     model(*inputs, **kwargs)
     for hook in hooks:
@@ -82,14 +69,14 @@ def test_the_weights_are_those_of_the_file(name: str, shards: int, tmp_path: Pat
     state = write_toy(tmp_path, form, shards)
     model = load_quantized(toy(), tmp_path)
     kinds = {part: type(module) for part, module in model.named_children()}
-    kind = AWQLinear if form.bits == 4 else WeightOnlyLinear
-    assert kinds == {"embed": nn.Embedding, "qkv": kind, "down": kind, "head": nn.Linear}
+    ours = {"qkv": WeightOnlyLinear, "down": WeightOnlyLinear}
+    assert kinds == {"embed": nn.Embedding, **ours, "head": nn.Linear}
     for part, tensors in layers_of(state).items():
         layer = model.get_submodule(part)
         assert_bits(weight_of(layer), plainly(tensors, form), part)
         assert layer.act_order == (form.act_order and form.group != -1)
-        zero = "none" if form.symmetric else "integer"
-        assert form.bits == 4 or (layer.bits, layer.zero) == (8, zero)
+        zero = "none" if form.symmetric and form.method == "gptq" else "integer"
+        assert (layer.bits, layer.zero) == (form.bits, zero)
         assert not layer.training
     assert_bits(model.qkv.bias, state["qkv.bias"])
     assert model.down.bias is None
@@ -117,8 +104,8 @@ def test_rows_scattered_over_groups_matter(tmp_path: Path) -> None:
     g_idx = toy_state(form)["qkv.g_idx"]
     assert (g_idx[1:] < g_idx[:-1]).any()
     write_toy(tmp_path, form)
-    order = load_quantized(toy(), tmp_path).qkv.order
-    assert_bits(order, g_idx.argsort(stable=True))
+    order = load_quantized(toy(), tmp_path).qkv.packed.order
+    assert_bits(order, g_idx.argsort(stable=True).int())
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq-v2-act-order", "gptq8-v2-act-order"])
@@ -130,13 +117,6 @@ def test_a_meta_model_is_filled(name: str, tmp_path: Path) -> None:
     assert all(x.device.type == "cpu" for x in model.state_dict().values())
     with torch.no_grad():
         assert_bits(model(IDS), load_quantized(toy(), tmp_path)(IDS))
-
-
-def test_the_words_of_autoawq_are_kept(tmp_path: Path) -> None:
-    state = write_toy(tmp_path, FORMS["awq"])
-    layer = load_quantized(toy(), tmp_path).qkv
-    for part in ("qweight", "qzeros", "scales", "bias"):
-        assert_bits(getattr(layer, part), state[f"qkv.{part}"])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +148,7 @@ def test_negative_scales_are_accepted(name: str, tmp_path: Path) -> None:
 def test_rotary_frequencies_are_passed_over(tmp_path: Path) -> None:
     more = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     write_toy(tmp_path, FORMS["awq"], **more)
-    assert isinstance(load_quantized(toy(), tmp_path).qkv, AWQLinear)
+    assert isinstance(load_quantized(toy(), tmp_path).qkv, WeightOnlyLinear)
 
 
 def test_headers_tell_the_layers(tmp_path: Path) -> None:
@@ -307,7 +287,7 @@ def test_what_the_config_leaves_float(skip: str, contradicts: bool, tmp_path: Pa
         with pytest.raises(ValueError, match=r"qkv\.qweight is int4, but modules_to_not_convert"):
             load_quantized(toy(), tmp_path)
     else:
-        assert isinstance(load_quantized(toy(), tmp_path).qkv, AWQLinear)
+        assert isinstance(load_quantized(toy(), tmp_path).qkv, WeightOnlyLinear)
 
 
 def test_names_that_are_left_float() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from scaled_mm import load_quantized
 from scaled_mm.checkpoint.folder import Checkpoint
-from scaled_mm.nn import AWQLinear
+from scaled_mm.nn import WeightOnlyLinear
 
 transformers = extra("transformers")
 
@@ -99,7 +99,7 @@ def test_phi3_with_its_fused_layers(name: str, tmp_path: Path) -> None:
     written(tmp_path, phi3(), form, shards=1)
     model = load_quantized(phi3(), tmp_path)
     for layer in ("self_attn.qkv_proj", "mlp.gate_up_proj"):
-        assert isinstance(model.model.layers[0].get_submodule(layer), AWQLinear)
+        assert isinstance(model.model.layers[0].get_submodule(layer), WeightOnlyLinear)
     check(tmp_path, model, phi3(), form, layers=4)
 
 

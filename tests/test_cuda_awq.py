@@ -46,7 +46,7 @@ def for_arm(arm: str, operands: dict[str, Any]) -> dict[str, Any]:
     if PACKED not in arm and "/units_" not in arm:
         return operands
     rest = {name: x for name, x in operands.items() if name not in WEIGHT}
-    return {**rest, "qweight": scaled_mm.pack_awq(*(operands[name] for name in WEIGHT))}
+    return {**rest, "qweight": scaled_mm.MixedWeight.from_awq(*(operands[name] for name in WEIGHT))}
 
 
 def name_of(arm: str) -> str:
@@ -238,14 +238,14 @@ def test_packed_and_back(group: int) -> None:
     """To the same tensors, and the same units as on the CPU."""
     for n in (8, 200, 1024):
         operands = AwqCase(f"pack-{n}", 1152, n, group, scales="special").weight()
-        there = scaled_mm.pack_awq(*(operands[name].to(DEVICE) for name in WEIGHT))
+        there = scaled_mm.MixedWeight.from_awq(*(operands[name].to(DEVICE) for name in WEIGHT))
         assert there.layout == (0 if there.group % 32 else 1)
         back = dict(zip(WEIGHT, (x.cpu() for x in there.unpack()), strict=True))
         assert_outputs("unpack", back, operands, n, group)
         if there.layout == 1:
             q, z = (scaled_mm.awq.unpack(operands[name]) for name in ("qweight", "qzeros"))
             here = units.to_units(q, operands["scales"], z, 4, INTEGER, there.group)
-            assert_outputs("pack_awq", {"data": there.data.cpu()}, {"data": here}, n, group)
+            assert_outputs("from_awq", {"data": there.data.cpu()}, {"data": here}, n, group)
 
 
 @streams_only
@@ -264,7 +264,7 @@ def test_a_product_right_behind_the_packing(m: int) -> None:
         got.append(scaled_mm.awq_gemm(**given))
         del given  # the allocator gives its memory to the next one
     different = sum(int((x != y).sum()) for x, y in zip(got, expected, strict=True))
-    count("awq_gemm behind pack_awq", len(got) * got[0].numel(), different)
+    count("awq_gemm behind the packing", len(got) * got[0].numel(), different)
     assert different == 0
 
 

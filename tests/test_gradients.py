@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import scaled_mm
-from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.ops import gradients
 
 K, N = 64, 24
@@ -35,7 +35,7 @@ MIXED: dict[str, dict[str, Any]] = {
     "w4-pre-scale": {"bits": 4, "group_size": 32, "smooth": SMOOTH},
     **{f"w8-{name}": {"activation": name} for name in ("relu", "silu", "gelu", "gelu_tanh")},
 }
-LAYERS = [*INT8, *MIXED, "act-order", "awq"]
+LAYERS = [*INT8, *MIXED, "act-order"]
 layers = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -49,15 +49,8 @@ def layer(name: str) -> Any:
     made = scaled_mm.quantize_weight_grouped(
         linear.weight.detach().half(), bits=4, group_size=32, symmetric=False
     )
-    if name == "act-order":
-        g_idx = torch.arange(K) % 2
-        return WeightOnlyLinear.from_grouped(made, bits=4, g_idx=g_idx, bias=linear.bias)
-    words = [scaled_mm.lowbit.words.pack(x) for x in (made.q, made.zeros)]
-    awq = AWQLinear(K, N, group_size=32)
-    awq.load_state_dict(
-        {"qweight": words[0], "qzeros": words[1], "scales": made.scales, "bias": linear.bias}
-    )
-    return awq.pack()
+    g_idx = torch.arange(K) % 2
+    return WeightOnlyLinear.from_grouped(made, bits=4, g_idx=g_idx, bias=linear.bias)
 
 
 def x_of(made: nn.Module, *shape: int) -> Tensor:
@@ -187,9 +180,6 @@ def test_raw_products_name_the_layers() -> None:
     ):
         with pytest.raises(ValueError, match=r"must not require grad .*nn\.ScaledLinear or nn\.W"):
             call()
-    with pytest.raises(ValueError, match=r"^qweight must be packed .*, got plain words"):
-        made = layer("awq").unpack()
-        made(x_of(made, 2))
 
 
 def test_fused_modules_are_followed_part_by_part() -> None:

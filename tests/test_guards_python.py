@@ -19,7 +19,7 @@ from scaled_mm import QuantConfig, load_quantized, quantize_model, reference
 from scaled_mm.checkpoint.config import W8A8, read_quantization
 from scaled_mm.checkpoint.fields import Fields
 from scaled_mm.checkpoint.files import TensorFile
-from scaled_mm.nn import AWQLinear, ScaledLinear
+from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.precompute import precompute
 from scaled_mm.reference.accuracy import BOUND_ULP
 from scaled_mm.validate import Thresholds, ValidationReport, validate
@@ -259,13 +259,14 @@ SIXTEEN = (torch.float16, torch.bfloat16)
 
 @pytest.mark.parametrize("dtype", SIXTEEN)
 def test_dtypes_of_an_int4_layer(dtype: torch.dtype) -> None:
-    layer = AWQLinear(32, 16, group_size=16, dtype=dtype)
-    i32 = torch.int32
-    kinds = {"qweight": i32, "qzeros": i32, "scales": dtype, "bias": dtype}
+    layer = WeightOnlyLinear(32, 16, bits=4, group_size=16, zero="integer", dtype=dtype)
+    i32, i64 = torch.int32, torch.int64
+    kinds = {"weight_packed": i32, "weight_zero_point": i32, "weight_shape": i64}
+    kinds |= {"weight_scale": dtype, "bias": dtype}
     assert {name: x.dtype for name, x in layer.state_dict().items()} == kinds
     for other in SIXTEEN:
         layer.to(other)
-        wanted = {**kinds, "scales": other, "bias": other}
+        wanted = {**kinds, "weight_scale": other, "bias": other}
         assert {name: x.dtype for name, x in layer.state_dict().items()} == wanted
         assert layer(torch.ones(2, 32)).dtype == torch.float32
         assert layer(torch.ones(2, 32, dtype=other)).dtype == other

@@ -25,7 +25,7 @@ from torch import nn
 
 from scaled_mm import load_quantized
 from scaled_mm.checkpoint import precompute
-from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 
 extra("compressed_tensors")
 transformers = extra("transformers")
@@ -106,8 +106,7 @@ def test_awq_and_gptq(name: str, made: Callable[..., Path], tmp_path: Path) -> N
     folder = made(name)
     if not FORMS[name].g_idx:
         assert not any(key.endswith("g_idx") for key in state_of(folder))
-    kind = AWQLinear if FORMS[name].bits == 4 else WeightOnlyLinear
-    check(folder, tmp_path, FORMS[name].dtype, kind)
+    check(folder, tmp_path, FORMS[name].dtype, WeightOnlyLinear)
 
 
 def test_a_scale_for_the_whole_weight(made: Callable[..., Path], tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_the_model_without_its_head(name: str, made: Callable[..., Path], tmp_pa
     hidden = Auto.from_pretrained(folder).model(IDS).last_hidden_state
     for each in (folder, tmp_path):
         model = transformers.AutoModel.from_pretrained(each)
-        assert sum(isinstance(m, ScaledLinear | AWQLinear) for m in model.modules()) == 14
+        assert sum(isinstance(m, ScaledLinear | WeightOnlyLinear) for m in model.modules()) == 14
         assert_bits(model(IDS).last_hidden_state, hidden)
         saved(model, tmp_path)
     assert "layers.0.mlp.up_proj.bias" not in state_of(tmp_path)
@@ -220,7 +219,7 @@ def test_generation_with_a_static_cache(name: str, made: Callable[..., Path]) ->
     expected = generated(model)
     assert len(set(expected[0, 7:].tolist())) > 2
     assert torch.equal(generated(model, backend), expected)
-    op = torch.ops.scaled_mm.awq_gemm if name in FORMS else torch.ops.scaled_mm.scaled_mm
+    op = torch.ops.scaled_mm.mixed_mm if name in FORMS else torch.ops.scaled_mm.scaled_mm
     calls = [sum(node.target in (op, op.default) for node in g.graph.nodes) for g in graphs]
     assert calls and set(calls) == {14}, calls
 

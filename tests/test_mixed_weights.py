@@ -89,7 +89,8 @@ def test_from_awq() -> None:
     words = AwqCase("from-awq", 96, 40, 32).weight()
     w = MixedWeight.from_awq(**words)
     assert_bits(w.dequantize(), scaled_mm.awq_dequantize(**words))
-    assert_bits(w.data, scaled_mm.pack_awq(**words).data)
+    with pytest.warns(FutureWarning, match="^pack_awq is deprecated: use MixedWeight.from_awq$"):
+        assert_bits(w.data, scaled_mm.pack_awq(**words).data)
 
 
 @pytest.mark.parametrize("act_order", [False, True])
@@ -205,7 +206,7 @@ class Products(TorchDispatchMode):
 AWQ_WEIGHT = AwqCase("early", 64, 24, 32, torch.bfloat16).weight()
 PRODUCTS: dict[str, tuple[Any, Callable[..., Tensor]]] = {
     "mixed_mm": (MixedWeight.from_awq(**AWQ_WEIGHT), scaled_mm.mixed_mm),
-    "awq_gemm": (scaled_mm.pack_awq(**AWQ_WEIGHT), scaled_mm.awq_gemm),
+    "awq_gemm": (MixedWeight.from_awq(**AWQ_WEIGHT), scaled_mm.awq_gemm),
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import scaled_mm
 from scaled_mm import PackedWeight, pack_weight_int8
-from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 
 K, N = 44, 21
 SHAPES = [
@@ -172,7 +172,7 @@ def storages(value: Any) -> Iterator[torch.UntypedStorage]:
         yield from (x for inner in value.values() for x in storages(inner))
     elif isinstance(value, (list, tuple)):
         yield from (x for inner in value for x in storages(inner))
-    elif isinstance(value, (nn.Module, PackedWeight, scaled_mm.MixedWeight, scaled_mm.PackedAWQ)):
+    elif isinstance(value, (nn.Module, PackedWeight, scaled_mm.MixedWeight)):
         yield from storages(vars(value))
 
 
@@ -185,7 +185,6 @@ FORMS: dict[str, tuple[Callable[[nn.Linear], nn.Module], float]] = {
     "int8": (ScaledLinear.from_linear, 1),
     "w8": (WeightOnlyLinear.from_linear, 1),
     "w4": (lambda linear: WeightOnlyLinear.from_linear(linear, bits=4, group_size=128), 0.5),
-    "awq": (lambda linear: AWQLinear(LARGE, LARGE, False).pack(), 0.5),
 }
 
 

@@ -10,20 +10,20 @@ from helpers import assert_bits
 from torch import Tensor, nn
 
 from scaled_mm import quantize_weight_grouped
-from scaled_mm.awq import Int4
-from scaled_mm.nn import AWQLinear, WeightOnlyLinear
+from scaled_mm.awq import Int4, to_awq
+from scaled_mm.nn import WeightOnlyLinear
 
 K, N, G = 64, 16, 32
-Made = Callable[[torch.dtype], AWQLinear | WeightOnlyLinear]
+Made = Callable[[torch.dtype], WeightOnlyLinear]
 
 
-def _awq(dtype: torch.dtype) -> AWQLinear:
+def _awq(dtype: torch.dtype) -> WeightOnlyLinear:
     generator = torch.Generator().manual_seed(0)
     q = torch.randint(16, (K, N), generator=generator, dtype=torch.uint8)
     zeros = torch.randint(16, (K // G, N), generator=generator, dtype=torch.uint8)
     scales = torch.rand(K // G, N, generator=generator).to(dtype)
     bias = torch.randn(N, generator=generator).to(dtype)
-    return AWQLinear.from_int4(Int4(q, scales, zeros), bias).pack()
+    return WeightOnlyLinear.from_awq(*to_awq(Int4(q, scales, zeros)), bias=bias)
 
 
 def _weight_only(dtype: torch.dtype) -> WeightOnlyLinear:

@@ -15,11 +15,11 @@ from test_checkpoint_llama import DTYPES, IDS, llama, relative
 from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model, save_quantized
-from scaled_mm.awq import Int4
 from scaled_mm.checkpoint import saving
 from scaled_mm.checkpoint.config import W8A8Scheme
 from scaled_mm.checkpoint.folder import Checkpoint
-from scaled_mm.nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from scaled_mm.lowbit.grouped import GroupedWeight
+from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.precompute import precompute
 from scaled_mm.quantization.schemes import SCHEMES
 
@@ -283,8 +283,8 @@ def test_awq_layers_are_saved_as_packed_ones(tmp_path: Path, act_order: bool) ->
     q = torch.randint(16, (64, 32), dtype=torch.uint8)
     zeros = torch.randint(16, (2, 32), dtype=torch.uint8)
     g_idx = torch.randperm(64) % 2 if act_order else None
-    weight = Int4(q, torch.rand(2, 32).bfloat16(), zeros, g_idx)
-    layer = AWQLinear.from_int4(weight, torch.randn(32)).pack()
+    weight = GroupedWeight(q, torch.rand(2, 32).bfloat16(), zeros)
+    layer = WeightOnlyLinear.from_grouped(weight, bits=4, g_idx=g_idx, bias=torch.randn(32))
     save_quantized(nn.ModuleDict({"a": layer}), tmp_path / "out")
     made = load_quantized(nn.ModuleDict({"a": nn.Linear(64, 32)}), tmp_path / "out")["a"]
     x = torch.randn(3, 64).bfloat16()

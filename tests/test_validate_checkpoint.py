@@ -40,9 +40,8 @@ def test_int4_checkpoints(name: str, tmp_path: Path) -> None:
         assert 0.4 < layer.worst_ulp < 4
         size = form.group if form.group != -1 else {"qkv": 48, "down": 32}[layer.name]
         order = " act-order" * (form.act_order and form.group != -1)
-        asym = " asym" * (not form.symmetric)
-        kind = f"int4 g{size}" if form.bits == 4 else f"w8a16 g{size}{asym}"
-        assert layer.scheme == f"{kind}{order}"
+        asym = " asym" * (not form.symmetric or form.method == "awq")
+        assert layer.scheme == f"w{form.bits}a16 g{size}{asym}{order}"
         assert layer.grid == 1 if form.bits == 4 else 0.9 < layer.grid <= 1
         middle = 2 ** (form.bits - 1)
         if form.symmetric:
@@ -74,12 +73,12 @@ def missing_output(model: nn.Module) -> None:
 
 
 def wrong_sign(model: nn.Module) -> None:
-    model.down.scales.neg_()
+    model.down.unpack().weight_scale.neg_()
 
 
 def wrong_row(model: nn.Module) -> None:
     """A scale that nobody takes back."""
-    model.qkv.scales[:, 7] *= 16
+    model.qkv.unpack().weight_scale[7] *= 16
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
@@ -227,7 +226,7 @@ def test_the_last_rows_of_a_fused_layer(tmp_path: Path) -> None:
     model.gate_up.weight[96:] /= factor(96)[:, None]
     model.gate_up.bias[96:] /= factor(96)
     report = gated_report(tmp_path, original, model)
-    assert [layer.scheme for layer in report.layers] == ["int4 g16", "int4 g16 folded"]
+    assert [layer.scheme for layer in report.layers] == ["w4a16 g16 asym", "w4a16 g16 asym folded"]
     assert sqnr(report) == pytest.approx(sqnr(gated_report(tmp_path, model, model)), abs=0.5)
 
 
@@ -299,7 +298,11 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         0,
         "PASS",
     ),
-    "json": ([QUANTISED, "--float", "test_validate_checkpoint:mine", "--json"], 0, "int4 g16"),
+    "json": (
+        [QUANTISED, "--float", "test_validate_checkpoint:mine", "--json"],
+        0,
+        "w4a16 g16 asym",
+    ),
     "fail": (
         [QUANTISED, "--float", "test_validate_checkpoint:mine", "--min-sqnr", "60"],
         1,
@@ -384,7 +387,7 @@ def test_two_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     report = json.loads(capsys.readouterr().out)
     assert len(report["layers"]) == 14 and report["batches"] == 6
     assert report["outputs"]["rows"] == sum(len(WORDS) - i for i in range(6))
-    assert {layer["scheme"] for layer in report["layers"]} == {"int4 g16 act-order"}
+    assert {layer["scheme"] for layer in report["layers"]} == {"w4a16 g16 asym act-order"}
     assert all(layer["beyond"] == 0 for layer in report["layers"])
     text.write_text("one\n")
     assert main(["validate", f"{tmp_path}/int4", *options]) == 2

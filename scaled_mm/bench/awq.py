@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import awq, reference
-from ..ops.packed_awq import pack_awq
+from ..ops.mixed_weight import MixedWeight
 from ..reference.arithmetic import FORMATS
 from .cases import CHECKED_ROWS, Judgement, judged, spread
 from .contenders import Contender, Route, Unsupported
@@ -134,7 +134,7 @@ def _gemm(case: AwqCase) -> Route:
 
 
 def _gemm_packed(case: AwqCase) -> Route:
-    return Route(case.x, lambda: pack_awq(*case.words), awq.awq_gemm, 0.5)
+    return Route(case.x, lambda: MixedWeight.from_awq(*case.words), awq.awq_gemm, 0.5)
 
 
 def _dense(case: AwqCase) -> Route:
@@ -228,7 +228,7 @@ AWQ_CONTENDERS = {
     "awq_gemm": (
         Contender("awq_gemm", "scaled_mm.awq_gemm", _gemm, _BOTH, ours=True),
         Contender(
-            "awq_gemm packed", "the same, of a weight from pack_awq", _gemm_packed, _BOTH, ours=True
+            "awq_gemm packed", "the same, of a packed weight", _gemm_packed, _BOTH, ours=True
         ),
         Contender("dense mm", "linear, the dense weight of the same dtype", _dense, _BOTH),
         Contender(

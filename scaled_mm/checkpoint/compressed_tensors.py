@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledLinear, WeightOnlyLinear
 from .config import PackedScheme, W8A8Scheme
 
-Saved = ScaledLinear | WeightOnlyLinear | AWQLinear
+Saved = ScaledLinear | WeightOnlyLinear
 """The layers that the formats have a place for."""
 AnyLayerScheme = W8A8Scheme | PackedScheme
 _FORMATS = {W8A8Scheme: "int-quantized", PackedScheme: "pack-quantized"}
@@ -42,8 +42,6 @@ def scheme_of_layer(layer: Saved) -> AnyLayerScheme:
     if isinstance(layer, ScaledLinear):
         return W8A8Scheme(layer.dynamic, layer.symmetric, layer.per_token, per_channel=True)
     group = -1 if layer.group_size == layer.in_features else layer.group_size
-    if isinstance(layer, AWQLinear):
-        return PackedScheme(4, group, False, layer.act_order)
     return PackedScheme(layer.bits, group, layer.zero == "none", layer.act_order)
 
 
@@ -64,8 +62,6 @@ def layer_tensors(name: str, layer: Saved, float_dtype: torch.dtype) -> dict[str
         ValueError: the layer has something that the formats have no place for.
     """
     refuse_homeless(name, layer)
-    if isinstance(layer, AWQLinear):
-        layer = layer.weight_only()
     state = layer.state_dict()
     if isinstance(layer, WeightOnlyLinear):
         if (bias := state.get("bias")) is not None:
@@ -97,8 +93,6 @@ def homeless(layer: Saved) -> str | None:
     """What of a layer the formats have no place for; None: nothing."""
     if isinstance(layer, ScaledLinear):
         return None if layer.input_smooth is None else "input_smooth"
-    if isinstance(layer, AWQLinear):
-        return None
     if layer.pre_scale is not None:
         return "pre_scale"
     if layer.zero == "float":

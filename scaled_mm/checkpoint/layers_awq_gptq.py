@@ -22,9 +22,8 @@ from torch import Tensor
 
 from ..lowbit.gptq import from_gptq_words
 from ..lowbit.grouped import GroupedWeight
-from ..lowbit.int4 import from_gptq
 from ..lowbit.words import pack_dense, per_word, signed
-from ..nn import AWQLinear, WeightOnlyLinear
+from ..nn import WeightOnlyLinear
 from .config import PackedScheme
 from .config_awq_gptq import AwqGptq
 from .folder import Checkpoint
@@ -90,38 +89,24 @@ class AwqGptqLayer(LowbitLayer):
     g_idx_part: ClassVar[str] = "g_idx"
 
     @property
-    def kind(self) -> type[AWQLinear | WeightOnlyLinear]:
-        return AWQLinear if self.scheme.bits == 4 else WeightOnlyLinear
+    def kind(self) -> type[WeightOnlyLinear]:
+        return WeightOnlyLinear
 
-    def module(self, checkpoint: Checkpoint, biased: bool) -> AWQLinear | WeightOnlyLinear:
+    def module(self, checkpoint: Checkpoint, biased: bool) -> WeightOnlyLinear:
         scales, qzeros = self._scales(checkpoint), self._qzeros(checkpoint)
         bias = self._bias(checkpoint, biased, scales.dtype)
-        words = self.read(checkpoint, "qweight"), scales, qzeros
-        if self.scheme.method == "gptq":
-            return self._from_gptq(checkpoint, words, bias)
-        made = AWQLinear(self.k, self.n, False, group_size=self.group, dtype=scales.dtype)
-        made.qweight, made.scales, made.qzeros = words
-        made.bias = bias
-        return made
-
-    def _from_gptq(
-        self, checkpoint: Checkpoint, words: tuple[Tensor, Tensor, Tensor], bias: Tensor | None
-    ) -> AWQLinear | WeightOnlyLinear:
-        """words: qweight, scales, qzeros, which are in order; what g_idx says may not be."""
-        qweight, scales, qzeros = words
+        qweight = self.read(checkpoint, "qweight")
+        if self.scheme.method == "awq":
+            return WeightOnlyLinear.from_awq(qweight, scales, qzeros, bias=bias)
         g_idx = self.read(checkpoint, "g_idx") if "g_idx" in self.parts else None
-        version, bits = self.scheme.version, self.scheme.bits
-        made: AWQLinear | WeightOnlyLinear
+        bits = self.scheme.bits
+        q, zeros = from_gptq_words(qweight, qzeros, version=self.scheme.version, bits=bits)
+        weight = GroupedWeight(q, scales, zeros)
+        if self.scheme.symmetric:  # q s, for which kernels read no zero points
+            weight = GroupedWeight(signed(q, bits), scales, None)
         try:
-            if bits == 4:
-                made = AWQLinear.from_int4(from_gptq(*words, g_idx, version=version), bias)
-            else:
-                q, zeros = from_gptq_words(qweight, qzeros, version=version, bits=bits)
-                weight = GroupedWeight(q, scales, zeros)
-                if self.scheme.symmetric:  # q s, for which kernels read no zero points
-                    weight = GroupedWeight(signed(q, bits), scales, None)
-                made = WeightOnlyLinear.from_grouped(weight, bits=bits, g_idx=g_idx, bias=bias)
-        except ValueError as error:
+            made = WeightOnlyLinear.from_grouped(weight, bits=bits, g_idx=g_idx, bias=bias)
+        except ValueError as error:  # what g_idx says; all else is in order
             self.refuse_g_idx(checkpoint, error)
         if made.act_order and self.scheme.act_order is False:
             reason = f"must be k // {self.group}, for desc_act is false"

@@ -51,10 +51,8 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
     | checkpoint | each `nn.Linear` with a quantised weight becomes |
     |---|---|
     | compressed-tensors W8A8 | a `scaled_mm.nn.ScaledLinear`, scales widened to float32 |
-    | AutoAWQ ("gemm"), 4 bits | a `scaled_mm.nn.AWQLinear` of the very words |
-    | GPTQ v1 and v2, 4 bits | the same, repacked, W = (q - z) s unchanged; act-order as `order` |
-    | GPTQ v1 and v2, 8 bits | a `scaled_mm.nn.WeightOnlyLinear`, W unchanged; act-order too |
     | compressed-tensors W4A16, W8A16 ("pack-quantized") | a `scaled_mm.nn.WeightOnlyLinear` |
+    | AutoAWQ ("gemm"), 4 bits; GPTQ v1 and v2, 4 and 8 bits | the same, W unchanged |
 
     under the same name. The other parameters and buffers are filled from the tensors of their
     names, in the model's own dtypes. The model may be on the meta device: then what is loaded lies

@@ -1,6 +1,6 @@
 """This library's layers and kernels inside other programs.
 
-    transformers.py   `from_pretrained` runs quantised folders on ScaledLinear and AWQLinear
+    transformers.py   `from_pretrained` runs quantised folders on this library's layers
     peft.py           LoRA adapters on quantised layers
     stored.py         a loaded layer's tensors as its file held them, to be saved again
     inductor.py       a pass of torch.compile that puts producers into its graphs

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint.compressed_tensors import narrowed
+from ..checkpoint.config_awq_gptq import AwqGptq
 from ..checkpoint.files import DTYPES
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.layer import QuantisedLayer
 from ..checkpoint.layers_awq_gptq import AwqGptqLayer
 from ..checkpoint.layers_packed import PackedLayer
 from ..lowbit.gptq import to_gptq_words
-from ..lowbit.int4 import Int4, from_awq, to_gptq
-from ..lowbit.words import unsigned
-from ..nn import AWQLinear, WeightOnlyLinear
+from ..lowbit.words import pack, unsigned
+from ..nn import WeightOnlyLinear
 
 
 def stored_tensors(
@@ -39,8 +39,8 @@ def stored_tensors(
         cannot hold them, they keep the module's.
     """
     held = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
-    if isinstance(layer, AwqGptqLayer) and layer.scheme.method == "gptq":
-        held |= _as_gptq(module, layer.scheme.version)
+    if isinstance(layer, AwqGptqLayer):
+        held |= _words(module, layer.scheme)
     if isinstance(layer, PackedLayer) and "weight_g_idx" not in held:  # where it lies in order
         held["weight_g_idx"] = torch.arange(layer.k) // layer.group
     stored = {}
@@ -55,30 +55,16 @@ def stored_tensors(
     return stored
 
 
-def _as_gptq(module: nn.Module, version: int) -> dict[str, Tensor]:
-    if isinstance(module, WeightOnlyLinear):
-        return _as_gptq_of_8_bits(module, version)
-    weight = _unpacked(module)
-    made = to_gptq(weight, version=version)
-    g_idx = weight.group_of_rows() if made.g_idx is None else made.g_idx
-    return {
-        "qweight": made.qweight,
-        "scales": made.scales,
-        "qzeros": made.qzeros,
-        "g_idx": g_idx,
-    }
-
-
-def _as_gptq_of_8_bits(module: WeightOnlyLinear, version: int) -> dict[str, Tensor]:
+def _words(module: nn.Module, scheme: AwqGptq) -> dict[str, Tensor]:
+    """In AWQ's or GPTQ's packing."""
+    assert isinstance(module, WeightOnlyLinear)
     packed = module.filled()
     q, scales, zeros, _ = packed.unpack()
     if zeros is None:
-        q, zeros = unsigned(q, 8), torch.full_like(scales, 128, dtype=torch.uint8)
-    words = to_gptq_words(packed.by_channel(q), zeros, version=version, bits=8)
+        q = unsigned(q, scheme.bits)
+        zeros = torch.full_like(scales, 1 << scheme.bits - 1, dtype=torch.uint8)
+    if scheme.method == "awq":
+        return {"qweight": pack(q), "scales": scales, "qzeros": pack(zeros)}
+    q = packed.by_channel(q)
+    words = to_gptq_words(q, zeros, version=scheme.version, bits=scheme.bits)
     return {"qweight": words[0], "scales": scales, "qzeros": words[1], "g_idx": packed.g_idx()}
-
-
-def _unpacked(module: nn.Module) -> Int4:
-    assert isinstance(module, AWQLinear)
-    weight = from_awq(module.qweight, module.scales, module.qzeros)
-    return weight if module.order is None else weight.out_of_order(module.order)

@@ -5,8 +5,8 @@
     model = AutoModelForCausalLM.from_pretrained(folder)
 
 After the import, `from_pretrained` of a compressed-tensors, AutoAWQ or GPTQ folder gives
-a model whose quantised Linears are `ScaledLinear`, `AWQLinear` and `WeightOnlyLinear` of
-`scaled_mm.nn`: the layers, and so the bits, of `scaled_mm.load_quantized`. No parameter asks for
+a model whose quantised Linears are `ScaledLinear` and `WeightOnlyLinear` of `scaled_mm.nn`:
+the layers, and so the bits, of `scaled_mm.load_quantized`. No parameter asks for
 gradients; adapters may train. `save_pretrained` writes the folder's form again.
 Neither compressed-tensors nor any other package of kernels is needed.
 

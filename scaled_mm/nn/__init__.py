@@ -1,9 +1,9 @@
 """Quantised layers: `ScaledLinear` in int8, `WeightOnlyLinear` with an 8- or 4-bit weight and
-16-bit activations, `AWQLinear` the same in AWQ's words."""
+16-bit activations."""
 
-from .awq_linear import AWQLinear
+from .awq_linear import AWQLinear as AWQLinear
 from .scaled_linear import MAX_K as MAX_K
 from .scaled_linear import ScaledLinear
 from .weight_only_linear import WeightOnlyLinear
 
-__all__ = ["AWQLinear", "ScaledLinear", "WeightOnlyLinear"]
+__all__ = ["ScaledLinear", "WeightOnlyLinear"]

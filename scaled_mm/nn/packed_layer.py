@@ -31,7 +31,7 @@ class PackedLayer(nn.Module):
     _OFFSETS: ClassVar[tuple[str, ...]] = ()  # of the scales' dtype, always
     _FACTORS: ClassVar[tuple[str, ...]] = ()  # float32, always
 
-    packed: Any  # a PackedWeight, PackedAWQ or MixedWeight, or None
+    packed: Any  # a PackedWeight or MixedWeight, or None
     kernel_weight: Tensor | None  # its memory
     bias: Tensor | None  # of the scales' dtype or float32
 

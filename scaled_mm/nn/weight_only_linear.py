@@ -240,7 +240,7 @@ class WeightOnlyLinear(PackedLayer):
 
         Args:
             qweight, scales, qzeros: as for `scaled_mm.MixedWeight.from_awq`.
-            order: integer [K], or None: the input channel of each row, as in `AWQLinear`.
+            order: integer [K], or None: the input channel of each row.
             bias: as for `from_grouped`.
         """
         weight = MixedWeight.from_awq(qweight, scales, qzeros)

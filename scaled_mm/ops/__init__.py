@@ -7,7 +7,7 @@
     azp.py         azp_adj, azp_with_adj
     quantize.py    quantize_int8, quantize_weight_int8
     produce.py     rms_norm_quantize_int8 and its like: producers that write int8
-    lowbit.py      awq_dequantize, awq_gemm; pack_awq and PackedAWQ in packed_awq.py
+    lowbit.py      awq_dequantize, awq_gemm
     gradients.py   what layers call where autograd follows x or their bias
     mixed.py       mixed_mm; pack_weight and MixedWeight in mixed_weight.py, which has the layout of
                    packed_words.py

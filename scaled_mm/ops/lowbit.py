@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, accept_out, explained, written
-from .packed_awq import PackedAWQ
-from .packed_weight import is_read_early
+from .mixed import mixed_mm
+from .mixed_weight import MixedWeight
 from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
 _awq_gemm = torch.ops.scaled_mm.awq_gemm.default
 _awq_gemm_out = torch.ops.scaled_mm.awq_gemm.out
-_mixed_mm = torch.ops.scaled_mm.mixed_mm.default
-_mixed_mm_out = torch.ops.scaled_mm.mixed_mm.out
 
 
 def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
@@ -48,7 +46,7 @@ def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
 
 def awq_gemm(
     x: Tensor,
-    qweight: Tensor | PackedAWQ,
+    qweight: Tensor | MixedWeight,
     scales: Tensor | None = None,
     qzeros: Tensor | None = None,
     *,
@@ -65,7 +63,7 @@ def awq_gemm(
     Args:
         x: float16 or bfloat16 [..., K], any strides.
         qweight, scales, qzeros: as for `awq_dequantize`; the scales of x's dtype. Or, in place of
-            all three, a `PackedAWQ` of such a weight: on a GPU faster.
+            all three, `MixedWeight.from_awq` of them, for `mixed_mm`: on a GPU faster.
         bias: x's dtype or float32, [N] or [1, N]; added in float32.
         out: a tensor of D's dtype and shape to write D into, as for `scaled_mm`.
 
@@ -74,29 +72,22 @@ def awq_gemm(
 
     Raises:
         ValueError: an operand breaks a rule above, or requires grad in grad mode.
-        TypeError: an operand is no tensor, or scales or qzeros stand beside a `PackedAWQ`.
+        TypeError: an operand is no tensor, or scales or qzeros stand beside a `MixedWeight`.
     """
+    if isinstance(qweight, MixedWeight):
+        if scales is not None or qzeros is not None:
+            raise TypeError("scales and qzeros must be absent beside a MixedWeight, got a Tensor")
+        return mixed_mm(x, qweight, bias=bias, out=out)
     options: dict[str, Any] = {} if bias is None else {"bias": bias}
     if out is not None:
         options["out"] = out
-    operands: dict[str, Any] = {"x": x}
-    weight: tuple[Any, ...]
-    if isinstance(qweight, PackedAWQ):
-        if scales is not None or qzeros is not None:
-            raise TypeError("scales and qzeros must be absent beside a PackedAWQ, got a Tensor")
-        operands["qweight"] = qweight.data
-        ops, weight = (_mixed_mm, _mixed_mm_out), (qweight.data, qweight.sizes)
-    else:
-        operands |= {"qweight": qweight, "scales": scales, "qzeros": qzeros}
-        ops, weight = (_awq_gemm, _awq_gemm_out), (qweight, scales, qzeros)
+    operands: dict[str, Any] = {"x": x, "qweight": qweight, "scales": scales, "qzeros": qzeros}
     accept(operands, options)
-    if isinstance(qweight, PackedAWQ) and is_read_early(qweight):
-        options["settled"] = True
     try:
         if out is None:
-            return ops[0](x, *weight, **options)
+            return _awq_gemm(x, qweight, scales, qzeros, **options)
         accept_out(out)
-        ops[1](x, *weight, **options)
+        _awq_gemm_out(x, qweight, scales, qzeros, **options)
         return written(out)
     except (MemoryError, RuntimeError) as error:
         raise explained(error, {**operands, **options}) from None

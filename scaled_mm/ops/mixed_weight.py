@@ -17,6 +17,7 @@ from ..lowbit.stored import plain
 from ..lowbit.words import must_be_words, signed, unpack, unsigned
 from .packed_weight import Packed, settle_written
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
+from .shapes import awq_sizes
 from .units import from_units, layout_for, to_units, units_elements
 
 VERSION = 1
@@ -111,6 +112,7 @@ class MixedWeight(Packed):
         """
         accept({"qweight": qweight, "scales": scales, "qzeros": qzeros})
         must_be_words(qweight=qweight, qzeros=qzeros)
+        awq_sizes(qweight, scales, qzeros)
         return pack_weight(unpack(qweight), scales, zeros=unpack(qzeros), bits=4)
 
     @classmethod

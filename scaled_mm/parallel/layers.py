@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..nn import AWQLinear, ScaledLinear
+from ..nn import ScaledLinear
 from ..ops.int8 import int8_mm
 from ..ops.quantize import quantize_int8
-from .layouts import agreed_range, all_reduce, gather_features
+from .layouts import agreed_range, all_reduce
 from .sums import scaled_epilogue
 
 TERMS = ("azp_adj", "azp_with_adj")
@@ -81,36 +81,6 @@ class RowwiseScaledLinear(ScaledLinear):
         absent = [name for name in self.terms() if prefix + name not in state_dict]
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.sum_terms(absent)  # the layer made them of its own weight
-
-
-class RowwiseAWQLinear(AWQLinear):
-    """An `AWQLinear` of which this rank has some of the K input features, in whole groups.
-
-        y = sum over ranks of x W  + bias
-
-    Each rank's product is rounded to the scales' dtype, which the kernels put out. The sum over
-    ranks and the bias are float32, and are rounded once. docs/lowbit.md has the bound on the error.
-
-    Buffers: all but `bias` are this rank's. Where there is an `order`, which may point to any
-    channel, x is gathered from all ranks first.
-
-    Attributes:
-        mesh: the ranks that share the features, one dimension.
-        whole_features: K of the whole layer.
-    """
-
-    mesh: DeviceMesh
-    whole_features: int
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.order is not None:
-            x = gather_features(x, self.mesh, self.whole_features)[..., self.order]
-        must_have_features(x, self.in_features)
-        product = self._product(x.to(self._dtype))
-        y = all_reduce(product.float(), self.mesh)
-        if self.bias is not None:
-            y += self.bias
-        return y.to(self._dtype).to(x.dtype)
 
 
 def must_have_features(x: Tensor, count: int) -> None:

@@ -23,7 +23,7 @@ from ..checkpoint.loading import layers_to_load, load_layers, whole
 from ..lowbit.words import per_word
 from .layers import TERMS, RowwiseScaledLinear
 from .layouts import all_reduce
-from .shares import Cut, Part, Side, cuts_of, gptq_cuts, packed_cuts
+from .shares import INT8_CUTS, Cut, Part, Side, packed_cuts, words_cuts
 from .styles import QuantizedParallel
 
 
@@ -131,13 +131,13 @@ class LayerPart:
                 self.layer.check_term(checkpoint, getattr(module, name).cpu())
 
     def _cuts(self) -> Mapping[str, Cut]:
-        """As `cuts_of`, of the tensors that the checkpoint has."""
+        """Of the tensors that the checkpoint has."""
         side, group = self.share.side, None if self.group == self.layer.k else self.group
         if isinstance(self.layer, PackedLayer):
             return packed_cuts(side, self.layer.scheme.bits, group)
-        if isinstance(self.layer, AwqGptqLayer) and self._words_along_k():
-            return gptq_cuts(side, self.layer.scheme.bits, group)
-        return cuts_of(self.layer.kind, side, self.group)
+        if isinstance(self.layer, AwqGptqLayer):
+            return words_cuts(side, self.layer.scheme.bits, group, self._words_along_k())
+        return INT8_CUTS[side]
 
     def _words_along_k(self) -> bool:
         """GPTQ's and compressed-tensors' words hold neighbours of a column, AWQ's of a row."""

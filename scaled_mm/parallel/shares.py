@@ -9,7 +9,7 @@ from enum import Enum
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..nn import MAX_K, AWQLinear, WeightOnlyLinear
+from ..nn import MAX_K, WeightOnlyLinear
 
 
 class Side(Enum):
@@ -84,10 +84,7 @@ class Part:
     end: int
 
 
-NIBBLES = 8
-"""Columns in a word of AWQ's."""
-
-_INT8: Mapping[Side, Mapping[str, Cut]] = {
+INT8_CUTS: Mapping[Side, Mapping[str, Cut]] = {
     Side.OUT: {
         "weight": Cut(0),
         "weight_scale": Cut(0),
@@ -97,22 +94,7 @@ _INT8: Mapping[Side, Mapping[str, Cut]] = {
     },
     Side.IN: {"weight": Cut(1), "input_smooth": Cut(0), "folded_smooth": Cut(0)},
 }
-
-
-def _int4(side: Side, group: int) -> Mapping[str, Cut]:
-    if side is Side.OUT:
-        return {
-            "qweight": Cut(1, NIBBLES),
-            "qzeros": Cut(1, NIBBLES),
-            "scales": Cut(1),
-            "bias": Cut(0),
-        }
-    return {
-        "qweight": Cut(0),
-        "qzeros": Cut(0, group),
-        "scales": Cut(0, group),
-        "order": Cut(0),  # of rows of W; it points to any channel of the whole input
-    }
+"""The tensors of a `ScaledLinear` that are cut; the others belong to every rank whole."""
 
 
 def packed_cuts(side: Side, bits: int, group: int | None) -> Mapping[str, Cut]:
@@ -130,22 +112,21 @@ def packed_cuts(side: Side, bits: int, group: int | None) -> Mapping[str, Cut]:
     }
 
 
-def gptq_cuts(side: Side, bits: int, group: int | None) -> Mapping[str, Cut]:
-    """Of GPTQ's tensors; group None: one for all input features, as for `packed_cuts`."""
+def words_cuts(side: Side, bits: int, group: int | None, along_k: bool) -> Mapping[str, Cut]:
+    """Of AWQ's and GPTQ's tensors, whose words hold neighbours of a row, or along K; group None:
+    one for all input features, as for `packed_cuts`."""
+    words = 32 // bits
     if side is Side.IN:
         grouped = ("scales", "qzeros") if group is not None else ()
-        return {"qweight": Cut(0, 32 // bits)} | {name: Cut(0, group or 1) for name in grouped}
+        return {"qweight": Cut(0, words if along_k else 1)} | {
+            name: Cut(0, group or 1) for name in grouped
+        }
     return {
-        "qweight": Cut(1),
-        "qzeros": Cut(1, 32 // bits),
+        "qweight": Cut(1, 1 if along_k else words),
+        "qzeros": Cut(1, words),
         "scales": Cut(1),
         "bias": Cut(0),
     }
-
-
-def cuts_of(kind: type, side: Side, group: int = 1) -> Mapping[str, Cut]:
-    """The tensors that are cut; the others belong to every rank whole."""
-    return _int4(side, group) if issubclass(kind, AWQLinear) else _INT8[side]
 
 
 def check(kind: type, share: Share, group: int = 1) -> None:
@@ -156,12 +137,6 @@ def check(kind: type, share: Share, group: int = 1) -> None:
     """
     if issubclass(kind, WeightOnlyLinear):
         if share.side is Side.IN and group != share.size:  # one group may be cut: it has one scale
-            share.must_be_whole(group, "group_size")
-        return
-    if issubclass(kind, AWQLinear):
-        if share.side is Side.OUT:
-            share.must_be_whole(NIBBLES, "the columns in a word")
-        else:
             share.must_be_whole(group, "group_size")
     elif share.side is Side.IN and share.size > MAX_K:  # the sum of all ranks could wrap
         raise ValueError(f"in_features must be at most {MAX_K}, got {share.size}")

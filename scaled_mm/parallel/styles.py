@@ -11,19 +11,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledLinear, WeightOnlyLinear
 from ..ops.gradients import wants_gradient
-from .layers import RowwiseAWQLinear, RowwiseScaledLinear
+from .layers import RowwiseScaledLinear
 from .layouts import as_dtensor, bring
-from .shares import Share, Side, check, cuts_of
+from .shares import INT8_CUTS, Share, Side, check
 from .weight_only import RowwiseWeightOnlyLinear, weight_only_part
 
-Quantised = ScaledLinear | AWQLinear | WeightOnlyLinear
-_ROWWISE = {
-    AWQLinear: RowwiseAWQLinear,
-    ScaledLinear: RowwiseScaledLinear,
-    WeightOnlyLinear: RowwiseWeightOnlyLinear,
-}
+Quantised = ScaledLinear | WeightOnlyLinear
+_ROWWISE = {ScaledLinear: RowwiseScaledLinear, WeightOnlyLinear: RowwiseWeightOnlyLinear}
 
 
 class QuantizedParallel(ParallelStyle):
@@ -113,13 +109,13 @@ class QuantizedParallel(ParallelStyle):
 
 
 class ColwiseQuantizedParallel(QuantizedParallel):
-    """Shares out the output features N of a `ScaledLinear`, `WeightOnlyLinear` or `AWQLinear`, as
-    torch's `ColwiseParallel` does those of an `nn.Linear`, which it takes too.
+    """Shares out the output features N of a `ScaledLinear` or `WeightOnlyLinear`, as torch's
+    `ColwiseParallel` does those of an `nn.Linear`, which it takes too.
 
     Each rank has the scales, bias and zero-point terms of its columns and computes them as the
     whole layer would; no rank waits for another. A `ScaledLinear` has the bits of the layer that is
-    not cut. So have the other two on the CPU; on a GPU, where the kernel depends on N, they keep
-    within the bound of docs/lowbit.md.
+    not cut. So has a `WeightOnlyLinear` on the CPU; on a GPU, where the kernel depends on N, it
+    keeps within the bound of docs/lowbit.md.
 
     Args:
         input_layouts: how the input lies over the ranks: a tensor that is no DTensor is taken to
@@ -128,8 +124,7 @@ class ColwiseQuantizedParallel(QuantizedParallel):
         use_local_output: give this rank's tensor (the default), or a DTensor.
 
     Raises:
-        ValueError: when it is applied: the mesh has several dimensions; the layer is cut already;
-            AWQ whose N is not cut at multiples of 8.
+        ValueError: when it is applied: the mesh has several dimensions; the layer is cut already.
         TypeError: the module is no such layer.
 
     Columns are cut as `torch.chunk` does, so N need not be a multiple of the ranks. Every rank
@@ -142,13 +137,13 @@ class ColwiseQuantizedParallel(QuantizedParallel):
 
 
 class RowwiseQuantizedParallel(QuantizedParallel):
-    """Shares out the input features K of a `ScaledLinear`, `WeightOnlyLinear` or `AWQLinear`, as
-    torch's `RowwiseParallel` does those of an `nn.Linear`, which it takes too.
+    """Shares out the input features K of a `ScaledLinear` or `WeightOnlyLinear`, as torch's
+    `RowwiseParallel` does those of an `nn.Linear`, which it takes too.
 
     | layer | ranks exchange | result |
     |---|---|---|
     | `ScaledLinear` | int32 sums; before, if dynamic, the range of each token | the same bits |
-    | the others | float32 sums; before, with act-order, the activations | within a bound |
+    | `WeightOnlyLinear` | float32 sums; before, with act-order, the activations | within a bound |
 
     "The same bits" are those of the layer that is not cut: integer sums do not depend on their
     order, and what follows them (zero points, scales, bias) is done once, on the whole sum. The
@@ -182,8 +177,8 @@ def must_be_whole(module: nn.Module) -> None:
     """
     if not isinstance(module, Quantised):
         raise TypeError(
-            "module must be a ScaledLinear, WeightOnlyLinear, AWQLinear, nn.Linear or "
-            f"nn.Embedding, got {type(module).__name__}"
+            "module must be a ScaledLinear, WeightOnlyLinear, nn.Linear or nn.Embedding, "
+            f"got {type(module).__name__}"
         )
     share = getattr(module, "share", None)
     if share is not None:
@@ -195,30 +190,19 @@ def _cut(layer: Quantised, share: Share) -> Quantised:
     if isinstance(layer, WeightOnlyLinear):
         return weight_only_part(layer, share)
     k, n = (share.count if share.side is side else getattr(layer, side.value) for side in _KN)
-    biased = layer.bias is not None
-    if isinstance(layer, AWQLinear):
-        packed = layer.packed is not None
-        state = layer.state_dict()  # plain, whichever form the layer has
-        device, dtype = state["scales"].device, state["scales"].dtype
-        made: Quantised = AWQLinear(
-            k, n, biased, group_size=layer.group_size, dtype=dtype, device=device
-        )
-        if packed:
-            made.pack()
-    else:
-        made = ScaledLinear(
-            k,
-            n,
-            biased,
-            dynamic=layer.dynamic,
-            symmetric=layer.symmetric,
-            per_token=layer.per_token,
-            smooth=layer.input_smooth is not None,
-            device=layer.weight_scale.device,
-        )
-        if layer.folded_smooth is not None:  # not in the state dict
-            made.folded_smooth = _part(layer.folded_smooth, "folded_smooth", layer, share)
-    state = {name: _part(x, name, layer, share) for name, x in layer.state_dict().items()}
+    made = ScaledLinear(
+        k,
+        n,
+        layer.bias is not None,
+        dynamic=layer.dynamic,
+        symmetric=layer.symmetric,
+        per_token=layer.per_token,
+        smooth=layer.input_smooth is not None,
+        device=layer.weight_scale.device,
+    )
+    if layer.folded_smooth is not None:  # not in the state dict
+        made.folded_smooth = _part(layer.folded_smooth, "folded_smooth", share)
+    state = {name: _part(x, name, share) for name, x in layer.state_dict().items()}
     made.load_state_dict(state, assign=True)
     return made
 
@@ -226,9 +210,9 @@ def _cut(layer: Quantised, share: Share) -> Quantised:
 _KN = (Side.IN, Side.OUT)
 
 
-def _part(x: Tensor, name: str, layer: Quantised, share: Share) -> Tensor:
+def _part(x: Tensor, name: str, share: Share) -> Tensor:
     """This rank's part of a tensor, in memory of its own."""
-    cut = cuts_of(type(layer), share.side, getattr(layer, "group_size", 1)).get(name)
+    cut = INT8_CUTS[share.side].get(name)
     part = share.within(cut, tuple(x.shape)) if cut is not None else None
     return (
         x.clone()

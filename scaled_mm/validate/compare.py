@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from .._progress import progress
 from ..checkpoint import load_quantized
 from ..checkpoint.folder import Checkpoint
-from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import decibels
 from ..quantization.observe import Call, as_calls, evaluating, observe
 from .folds import find_folds
@@ -23,7 +23,7 @@ from .layers import LayerInspector
 from .report import Agreement, Thresholds, ValidationReport
 
 STRIDE = 7
-Layer = ScaledLinear | WeightOnlyLinear | AWQLinear
+Layer = ScaledLinear | WeightOnlyLinear
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -89,8 +89,7 @@ def validate(
         name: module for name, module in quantised.named_modules() if isinstance(module, Layer)
     }
     if not layers:
-        kinds = "ScaledLinear, WeightOnlyLinear or AWQLinear"
-        raise ValueError(f"quantised must hold a {kinds}, got none")
+        raise ValueError("quantised must hold a ScaledLinear or WeightOnlyLinear, got none")
     originals = _originals(model, layers)
     inspector = LayerInspector(originals, stride, find_folds(model, quantised, originals, layers))
     with progress("comparing", 2 * len(calls) + len(layers)) as tick:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledLinear, WeightOnlyLinear
 
 NOTICED = 0.02
 """Factors that spread less, as the root mean square of their logarithms, are rounding."""
@@ -85,8 +85,6 @@ def find_folds(
 
 def weight_of(layer: nn.Module) -> Tensor:
     """W, float32 [N, K], that the layer multiplies its input by."""
-    if isinstance(layer, AWQLinear):
-        return layer.weight.float()
     if isinstance(layer, WeightOnlyLinear):
         w = layer.filled().dequantize().float().t()
         return w if layer.pre_scale is None else w * layer.pre_scale

@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from ..lowbit.words import unpack
-from ..nn import AWQLinear, ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import Inspector, decibels
 from ..reference.accuracy import AccuracyReport
 from ..reference.arithmetic import FORMATS, Array, ulp
 from .folds import Fold
 from .report import LayerReport
 
-LOWBIT = (AWQLinear, WeightOnlyLinear)
-"""Layers whose activations stay float."""
 OUTLIER = 6.0
 """A channel whose range is so many times the median channel's is an outlier."""
 
@@ -79,7 +76,7 @@ class LayerInspector(Inspector):
         """The report of one layer; the reference runs now."""
         module, _, _ = self.samples[name][0]
         seen = self.inputs[name]
-        if isinstance(module, LOWBIT):
+        if isinstance(module, WeightOnlyLinear):
             _, xs, ys = zip(*self.samples[name], strict=True)
             judged = [judge_lowbit(module, torch.cat(xs), torch.cat(ys))]
             grid, azp_mean, azp_used = _of_weight(module)
@@ -130,16 +127,13 @@ def _quantisation(seen: _Inputs, layer: ScaledLinear, x: Tensor, scaled: Tensor)
 def _of_weight(layer: nn.Module) -> tuple[float, float, float]:
     """Of a weight in 4 or 8 bits: part of the values that occur, mean zero point, part of them that
     is not the middle of the range. Without zero points the middle is each."""
-    if isinstance(layer, AWQLinear):
-        bits, values, zeros = 4, unpack(layer.qweight), unpack(layer.qzeros)
-    else:
-        assert isinstance(layer, WeightOnlyLinear)
-        bits = layer.bits
-        values, _, given, _ = layer.filled().unpack()
-        whole = given is not None and not given.is_floating_point()
-        zeros = given if given is not None and whole else values.new_full((1,), 0)
-        if not whole:  # signed values; 0 of them is the middle
-            values, zeros = values.short() + (1 << bits - 1), zeros.short() + (1 << bits - 1)
+    assert isinstance(layer, WeightOnlyLinear)
+    bits = layer.bits
+    values, _, given, _ = layer.filled().unpack()
+    whole = given is not None and not given.is_floating_point()
+    zeros = given if given is not None and whole else values.new_full((1,), 0)
+    if not whole:  # signed values; 0 of them is the middle
+        values, zeros = values.short() + (1 << bits - 1), zeros.short() + (1 << bits - 1)
     levels = torch.bincount(values.flatten().cpu().long(), minlength=1 << bits)
     zeros = zeros.float()
     moved = float((zeros != 1 << bits - 1).float().mean())
@@ -164,7 +158,7 @@ def judge_lowbit(layer: nn.Module, x: Tensor, y: Tensor) -> AccuracyReport:
     return AccuracyReport(
         y.dtype,
         tuple(y.shape),
-        "awq_gemm" if isinstance(layer, AWQLinear) else "mixed_mm",
+        "mixed_mm",
         getattr(layer, "bias", None) is not None,
         beyond=int((~(fraction <= 1)).sum()),
         worst_ulp=float(units.max(initial=0)),
@@ -174,25 +168,19 @@ def judge_lowbit(layer: nn.Module, x: Tensor, y: Tensor) -> AccuracyReport:
 
 def _bounded(layer: nn.Module, x: Tensor) -> tuple[Array, Array, torch.dtype]:
     """The exact output, how far from it one may be, and the dtype of the kernel's."""
-    if isinstance(layer, AWQLinear):
-        dtype = layer.scales.dtype
-        rows = x.to(dtype) if layer.order is None else x.to(dtype)[..., layer.order]
-        operands = (rows, layer.qweight, layer.scales, layer.qzeros)
-        parts = reference.awq_gemm_bound(*operands, bias=layer.bias)
-    else:
-        assert isinstance(layer, WeightOnlyLinear)
-        q, scales, zeros, order = layer.filled().unpack()
-        dtype = scales.dtype
-        parts = reference.mixed_mm_bound(
-            x.to(dtype),
-            q,
-            scales,
-            zeros,
-            order=order,
-            pre_scale=layer.pre_scale,
-            bias=layer.bias,
-            activation=layer.activation,
-        )
+    assert isinstance(layer, WeightOnlyLinear)
+    q, scales, zeros, order = layer.filled().unpack()
+    dtype = scales.dtype
+    parts = reference.mixed_mm_bound(
+        x.to(dtype),
+        q,
+        scales,
+        zeros,
+        order=order,
+        pre_scale=layer.pre_scale,
+        bias=layer.bias,
+        activation=layer.activation,
+    )
     exact, bound = (part.numpy() for part in parts)
     return exact, bound, dtype
 
@@ -208,10 +196,7 @@ def _peak(absmax: Tensor) -> float:
 
 def scheme_text(layer: nn.Module, fold: Fold) -> str:
     """dynamic token asym smooth, int4 g128 act-order folded, or w8a16 g4096, for example."""
-    if isinstance(layer, AWQLinear):
-        words = ["int4", f"g{layer.group_size}"]
-        words += ["act-order"] * (layer.order is not None)
-    elif isinstance(layer, WeightOnlyLinear):
+    if isinstance(layer, WeightOnlyLinear):
         words = [f"w{layer.bits}a16", f"g{layer.group_size}"]
         words += ["asym"] * (layer.zero != "none") + ["act-order"] * layer.act_order
         words += ["smooth"] * (layer.pre_scale is not None)
