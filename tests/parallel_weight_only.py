@@ -14,7 +14,8 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 from weight_only_cases import ACTIVATIONS, weight_of
 
-from scaled_mm import GroupedWeight, quantize_weight_grouped
+from scaled_mm import quantize_weight_grouped
+from scaled_mm.lowbit.grouped import GroupedWeight
 from scaled_mm.nn import WeightOnlyLinear
 from scaled_mm.parallel import ColwiseQuantizedParallel, RowwiseQuantizedParallel
 

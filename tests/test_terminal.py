@@ -18,8 +18,8 @@ from torch import nn
 
 from scaled_mm import QuantConfig, Smoothing, _progress, quantize_model
 from scaled_mm.cli import info
-from scaled_mm.validate import show, validate
-from scaled_mm.validate.show import plot
+from scaled_mm.validate import validate
+from scaled_mm.validate.show import plot, show
 from scaled_mm_cli.main import main
 from scaled_mm_cli.terminal import Console, cell, guarded, lines, print_json, printable
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from scaled_mm import QuantConfig, Smoothing, quantize_model
 from scaled_mm.demo import data
 from scaled_mm.quantization.schemes import SCHEMES
-from scaled_mm.validate import Thresholds, ValidationReport, show, validate
+from scaled_mm.validate import Thresholds, ValidationReport, validate
 from scaled_mm.validate.compare import agreement, first_tensor
-from scaled_mm.validate.show import plot
+from scaled_mm.validate.show import plot, show
 from scaled_mm.validate.targets import config_of
 from scaled_mm_cli.main import main
 
