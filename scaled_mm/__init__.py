@@ -35,6 +35,7 @@ from .quantization.fuse import fuse_model
 from .quantization.model import prepare_model, quantize_model
 from .quantization.observe import Call
 from .quantization.report import QuantizationReport, QuantizationWarning, quantization_report
+from .quantization.rotation import Rotation
 from .quantization.schemes import Scheme, WeightScheme
 from .quantization.smoothquant import Smoothing
 from .tuning.cache import load as _load_tuning
@@ -65,6 +66,7 @@ __all__ = [
     "QuantConfig",
     "QuantizationReport",
     "QuantizationWarning",
+    "Rotation",
     "Scheme",
     "Smoothing",
     "WeightScheme",

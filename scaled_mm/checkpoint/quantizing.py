@@ -107,13 +107,16 @@ def quantize_checkpoint(
 
     Raises:
         ValueError: the checkpoint is malformed or quantised; config means no Linear, one that has
-            no weight of its own, or smoothing that the format has no place for; batches are
-            missing; or `out` holds what was not written here, or with other settings.
+            no weight of its own, a rotation, or smoothing that the format has no place for; batches
+            are missing; or `out` holds what was not written here, or with other settings.
         ModuleNotFoundError: transformers is needed, and not installed.
         OSError: a file cannot be read or written. What was finished stays, for the next run.
     """
     started = time.perf_counter()
     source, out, config = Checkpoint(checkpoint), Path(out), config or QuantConfig()
+    if config.rotation is not None:
+        rule = "be None for a checkpoint (scaled_mm.quantize_model rotates a model)"
+        raise ValueError(f"rotation must {rule}, got {config.rotation}")
     plan = Plan.of(source, config)
     if plan.calibrated and batches is None:
         raise ValueError("batches must be given for a static scheme or smoothing, got None")

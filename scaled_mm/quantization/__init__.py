@@ -6,6 +6,7 @@ config.py        QuantConfig; schemes.py Scheme, WeightScheme
 layers.py        which modules can be quantised, and what else holds matrices
 report.py        what was quantised, and what was not
 calibrate.py     ranges of activations
+rotation.py      orthogonal matrices folded into weights
 smoothquant.py   which layers are smoothed by what; feeds.py which norm feeds which Linears
 observe.py       the inputs and outputs of layers on batches
 inspect.py       a layer's own noise, and its bits against the reference

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .layers import fits
+from .rotation import Rotation
 from .schemes import AnyScheme, scheme_of
 from .smoothquant import Smoothing, refuse_strings
 
@@ -36,6 +37,8 @@ class QuantConfig:
         overrides: pairs of pattern and scheme; the first pair that matches a layer goes before
             `scheme`.
         smoothing: which layers SmoothQuant smooths, and how much; None: none.
+        rotation: of a Llama-like or Qwen-like model, folded into its weights before they are
+            smoothed and quantised; None: none.
         percentile: static ranges that hold this part, in %, of the calibration's elements, in
             (50, 100]. None: all of them, which is better wherever outliers matter.
 
@@ -49,6 +52,7 @@ class QuantConfig:
     ignore: tuple[str, ...] = NOT_BY_DEFAULT
     overrides: tuple[tuple[str, AnyScheme | str], ...] = ()
     smoothing: Smoothing | None = None
+    rotation: Rotation | None = None
     percentile: float | None = None
 
     def __post_init__(self) -> None:

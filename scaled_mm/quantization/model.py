@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from .fuse import fuse_model
 from .layers import as_linear, check, is_conv1d, matching, matrices, named, readers, why_float
 from .observe import Call, as_calls
 from .report import attach, report_of
+from .rotation import rotate, untie
 from .saving import prepare_saving
 from .schemes import SCHEMES as SCHEMES
 from .schemes import AnyScheme, WeightScheme
@@ -91,7 +93,8 @@ def quantize_model(
     no place for the model (`input_smooth`, Conv1D), `save_pretrained` is refused.
 
     Everything is looked up, calibrated and checked before the first layer is replaced: where this
-    raises ValueError or TypeError, `model` is as it was. With inplace=True it then goes layer by
+    raises ValueError or TypeError, `model` is as it was (but see `rotate` of one that is changed in
+    place: its check comes after). With inplace=True it then goes layer by
     layer, each float weight freed before the next is quantised, so the peak of memory is the model
     and one layer. If memory runs out on the way, a model that was to be changed in place is left
     half changed and must not be used.
@@ -99,7 +102,7 @@ def quantize_model(
     Args:
         model: any module, float32, bfloat16 or float16, on any device.
         config: default: dynamic per token, symmetric, all Linears but lm_head.
-        calibration: batches, for static schemes and for smoothing: each a tensor or a tuple
+        calibration: batches, for static schemes, smoothing and rotation: each a tensor or a tuple
             (positional arguments), a mapping (keyword arguments; its attention_mask excludes
             padding) or a `scaled_mm.Call`.
         fuse: a batch for `fuse_model`, which is then called on the result. None, the default:
@@ -131,15 +134,22 @@ def quantize_model(
     known = Calibration()
     static = [name for name in found if config.scheme_for(name).static]
     calls: Sequence[Call] = ()
-    if calibration is None and (static or config.smoothing):
-        raise ValueError("calibration must be given for a static scheme or smoothing, got None")
-    if calibration is not None and (static or config.smoothing):
+    needed = bool(static or config.smoothing or config.rotation)
+    if calibration is None and needed:
+        what = "a static scheme, smoothing or rotation"
+        raise ValueError(f"calibration must be given for {what}, got None")
+    if calibration is not None and needed:
         calls = as_calls(calibration)
+    rotation = None
+    if config.rotation is not None:
+        model, inplace = (model if inplace else copy.deepcopy(model)), True
+        rotation = rotate(model, config.rotation, calls[0])
+        found = linears(model, config)
     if static or config.smoothing:
         known = calibrated(model, found, calls, config)
         known.check(static)
         known.warn(config, calls, stacklevel=3)
-    report = report_of(model, config, found, known.smooth)
+    report = report_of(model, config, found, known.smooth, rotation)
     conv1d = [name for name, module in found.items() if is_conv1d(module)]
     swap = Swap(model, inplace)
     with progress("quantising", len(found)) as tick:
@@ -196,7 +206,10 @@ def prepare_model(
     swap = Swap(model, inplace)
     for name, module in found.items():
         swap.replace(module, _empty(name, as_linear(module), config.scheme_for(name)))
-    return swap.finished()
+    made = swap.finished()
+    if config.rotation is not None and config.rotation.residual:
+        untie(made)
+    return made
 
 
 def _empty(name: str, linear: nn.Linear, scheme: AnyScheme) -> nn.Module:

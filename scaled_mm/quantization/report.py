@@ -11,6 +11,7 @@ from torch import nn
 
 from .config import TARGETS, QuantConfig
 from .layers import as_linear, matching, matrices, multiplied, named, readers, why_float
+from .rotation import Rotation
 from .schemes import name_of
 from .smoothquant import Smooth
 
@@ -61,6 +62,8 @@ class QuantizationReport:
 
     layers: tuple[QuantisedLayer, ...]
     floats: tuple[FloatMatrix, ...]
+    rotation: Rotation | None = None
+    """What was folded into the weights, with its seed."""
 
     @property
     def share(self) -> float:
@@ -87,6 +90,8 @@ class QuantizationReport:
             f"quantised: {count}, {self.share:.1%} of the matrix parameters",
             *(f"  {line}" for line in map(_layer_line, self.layers)),
         ]
+        if self.rotation is not None:
+            lines.append(f"rotated: {self.rotation}")
         if self.floats:
             lines.append(f"float: {_count(self.floats, 'matrix', 'matrices')}")
         lines += [f"  {x.name} ({x.parameters:,}): {x.why}" for x in self.floats]
@@ -125,6 +130,7 @@ def report_of(
     config: QuantConfig,
     found: Mapping[str, nn.Module],
     smooth: Mapping[str, Smooth],
+    rotation: Rotation | None = None,
 ) -> QuantizationReport:
     """The report, from the model as it is before anything changes.
 
@@ -133,6 +139,7 @@ def report_of(
         config: that of `quantize_model`.
         found: the layers that are quantised.
         smooth: of them, the smoothed ones.
+        rotation: as `rotate` returned it.
     """
     layers = []
     for name, module in found.items():
@@ -146,7 +153,8 @@ def report_of(
                 part.norm if part else None,
             )
         )
-    return QuantizationReport(tuple(layers), tuple(_floats(model, config, set(found.values()))))
+    floats = tuple(_floats(model, config, set(found.values())))
+    return QuantizationReport(tuple(layers), floats, rotation)
 
 
 def _floats(model: nn.Module, config: QuantConfig, quantised: set[nn.Module]) -> list[FloatMatrix]:

@@ -1,0 +1,197 @@
+"""Rotations folded into weights: the float model stays what it was, int8 loses less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_bits, extra
+from torch import Tensor, nn
+
+import scaled_mm
+from scaled_mm import Call, QuantConfig, Rotation, Smoothing, quantize_model
+from scaled_mm.quantization.rotation import rotate
+
+transformers = extra("transformers")
+
+IDS = torch.arange(96).view(4, 24) * 7 % 128
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 96,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+MODELS = {
+    "llama": ("Llama", {"attention_bias": True}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", {}),
+}
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float32, outliers: float = 1.0) -> Any:
+    """Random, norms included. A few channels of the residual stream are so much larger than the
+    others, and are read by weights that are so much smaller."""
+    kind, options = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **options)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for path, x in model.named_parameters():
+            if path.endswith("bias"):
+                x.normal_(std=0.1)
+            if "norm" in path:
+                x.uniform_(0.5, 1.5)
+            if "embed" in path:
+                x[:, ::41] *= outliers
+            elif re.search(r"[qkv]_proj.w|gate|up_proj|head", path):
+                x[:, ::41] /= outliers
+    return model.requires_grad_(False)
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"value_output": False}, {"residual": False}, {"block": 16, "head_block": 4}],
+    ids=["both", "residual", "values", "blocks"],
+)
+def test_the_float_model_is_what_it_was(name: str, options: dict[str, Any]) -> None:
+    model, changed = model_of(name), model_of(name)
+    rotate(changed, Rotation(**options), Call((IDS,)))
+    wanted, got = logits(model), logits(changed)
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+    layers = dict(changed.named_modules())
+    for path, linear in model.named_modules():
+        if not isinstance(linear, nn.Linear):
+            continue
+        part = path.rpartition(".")[2]
+        turned = options.get("residual", True) or part in ("v_proj", "o_proj")
+        assert torch.equal(layers[path].weight, linear.weight) != turned, path
+    ones = [x for path, x in changed.named_parameters() if path.endswith("layernorm.weight")]
+    assert all(bool((x == 1).all()) for x in ones) == options.get("residual", True)
+    if options.get("residual", True):
+        assert changed.lm_head.weight is not changed.model.embed_tokens.weight
+        assert not changed.config.tie_word_embeddings
+
+
+def test_seeds() -> None:
+    made = {}
+    for seed in (0, 0, 1):
+        model = model_of("llama")
+        chosen = rotate(model, Rotation(seed=seed), Call((IDS,)))
+        assert (chosen.block, chosen.head_block, chosen.seed) == (32, 8, seed)
+        weight = model.model.layers[0].self_attn.q_proj.weight
+        same = made.setdefault(seed, weight)
+        assert torch.equal(same, weight)
+    assert not torch.equal(made[0], made[1])
+
+
+def test_an_orthogonal_matrix() -> None:
+    """The embedding's rows, read off: R R.t() is 1, in blocks, of one magnitude."""
+    model = model_of("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:96] = torch.eye(96)
+    rotate(model, Rotation(block=16), Call((IDS,)))
+    r = model.model.embed_tokens.weight[:96]
+    assert torch.allclose(r @ r.t(), torch.eye(96), atol=1e-6)
+    inside = torch.block_diag(*[torch.ones(16, 16)] * 6).bool()
+    assert torch.allclose(r.abs()[inside], torch.tensor(0.25))
+    assert not r[~inside].any()
+
+
+@pytest.mark.parametrize("scheme", ["dynamic", "static"])
+def test_outliers_cost_less_than_half(scheme: str) -> None:
+    model = model_of("llama", outliers=30.0)
+    wanted = logits(model)
+    errors = []
+    for rotation in (None, Rotation()):
+        made = quantize_model(model, QuantConfig(scheme, rotation=rotation), [IDS])
+        errors.append(float((logits(made) - wanted).norm() / wanted.norm()))
+    assert_bits(logits(model), wanted)  # a copy was rotated
+    assert errors[1] < errors[0] / 2
+
+
+def test_report_smoothing_and_files(tmp_path: Path) -> None:
+    model = model_of("llama-tied", torch.bfloat16)
+    wanted = logits(model).float()
+    config = QuantConfig("static", smoothing=Smoothing(), rotation=Rotation(seed=3))
+    made = quantize_model(model, config, [IDS])
+    got = logits(made)
+    assert (got.float() - wanted).norm() <= 0.1 * wanted.norm()
+    report = scaled_mm.quantization_report(made)
+    assert report.as_dict()["rotation"] == {
+        "residual": True,
+        "value_output": True,
+        "block": 32,
+        "head_block": 8,
+        "seed": 3,
+        "ranks": 1,
+    }
+    assert "seed=3" in str(report)
+    assert all(layer.norm for layer in report.layers if "q_proj" in layer.name)
+    again = scaled_mm.prepare_model(model, config)
+    again.load_state_dict(made.state_dict())
+    assert_bits(logits(again), got)
+    made.save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    del config.quantization_config
+    empty = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    assert_bits(logits(scaled_mm.load_quantized(empty.eval(), tmp_path)), got)
+
+
+class Layer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def without(model: Any, name: str) -> Any:
+    model.set_submodule(name, Layer())
+    return model
+
+
+REFUSED: dict[str, tuple[Any, Rotation, str]] = {
+    "block": (None, Rotation(block=64), r"block must divide the width of model\S+ \(96\), got 64"),
+    "head": (None, Rotation(head_block=16), r"head_block must divide a head of .* \(24\), got 16"),
+    "ranks": (None, Rotation(ranks=8), r"^head_block .*layers.0.self_attn.o_proj of each of 8 r"),
+    "linear": ("model.layers.1.mlp.up_proj", Rotation(), r"mlp\.up_proj, a Linear, .* a Layer$"),
+    "norm": ("model.norm", Rotation(), r"^model\.norm must be an RMSNorm, got a Layer$"),
+    "embedding": ("model.embed_tokens", Rotation(), r"embed_tokens, a Embedding, .*got a Layer$"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    replaced, rotation, message = REFUSED[name]
+    model = model_of("llama")
+    before = {key: x.clone() for key, x in model.state_dict().items()}
+    broken = without(model, replaced) if replaced else model
+    with pytest.raises(ValueError, match=message):
+        rotate(broken, rotation, Call((IDS,)))
+    assert all(torch.equal(x, before[key]) for key, x in broken.state_dict().items())
+
+
+def test_refused_options_and_models_of_another_kind() -> None:
+    for options in ({"block": 3}, {"head_block": 1}, {"ranks": 0}):
+        with pytest.raises(ValueError, match=f"^{next(iter(options))} must be"):
+            Rotation(**options)
+    with pytest.raises(ValueError, match=r"^residual or value_output must be True"):
+        Rotation(residual=False, value_output=False)
+    with pytest.raises(ValueError, match=r"^calibration must be given for .* rotation, got None"):
+        quantize_model(model_of("llama"), QuantConfig(rotation=Rotation()))
+    gemma = transformers.GemmaForCausalLM(transformers.GemmaConfig(**SIZES)).eval()
+    with pytest.raises(ValueError, match=r"^rotation must leave the model's output as it was"):
+        quantize_model(gemma, QuantConfig(rotation=Rotation()), [IDS])
