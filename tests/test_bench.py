@@ -47,7 +47,7 @@ def test_int_mm_computes_the_same_product(result):
 
 
 def test_wrong_numbers_are_shown_and_not_right():
-    case = make_case(3, 32, 16, "bias", torch.bfloat16)
+    case = make_case(3, 16, 32, "bias", torch.bfloat16)
     entry = Measurement("fast", gops=9.0)
     judge(entry, case, torch.zeros(3, 16, dtype=torch.bfloat16))
     assert (entry.verdict, entry.right) == ("wrong", False)
@@ -67,7 +67,7 @@ def test_sums_without_an_epilogue_are_no_best():
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_a_sample_of_rows_and_columns_is_judged(epilogue):
-    case = make_case(40, 32, 48, epilogue, torch.float32)
+    case = make_case(40, 48, 32, epilogue, torch.float32)
     out = CONTENDERS[1].prepare(case).run(case.a, case.b)
     entry = Measurement("plain")
     judge(entry, case, out, most=32 * 20)
@@ -78,7 +78,7 @@ def test_a_sample_of_rows_and_columns_is_judged(epilogue):
 
 
 def test_bytes_moved():
-    case = make_case(3, 32, 16, "azp-per-token", torch.float16)
+    case = make_case(3, 16, 32, "azp-per-token", torch.float16)
     vectors = 4 * 3 + 4 * 16 + 2 * 16 + 4 * 3 + 4 * 16  # scales, bias, azp, azp_adj
     assert case.bytes_moved() == 3 * 32 + 32 * 16 + 2 * 3 * 16 + vectors
 
@@ -103,7 +103,7 @@ def test_host_run(monkeypatch, capsys):
     monkeypatch.setattr(host, "CALLS", 2)
     assert main(["bench", "--host", "--rounds", "1", "--without", COMPILED]) == 0
     shown = capsys.readouterr().out
-    assert "Host time of an eager call, M=1 K=16 N=16" in shown
+    assert "Host time of an eager call, M=1 N=16 K=16" in shown
     for label in ("plain, ScaledEpilogueAzpPerToken", "quantize_int8, static", "torch.mm"):
         assert label in shown
 
@@ -113,7 +113,7 @@ def test_host_run(monkeypatch, capsys):
 
 @pytest.mark.parametrize("text", ["4096", "0x1x1", "1x2x3x4", "axbxc", "1x-2x3"])
 def test_shape_is_refused_by_rule_and_value(text):
-    with pytest.raises(ValueError, match=f"--shape must be MxKxN.*got {text}"):
+    with pytest.raises(ValueError, match=f"--shape must be MxNxK.*got {text}"):
         command.parse_shape(text)
 
 
@@ -122,7 +122,7 @@ def test_shapes_asked_for():
     assert len(command.shapes_of("cuda", [], [], [])) == 4 * 14
     assert command.shapes_of("cuda", [], ["8x9"], [3, 4]) == [(3, 8, 9), (4, 8, 9)]
     assert command.shapes_of("cuda", ["1x2x3"], [], []) == [(1, 2, 3)]
-    with pytest.raises(ValueError, match="--weight must be KxN, such as 4096x4096, got 8"):
+    with pytest.raises(ValueError, match="--weight must be NxK, such as 4096x4096, got 8"):
         command.shapes_of("cpu", [], ["8"], [])
     with pytest.raises(ValueError, match="--shape must be given without"):
         command.shapes_of("cpu", ["1x2x3"], [], [4])
@@ -135,7 +135,7 @@ def test_files(tmp_path, capsys):
     assert main(["bench", "--read", str(json_file), "--markdown", str(markdown_file)]) == 0
     out, err = capsys.readouterr()
     assert out.count("packed / best right") == 2
-    assert err == "1/1: M=2 K=16 N=16\n"
+    assert err == "1/1: M=2 N=16 K=16\n"
     assert markdown_file.read_text() == table.markdown(json.loads(json_file.read_text()))
 
 

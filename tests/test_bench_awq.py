@@ -21,13 +21,13 @@ def names(op, device="cpu"):
 @pytest.fixture(scope="module", params=DTYPES)
 def products(request):
     settings = LowbitSettings(group=32, out_dtype=request.param, rounds=1)
-    return measure.run([(2, 128, 64), (5, 128, 64)], settings)
+    return measure.run([(2, 64, 128), (5, 64, 128)], settings)
 
 
 @pytest.fixture(scope="module", params=DTYPES)
 def weights(request):
     settings = LowbitSettings("awq_dequantize", out_dtype=request.param, rounds=2)
-    return measure.run([(0, 128, 64), (0, 256, 8)], settings)
+    return measure.run([(0, 64, 128), (0, 8, 256)], settings)
 
 
 def test_every_contender_computes_the_product(products):
@@ -49,7 +49,7 @@ def test_every_contender_computes_the_weight(weights):
 
 
 def test_the_compiler_is_given_the_same_weight():
-    case = make_awq_case("awq_dequantize", 0, 64, 32, 32, torch.float16)
+    case = make_awq_case("awq_dequantize", 0, 32, 64, 32, torch.float16)
     entry = Measurement("torch compiled")
     judge(entry, case, awq._for_the_compiler(*case.words))
     assert entry.verdict == "exact"
@@ -57,7 +57,7 @@ def test_the_compiler_is_given_the_same_weight():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_verdicts_on_a_product(dtype):
-    case = make_awq_case("awq_gemm", 20, 64, 48, 32, dtype)
+    case = make_awq_case("awq_gemm", 20, 48, 64, 32, dtype)
     exact = case.x.double() @ case.weight.dequantize().double()
 
     def verdict(out):
@@ -77,7 +77,7 @@ def test_verdicts_on_a_product(dtype):
 
 
 def test_verdicts_on_a_weight():
-    case = make_awq_case("awq_dequantize", 0, 64, 48, 32, torch.float16)
+    case = make_awq_case("awq_dequantize", 0, 48, 64, 32, torch.float16)
     weight = case.weight.dequantize()
 
     def verdict(out):
@@ -92,7 +92,7 @@ def test_verdicts_on_a_weight():
 
 
 def test_a_sample_of_columns_is_judged():
-    case = make_awq_case("awq_gemm", 40, 64, 96, 64, torch.float16)
+    case = make_awq_case("awq_gemm", 40, 96, 64, 64, torch.float16)
     out = (case.x.double() @ case.weight.dequantize().double()).half()
     entry = Measurement("it")
     judge(entry, case, out, most=64 * 32)
@@ -104,7 +104,7 @@ def test_a_sample_of_columns_is_judged():
 
 def test_bytes_moved():
     words = 64 * 48 // 2 + 2 * 48 // 2 + 2 * 48 * 2  # q, zero points, scales
-    case = make_awq_case("awq_gemm", 3, 64, 48, 32, torch.float16)
+    case = make_awq_case("awq_gemm", 3, 48, 64, 32, torch.float16)
     assert case.facts() == {
         "m": 3,
         "k": 64,
@@ -112,13 +112,13 @@ def test_bytes_moved():
         "bytes": words + 2 * 3 * (64 + 48),
         "weight_bytes": words,
     }
-    case = make_awq_case("awq_dequantize", 0, 64, 48, 32, torch.float16)
+    case = make_awq_case("awq_dequantize", 0, 48, 64, 32, torch.float16)
     assert case.bytes_moved() == words + 2 * 64 * 48
 
 
 def test_weights_are_written_in_turn():
     """Each output in another place: else a large cache would never write it out."""
-    case = make_awq_case("awq_dequantize", 0, 64, 32, 32, torch.float16)
+    case = make_awq_case("awq_dequantize", 0, 32, 64, 32, torch.float16)
     route = AWQ_CONTENDERS["awq_dequantize"][0].prepare(case)
     assert route.rotate_outputs
     turning = measure.rotating(route, 3)
@@ -136,8 +136,8 @@ def test_weights_are_written_in_turn():
         (["--awq", "--dtype", "float32"], "--dtype must be one of bfloat16, float16, got float32"),
         (["--awq", "--epilogue", "bias"], "--epilogue must be left out with --awq, got bias"),
         (["--awq", "--without", "triton"], "--without must be one of dense mm, dequantize + mm"),
-        (["--awq", "--weight", "100x64"], "--weight must be of multiples of the group by"),
-        (["--awq", "--weight", "128x60"], "--weight must be of multiples of the group by"),
+        (["--awq", "--weight", "64x100"], "--weight must be of multiples of 8 by"),
+        (["--awq", "--weight", "60x128"], "--weight must be of multiples of 8 by"),
         (["--awq-dequantize", "--m", "1"], "--awq-dequantize must be given without --shape and"),
         (["--awq", "--awq-dequantize"], "--awq must be given without --awq-dequantize, got both"),
         (["--awq", "--png", "x.png"], "--png must be given without --awq, got awq_gemm"),
@@ -152,14 +152,14 @@ def test_refusals(arguments, said, capsys):
 
 def test_files(tmp_path, capsys):
     json_file, markdown_file = tmp_path / "x.json", tmp_path / "x.md"
-    measured = ["--awq", "--weight", "64x32", "--m", "2", "--group", "32", "--rounds", "1"]
+    measured = ["--awq", "--weight", "32x64", "--m", "2", "--group", "32", "--rounds", "1"]
     assert main(["bench", *measured, "--json", str(json_file)]) == 0
     assert main(["bench", "--read", str(json_file), "--markdown", str(markdown_file)]) == 0
     out, err = capsys.readouterr()
     assert out.count("awq_gemm / best right") == 2
-    assert err == "1/1: M=2 K=64 N=32\n"
-    assert main(["bench", "--awq-dequantize", "--weight", "128x32", "--rounds", "1"]) == 0
-    assert capsys.readouterr().err == "1/1: K=128 N=32\n"
+    assert err == "1/1: M=2 N=32 K=64\n"
+    assert main(["bench", "--awq-dequantize", "--weight", "32x128", "--rounds", "1"]) == 0
+    assert capsys.readouterr().err == "1/1: N=32 K=128\n"
 
 
 @pytest.mark.parametrize("verdict", ["rounding", "wrong", "it failed"])
@@ -182,12 +182,12 @@ gpu = [
 @pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=gpu) for dtype in DTYPES])
 def test_gpu_run(dtype):
     settings = LowbitSettings(out_dtype=dtype, device="cuda", rounds=2)
-    for case in measure.run([(1, 512, 512), (300, 512, 1024)], settings)["results"]:
+    for case in measure.run([(1, 512, 512), (300, 1024, 512)], settings)["results"]:
         for route in case["routes"]:
             if route["name"] == "int4pack mm" and dtype == "float16":
                 assert route["verdict"] == "bfloat16 only"
             else:
                 assert route["verdict"] in ("exact", "bound", "rounding"), route
     settings = dataclasses.replace(settings, op="awq_dequantize")
-    (case,) = measure.run([(0, 512, 1024)], settings)["results"]
+    (case,) = measure.run([(0, 1024, 512)], settings)["results"]
     assert [route["verdict"] for route in case["routes"]] == ["exact"] * 3

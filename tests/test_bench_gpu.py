@@ -70,7 +70,7 @@ def gpu_result(monkeypatch):
     monkeypatch.setattr(measure, "clock_of", lambda device: Sundial())
     real = make_case
     monkeypatch.setattr(measure, "make_case", lambda *case: real(*case[:-1], "cpu"))
-    return measure.run([(2, 16, 32), (64, 16, 32)], Settings(device="cuda", rounds=2))
+    return measure.run([(2, 32, 16), (64, 32, 16)], Settings(device="cuda", rounds=2))
 
 
 def test_a_broken_contender_ends_nothing(gpu_result):
@@ -94,7 +94,7 @@ def test_nobody_but_ours_fails(monkeypatch, gpu_result):
     broken = Contender("plain", "fails", fails, ("cuda",), ours=True)
     others = [c for c in CONTENDERS if c.name == "bf16 mm"]
     monkeypatch.setattr(measure, "CONTENDERS", [broken, *others])
-    result = measure.run([(2, 16, 32)], Settings(device="cuda", rounds=1))
+    result = measure.run([(2, 32, 16)], Settings(device="cuda", rounds=1))
     plain, other = result["results"][0]["routes"]
     assert (plain["verdict"], plain["gops"]) == ("CUDA error: [unlucky]", None)
     assert other["microseconds"] and other["times_plain"] is None
@@ -110,7 +110,7 @@ def test_what_fails_in_a_round_is_out(monkeypatch, gpu_result):
             return Stopwatch(lambda: next(rounds), 0.01, calls)
 
     monkeypatch.setattr(measure, "clock_of", lambda device: Stopped())
-    result = measure.run([(2, 16, 32)], Settings(device="cuda", rounds=3))
+    result = measure.run([(2, 32, 16)], Settings(device="cuda", rounds=3))
     plain, other, *_ = result["results"][0]["routes"]
     assert (plain["verdict"], plain["microseconds"]) == ("StopIteration", None)
     assert other["microseconds"] and other["times_plain"] is None
@@ -133,7 +133,7 @@ def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
 @pytest.mark.parametrize(("op", "share"), [("awq_gemm", 2), ("awq_dequantize", 0)])
 def test_operations_of_int4_are_of_16_bit_floats(op, share):
     """A GPU does half as many of them; a weight that is written out has none."""
-    case = make_awq_case(op, 4, 64, 16, 32, torch.bfloat16)
+    case = make_awq_case(op, 4, 16, 64, 32, torch.bfloat16)
     floors = measure.floors_of(case, Sundial())
     want = share * case.operations / 1e4 or None
     assert floors["operations_us"] == (want and pytest.approx(want))
@@ -163,7 +163,7 @@ def test_runs_as_one(gpu_result, tmp_path, capsys):
     assert "| us | M=1 | M=2 | M=3 | M=64 | output |" in table.markdown(both)
     second["results"][0]["m"] = 2
     assert written() == 2
-    assert "--read must have each shape once, got (2, 16, 32) twice" in capsys.readouterr().err
+    assert "--read must have each shape once, got (2, 32, 16) twice" in capsys.readouterr().err
     second["machine"]["gpu"] = "Clock"
     assert written() == 2
     assert "must be of runs with one gpu, got Sundial and Clock" in capsys.readouterr().err
@@ -227,7 +227,7 @@ gpu = [
 @pytest.fixture(params=[pytest.param(epilogue, marks=gpu) for epilogue in EPILOGUES])
 def measured_on_gpu(request):
     settings = Settings(epilogue=request.param, device="cuda", rounds=2)
-    return measure.run([(1, 512, 512), (64, 512, 1024), (300, 512, 512)], settings)
+    return measure.run([(1, 512, 512), (64, 1024, 512), (300, 512, 512)], settings)
 
 
 def test_gpu_run(measured_on_gpu):

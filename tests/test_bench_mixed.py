@@ -15,7 +15,7 @@ from scaled_mm_cli.main import main
 @pytest.mark.parametrize(("scheme", "group"), [("w8a16", 0), ("w4a16", 32), ("w8a16", 64)])
 def test_every_contender_computes_the_product(scheme, group, dtype):
     settings = LowbitSettings(scheme, group, dtype, rounds=1)
-    result = measure.run([(2, 128, 64), (5, 128, 64)], settings)
+    result = measure.run([(2, 64, 128), (5, 64, 128)], settings)
     for case in result["results"]:
         assert [route["name"] for route in case["routes"]] == [
             contender.name for contender in MIXED_CONTENDERS[scheme]
@@ -29,12 +29,12 @@ def test_every_contender_computes_the_product(scheme, group, dtype):
             assert route["verdict"] in ("exact", "bound", "rounding"), route
     text = table.markdown(json.loads(json.dumps(result)))
     groups = f"groups of {group}" if group else "per channel"
-    assert f"**K=128 N=64, {scheme}, {groups}, {dtype}, weights cold**" in text
+    assert f"**N=64 K=128, {scheme}, {groups}, {dtype}, weights cold**" in text
     assert f"| {scheme} / best right |" in text
 
 
 def test_verdicts():
-    case = make_mixed_case("w8a16", 20, 64, 48, 0, torch.float16)
+    case = make_mixed_case("w8a16", 20, 48, 64, 0, torch.float16)
     exact = (case.x.double() @ case.dequantized().double()).half()
 
     def verdict(out):
@@ -48,7 +48,7 @@ def test_verdicts():
 
 
 def test_bytes_moved():
-    case = make_mixed_case("w4a16", 3, 64, 48, 32, torch.float16)
+    case = make_mixed_case("w4a16", 3, 48, 64, 32, torch.float16)
     words = 64 * 48 // 2 + 2 * 48 * 2  # q, scales
     assert case.facts() == {
         "m": 3,
@@ -66,7 +66,10 @@ def test_bytes_moved():
         (["--mixed", "w8a16", "--awq"], "--awq must be given without --mixed, got both"),
         (["--mixed", "w4a16", "--epilogue", "azp"], "--epilogue must be left out"),
         (["--awq", "--group", "0"], "--group must be at least 1 with --awq, got 0"),
-        (["--mixed", "w4a16", "--shape", "1x100x64"], "--weight must be of multiples of the group"),
+        (
+            ["--mixed", "w4a16", "--shape", "1x64x100"],
+            "--weight must have K in multiples of the group",
+        ),
     ],
 )
 def test_refused(arguments, message, capsys):

@@ -33,7 +33,7 @@ REFUSED = [  # arguments, what the one line says
     (["demo", "--out", "no/such/folder/x.png"], "--out must lie in a folder that exists, got no/"),
     (["demo", "--out", "x.txt"], "--out must end in .png, got x.txt"),
     (["demo", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got tpu"),
-    (["bench", "--shape", "4x4"], "--shape must be MxKxN"),
+    (["bench", "--shape", "4x4"], "--shape must be MxNxK"),
     (["bench", "--device", "tpu"], "--device must be one of cpu, cuda, got tpu"),
     (["bench", "--device", "cpu", "--png", "x.png"], "--png must be given with shapes measured by"),
     (["bench", "--read", "no-such.json"], "no-such.json: No such file or directory"),

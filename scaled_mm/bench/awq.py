@@ -34,12 +34,12 @@ class AwqCase:
     int8_operations: ClassVar[float] = 2.0  # a product of 16-bit floats takes the time of two
 
     @property
-    def mkn(self) -> tuple[int, int, int]:
-        return len(self.x), *self.weight.q.shape
+    def mnk(self) -> tuple[int, int, int]:
+        return len(self.x), *self.weight.q.shape[::-1]
 
     @property
     def operations(self) -> int:
-        return 2 * math.prod(self.mkn)
+        return 2 * math.prod(self.mnk)
 
     @property
     def weight_bytes(self) -> int:
@@ -47,17 +47,17 @@ class AwqCase:
 
     def bytes_moved(self) -> int:
         """Words, zero points, scales and x once, and D."""
-        m, k, n = self.mkn
+        m, n, k = self.mnk
         return self.weight_bytes + m * (k + n) * self.x.itemsize
 
     def facts(self) -> dict[str, int]:
         """What the result says of the case."""
-        sizes = dict(zip("mkn", self.mkn, strict=True))
+        sizes = dict(zip("mnk", self.mnk, strict=True))
         return {**sizes, "bytes": self.bytes_moved(), "weight_bytes": self.weight_bytes}
 
     def sample(self, most: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Columns that together have about `most` elements of the weight, and their words."""
-        _, k, n = self.mkn
+        _, n, k = self.mnk
         chosen = spread(n // 8, max(1, most // (8 * max(1, k))))
         columns = (8 * chosen[:, None] + torch.arange(8)).flatten()
         qweight, scales, qzeros = self.words
@@ -67,7 +67,7 @@ class AwqCase:
     def judge(self, out: Tensor, most: int) -> Judgement:
         """Compares a sample with the exact product: within the bound that awq_gemm keeps, a peer
         within 16 times that, or wrong."""
-        rows, (columns, words) = spread(self.mkn[0], CHECKED_ROWS), self.sample(most)
+        rows, (columns, words) = spread(self.mnk[0], CHECKED_ROWS), self.sample(most)
         if most not in self._expected:  # one for all contenders
             x = self.x[rows].cpu()
             self._expected[most] = reference.awq_gemm_bound(x, *words)
@@ -82,11 +82,11 @@ class DequantizeCase(AwqCase):
 
     @property
     def operations(self) -> int:
-        return 2 * math.prod(self.mkn[1:])
+        return 2 * math.prod(self.mnk[1:])
 
     def bytes_moved(self) -> int:
         """Words, zero points and scales once, and W."""
-        return self.weight_bytes + math.prod(self.mkn[1:]) * self.x.itemsize
+        return self.weight_bytes + math.prod(self.mnk[1:]) * self.x.itemsize
 
     def judge(self, out: Tensor, most: int) -> Judgement:
         """Compares a sample of columns with the reference: its bits, an ulp off, or wrong."""
@@ -101,11 +101,11 @@ class DequantizeCase(AwqCase):
 
 
 def make_awq_case(
-    op: str, m: int, k: int, n: int, group: int, dtype: torch.dtype, device: str = "cpu"
+    op: str, m: int, n: int, k: int, group: int, dtype: torch.dtype, device: str = "cpu"
 ) -> AwqCase:
     if k % group or n % 8:
-        rule = "of multiples of the group by multiples of 8"
-        raise ValueError(f"--weight must be {rule}, got {k}x{n}, groups of {group}")
+        rule = "of multiples of 8 by multiples of the group"
+        raise ValueError(f"--weight must be {rule}, got {n}x{k}, groups of {group}")
     random = torch.Generator(device).manual_seed(0)
 
     def nibbles(*shape: int) -> Tensor:
@@ -178,7 +178,7 @@ def int4pack_route(x: Tensor, group: int, weight: Callable[[], tuple[Tensor, ...
 
 def _int4pack(case: AwqCase) -> Route:
     """Its z is (8 - zero) s."""
-    _, k, _ = case.mkn
+    _, _, k = case.mnk
 
     def weight() -> tuple[Tensor, ...]:
         scales = case.weight.scales.float()

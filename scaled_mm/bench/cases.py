@@ -29,9 +29,9 @@ def spread(length: int, most: int) -> Tensor:
     return torch.linspace(0, length - 1, min(length, most)).long()
 
 
-def shape_text(m: int, k: int, n: int) -> str:
+def shape_text(m: int, n: int, k: int) -> str:
     """M=0: the weight alone."""
-    return f"M={m} K={k} N={n}" if m else f"K={k} N={n}"
+    return f"M={m} N={n} K={k}" if m else f"N={n} K={k}"
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,22 @@ class Case:
     int8_operations: ClassVar[float] = 1.0  # what one costs of a GPU's int8 rate
 
     @property
-    def mkn(self) -> tuple[int, int, int]:
-        return self.a.shape[0], self.a.shape[1], self.b.shape[1]
+    def mnk(self) -> tuple[int, int, int]:
+        return self.a.shape[0], self.b.shape[1], self.a.shape[1]
 
     @property
     def operations(self) -> int:
-        return 2 * math.prod(self.mkn)
+        return 2 * math.prod(self.mnk)
 
     def bytes_moved(self) -> int:
         """Of every operand once and of the output: what no kernel can do without."""
         read = (self.a, self.b, self.scale_a, self.scale_b, *self.operands.values())
-        m, _, n = self.mkn
+        m, n, _ = self.mnk
         return sum(x.numel() * x.itemsize for x in read) + m * n * self.out_dtype.itemsize
 
     def facts(self) -> dict[str, int]:
         """What the result says of the case."""
-        return {**dict(zip("mkn", self.mkn, strict=True)), "bytes": self.bytes_moved()}
+        return {**dict(zip("mnk", self.mnk, strict=True)), "bytes": self.bytes_moved()}
 
     def judge(self, out: Tensor, most: int) -> Judgement:
         """Compares a sample of rows with the reference, and of columns when a weight has more than
@@ -100,7 +100,7 @@ class Case:
         Off the bits by rounding (another order of the scales, bf16 before the bias) is no fault of
         a peer; more than 16 times the accuracy bound of scaled_mm is none of rounding's.
         """
-        m, k, n = self.mkn
+        m, n, k = self.mnk
         rows, columns = spread(m, CHECKED_ROWS), spread(n, max(1, most // max(1, k)))
 
         def sample(x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Case:
 
 
 def make_case(
-    m: int, k: int, n: int, epilogue: str, out_dtype: torch.dtype, device: str = "cpu"
+    m: int, n: int, k: int, epilogue: str, out_dtype: torch.dtype, device: str = "cpu"
 ) -> Case:
     random = torch.Generator(device).manual_seed(0)
 

@@ -162,7 +162,7 @@ def _compiled(what: Sequence[Any]) -> Callable[..., Tensor]:
 
 
 def _int_mm_compiled(case: Case) -> Route:
-    m, k, n = case.mkn
+    m, n, k = case.mnk
     _accept_int_mm(case)
     # On a GPU one weight's function serves every M, as it would in a model.
     what = (None if case.a.is_cuda else m, k, n, *case.operands, case.out_dtype)

@@ -25,7 +25,7 @@ from .cases import DTYPES, EPILOGUES, Case, make_case
 from .contenders import CONTENDERS
 from .measure import SCHEMA, Settings, in_short
 
-SIZES = {"cuda": (32, 512, 512), "cpu": (1, 16, 16)}  # device -> M, K, N
+SIZES = {"cuda": (32, 512, 512), "cpu": (1, 16, 16)}  # device -> M, N, K
 CALLS = 2000  # in a round
 PEERS = ("float32 mm", "bf16 mm", "fp8 rowwise", "_int_mm sums", "_int_mm compiled", "triton")
 
@@ -119,11 +119,11 @@ def run(settings: Settings, machine: dict[str, Any]) -> dict[str, Any]:
         }
         for label, call in made.items()
     ]
-    m, k, n = SIZES[settings.device]
+    m, n, k = SIZES[settings.device]
     return {
         "schema": SCHEMA,
         "machine": machine,
         "settings": asdict(settings),
         "results": [],
-        "host": {"m": m, "k": k, "n": n, "calls": CALLS, "rows": rows},
+        "host": {"m": m, "n": n, "k": k, "calls": CALLS, "rows": rows},
     }

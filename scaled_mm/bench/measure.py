@@ -71,8 +71,8 @@ class Settings:
         """Who takes part, in the order of the tables."""
         return taking_part(CONTENDERS, self)
 
-    def case(self, m: int, k: int, n: int) -> Case:
-        return make_case(m, k, n, self.epilogue, DTYPES[self.out_dtype], self.device)
+    def case(self, m: int, n: int, k: int) -> Case:
+        return make_case(m, n, k, self.epilogue, DTYPES[self.out_dtype], self.device)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class LowbitSettings:
     def contenders(self) -> list[Contender]:
         return taking_part(LOWBIT_CONTENDERS[self.op], self)
 
-    def case(self, m: int, k: int, n: int) -> AwqCase | MixedCase:
+    def case(self, m: int, n: int, k: int) -> AwqCase | MixedCase:
         make = make_mixed_case if self.op in MIXED_CONTENDERS else make_awq_case
-        return make(self.op, m, k, n, self.group, DTYPES[self.out_dtype], self.device)
+        return make(self.op, m, n, k, self.group, DTYPES[self.out_dtype], self.device)
 
 
 AnyCase = Case | AwqCase | MixedCase
@@ -154,7 +154,7 @@ def prepare(contender: Contender, case: AnyCase, settings: AnySettings, clock: C
         route = rotating(route, clock.activation_copies(out.numel() * out.itemsize))
     del out
     if settings.cold:
-        _, k, n = case.mkn
+        _, n, k = case.mnk
         copies = clock.weight_copies(max(1, int(k * n * route.weight_bytes)))
         weights += [route.weight() for _ in range(copies - 1)]
         size = max(1, route.x.numel() * route.x.itemsize)
@@ -252,7 +252,7 @@ def run(
     settings: AnySettings,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measures every (M, K, N) of `shapes`; the result is JSON-ready."""
+    """Measures every (M, N, K) of `shapes`; the result is JSON-ready."""
     (*_, result) = growing(shapes, settings, progress)
     return result
 
@@ -271,9 +271,9 @@ def growing(
         "results": [],
     }
     slow: set[str] = set()
-    for i, (m, k, n) in enumerate(shapes):
-        progress(f"{i + 1}/{len(shapes)}: {shape_text(m, k, n)}")
-        case = settings.case(m, k, n)
+    for i, (m, n, k) in enumerate(shapes):
+        progress(f"{i + 1}/{len(shapes)}: {shape_text(m, n, k)}")
+        case = settings.case(m, n, k)
         entries = measure(case, settings, slow, clock)
         routes = [entry.json() for entry in entries]
         facts = {**case.facts(), **floors_of(case, clock), "routes": routes}

@@ -27,9 +27,9 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
                         f"--read must be of runs with one {name}, got {have} and {got}"
                     )
     cases = [case for result in results for case in result["results"]]
-    shapes = [(case["m"], case["k"], case["n"]) for case in cases]
+    shapes = [(case["m"], case["n"], case["k"]) for case in cases]
     if twice := [shape for shape in shapes if shapes.count(shape) > 1]:
         raise ValueError(f"--read must have each shape once, got {twice[0]} twice")
     weights = list(dict.fromkeys(shape[1:] for shape in shapes))
-    cases.sort(key=lambda case: (weights.index((case["k"], case["n"])), case["m"]))
+    cases.sort(key=lambda case: (weights.index((case["n"], case["k"])), case["m"]))
     return {**first, "results": cases}

@@ -39,8 +39,8 @@ class MixedCase:
     int8_operations: ClassVar[float] = 2.0  # a product of 16-bit floats takes the time of two
 
     @property
-    def mkn(self) -> tuple[int, int, int]:
-        return len(self.x), *self.q.shape
+    def mnk(self) -> tuple[int, int, int]:
+        return len(self.x), *self.q.shape[::-1]
 
     @property
     def group(self) -> int:
@@ -48,7 +48,7 @@ class MixedCase:
 
     @property
     def operations(self) -> int:
-        return 2 * math.prod(self.mkn)
+        return 2 * math.prod(self.mnk)
 
     @property
     def weight_bytes(self) -> int:
@@ -56,12 +56,12 @@ class MixedCase:
 
     def bytes_moved(self) -> int:
         """Weight and x once, and D."""
-        m, k, n = self.mkn
+        m, n, k = self.mnk
         return self.weight_bytes + m * (k + n) * self.x.itemsize
 
     def facts(self) -> dict[str, int]:
         """What the result says of the case."""
-        sizes = dict(zip("mkn", self.mkn, strict=True))
+        sizes = dict(zip("mnk", self.mnk, strict=True))
         return {**sizes, "bytes": self.bytes_moved(), "weight_bytes": self.weight_bytes}
 
     def packed(self) -> MixedWeight:
@@ -73,7 +73,7 @@ class MixedCase:
     def judge(self, out: Tensor, most: int) -> Judgement:
         """Compares a sample with the exact product: within the bound that mixed_mm keeps, a peer
         within 16 times that, or wrong."""
-        _, k, n = self.mkn
+        _, n, k = self.mnk
         rows, columns = spread(len(self.x), CHECKED_ROWS), spread(n, max(1, most // max(1, k)))
         if most not in self._expected:  # one for all contenders
             weight = (self.q[:, columns].cpu(), self.scales[:, columns].cpu())
@@ -83,12 +83,12 @@ class MixedCase:
 
 
 def make_mixed_case(
-    scheme: str, m: int, k: int, n: int, group: int, dtype: torch.dtype, device: str = "cpu"
+    scheme: str, m: int, n: int, k: int, group: int, dtype: torch.dtype, device: str = "cpu"
 ) -> MixedCase:
     """`group`: 0 for one scale per channel."""
     group = group or k
     if k % group:
-        raise ValueError(f"--weight must be of multiples of the group, got {k}x{n}, {group}")
+        raise ValueError(f"--weight must have K in multiples of the group, got {n}x{k}, {group}")
     bits = SCHEMES[scheme]
     random = torch.Generator(device).manual_seed(0)
 

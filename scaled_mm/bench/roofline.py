@@ -36,7 +36,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         linewidth=1.5,
         label=f"copy measured {bandwidth:.2f} TB/s; datasheet (H100, H200) {DATASHEET_TOPS} TOPS",
     )
-    weights = list(dict.fromkeys((case["k"], case["n"]) for case in cases))
+    weights = list(dict.fromkeys((case["n"], case["k"]) for case in cases))
     names = list(dict.fromkeys(route["name"] for case in cases for route in case["routes"]))
     for name, colour in zip(names, _COLOURS * len(names), strict=False):
         for weight, marker in zip(weights, _MARKERS * len(weights), strict=False):
@@ -44,7 +44,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
                 (_intensity(case), 1e-3 * route["gops"])
                 for case in cases
                 for route in case["routes"]
-                if (case["k"], case["n"]) == weight and route["name"] == name and route["gops"]
+                if (case["n"], case["k"]) == weight and route["name"] == name and route["gops"]
             ]
             if points:
                 ours = name in _OURS
@@ -57,12 +57,12 @@ def plot(result: dict[str, Any], path: Path) -> None:
                     zorder=3 if ours else 2,
                 )
         axes.plot([], [], color=colour, linewidth=2, label=_label(name))
-    for (k, n), marker in zip(weights, _MARKERS * len(weights), strict=False):
-        axes.plot([], [], color="0.3", marker=marker, linestyle="", label=f"K={k} N={n}")
+    for (n, k), marker in zip(weights, _MARKERS * len(weights), strict=False):
+        axes.plot([], [], color="0.3", marker=marker, linestyle="", label=f"N={n} K={k}")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel(
-        "operations (2 M K N) per byte of int8 operands and output, for every contender"
+        "operations (2 M N K) per byte of int8 operands and output, for every contender"
     )
     axes.set_ylabel("TOPS")
     axes.set_title(f"{result['machine']['gpu']}: int8 linear layers against the roofline")
@@ -72,7 +72,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def _intensity(case: dict[str, Any]) -> float:
-    operations: float = 2 * case["m"] * case["k"] * case["n"]
+    operations: float = 2 * case["m"] * case["n"] * case["k"]
     return operations / case["bytes"]
 
 

@@ -174,8 +174,8 @@ def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]
     if every and not every[0]["m"]:
         yield about, every
         return
-    for k, n in dict.fromkeys((case["k"], case["n"]) for case in every):
-        yield f"K={k} N={n}, {about}", [c for c in every if (c["k"], c["n"]) == (k, n)]
+    for n, k in dict.fromkeys((case["n"], case["k"]) for case in every):
+        yield f"N={n} K={k}, {about}", [c for c in every if (c["n"], c["k"]) == (n, k)]
 
 
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
@@ -190,7 +190,7 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
     if host := result.get("host"):
         rows = [["host", "us", "output"]]
         rows += [[r["name"], duration(r["microseconds"]), r["verdict"]] for r in host["rows"]]
-        yield "Host time of an eager call, M={m} K={k} N={n}".format(**host), rows
+        yield "Host time of an eager call, M={m} N={n} K={k}".format(**host), rows
 
 
 def geomean(values: list[float]) -> float:
@@ -213,7 +213,7 @@ def total(result: dict[str, Any], ours: str) -> list[str]:
     if not cells:
         return []
     ratio, worst = min(cells, key=lambda cell: cell[0])
-    at = shape_text(worst["m"], worst["k"], worst["n"])
+    at = shape_text(worst["m"], worst["n"], worst["k"])
     against: dict[str, list[float]] = {}
     for case in result["results"]:
         for route in case["routes"]:

@@ -26,17 +26,17 @@ from ..bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
 from ..bench.roofline import plot
 from ..bench.table import markdown, show
 
-DEFAULT_SHAPES = {  # device -> weights (K, N), M
+DEFAULT_SHAPES = {  # device -> weights (N, K), M
     "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
     "cuda": (
-        [(4096, 4096), (8192, 28672), (14336, 4096), (8192, 8192)],
+        [(4096, 4096), (28672, 8192), (4096, 14336), (8192, 8192)],
         [2**i for i in range(14)],
     ),
 }
 AWQ_SHAPES = {
     "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
     "cuda": (
-        [(4096, 4096), (8192, 28672), (14336, 4096)],
+        [(4096, 4096), (28672, 8192), (4096, 14336)],
         [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096],
     ),
 }
@@ -50,15 +50,15 @@ def one_of(option: str, value: str, choices: Iterable[str]) -> str:
 
 
 def parse_sizes(option: str, form: str, example: str, text: str) -> tuple[int, ...]:
-    """Positive sizes joined by x, as many as `form` ("MxKxN") has."""
+    """Positive sizes joined by x, as many as `form` ("MxNxK") has."""
     if not re.fullmatch("x".join([r"[1-9]\d*"] * (1 + form.count("x"))), text):
         raise ValueError(f"{option} must be {form}, such as {example}, got {text}")
     return tuple(map(int, text.split("x")))
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
-    m, k, n = parse_sizes("--shape", "MxKxN", "64x4096x4096", text)
-    return m, k, n
+    m, n, k = parse_sizes("--shape", "MxNxK", "64x4096x4096", text)
+    return m, n, k
 
 
 def shapes_of(
@@ -68,26 +68,26 @@ def shapes_of(
     m: list[int],
     defaults: dict[str, tuple[list[tuple[int, int]], list[int]]] = DEFAULT_SHAPES,
 ) -> list[tuple[int, int, int]]:
-    """The (M, K, N) asked for: each --shape, or every --weight with every --m."""
+    """The (M, N, K) asked for: each --shape, or every --weight with every --m."""
     if shape:
         if weight or m:
             raise ValueError("--shape must be given without --weight and --m, got both")
         return [parse_shape(text) for text in shape]
     weights, every_m = defaults[device]
     if weight:
-        pairs = [parse_sizes("--weight", "KxN", "4096x4096", text) for text in weight]
-        weights = [(k, n) for k, n in pairs]
-    return [(tokens, k, n) for k, n in weights for tokens in (m or every_m)]
+        pairs = [parse_sizes("--weight", "NxK", "4096x4096", text) for text in weight]
+        weights = [(n, k) for n, k in pairs]
+    return [(tokens, n, k) for n, k in weights for tokens in (m or every_m)]
 
 
 def weights_of(
     device: str, shape: list[str], weight: list[str], m: list[int]
 ) -> list[tuple[int, int, int]]:
-    """The (0, K, N) asked for where M plays no part."""
+    """The (0, N, K) asked for where M plays no part."""
     if shape or m:
         raise ValueError("--awq-dequantize must be given without --shape and --m, got one of them")
     shapes = shapes_of(device, [], weight, [1], AWQ_SHAPES)
-    return [(0, k, n) for _, k, n in shapes]
+    return [(0, n, k) for _, n, k in shapes]
 
 
 def op_of(awq: bool, awq_dequantize: bool, mixed: str | None, png_file: Path | None) -> str:

@@ -25,7 +25,7 @@ from ..ops.quantize import quantize_int8
 from ..tuning import cache
 
 _ISA = "SCALED_MM_CPU_ISA"
-_SIZES = (37, 203, 84)  # M, K, N: no multiple of any tile, so that body and tails both run
+_SIZES = (37, 84, 203)  # M, N, K: no multiple of any tile, so that body and tails both run
 _ALIGNED = (70, 1040, 272)  # the GPU's kernels read these in place; the above are relaid first
 
 
@@ -67,7 +67,7 @@ def _check(device: str, sizes: tuple[int, int, int]) -> tuple[int, int]:
     Returns:
         how many elements there were, and how many were off the reference's bits.
     """
-    m, k, n = sizes
+    m, n, k = sizes
     generator = torch.Generator().manual_seed(0)
     elements = different = 0
 

@@ -11,9 +11,9 @@ from ..words import DEVICES, DTYPES, EPILOGUES, LAYERS, MIXED
 
 
 def options(
-    shape: Annotated[list[str] | None, typer.Option(help="MxKxN; may be repeated.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="MxNxK; may be repeated.")] = None,
     weight: Annotated[
-        list[str] | None, typer.Option(help="KxN, with every --m; may be repeated.")
+        list[str] | None, typer.Option(help="NxK, with every --m; may be repeated.")
     ] = None,
     m: Annotated[
         list[int] | None, typer.Option("--m", min=1, help="With every --weight; may be repeated.")
