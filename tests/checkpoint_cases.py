@@ -317,7 +317,18 @@ SETTINGS: dict[str, Setting] = {
         _set("sparsity_config", {"format": "sparse-24-bitmask"}),
         "sparsity_config is not understood",
     ),
-    "transform": Setting(_set("transform_config", {"x": 1}), "transform_config is not understood"),
+    "transform": Setting(_set("transform_config", {"x": 1}), "transform_config.x is not"),
+    **{
+        f"transform-{at}": Setting(
+            _set("transform_config", {"config_groups": {"R": {"apply": [{"location": at}]}}}),
+            f"at run time), got {at}",
+        )
+        for at in ("input", "output", "k_cache", "q_attn")
+    },
+    "transform-trains": Setting(
+        _set("transform_config", {"config_groups": {"R": {"requires_grad": True}}}),
+        "R.requires_grad is not understood, got True",
+    ),
     "new-key": Setting(_set("rotation", "hadamard"), "rotation is not understood, got hadamard"),
     "bad-pattern": Setting(_set("ignore", ["re:("]), "'re:(' is no regular expression of RE2"),
     "lookahead": Setting(_set("G.targets", ["re:(?!up)"]), "of RE2: invalid perl operator: (?!"),

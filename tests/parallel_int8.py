@@ -296,6 +296,9 @@ def _(me: Rank) -> None:
     for style in (ColwiseQuantizedParallel, RowwiseQuantizedParallel):
         with refused(TypeError, r"^module must be a ScaledLinear, .* got LayerNorm$"):
             me.cut(nn.LayerNorm(4), style())
+        said = "^x must not require grad where ranks have parts of a layer"
+        with torch.enable_grad(), refused(ValueError, said):
+            me.cut(layer, style())(tokens(me.device, 2, 70).requires_grad_())
         with refused(ValueError, rf"^module must not be cut already, got one of {me.world} shares"):
             parallelize_module(me.by_columns(layer), me.mesh, style())
     rows = me.by_rows(layer)

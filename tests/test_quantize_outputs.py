@@ -21,7 +21,7 @@ from test_outputs import KILLED
 from test_save_quantized import CONFIGS, tied_llama
 from torch import Tensor
 
-from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model
+from scaled_mm import QuantConfig, Rotation, Smoothing, load_quantized, quantize_model
 from scaled_mm.checkpoint import calibrating, quantize_checkpoint, quantizing
 from scaled_mm.checkpoint.calibrating import CALIBRATION
 from scaled_mm.checkpoint.quantizing import QuantizeReport
@@ -246,6 +246,8 @@ def test_what_else_is_refused(source: Path, tmp_path: Path) -> None:
         quantize_checkpoint(source, out, QuantConfig(targets=("model.embed_tokens",)))
     with pytest.raises(ValueError, match="batches must be given for a static scheme or smoothing"):
         quantize_checkpoint(source, out, QuantConfig("static"))
+    with pytest.raises(ValueError, match=r"^rotation must be None for a checkpoint .*seed=0"):
+        quantize_checkpoint(source, out, QuantConfig(rotation=Rotation()))
     assert not out.exists()
     quantize_checkpoint(source, out)
     with pytest.raises(ValueError, match="is quantised already"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from scaled_mm import Call, QuantConfig, Rotation, Smoothing, quantize_model
 from scaled_mm.quantization.rotation import rotate
 
 transformers = extra("transformers")
+compressed_tensors = extra("compressed_tensors.transform")
 
 IDS = torch.arange(96).view(4, 24) * 7 % 128
 SIZES = {
@@ -151,6 +153,12 @@ def test_report_smoothing_and_files(tmp_path: Path) -> None:
     del config.quantization_config
     empty = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     assert_bits(logits(scaled_mm.load_quantized(empty.eval(), tmp_path)), got)
+    scaled_mm.save_quantized(made, tmp_path / "saved")
+    for folder in (tmp_path, tmp_path / "saved"):
+        said = json.loads((folder / "config.json").read_text())["quantization_config"]
+        groups = compressed_tensors.TransformConfig(**said["transform_config"]).config_groups
+        assert {name: group.head_dim for name, group in groups.items()} == {"R1": 32, "R2": 8}
+        assert not any(place.is_online() for group in groups.values() for place in group.apply)
 
 
 class Layer(nn.Module):

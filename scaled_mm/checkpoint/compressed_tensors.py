@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import ScaledLinear, WeightOnlyLinear
+from ..quantization.rotation import Rotation
 from .config import PackedScheme, W8A8Scheme
 
 Saved = ScaledLinear | WeightOnlyLinear
@@ -107,13 +108,16 @@ def refuse_homeless(name: str, layer: Saved) -> None:
 
 
 def quantization_config(
-    schemes: Mapping[str, AnyLayerScheme], floats: Sequence[str] | None
+    schemes: Mapping[str, AnyLayerScheme],
+    floats: Sequence[str] | None,
+    rotation: Rotation | None = None,
 ) -> dict[str, Any]:
     """The `quantization_config` of config.json.
 
     Args:
         schemes: name of each quantised layer -> its scheme.
         floats: names of all Linears that stay float; None: unknown, so that each layer is named.
+        rotation: what was folded into the weights.
 
     Raises:
         ValueError: the schemes are of several formats.
@@ -122,7 +126,9 @@ def quantization_config(
     for name, scheme in schemes.items():
         groups.setdefault(scheme, []).append(name)
     by_class = len(groups) == 1 and floats is not None
+    told = {} if rotation is None else {"transform_config": transform_config(rotation)}
     return {
+        **told,
         "quant_method": "compressed-tensors",
         "format": _FORMATS[one_kind(schemes)],
         # Without it, transformers takes the int8 weights for float ones.
@@ -135,6 +141,31 @@ def quantization_config(
             for at, (scheme, names) in enumerate(groups.items())
         },
     }
+
+
+def transform_config(rotation: Rotation) -> dict[str, Any]:
+    """What was folded into weights, as compressed-tensors says it. It has no place for the seed."""
+    groups = {}
+    for name, size, writes, reads in (
+        ("R1", rotation.residual and rotation.block, _WRITERS, _READERS),
+        ("R2", rotation.value_output and rotation.head_block, ("v_proj",), ("o_proj",)),
+    ):
+        if size:
+            places = (("weight_output", False, writes), ("weight_input", True, reads))
+            groups[name] = {
+                "type": "random-hadamard",
+                "apply": [
+                    {"targets": [rf"re:.*{x}$" for x in of], "location": at, "inverse": inverse}
+                    for at, inverse, of in places
+                ],
+                "randomize": name == "R2",
+                "head_dim": size,
+            }
+    return {"config_groups": groups}
+
+
+_WRITERS = ("embed_tokens", "o_proj", "down_proj")
+_READERS = ("[qkv]_proj", "gate_proj", "up_proj", "lm_head")
 
 
 def one_kind(schemes: Mapping[str, AnyLayerScheme]) -> type[AnyLayerScheme]:

@@ -30,6 +30,8 @@ _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _MAX_GROUPS = 32
 _FORMATS = ("int-quantized", "naive-quantized")
 _PACKED = "pack-quantized"
+_FOLDED = ("weight_input", "weight_output")
+"""Locations of transforms that are in the weights, of which a reader need know nothing."""
 _ORDERS_OF_GPTQ = ("static", "weight")
 """GPTQ went through the columns in another order and put them back; "group" leaves them moved."""
 
@@ -171,7 +173,8 @@ class _Reader(Fields):
         if stored not in formats:
             known = ", ".join((*_FORMATS, _PACKED))
             self.refuse(f"format must be one of {known}, got {shown(stored)}")
-        said = {"quant_method", "format", "config_groups", "ignore"}
+        said = {"quant_method", "format", "config_groups", "ignore", "transform_config"}
+        self._transforms(fields.get("transform_config"))
         told = {"quantization_status", "global_compression_ratio", "version"}  # of no consequence
         self.understood("", fields, said | told)
         groups = fields.get("config_groups")
@@ -183,6 +186,26 @@ class _Reader(Fields):
         if stored == _PACKED:
             return PackedWeights(self._groups(groups, formats, self._packed_scheme), ignore)
         return W8A8(self._groups(groups, formats, self._w8a8_scheme), ignore)
+
+    def _transforms(self, config: Any) -> None:
+        """Rotations, say, of weights alone: the stored weights have them already."""
+        at = "transform_config"
+        if config in (None, {}):
+            return
+        self.understood(at, self.object(at, config), {"config_groups"})
+        groups = self.object(f"{at}.config_groups", config.get("config_groups"))
+        for name, group in groups.items():
+            at = f"transform_config.config_groups.{shown(name)}"
+            told = {"type", "apply", "randomize", "head_dim", "precision"}
+            self.understood(at, self.object(at, group), told)  # not requires_grad
+            places = group.get("apply") or []
+            if not isinstance(places, list):
+                self.refuse(f"{at}.apply must be a list, got {shown(places)}")
+            for place in places:
+                location = self.object(f"{at}.apply", place).get("location")
+                if location not in _FOLDED:
+                    rule = f"be {' or '.join(_FOLDED)} (others change activations at run time)"
+                    self.refuse(f"{at}.apply.location must {rule}, got {shown(location)}")
 
     def _groups(
         self,

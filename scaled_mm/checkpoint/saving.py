@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..quantization.report import rotation_of
 from .compressed_tensors import (
     Saved,
     is_linear,
@@ -95,7 +96,9 @@ def save_quantized(
     ]
     config = _config(model, source)
     config["quantization_config"] = quantization_config(
-        {name: scheme_of_layer(layer) for name, layer in layers.items()}, _float_linears(model)
+        {name: scheme_of_layer(layer) for name, layer in layers.items()},
+        _float_linears(model),
+        rotation_of(model),
     )
     with _whole(path) as folder:
         for shard in shards:

@@ -168,7 +168,7 @@ def quantize_model(
         module = model.get_submodule(norm)
         swap.replace(module, divided(module, s))
     changed = swap.finished()
-    prepare_saving(changed, conv1d)
+    prepare_saving(changed, conv1d, rotation)
     attach(changed, report)
     report.warn(stacklevel=2)
     return changed if fuse is None else fuse_model(changed, fuse, inplace=True)

@@ -185,6 +185,12 @@ def attach(model: nn.Module, report: QuantizationReport) -> None:
     setattr(model, _ATTRIBUTE, report)
 
 
+def rotation_of(model: nn.Module) -> Rotation | None:
+    """What `quantize_model` folded into the model's weights, where it did."""
+    report = getattr(model, _ATTRIBUTE, None)
+    return report.rotation if isinstance(report, QuantizationReport) else None
+
+
 def quantization_report(model: nn.Module) -> QuantizationReport:
     """What `quantize_model` did to a model.
 

@@ -7,8 +7,8 @@ weights, and nothing is computed at run time. With rows for tokens, the weights 
     values           v' = v S for each head: S.t() W of v_proj, W S of o_proj
 
 The weights of the norms that read h go into the Linears behind them first, since an RMSNorm without
-a weight does not see R. R is block diagonal, each block a Hadamard matrix with random signs for its
-rows, divided by the root of its size.
+a weight does not see R. R is block diagonal. Its blocks are one Hadamard matrix, with random signs
+for its rows, divided by the root of its size. Every layer has an S of its own.
 
 Source: QuaRot (Ashkboos et al., 2024), SpinQuant (Liu et al., 2024); SliceGPT (Ashkboos et al.,
 2024) for the norms' weights.
@@ -76,19 +76,22 @@ class Rotation:
 
 @dataclass(frozen=True)
 class _Turn:
-    """R, of rows with as many elements as signs."""
+    """R: random signs [block], repeated, then blocks of a Hadamard matrix."""
 
     signs: Tensor
-    block: int
+
+    @classmethod
+    def of(cls, block: int, generator: torch.Generator) -> _Turn:
+        return cls(2 * torch.randint(0, 2, (block,), generator=generator) - 1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., K] R, by sums and differences of halves."""
-        shape, half = x.shape, 1
-        x = x * self.signs.to(x.device, x.dtype)
-        while half < self.block:
+        shape, block, half = x.shape, len(self.signs), 1
+        x = x.reshape(-1, block) * self.signs.to(x.device, x.dtype)
+        while half < block:
             a, b = x.reshape(-1, 2, half).unbind(1)
             x, half = torch.stack((a + b, a - b), 1), 2 * half
-        return x.reshape(shape) * self.block**-0.5
+        return x.reshape(shape) * block**-0.5
 
 
 @dataclass
@@ -186,7 +189,7 @@ def _plan(model: nn.Module, rotation: Rotation) -> _Plan:
         width = _part(model, _EMBEDDING, nn.Embedding).embedding_dim
         block = _block("block", rotation.block, width, f"the width of {_EMBEDDING}")
         rotation = dataclasses.replace(rotation, block=block)
-        turn = _Turn(_signs(width, generator), block)
+        turn = _Turn.of(block, generator)
         for norm, readers in _norms(model):
             for linear in readers:
                 folds[linear] = _Fold(norm.weight.detach(), turn)
@@ -202,14 +205,10 @@ def _plan(model: nn.Module, rotation: Rotation) -> _Plan:
         if share % block:
             whose = f"the share of {layer}.self_attn.o_proj of each of {rotation.ranks} ranks"
             raise ValueError(f"head_block must divide {whose} ({share:g}), got {block}")
-        signs = _signs(size, generator)
-        folds.setdefault(v, _Fold()).writes = _Turn(signs.repeat(v.out_features // size), block)
-        folds.setdefault(o, _Fold()).reads = _Turn(signs.repeat(o.in_features // size), block)
+        of_values = _Turn.of(block, generator)
+        folds.setdefault(v, _Fold()).writes = of_values
+        folds.setdefault(o, _Fold()).reads = of_values
     return _Plan(rotation, folds, turn)
-
-
-def _signs(count: int, generator: torch.Generator) -> Tensor:
-    return 2 * torch.randint(0, 2, (count,), generator=generator) - 1
 
 
 def _block(argument: str, given: int | None, width: int, whose: str) -> int:

@@ -13,18 +13,23 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from .rotation import Rotation
+
 _METHOD = "save_pretrained"
 
 
-def prepare_saving(model: nn.Module, conv1d: Sequence[str]) -> None:
+def prepare_saving(
+    model: nn.Module, conv1d: Sequence[str], rotation: Rotation | None = None
+) -> None:
     """Sees to every `save_pretrained` of a quantised model.
 
     Args:
         model: quantised.
         conv1d: names of those of its layers that were no `nn.Linear` before.
+        rotation: what was folded into its weights.
     """
     for prefix, owner in _savers(model):
-        reason = f"{conv1d[0]} was a Conv1D" if conv1d else _configure(prefix, owner)
+        reason = f"{conv1d[0]} was a Conv1D" if conv1d else _configure(prefix, owner, rotation)
         if reason is not None:
             setattr(owner, _METHOD, partial(_refuse, reason))
 
@@ -39,7 +44,7 @@ def _savers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield seen[-1], module
 
 
-def _configure(prefix: str, owner: nn.Module) -> str | None:
+def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str | None:
     """Gives the model's config its quantization_config; a text: why there can be none."""
     # The checkpoint package reads layers from files, and so is built upon this one.
     from ..checkpoint.compressed_tensors import (
@@ -75,6 +80,7 @@ def _configure(prefix: str, owner: nn.Module) -> str | None:
         config.quantization_config = quantization_config(
             {stored[name] or name: scheme for name, scheme in schemes.items()},
             [stored[name] or name for name in floats],
+            rotation,
         )
     return None
 
