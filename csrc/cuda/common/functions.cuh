@@ -30,11 +30,11 @@ __device__ inline void apply_function(Function function, float (&x)[kSize]) {
   });
 }
 
-// The same, four at a time where f is long. Code for every one of them would be large, and a kernel
-// of one wave waits for its code.
+// The same, eight at a time where f is long. Code for every one of them would be large: a kernel of
+// one wave waits for its code, and one of many has not all of it at hand.
 template <int kSize>
 __device__ inline void apply_in_turn(Function function, float (&x)[kSize]) {
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = kSize % 8 == 0 ? 8 : 4;
   static_assert(kSize % kAtOnce == 0);
   with_function(function, [&](auto f) {
     if constexpr (decltype(f)::value == Function::relu) {

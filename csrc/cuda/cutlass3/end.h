@@ -118,20 +118,23 @@ struct End {
       }
     }
 
-    // Four at a time, as apply_in_turn: word(x, ...) of two columns of both rows.
+    // Eight at a time, as apply_in_turn: word(x, ...) of two columns of both rows.
     template <int kSize, class Word>
     CUTLASS_DEVICE static void quantise(float (&x)[kSize], uint32_t (&words)[kSize / 4],
                                         const Word& word) {
+      static_assert(kSize % 8 == 0);
+      constexpr int kWords = kSize / 4;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSize / 4; ++i) words[i] = 0;
+      for (int i = 0; i < kWords; ++i) words[i] = 0;
       CUTLASS_PRAGMA_NO_UNROLL
-      for (int done = 0; done < kSize; done += 4) {
-        const uint32_t now = word(x[0], x[1], x[2], x[3]);
+      for (int done = 0; done < kSize; done += 8) {
+        const uint32_t first = word(x[0], x[1], x[2], x[3]);
+        const uint32_t second = word(x[4], x[5], x[6], x[7]);
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kSize - 4; ++i) x[i] = x[i + 4];
+        for (int i = 0; i < kSize - 8; ++i) x[i] = x[i + 8];
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kSize / 4 - 1; ++i) words[i] = words[i + 1];
-        words[kSize / 4 - 1] = now;
+        for (int i = 0; i < kWords - 2; ++i) words[i] = words[i + 2];
+        words[kWords - 2] = first, words[kWords - 1] = second;
       }
     }
   };

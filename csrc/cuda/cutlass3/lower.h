@@ -167,6 +167,17 @@ struct RowVector : OperandNode<L, RowStorage<L, static_cast<int>(cute::size<1>(T
   }
 };
 
+// What stands for rows outside D, where a scale of 0 would take the quantiser's long way.
+template <class L>
+CUTLASS_DEVICE typename L::value outside() {
+  using T = typename L::value;
+  if constexpr (epilogue::MayBeAbsent<L::id>) {
+    return T(epilogue::Neutral<L::id>::value);
+  } else {
+    return T(0);
+  }
+}
+
 // One element for each row: a thread has few rows, all of whose elements it holds in registers.
 template <class L, class Tile>
 struct ColVector : OperandNode<L, NothingShared> {
@@ -187,7 +198,7 @@ struct ColVector : OperandNode<L, NothingShared> {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < cute::size(to); ++i) {
         const int row = first + cute::get<0>(rows(i));
-        to(i) = row < m ? load_operand<L>(operand, row, 0) : T(0);
+        to(i) = row < m ? load_operand<L>(operand, row, 0) : outside<L>();
       }
     }
 

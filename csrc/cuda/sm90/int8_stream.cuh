@@ -90,9 +90,10 @@ struct StreamBlock {
   static constexpr int kSumsBytes = kTokens * kSumsPitch * 4;
 
   static constexpr bool kSends = sends_sums(kTokens);
-  // Fours of channels that a thread ends together.
+  // Fours of channels that a thread ends one behind the other, their elements of a matrix operand
+  // having been sent for together.
   static constexpr bool kHasMatrix = Lower<E>::List::has_full;
-  static constexpr int kTogether = kHasMatrix ? 4 : epilogue::has_ending<E> ? 2 : 1;
+  static constexpr int kTogether = kHasMatrix ? 4 : 1;
 
   using Operands = StagedOperands<typename Lower<E>::List, kTokens, kChannels>;
   struct Fixed {
@@ -287,39 +288,38 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(
     const int step = (sends ? 1 : split) * Block::kConsumers;
     for (int begin = slice * Block::kConsumers + thread; begin < items;
          begin += Block::kTogether * step) {
-      // All that a thread reads for them is on its way at once.
-      float matrix[Block::kTogether][4];
-      int4 part[Block::kTogether][kMaxSplit];
+      float matrix[Block::kTogether][4];  // elements of a matrix operand: all on their way at once
+      if constexpr (Block::kHasMatrix) {
 #pragma unroll
-      for (int t = 0; t < Block::kTogether; ++t) {
-        const int i = begin + t * step, token = i / kQuads, channel = i % kQuads * 4;
-        if (i >= items) break;
-        if constexpr (Block::kHasMatrix) {
-          load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
-                                            row + token, col + channel, p.n - col - channel,
-                                            matrix[t]);
-        }
-        const int word = token * Block::kSumsPitch + channel;
-#pragma unroll
-        for (int s = 0; s < kMaxSplit; ++s) {
-          if (s >= split) {
-            part[t][s] = int4{0, 0, 0, 0};
-          } else if (sends && s > 0) {
-            part[t][s] = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
-          } else {
-            part[t][s] = load_from_block(sums_address + 4 * word, s);
+        for (int t = 0; t < Block::kTogether; ++t) {
+          const int i = begin + t * step, channel = col + i % kQuads * 4;
+          if (i < items) {
+            load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
+                                              row + i / kQuads, channel, p.n - channel, matrix[t]);
           }
         }
       }
 #pragma unroll
       for (int t = 0; t < Block::kTogether; ++t) {
-        const int i = begin + t * step, token = i / kQuads, channel = i % kQuads * 4;
+        const int i = begin + t * step;
         if (i >= items) break;
+        const int token = i / kQuads, channel = i % kQuads * 4;
+        const int word = token * Block::kSumsPitch + channel;
+        int4 part[kMaxSplit];
+#pragma unroll
+        for (int s = 0; s < kMaxSplit; ++s) {
+          if (s >= split) {
+            part[s] = int4{0, 0, 0, 0};
+          } else if (sends && s > 0) {
+            part[s] = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
+          } else {
+            part[s] = load_from_block(sums_address + 4 * word, s);
+          }
+        }
         int32_t acc[4] = {};
 #pragma unroll
         for (int s = 0; s < kMaxSplit; ++s) {
-          acc[0] += part[t][s].x, acc[1] += part[t][s].y;
-          acc[2] += part[t][s].z, acc[3] += part[t][s].w;
+          acc[0] += part[s].x, acc[1] += part[s].y, acc[2] += part[s].z, acc[3] += part[s].w;
         }
         const auto get = [&](auto leaf, int e) {
           using L = decltype(leaf);
