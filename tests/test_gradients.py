@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import assert_bits, extra
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -230,3 +230,34 @@ def test_adapters_learn_as_on_a_float_base() -> None:
     expected = loss_after_200_steps(lambda base: base)
     for quantise in (ScaledLinear.from_linear, WeightOnlyLinear.from_linear):
         assert loss_after_200_steps(quantise) <= 1.02 * expected
+
+
+@pytest.mark.parametrize("scheme", ["dynamic", "w8a16"])
+def test_a_model_outside_no_grad(scheme: str) -> None:
+    """Whose embedding trains; in eval mode, and with the layers of a block run again."""
+    transformers = extra("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).bfloat16()
+    made = scaled_mm.quantize_model(model, scaled_mm.QuantConfig(scheme))
+    table, ids = made.model.embed_tokens.weight.requires_grad_(), torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        plain = made(ids).logits
+    found = []
+    for again in (False, True):
+        if again:
+            made.activation_checkpointing_enable()
+            made.train()
+        table.grad = None
+        logits = made(ids).logits
+        assert_bits(logits.detach(), plain)
+        logits.float().square().mean().backward()
+        found.append(table.grad.clone())
+    assert found[0][:24].abs().sum(-1).min() > 0
+    assert_bits(found[1], found[0])

@@ -43,7 +43,7 @@ def trained(model: Any, x: Tensor) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("scheme", ["dynamic", "w4a16"])
+@pytest.mark.parametrize("scheme", ["dynamic", "w4a16-g32"])
 def test_lora(scheme: str, tmp_path: Path) -> None:
     x = X.bfloat16()
     base = model_of(scheme)(x)

@@ -127,6 +127,15 @@ def test_outliers_cost_less_than_half(scheme: str) -> None:
     assert errors[1] < errors[0] / 2
 
 
+def test_in_place() -> None:
+    config = QuantConfig(rotation=Rotation())
+    wanted = quantize_model(model_of("qwen3"), config, [IDS])
+    model = model_of("qwen3")
+    made = quantize_model(model, config, [IDS], inplace=True)
+    assert made is model
+    assert_bits(logits(made), logits(wanted))
+
+
 def test_report_smoothing_and_files(tmp_path: Path) -> None:
     model = model_of("llama-tied", torch.bfloat16)
     wanted = logits(model).float()

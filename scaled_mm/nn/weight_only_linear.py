@@ -335,7 +335,8 @@ class WeightOnlyLinear(PackedLayer):
     def forward(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """y [..., N] of x's dtype, which is floating [..., K]; out: a tensor of the same to write
         it into, where x has the scales' dtype."""
-        follows = out is None and wants_gradient(x, self.bias)
+        bias = self.bias
+        follows = out is None and wants_gradient(x, bias)
         accept({"x": x.detach() if follows else x})
         if not x.is_floating_point():
             raise ValueError(f"x must be floating, got {str(x.dtype)[6:]}")
@@ -347,7 +348,7 @@ class WeightOnlyLinear(PackedLayer):
             text = f"x must be {str(dtype)[6:]} where out is given, got {str(x.dtype)[6:]}"
             raise ValueError(text)
         given: dict[str, Any] = {
-            "bias": self.bias,
+            "bias": bias,
             "activation": self.activation,
             "pre_scale": self.pre_scale,
         }
