@@ -1,6 +1,8 @@
-"""Every private name of torch that the library uses, why, and what serves where it is missing.
+"""Every private name of torch and transformers that the library uses, why, and what serves where it
+is missing.
 
-torch may drop these names in any release. Nothing else in the package imports them.
+They may go in any release. Nothing else in the package has them, but for `integrations.inductor`,
+which is a part of inductor, and `bench`, which times what torch has.
 """
 
 from __future__ import annotations
@@ -11,8 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+# How torch and transformers flatten arguments; it has no public name, nor anything in its place.
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 levels: Any = (
     forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
@@ -67,3 +75,35 @@ def thrown(error: Exception) -> Exception:
     if str(error).startswith("could not allocate "):
         return torch.OutOfMemoryError(str(error))
     return ValueError(str(error)) if re.search(" must .*, got ", str(error)) else error
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module runs hooks. They are registered by public names, and listed by
+    none; a kind that is missing counts as empty."""
+    return any(getattr(module, hooks, None) for hooks in HOOKS)
+
+
+def become(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Gives a module another class, for whoever holds it. `parallelize_module` changes modules in
+    place and drops what a style returns."""
+    module.__class__ = kind
+
+
+def decompositions() -> Any:
+    """inductor's, so that patterns look as its graphs do; without them those of torch.export, with
+    which some patterns may go unfound."""
+    try:
+        from torch._inductor.decomposition import select_decomp_table
+    except ImportError:
+        return torch.export.default_decompositions()
+    return select_decomp_table()
+
+
+def keeps_dtypes(model: Any, dtype: torch.dtype) -> bool:
+    """Whether a model of transformers keeps some parameters in another dtype than this; True where
+    it does not tell."""
+    plan = getattr(model, "_get_dtype_plan", None)
+    return plan is None or bool(plan(dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ from scaled_mm import _torch
 from scaled_mm.ops import eager
 
 PACKAGE = Path(scaled_mm.__file__).parent
-# Beside _torch.py: a graph pass has nothing but inductor's names, and bench times what torch offers
-# under private ones. pytree is how torch and transformers flatten arguments; it has no public name.
-KNOWN = ("_torch.py", "integrations/inductor.py", "integrations/patterns.py", "bench/")
-KNOWN += ("nn/one_weight.py", "quantization/feeds.py")
-PYTREE = "torch.utils._pytree"
+# Beside _torch.py: a graph pass has nothing but inductor's names, bench times what torch offers
+# under private ones, and vLLM's are looked for with a way out (test_integrations_vllm.py).
+KNOWN = ("_torch.py", "integrations/inductor.py", "integrations/vllm", "bench/")
+OF_OBJECTS = {"_buffers", "_current_level"}
+"""A layer's buffers, which a property may stand in front of; `_torch.levels`'."""
 
 
 def private_names(path: Path) -> set[str]:
@@ -31,16 +32,31 @@ def private_names(path: Path) -> set[str]:
             found |= {each.name for each in node.names if each.name.startswith("torch.")}
         elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch."):
             found.add(ast.unparse(node))
-    ours = "torch.ops."
-    names = (name for name in found if not name.startswith((ours, PYTREE)))
+    names = (name for name in found if not name.startswith("torch.ops."))
     return {name for name in names if any(part[0] == "_" != part[:2] for part in name.split("."))}
 
 
+def others() -> list[Path]:
+    files = PACKAGE.rglob("*.py")
+    return [path for path in files if not str(path.relative_to(PACKAGE)).startswith(KNOWN)]
+
+
 def test_no_other_file_uses_one() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        if not str(path.relative_to(PACKAGE)).startswith(KNOWN):
-            names = {name for name in private_names(path) if not name.endswith("__version__")}
-            assert names == set(), path
+    for path in others():
+        names = {name for name in private_names(path) if not name.endswith("__version__")}
+        assert names == set(), path
+
+
+def test_private_attributes_are_our_own() -> None:
+    """Those that are read are defined somewhere in the package."""
+    nodes = [node for path in others() for node in ast.walk(ast.parse(path.read_text()))]
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    own |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    assert "__class__" not in {ast.unparse(node).rpartition(".")[2] for node in attributes}
+    read = {node.attr for node in attributes if node.attr[0] == "_" != node.attr[1]}
+    assert read - own == OF_OBJECTS
 
 
 WITHOUT_LEVELS = """
@@ -90,6 +106,28 @@ def test_without_the_check_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="must"):
         torch.ops.scaled_mm.int8_mm(a, b)
     assert torch.ops.scaled_mm.int8_mm(a, b[:3]).shape == (2, 5)
+
+
+def test_without_lists_of_hooks() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert not _torch.has_hooks(module)
+    handle = module.register_forward_pre_hook(lambda *_: None)
+    assert _torch.has_hooks(module)
+    handle.remove()
+    for name in _torch.HOOKS:
+        del vars(module)[name]
+    assert not _torch.has_hooks(module)
+
+
+def test_without_inductors_decompositions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._inductor.decomposition", None)
+    add = torch.ops.aten.addcmul.default
+    assert add in _torch.decompositions()
+
+
+def test_without_a_plan_of_dtypes() -> None:
+    """As a model is taken that keeps some: it is not run in parts."""
+    assert _torch.keeps_dtypes(torch.nn.Linear(2, 2), torch.float32)
 
 
 def test_without_dispatch_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from .._progress import progress
+from .._torch import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from ..quantization.calibration import Calibration, calibrated
 from ..quantization.config import QuantConfig
 from ..quantization.observe import Call, evaluating

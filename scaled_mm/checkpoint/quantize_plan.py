@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from .._torch import tree_leaves
 from ..lowbit.grouped import scales_dtype
 from ..lowbit.stored import stored_sizes
 from ..quantization.config import TARGETS, QuantConfig

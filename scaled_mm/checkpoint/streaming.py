@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from .._torch import keeps_dtypes
 from .files import DTYPES
 from .float_model import model_class, transformers_config
 from .folder import Checkpoint
@@ -46,7 +47,7 @@ class StreamedModel:
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             raise NotInParts(f"{made.__name__} is not made without weights: {reason}") from error
         self.model: nn.Module = model.eval().requires_grad_(False)
-        if model._get_dtype_plan(dtype):
+        if keeps_dtypes(model, dtype):
             raise NotInParts("some of its parameters are kept in another dtype")
         self._sources = self._find()  # of each parameter and persistent buffer, by all its names
         for name, x in self.model.named_buffers():

@@ -154,10 +154,10 @@ def _before(node: fx.Node, place: fx.Node) -> bool:
 
 def _options_of(node: fx.Node) -> dict[str, Any] | None:
     """How it quantises, as a producer takes it; None where no producer does."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    names = [argument.name for argument in schema.arguments]
-    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    given |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    normal = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
+    if normal is None:
+        return None
+    given = dict(normal.kwargs)
     given.pop("x")
     if node.target is _QUANTIZERS[0]:
         return {"symmetric": given["symmetric"]} if given["per_token"] else None
@@ -207,7 +207,7 @@ def _movable(node: fx.Node, place: fx.Node, late: dict[fx.Node, None]) -> bool:
     to `late`."""
     if node < place:
         return True
-    aten = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _PURE
+    aten = getattr(node.target, "namespace", None) in _PURE
     late[node] = None
     return aten and all(n is not place and _movable(n, place, late) for n in node.all_input_nodes)
 

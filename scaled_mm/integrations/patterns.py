@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from .._torch import decompositions
 from ..nn.fused import ACTIVATIONS
 
 _EPS = 0.0123  # stands for any
@@ -95,7 +95,7 @@ def _traced() -> Iterator[Pattern]:
             vector = torch.ones(_K, dtype=dtype)
             given = (x, x.clone()) if count == 0 else (x, vector, vector.clone())[:count]
             with torch.no_grad():
-                graph = make_fx(function, select_decomp_table(), tracing_mode="fake")(*given).graph
+                graph = make_fx(function, decompositions(), tracing_mode="fake")(*given).graph
             _made_pure(graph)
             yield Pattern(producer, graph)
 
@@ -104,10 +104,12 @@ def _made_pure(graph: fx.Graph) -> None:
     """Puts x + y in the place of x += y, as inductor's graphs have it. The decompositions do so
     with nothing but what they have just made."""
     for node in graph.nodes:
-        name = getattr(node.target, "_opname", "")
+        if getattr(node.target, "namespace", None) != "aten":
+            continue
+        name, _, overload = node.target.name().removeprefix("aten::").partition(".")
         if name.endswith("_"):
             pure = getattr(torch.ops.aten, name.removesuffix("_"))
-            node.target = getattr(pure, node.target._overloadname)
+            node.target = getattr(pure, overload or "default")
     graph.eliminate_dead_code()
 
 

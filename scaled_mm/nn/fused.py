@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .._torch import has_hooks
 from ..ops.gradients import wants_gradient
 from ..ops.produce import produce_int8
 from .scaled_linear import ScaledLinear
@@ -26,15 +27,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
 """The producers that are functions, as torch computes them."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def unhooked(*modules: nn.Module) -> bool:
     """Whether calling the modules runs their classes' forward and nothing else."""
-    return not any(
-        "forward" in vars(module) or any(getattr(module, hooks, None) for hooks in _HOOKS)
-        for module in modules
-    )
+    return not any("forward" in vars(module) or has_hooks(module) for module in modules)
 
 
 def activation_of(module: nn.Module) -> str | None:

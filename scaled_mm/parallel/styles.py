@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
+from .._torch import become
 from ..nn import ScaledLinear, WeightOnlyLinear
 from ..ops.gradients import wants_gradient
 from .layers import RowwiseScaledLinear
@@ -75,10 +76,8 @@ class QuantizedParallel(ParallelStyle):
     def finish(self, layer: nn.Module, share: Share, mesh: DeviceMesh) -> None:
         """Makes a layer of this rank's features work together with those of the other ranks."""
         if self.side is Side.IN:
-            layer.__class__ = next(
-                made for kind, made in _ROWWISE.items() if isinstance(layer, kind)
-            )
-            if isinstance(layer, RowwiseWeightOnlyLinear) and "order" not in layer._buffers:
+            become(layer, next(made for kind, made in _ROWWISE.items() if isinstance(layer, kind)))
+            if isinstance(layer, RowwiseWeightOnlyLinear) and not hasattr(layer, "order"):
                 layer.register_buffer("order", None)
             layer.mesh = mesh  # type: ignore[assignment]
             layer.whole_features = share.size  # type: ignore[assignment]

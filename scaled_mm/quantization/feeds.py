@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .._torch import tree_leaves
 from .observe import Call, evaluating
 
 _RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous"}
@@ -102,8 +102,9 @@ class Trace(TorchFunctionMode):
             if output in self.origin:  # passed on: a dropout in eval mode, a Flatten
                 return
             self.origin[output] = name
-            with torch._C.DisableTorchFunction():
-                self.samples[name] = inputs[0].reshape(-1, inputs[0].shape[-1])[:SAMPLE].clone()
+            self.inside += 1  # no read of the model's
+            self.samples[name] = inputs[0].reshape(-1, inputs[0].shape[-1])[:SAMPLE].clone()
+            self.inside -= 1
 
     def fed_by_one(self) -> dict[str, str]:
         """Linear -> the norm whose output is its input, and nothing else ever."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import MAX_K
+from ..nn.fused import unhooked
 from .schemes import AnyScheme, WeightScheme
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -40,13 +41,7 @@ def is_conv1d(module: nn.Module) -> bool:
 
 def quantisable(module: nn.Module) -> bool:
     """Whether a quantised layer can stand for the module."""
-    return (type(module) is nn.Linear or is_conv1d(module)) and not changed(module)
-
-
-def changed(module: nn.Module) -> bool:
-    """Whether hooks or a `forward` of its own change a call of the module."""
-    held = vars(module)
-    return "forward" in held or bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
+    return (type(module) is nn.Linear or is_conv1d(module)) and unhooked(module)
 
 
 def as_linear(module: nn.Module) -> nn.Linear:
@@ -138,11 +133,11 @@ def why_float(module: nn.Module, parameter: nn.Parameter, reader: str | None) ->
         return f"{reader} reads its weight itself"
     if isinstance(module, _TABLES):
         return "a table that is looked up in, not multiplied by"
-    if changed(module):
+    if not unhooked(module):
         return f"this {kind} has hooks or a forward of its own, which a quantised layer would lose"
     if isinstance(module, nn.Linear):
         return f"{kind} is a subclass of Linear: others may read its weight"
-    if parameter.ndim == 3 and not isinstance(module, nn.modules.conv._ConvNd):
+    if parameter.ndim == 3 and not isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
         if len(parameter) == 1:
             return f"{kind} uses it itself, in the shape {tuple(parameter.shape)}"
         return f"stacked weights of {len(parameter)} experts: {kind} multiplies by them itself"

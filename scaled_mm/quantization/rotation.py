@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from .._torch import tree_leaves
 from .observe import Call, evaluating
 
 _NORMS = {

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from .._progress import progress
+from .._torch import tree_leaves
 from ..checkpoint import load_quantized
 from ..checkpoint.folder import Checkpoint
 from ..nn import ScaledLinear, WeightOnlyLinear
