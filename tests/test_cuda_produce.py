@@ -138,7 +138,7 @@ def test_a_chain_that_begins_early() -> None:
 
     def chain(x: Tensor) -> Tensor:
         for _ in range(20):
-            q, scale, _, x = scaled_mm.rms_norm_quantize_int8(x, None, 1e-5, residual=x.flip(0))
+            q, scale, _, x, _ = scaled_mm.rms_norm_quantize_int8(x, None, 1e-5, residual=x.flip(0))
             y = scaled_mm.scaled_mm(q, w.t(), scale, s)
             q, scale, _ = scaled_mm.gelu_quantize_int8(y)
             x = scaled_mm.scaled_mm(q, w.t(), scale, s, residual=x)

@@ -21,7 +21,7 @@ from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.integrations import inductor
 from scaled_mm.integrations.patterns import FUNCTIONS, patterns
 from scaled_mm.nn import ScaledLinear
-from scaled_mm.ops.produce import produce_int8, produce_norm_int8
+from scaled_mm.ops.produce import produce_int8
 
 PRODUCE = torch.ops.scaled_mm.produce_int8.default
 QUANTIZERS = (
@@ -96,13 +96,14 @@ def normed(norm: Any, x: Tensor, *layers: Any) -> list[Tensor]:
     """Each layer's product with what the producer makes of the norm; then the norm as floats."""
     wide = torch.finfo(x.dtype if x.dtype != torch.bfloat16 else torch.float32).eps
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) or wide
-    given: dict[str, Any] = {"x": x, "weight": norm.weight, "eps": eps}
-    kind = "layer_norm" if isinstance(norm, nn.LayerNorm) else "rms_norm"
-    if kind == "layer_norm":
+    given: dict[str, Any] = {"x": x, "weight": norm.weight, "eps": eps, "normed": True}
+    produce = scaled_mm.rms_norm_quantize_int8
+    if isinstance(norm, nn.LayerNorm):
         given["bias"] = norm.bias
+        produce = scaled_mm.layer_norm_quantize_int8
     outs = []
     for layer in layers:
-        q, scale, azp, y = produce_norm_int8(producer=kind, **given, **options_of(layer))
+        q, scale, azp, _, y = produce(**given, **options_of(layer))
         outs.append(layer.multiply(q, scale, azp, x.dtype))
     return [*outs, y]
 
@@ -298,7 +299,7 @@ def test_sums_that_stay(form: str) -> None:
     def sums(x: Tensor, y: Tensor) -> Tensor:
         h = torch.add(x, y, alpha=2) if form == "factor" else x + y
         w = h[0].float().abs() if form == "weight from the sum" else None
-        q, scale, _ = scaled_mm.rms_norm_quantize_int8(h, w, 1e-5)
+        q, scale, *_ = scaled_mm.rms_norm_quantize_int8(h, w, 1e-5)
         return q.float() * scale + h
 
     x = torch.randn(4, 64).bfloat16()

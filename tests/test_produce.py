@@ -104,7 +104,7 @@ def test_public(name: str) -> None:
     for options in ({}, {"symmetric": False}, {"smooth": smooth}, {**STATIC, "symmetric": False}):
         got = call(**options)
         expected = reference.produce_int8(x=X, **means, **options)
-        assert len(got) == (4 if "residual" in means else 3)
+        assert len(got) == (5 if "norm" in name else 3)
         for output, x, y in zip(OUTPUTS, got, expected, strict=False):
             assert_bits(x, y, output, options)
 
@@ -137,12 +137,11 @@ def test_what_torch_computes(name: str) -> None:
 
 def test_the_sum_is_rounded_before_it_is_normalised() -> None:
     x, r = torch.tensor([[1.0, 256.0]]).bfloat16(), torch.tensor([[2**-9, 1.0]]).bfloat16()
-    *_, total = scaled_mm.rms_norm_quantize_int8(x, None, 0.0, residual=r)
-    assert total.tolist() == [[1.0, 256.0]]
+    made = scaled_mm.rms_norm_quantize_int8(x, None, 0.0, residual=r)
+    assert made.residual is not None and made.residual.tolist() == [[1.0, 256.0]]
     alone = scaled_mm.rms_norm_quantize_int8(x, None, 0.0)
-    for one, two in zip(
-        scaled_mm.rms_norm_quantize_int8(x, None, 0.0, residual=r), alone, strict=False
-    ):
+    assert alone.residual is alone.normed is made.normed is None
+    for one, two in zip(made[:3], alone[:3], strict=True):
         assert_bits(one, two)
 
 
@@ -153,9 +152,8 @@ def test_a_norm_as_floats_too() -> None:
         call, means = PUBLIC[name]
         got = call(normed=True, smooth=smooth)
         expected = reference.produce_int8(x=X, **means, normed=True, smooth=smooth)
-        assert len(got) == (5 if "residual" in means else 4)
-        there = [[t for t in outputs if t is not None] for outputs in (got, expected)]
-        for x, y in zip(*there, strict=True):
+        assert got.normed is not None
+        for x, y in zip(got, expected, strict=True):
             assert_bits(x, y, name)
     with pytest.raises(ValueError, match="normed must be False where the producer is no norm, got"):
         produce("gelu", X, normed=True)

@@ -179,7 +179,7 @@ def gated(x: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     given = {"residual": x.flip(0), "symmetric": False}
-    q, scale, azp, h = scaled_mm.rms_norm_quantize_int8(x, FACTORS, 1e-5, **given)
+    q, scale, azp, h, _ = scaled_mm.rms_norm_quantize_int8(x, FACTORS, 1e-5, **given)
     adj = scaled_mm.azp_adj(PLAIN)
     y = scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, azp=azp, azp_adj=adj)
     return y * h[:, :1]

@@ -145,17 +145,17 @@ def ours(quantized: Any, weight: Any) -> Tensor:
 
 
 def our_llama(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
-    *rows, h = our_rms_norm(x, other, w["norm1"])
+    rows = our_rms_norm(x, other, w["norm1"])
     o = ours(quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
-    *rows, h = our_rms_norm(o, h, w["norm2"])
-    return ours(silu_mul_quantize_int8(ours(rows, w["up"])), w["down"]), h
+    rows = our_rms_norm(o, rows.residual, w["norm2"])
+    return ours(silu_mul_quantize_int8(ours(rows, w["up"])), w["down"]), rows.residual
 
 
 def our_bert(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
-    *rows, h = our_layer_norm(x, other, w, "norm1")
+    rows = our_layer_norm(x, other, w, "norm1")
     o = ours(quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
-    *rows, h = our_layer_norm(o, h, w, "norm2")
-    return ours(gelu_quantize_int8(ours(rows, w["up"])), w["down"]), h
+    rows = our_layer_norm(o, rows.normed, w, "norm2")
+    return ours(gelu_quantize_int8(ours(rows, w["up"])), w["down"]), rows.normed
 
 
 def our_rms_norm(x: Tensor, other: Tensor, weight: Tensor) -> Any:

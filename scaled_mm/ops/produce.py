@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,19 @@ from .shapes import must, must_have_dim, must_share_device, shape_text
 
 _produce_int8 = torch.ops.scaled_mm.produce_int8.default
 Quantized = tuple[Tensor, Tensor, Tensor | None]
+
+
+class QuantizedNorm(NamedTuple):
+    """What a norm's producer returns."""
+
+    q: Tensor
+    """int8, as `quantize_int8` returns it; so are the next two."""
+    scale: Tensor
+    azp: Tensor | None
+    residual: Tensor | None
+    """x + residual in x's dtype, where a residual was given: the next one's."""
+    normed: Tensor | None
+    """The norm as floats of x's dtype, before `smooth`, where it was asked for."""
 
 
 def rms_norm_quantize_int8(
@@ -25,7 +38,7 @@ def rms_norm_quantize_int8(
     symmetric: bool = True,
     smooth: Tensor | None = None,
     normed: bool = False,
-) -> Quantized | tuple[Tensor | None, ...]:
+) -> QuantizedNorm:
     """RMS norm, then `quantize_int8` of each token.
 
         h = x, or RN(x + residual) in x's dtype
@@ -48,8 +61,8 @@ def rms_norm_quantize_int8(
             it for the next sum.
 
     Returns:
-        (q, scale, azp) as `quantize_int8` returns them; then, with a residual, h in x's dtype; and
-        with `normed` RN(y) in x's dtype, before `smooth`.
+        A `QuantizedNorm`: q, scale and azp as `quantize_int8` returns them; residual, which is h in
+        x's dtype, or None without one; and normed, RN(y) in x's dtype before `smooth`, or None.
 
     Raises:
         ValueError: an argument breaks a rule above, or one of `quantize_int8`.
@@ -57,7 +70,9 @@ def rms_norm_quantize_int8(
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
     """
     given = {"weight": weight, "residual": residual, "smooth": smooth}
-    return _norm("rms_norm", x, given, scale, azp, symmetric, eps, normed)
+    must_be_bool("normed", normed)
+    options = {"eps": eps, "normed": normed}
+    return QuantizedNorm(*_produce("rms_norm", x, given, scale, azp, symmetric, **options))
 
 
 def layer_norm_quantize_int8(
@@ -72,7 +87,7 @@ def layer_norm_quantize_int8(
     symmetric: bool = True,
     smooth: Tensor | None = None,
     normed: bool = False,
-) -> Quantized | tuple[Tensor | None, ...]:
+) -> QuantizedNorm:
     """Layer norm, then `quantize_int8` of each token.
 
         h = x, or RN(x + residual) in x's dtype
@@ -87,7 +102,9 @@ def layer_norm_quantize_int8(
     Source: Ba, Kiros and Hinton, Layer Normalization (2016).
     """
     given = {"weight": weight, "bias": bias, "residual": residual, "smooth": smooth}
-    return _norm("layer_norm", x, given, scale, azp, symmetric, eps, normed)
+    must_be_bool("normed", normed)
+    options = {"eps": eps, "normed": normed}
+    return QuantizedNorm(*_produce("layer_norm", x, given, scale, azp, symmetric, **options))
 
 
 def silu_mul_quantize_int8(
@@ -182,35 +199,6 @@ def produce_int8(
     """A producer by its name, with the names of `reference.produce_int8`: q, scale, azp."""
     eps = {"eps": options.pop("eps")} if "eps" in options else {}
     return _produce(producer, x, options, scale, azp, symmetric, **eps)[:3]
-
-
-def produce_norm_int8(
-    x: Tensor,
-    *,
-    producer: str,
-    eps: float,
-    scale: Tensor | None = None,
-    azp: Tensor | None = None,
-    symmetric: bool = True,
-    **given: Any,
-) -> tuple[Any, ...]:
-    """The same of a norm that is wanted as floats too: q, scale, azp, y."""
-    return _norm(producer, x, given, scale, azp, symmetric, eps, True)
-
-
-def _norm(
-    producer: str,
-    x: Tensor,
-    given: dict[str, Tensor | None],
-    scale: Tensor | None,
-    azp: Tensor | None,
-    symmetric: bool,
-    eps: float,
-    normed: bool,
-) -> tuple[Any, ...]:
-    must_be_bool("normed", normed)
-    made = _produce(producer, x, given, scale, azp, symmetric, eps=eps, normed=normed)
-    return (*made[:3], *(t for t in made[3:] if t is not None))
 
 
 def _produce(
