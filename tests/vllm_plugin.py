@@ -334,40 +334,35 @@ def assert_weight_only(layer: nn.Module, case: WeightOnlyCase, weight: Tensor, b
     assert_bounded(run(layer, x), *reference.mixed_mm_bound(x, *made.unpack()[:3], bias=bias))
 
 
+def weight_only_layer(
+    case: WeightOnlyCase, *parts: dict[str, Tensor], kind: Any = ReplicatedLinear, **options: Any
+) -> nn.Module:
+    """A layer of one part, or of several beside each other."""
+    made = {"bias": False, "params_dtype": case.dtype, "prefix": "proj", **options}
+    n = case.n if len(parts) == 1 else [case.n] * len(parts)
+    layer = kind(case.k, n, quant_config=weight_only_config(case), **made)
+    for shard, part in enumerate(parts):
+        load(layer, part, None if len(parts) == 1 else shard)
+    layer.quant_method.process_weights_after_loading(layer)
+    return layer
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("case", [*INT4_CASES, *W8A16_CASES], ids=str)
 def test_weight_only(case: WeightOnlyCase, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if case.layout == "gptq":  # vLLM asks for a GPU of Marlin's, though it has kernels for the CPU
         module = "vllm.model_executor.layers.quantization.auto_gptq"
         monkeypatch.setattr(f"{module}.verify_marlin_supported", lambda **_: None)
-    layer = ReplicatedLinear(
-        case.k,
-        case.n,
-        bias=bias,
-        params_dtype=case.dtype,
-        quant_config=weight_only_config(case),
-        prefix="proj",
-    )
     own = {"bias": torch.randn(case.n).to(case.dtype)} if bias else {}
-    load(layer, {**weight_only_tensors(case), **own})
-    layer.quant_method.process_weights_after_loading(layer)
+    layer = weight_only_layer(case, {**weight_only_tensors(case), **own}, bias=bias)
     assert_weight_only(layer, case, case.dequantised(), own.get("bias"))
 
 
 @pytest.mark.parametrize(("layout", "bits"), [("awq", 4), ("ct", 4), ("ct", 8)])
 def test_weight_only_of_two_partitions(layout: str, bits: int) -> None:
     case = WeightOnlyCase(layout, symmetric=False, bits=bits)
-    layer = MergedColumnParallelLinear(
-        case.k,
-        [case.n, case.n],
-        bias=False,
-        params_dtype=case.dtype,
-        quant_config=weight_only_config(case),
-        prefix="proj",
-    )
-    for i in range(2):
-        load(layer, weight_only_tensors(case, i), i)
-    layer.quant_method.process_weights_after_loading(layer)
+    parts = [weight_only_tensors(case, i) for i in range(2)]
+    layer = weight_only_layer(case, *parts, kind=MergedColumnParallelLinear)
     whole = torch.cat([case.dequantised(i) for i in range(2)], 1)
     assert_weight_only(layer, case, whole, None)
 
@@ -381,33 +376,14 @@ def test_weight_only_of_the_second_rank_of_two(
 ) -> None:
     """Half of K; with one group for all rows, the scales are the whole layer's."""
     case = WeightOnlyCase(layout, symmetric=False, group=group, bits=bits)
-    layer = RowParallelLinear(
-        case.k,
-        case.n,
-        bias=False,
-        params_dtype=case.dtype,
-        quant_config=weight_only_config(case),
-        prefix="proj",
-        reduce_results=False,
-        input_is_parallel=True,
-    )
-    load(layer, weight_only_tensors(case))
-    layer.quant_method.process_weights_after_loading(layer)
+    alone = {"reduce_results": False, "input_is_parallel": True}
+    layer = weight_only_layer(case, weight_only_tensors(case), kind=RowParallelLinear, **alone)
     assert_weight_only(layer, case, case.dequantised()[case.k // 2 :], None)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_compiled_weight_only_layer(bits: int) -> None:
     case = WeightOnlyCase("ct", symmetric=True, dtype=torch.bfloat16, bits=bits)
-    layer = ReplicatedLinear(
-        case.k,
-        case.n,
-        False,
-        params_dtype=case.dtype,
-        quant_config=weight_only_config(case),
-        prefix="p",
-    )
-    load(layer, weight_only_tensors(case))
-    layer.quant_method.process_weights_after_loading(layer)
+    layer = weight_only_layer(case, weight_only_tensors(case))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert_bits(run(compiled, case.input()), run(layer, case.input()))

@@ -1,0 +1,52 @@
+"""Names of weight-only schemes, and the values they stand for."""
+
+from __future__ import annotations
+
+import pytest
+from test_weight_only_models import SCHEMES
+
+from scaled_mm import QuantConfig, Scheme, WeightScheme
+from scaled_mm.quantization.schemes import name_of, scheme_of
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_names_of_schemes(name: str) -> None:
+    assert scheme_of(name) == SCHEMES[name] and name_of(SCHEMES[name]) == name
+    assert QuantConfig(name).scheme_for("any") == SCHEMES[name]
+    assert not SCHEMES[name].static
+
+
+def test_names_of_the_field() -> None:
+    """As compressed-tensors' presets: W4A16 has groups of 128, the others a scale a channel."""
+    named = {"W8A8": Scheme(), "W8A16": WeightScheme(8), "W4A16": WeightScheme(4, 128)}
+    named |= {"W4A16-channel": WeightScheme(4), "W8A16-g32": WeightScheme(8, 32)}
+    for name, scheme in named.items():
+        assert scheme_of(name) == scheme_of(name.lower()) == scheme
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "w8",
+        "w3a16",
+        "w4a8",
+        "w4a16-g64-channel",
+        "w4a16-g0",
+        "w4a16-128",
+        "w4a16-g-1",
+        "w4a16-asym",
+        " w8a16",
+    ],
+)
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^scheme must be one of dynamic, .*, W8A8, W8A16, W4A16 "
+    ):
+        QuantConfig(name)
+
+
+def test_schemes_that_are_none() -> None:
+    with pytest.raises(ValueError, match=r"^bits must be 4 or 8, got 6$"):
+        WeightScheme(6)
+    with pytest.raises(ValueError, match=r"^group_size must be -1 or at least 1, got 0$"):
+        WeightScheme(4, 0)
