@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -21,7 +20,6 @@ from ..lowbit.stored import plain, stored, stored_sizes
 from ..ops.gradients import mixed_product, wants_gradient
 from ..ops.mixed import mixed_mm
 from ..ops.mixed_weight import ZEROS, MixedWeight, pack_weight
-from ..ops.packed_weight import settle_written
 from . import fused
 from .packed_layer import PackedLayer
 from .scaled_linear import divisors
@@ -228,26 +226,11 @@ class WeightOnlyLinear(PackedLayer):
 
     @classmethod
     def from_awq(
-        cls,
-        qweight: Tensor,
-        scales: Tensor,
-        qzeros: Tensor,
-        *,
-        order: Tensor | None = None,
-        bias: Tensor | None = None,
+        cls, qweight: Tensor, scales: Tensor, qzeros: Tensor, *, bias: Tensor | None = None
     ) -> WeightOnlyLinear:
-        """A layer of an AWQ checkpoint's tensors (`scaled_mm.awq_dequantize`).
-
-        Args:
-            qweight, scales, qzeros: as for `scaled_mm.MixedWeight.from_awq`.
-            order: integer [K], or None: the input channel of each row.
-            bias: as for `from_grouped`.
-        """
-        weight = MixedWeight.from_awq(qweight, scales, qzeros)
-        if order is not None:
-            weight = dataclasses.replace(weight, order=order.to(weight.data.device, torch.int32))
-            settle_written(weight)
-        return cls.from_weight(weight, bias=bias)
+        """A layer of an AWQ checkpoint's tensors, as `scaled_mm.MixedWeight.from_awq` takes them;
+        bias as for `from_grouped`."""
+        return cls.from_weight(MixedWeight.from_awq(qweight, scales, qzeros), bias=bias)
 
     @classmethod
     def from_weight(
