@@ -144,29 +144,3 @@ def test_slices_of_k() -> None:
     assert re.search(r"K in \d slices", what["multi_64x128"])
     whole = explain(64, 1024, 512, device=DEVICES["A100"]).kernels
     assert not any("slices" in kernel.what for kernel in whole)
-
-
-@pytest.mark.parametrize(
-    ("gpu_name", "kernel", "alone"),
-    [
-        ("A100", "multi_256x128_64", True),  # by its registers
-        ("B200", "multi_128x128_4", True),  # by its shared memory
-        ("B200", "multi_128x128", False),
-        ("B200", "multi_64x64", False),
-    ],
-)
-def test_a_block_alone_on_its_multiprocessor_has_turns(
-    gpu_name: str, kernel: str, alone: bool
-) -> None:
-    """A second round costs more than as many products in one, which have K twice as long."""
-    device = DEVICES[gpu_name]
-    tokens, channels = (int(x) for x in kernel.split("_")[1].split("x"))
-
-    def predicted(rounds: int, k: int) -> float:
-        found = explain(rounds * device.sms * tokens, channels, k, device=device)
-        [us] = [x.predicted_us for x in found.kernels if x.name == kernel]
-        assert us is not None
-        return us
-
-    turn = predicted(2, 4096) - predicted(1, 8192)
-    assert turn > 4 if alone else abs(turn) < 0.1

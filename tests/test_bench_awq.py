@@ -102,31 +102,6 @@ def test_a_sample_of_columns_is_judged():
     assert entry.verdict == "wrong"
 
 
-def test_bytes_moved():
-    words = 64 * 48 // 2 + 2 * 48 // 2 + 2 * 48 * 2  # q, zero points, scales
-    case = make_awq_case("awq_gemm", 3, 48, 64, 32, torch.float16)
-    assert case.facts() == {
-        "m": 3,
-        "k": 64,
-        "n": 48,
-        "bytes": words + 2 * 3 * (64 + 48),
-        "weight_bytes": words,
-    }
-    case = make_awq_case("awq_dequantize", 0, 48, 64, 32, torch.float16)
-    assert case.bytes_moved() == words + 2 * 64 * 48
-
-
-def test_weights_are_written_in_turn():
-    """Each output in another place: else a large cache would never write it out."""
-    case = make_awq_case("awq_dequantize", 0, 32, 64, 32, torch.float16)
-    route = AWQ_CONTENDERS["awq_dequantize"][0].prepare(case)
-    assert route.rotate_outputs
-    turning = measure.rotating(route, 3)
-    places = [turning.run(route.x, case.words).data_ptr() for _ in range(12)]
-    assert all(len(set(places[i : i + 3])) == 3 for i in range(9))
-    assert dataclasses.replace(turning, run=route.run) == route
-
-
 # --- the command line -----------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import math
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from helpers import extra
 from scaled_mm.bench import measure, roofline, table
 from scaled_mm.bench.awq import make_awq_case
 from scaled_mm.bench.cases import EPILOGUES, make_case
-from scaled_mm.bench.clocks import CpuClock, CudaGraphClock, Stopwatch
+from scaled_mm.bench.clocks import CpuClock, Stopwatch
 from scaled_mm.bench.contenders import CONTENDERS, Contender
 from scaled_mm.bench.machine import gpu_tops
 from scaled_mm.bench.measure import Settings
@@ -170,43 +169,6 @@ def test_runs_as_one(gpu_result, tmp_path, capsys):
     second["machine"] = None
     assert written() == 2
     assert "must be a result of `scaled-mm bench --json`" in capsys.readouterr().err
-
-
-class Replays:
-    """Stands for a CUDA graph: counts."""
-
-    def __init__(self):
-        self.count = 0
-
-    def replay(self):
-        self.count += 1
-
-
-@pytest.mark.parametrize(("call_us", "settles"), [(200, True), (60, True), (40, False), (5, False)])
-def test_heavy_calls_settle_before_they_are_timed(monkeypatch, call_us, settles):
-    """A GPU at its power limit needs tens of milliseconds to find its clock after another
-    contender; the graph of a light call is timed at once."""
-    graph, timed = Replays(), []
-    clock = object.__new__(CudaGraphClock)
-    clock.stream = None
-
-    def seconds(calls, *, wait=True):
-        timed.append((graph.count, wait))
-        for call in calls:
-            call()
-        return 1e-6 * call_us * (5 if graph.count == 0 else times)
-
-    times = max(3, math.ceil(clock.shortest / (1e-6 * call_us)))
-    times -= times % 3
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(clock, "_capture", lambda calls: graph)
-    monkeypatch.setattr(clock, "_seconds", seconds)
-    stopwatch = clock.stopwatch([lambda: None] * 3)
-    before = graph.count
-    stopwatch.seconds()
-    ran_us = (graph.count - before - 1) * call_us * times
-    assert (ran_us >= 60_000) == settles and (settles or ran_us == 0)
-    assert timed[-1] == (graph.count - 1, not settles)
 
 
 def test_roofline(gpu_result, tmp_path):

@@ -56,19 +56,6 @@ def test_ours_compiles_to_the_same_bits(name: str) -> None:
         assert all(torch.equal(x, y) for x, y in outputs)
 
 
-def test_what_is_compiled_computes_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU: ours, float32 and bfloat16, by what is given to the compiler."""
-    given: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda run, dynamic: given.append(run) or run)
-    eager = tuple(c.name for c in layer.CONTENDERS if not c.compiled)
-    settings = layer.LayerSettings("tiny-bert", rounds=1, without=eager)
-    (*_, result) = layer.growing(settings, [3])
-    errors = {row["name"]: row["error"] for row in result["layers"][0]["rows"]}
-    assert len(given) == len(errors) == 3
-    assert errors["float32 compiled"] <= 1e-6 < errors["bf16 compiled"] <= 0.01
-    assert errors["ours compiled"] <= 0.04
-
-
 def test_one_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(x: Any, weight: Any) -> Any:
         raise RuntimeError("no such product")

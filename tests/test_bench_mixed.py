@@ -47,18 +47,6 @@ def test_verdicts():
     assert verdict(exact) == "wrong"
 
 
-def test_bytes_moved():
-    case = make_mixed_case("w4a16", 3, 48, 64, 32, torch.float16)
-    words = 64 * 48 // 2 + 2 * 48 * 2  # q, scales
-    assert case.facts() == {
-        "m": 3,
-        "k": 64,
-        "n": 48,
-        "bytes": words + 2 * 3 * (64 + 48),
-        "weight_bytes": words,
-    }
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -270,24 +270,6 @@ def test_a_product_right_behind_the_packing(m: int) -> None:
     assert different == 0
 
 
-@streams_only
-@pytest.mark.parametrize("m", [1, 100])
-def test_late_tokens(m: int) -> None:
-    """Tokens and bias are waited for, though words are not."""
-    case = AwqCase("late-x", 4096, 2048, 128, torch.float16, rows=(m,), bias=torch.float32)
-    given = for_arm(PACKED, on_device(case.product()))
-    expected = scaled_mm.awq_gemm(**given)
-    late = {name: torch.empty_like(given[name]) for name in ("x", "bias")}
-    for _ in range(20):
-        for x in late.values():
-            x.zero_()
-        torch.cuda._sleep(2_000_000)
-        for name, x in late.items():
-            torch.add(given[name], 0, out=x)  # a kernel, behind which ours may begin early
-        got = scaled_mm.awq_gemm(**{**given, **late})
-        assert torch.equal(got, expected)
-
-
 @pytest.mark.skipif(ON_CPU, reason="kernels are chosen on the GPU")
 def test_an_unknown_kernel_is_refused() -> None:
     known = kernels("lowbit")[-1]

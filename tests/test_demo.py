@@ -12,7 +12,6 @@ from helpers import extra
 from scipy import stats
 from torch import nn
 
-from scaled_mm.bench.clocks import Stopwatch
 from scaled_mm.cli import demo as command
 from scaled_mm.demo import bert, data, measure, plot, run
 from scaled_mm.demo.run import BFLOAT16, FLOAT32
@@ -223,23 +222,6 @@ def test_rank_correlation_is_scipys():
     assert measure.rank_correlation(one, one) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("rounds", [1, 4, None])
-def test_race_runs_every_contender_in_every_round(encoder, batches, rounds, monkeypatch):
-    ran, done = [], []
-
-    class Sundial:
-        def stopwatch(self, launches):
-            (launch,) = launches
-            return Stopwatch(lambda: ran.append(launch.args[0]) or 1.0, 1e-9, launches)
-
-    monkeypatch.setattr(measure, "clock_of", lambda device: Sundial())
-    seconds = measure.race({"x": "x", "y": "y", "z": "z"}, batches, rounds, done.append)
-    length = rounds or 15  # as many as there may be: nothing takes time here
-    assert {name: len(times) for name, times in seconds.items()} == dict.fromkeys("xyz", length)
-    assert ran == list("xyzyzxzxy" * 5)[: 3 * length]  # each in turn begins
-    assert done == pytest.approx([turn / length for turn in range(1, length + 1)])
-
-
 @pytest.mark.parametrize(
     ("asked", "served", "means"),
     [("auto", False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
@@ -261,10 +243,6 @@ def test_on_a_gpu(encoder, batches, scheme):
     seconds = measure.race({"one": encoder, "other": quantised}, batches, rounds=2)
     assert [len(times) for times in seconds.values()] == [2, 2]
     assert measure.linear_share(encoder, batches) > 0
-
-
-def test_speedup_is_the_median_of_ratios():
-    assert measure.speedup([1.0, 2.0, 4.0], [2.0, 2.0, 20.0]) == 2.0
 
 
 def test_linear_share(encoder, batches):

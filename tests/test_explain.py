@@ -14,7 +14,7 @@ import scaled_mm
 from scaled_mm import _library
 from scaled_mm import explain as module
 from scaled_mm.cli.explain import show
-from scaled_mm.explain import DEVICES, OUT_DTYPES, Device, explain
+from scaled_mm.explain import DEVICES, OUT_DTYPES, explain
 from scaled_mm_cli.main import main
 
 BYTES = 64 * 4096 + 4096 * 4096 + 64 * 4096 * 2
@@ -72,22 +72,6 @@ def test_kernels_by_predicted_time_the_chosen_first():
     assert found.operations == 2 * 64 * 4096 * 4096
     assert found.predicted_tops == pytest.approx(found.operations / 8e-6 / 1e12)
     assert found.cpu_isa == _library.cpu_isa()
-
-
-def test_the_question():
-    asked = []
-
-    def ask(*question):
-        asked.append(question)
-        return answer(*question)
-
-    device = Device("x", 90, 7, 1.5)
-    explain(1, 2, 3, device=device, ask=ask)
-    explain(1, 2, 3, out_dtype="float32", device=device, ask=ask)
-    assert asked == [
-        (1, 2, 3, device, torch.bfloat16, None),
-        (1, 2, 3, device, torch.float32, None),
-    ]
 
 
 def test_notes():
@@ -271,31 +255,6 @@ def test_every_kernel_has_activations(activation):
     ragged = explain(4096, 4094, 4096, activation=activation, device=DEVICES["H200"])
     padded = [each.name for each in ragged.kernels if "bytes are not 16-byte aligned" in each.what]
     assert {name[:4] for name in padded} == {"ping", "coop"}
-
-
-PERSISTENT = {"ping_64x64_2x1", "ping_64x128_2x1", "ping_128x128_2x1", "ping_128x128_1x2"}
-PERSISTENT |= {"ping_128x192_2x1", "coop_128x256_1x1"}
-WIDEST = {"ping_128x192_2x1"}  # 192 sums to a thread
-
-
-@pytest.mark.parametrize(
-    ("ending", "later"),
-    [
-        ({}, set()),
-        ({"activation": "relu"}, WIDEST),
-        ({"activation": "gelu", "out_dtype": "float16"}, WIDEST),
-        ({"activation": "gelu", "out_dtype": "float32"}, PERSISTENT),
-        ({"out_dtype": "int8"}, WIDEST),
-        ({"activation": "silu", "out_dtype": "float8_e4m3fn"}, WIDEST),
-        ({"activation": "swiglu"}, set()),
-        ({"activation": "swiglu", "out_dtype": "int8"}, {"coop_128x256_1x1"}),
-        ({"activation": "swiglu", "out_dtype": "float32"}, {"coop_128x256_1x1"}),
-    ],
-)
-def test_which_kernels_write_sums(ending, later):
-    found = explain(4096, 4096, 4096, device=DEVICES["H200"], **ending)
-    own = "its sums end in a kernel of their own"
-    assert {kernel.name for kernel in found.kernels if own in kernel.what} == later
 
 
 def test_more_tiles_than_a_grid_has_rows():

@@ -40,35 +40,6 @@ def test_the_library_answers_for_a_packed_weight():
             assert plain == (kernel.reason == "takes AWQ's words, not packed ones")
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "blocks"),
-    [
-        (4096, 4096, 128),
-        (4096, 14336, 128),
-        (28672, 8192, 132),
-        (4096, 4224, 132),
-        (6144, 2048, 192),
-    ],
-)
-def test_a_share_is_of_one_tile_where_that_makes_none_longer(n, k, blocks):
-    """16 tiles of 32 chunks: 128 blocks have 4 each, the most that one of 132 has; of 33, 5. 24 of
-    16: twice 132 blocks have 2 at most, and so have 192."""
-    with _library.forced_kernels("sm90/packed_8"):
-        chosen = explain_awq(1, n, k, packed=True, device=DEVICES["H200"]).chosen
-    assert chosen.what.endswith(f"shared out over {blocks} blocks")
-
-
-@pytest.mark.parametrize(
-    ("kernel", "n", "k", "clusters"),
-    [("packed_16x128", 6144, 2048, False), ("packed_128", 8192, 1024, True)],
-)
-def test_clusters_where_one_block_lives(kernel, n, k, clusters):
-    """Where a multiprocessor holds two blocks, clusters would crowd onto half of them."""
-    with _library.forced_kernels(f"sm90/{kernel}"):
-        chosen = explain_awq(16, n, k, packed=True, device=DEVICES["H200"]).chosen
-    assert ("cluster" in chosen.what) == clusters
-
-
 def test_the_int4_choice_follows_the_shape():
     """Few tokens come straight from the words, if the words are cut so."""
 

@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ import torch
 from checkpoint_cases import variant
 from helpers import extra
 from rich.console import Console as RichConsole
-from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
-from scaled_mm import QuantConfig, Smoothing, _progress, quantize_model
+from scaled_mm import _progress, quantize_model
 from scaled_mm.cli import info
 from scaled_mm.validate import validate
 from scaled_mm.validate.show import plot, show
@@ -149,32 +147,6 @@ def test_progress_and_what_is_printed_meanwhile(monkeypatch):
     assert r"[b]\x1b[31m" in text and f"print {ESCAPED}" in text and f"log {ESCAPED}" in text
     for hostile in ("\x1b[31m", "\x1b]0;", "\x07", "\x9b", "\u202e", "\u2066", "\u2028", "\udcff"):
         assert hostile not in text
-
-
-def test_bars_end_at_their_total(monkeypatch):
-    ended = {}
-    remove = Progress.remove_task
-
-    def removed(self, number):
-        task = next(task for task in self.tasks if task.id == number)
-        ended[task.description] = (task.completed, task.total)
-        remove(self, number)
-
-    monkeypatch.setattr(Progress, "remove_task", removed)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
-    batches = [torch.randn(4, 32) for _ in range(3)]
-    for smoothing in (Smoothing(0.5), Smoothing(search=(0.3, 0.6))):
-        config = QuantConfig("static", percentile=99.0, smoothing=smoothing)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            made = quantize_model(model, config, batches)
-    validate(model, made, batches)
-    assert ended.keys() == {
-        *("calibrating", "clipping", "smoothing", "searching alpha", "quantising", "comparing")
-    }
-    for name, (completed, total) in ended.items():
-        assert completed == total > 0, name
 
 
 # --- whole commands -------------------------------------------------------------------------------

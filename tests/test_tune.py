@@ -21,7 +21,6 @@ from scaled_mm import _library
 from scaled_mm.explain import DEVICES, Device, explain, explain_awq, explain_mixed
 from scaled_mm.tuning import cache
 from scaled_mm.tuning.cache import Entry, keep, read
-from scaled_mm.tuning.measure import ask
 
 GPU = Device("NVIDIA H200", 90, 132, 4.8, 1980)
 SLOW, FAST = (900.0, 0.5), (0.1, 2.5)
@@ -118,20 +117,6 @@ def test_other_gpus_are_not_touched(other: Device, path: Path) -> None:
     assert chosen() == "stream_96x128" != before
     assert chosen(device=other) == before
     assert not explain(64, 4096, 4096, device=other).tuned
-
-
-def test_the_numbers_are_those_of_the_prediction(path: Path) -> None:
-    keep(entry(rows={"sm90/int8/stream_8x64": (7.5, 1.25)}, memory_share=0.5), path)
-    cache.load()
-    rows = {row["name"]: row for row in ask("int8", 1, 4096, 4096, GPU)["kernels"]}
-    row = rows["stream_8x64"]
-    assert (row["fixed_us"], row["rate"], row["tuned"]) == (7.5, 1.25, True)
-    assert not rows["stream_16x64"]["tuned"]
-    memory = explain(1, 4096, 4096, device=GPU).bytes / (0.5 * 4.8e6)
-    assert row["memory_us"] == pytest.approx(memory)
-    busy = max(row["busy_us"] / 1.25, row["least_us"])
-    us = 7.5 + (memory**4 + busy**4) ** 0.25 + row["waves_us"]
-    assert row["predicted_us"] == pytest.approx(us)
 
 
 def test_it_is_read_at_import(path: Path) -> None:
