@@ -32,7 +32,7 @@ LIMIT = 102_400
 LIMITED = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))
-from scaled_mm.cli import main
+from scaled_mm_cli.main import main
 sys.exit(print(main(["precompute", sys.argv[1], "-o", sys.argv[2]])))
 """
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,73 +93,30 @@ def scaled_epilogue_azp_per_token(
     return _rescaled(num, acc - azp * azp_adj, scale_a, scale_b, bias)
 
 
-# --- the same plus a residual ---------------------------------------------------------------------
+# --- what may follow: a residual, a quantiser, an activation of one column or of two --------------
 
 
-@_epilogue
-def scaled_epilogue_residual(
-    num: Any,
-    acc: Array,
-    scale_a: Array,
-    scale_b: Array,
-    residual: Array,
-    bias: Array = NO_BIAS,
-) -> Any:
-    """ScaledEpilogueResidual: D = (s_a (s_b acc) + bias) + residual"""
-    return num.add(_rescaled(num, acc, scale_a, scale_b, bias), residual)
-
-
-@_epilogue
-def scaled_epilogue_azp_residual(
-    num: Any,
-    acc: Array,
-    scale_a: Array,
-    scale_b: Array,
-    azp_with_adj: Array,
-    residual: Array,
-    bias: Array = NO_BIAS,
-) -> Any:
-    """ScaledEpilogueAzpResidual: D = (s_a (s_b (acc - azp_with_adj)) + bias) + residual"""
-    return num.add(_rescaled(num, acc - azp_with_adj, scale_a, scale_b, bias), residual)
-
-
-@_epilogue
-def scaled_epilogue_azp_per_token_residual(
-    num: Any,
-    acc: Array,
-    scale_a: Array,
-    scale_b: Array,
-    azp: Array,
-    azp_adj: Array,
-    residual: Array,
-    bias: Array = NO_BIAS,
-) -> Any:
-    """ScaledEpilogueAzpPerTokenResidual: D = (s_a (s_b (acc - azp azp_adj)) + bias) + residual"""
-    return num.add(_rescaled(num, acc - azp * azp_adj, scale_a, scale_b, bias), residual)
-
-
-# --- the same in 8 bits, and with an activation, in 8 bits or not ---------------------------------
-
-
-def _with_endings(body: Epilogue, stem: str) -> None:
-    """Registers what may follow `body`: a quantiser; an activation of one column or of two."""
-    scale = {"out_scale": True, "out_azp": False}
-    EPILOGUES.append(replace(body, name=f"{stem}Quantised", operands={**body.operands, **scale}))
-    for form in ("activated", "gated"):
-        operands = {**body.operands, **dict.fromkeys(scale, False)}
-        name = f"{stem}{form.capitalize()}"
-        EPILOGUES.append(replace(body, name=name, operands=operands, form=form))
-
-
-def _rescaled_with_bias(
-    num: Any, acc: Array, scale_a: Array, scale_b: Array, bias: Array = NO_BIAS
-) -> Any:
+def _with_bias(num: Any, acc: Array, scale_a: Array, scale_b: Array, bias: Array = NO_BIAS) -> Any:
     return _rescaled(num, acc, scale_a, scale_b, bias)
 
 
-for _formula in (_rescaled_with_bias, scaled_epilogue_azp, scaled_epilogue_azp_per_token):
-    _stem = "ScaledEpilogue" if _formula is _rescaled_with_bias else _name_of(_formula)
-    _with_endings(Epilogue(_formula, _operands_of(_formula), _stem), _stem)
+def _with_endings(body: Callable[..., Any], stem: str) -> None:
+    """Registers what may follow `body`; D = body + residual is rounded after each."""
+
+    def plus_residual(num: Any, acc: Array, *, residual: Array, **operands: Array) -> Any:
+        return num.add(body(num, acc, **operands), residual)
+
+    reads, scale = _operands_of(body), {"out_scale": True, "out_azp": False}
+    EPILOGUES.append(Epilogue(plus_residual, {**reads, "residual": True}, f"{stem}Residual"))
+    EPILOGUES.append(Epilogue(body, {**reads, **scale}, f"{stem}Quantised"))
+    for form in ("activated", "gated"):
+        operands = {**reads, **dict.fromkeys(scale, False)}
+        EPILOGUES.append(Epilogue(body, operands, f"{stem}{form.capitalize()}", form))
+
+
+_with_endings(_with_bias, "ScaledEpilogue")
+for _formula in (scaled_epilogue_azp, scaled_epilogue_azp_per_token):
+    _with_endings(_formula, _name_of(_formula))
 
 
 FORMS: dict[str | None, tuple[str | None, Function | None]] = {
