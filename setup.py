@@ -80,7 +80,7 @@ def cpu_library() -> CppExtension:
     return CppExtension(
         "scaled_mm._C_cpu",
         # model.cpp: every arch's tables and predictions, for `scaled-mm explain`
-        sources(*(f"csrc/{room}*.cpp" for room in ("", "problems/", "dispatch/", "cpu/")))
+        sources(*(f"csrc/{room}*.cpp" for room in ("", "ops/", "problems/", "dispatch/", "cpu/")))
         + sources("csrc/cuda/sm*/model.cpp"),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cpu", with_ptx)],
@@ -189,7 +189,7 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
         "scaled_mm._C_cuda",
         sources("csrc/rules.cpp", "csrc/old_glibc.cpp")
         + sources(*(f"csrc/dispatch/{name}.cpp" for name in ("archs", "gpus", "tuning")))
-        + sources("csrc/problems/*.cpp")
+        + sources("csrc/ops/linear.cpp", "csrc/problems/*.cpp")
         + sources(*(f"csrc/{room}*.cpp" for room in host_code)),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cuda", targets), str(home / "include")],
@@ -210,7 +210,7 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
     headers = [f"-isystem={cutlass}/include", f"-isystem={cutlass}/tools/util/include"]
     everywhere = cuda_build.common_options(targets)
     library.device_code = [
-        ("common", sources("csrc/cuda/*.cu", "csrc/cuda/common/*.cu"), everywhere)
+        ("common", sources(*(f"csrc/cuda/{room}*.cu" for room in ("", "common/", "quantize/"))), everywhere)
     ]
     for arch, options in targets.items():
         by_options = {tuple(options): sources(f"csrc/cuda/{arch}/*.cu")}

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "scaled_mm"
 ENTRANCES = ("ops", "nn")
 """Of the package: what the hub's package offers, and what its parts are followed from."""
-SCHEMAS = "csrc/ops.cpp"
+SCHEMAS = "csrc/ops/schemas.cpp"
 """In the wheel part of the CPU library, which is always there; here every backend has it."""
 BINDING = "torch-ext/torch_binding.cpp"
 STABLE_ABI = "2.11"
@@ -247,7 +247,7 @@ def write(out: Path) -> None:
     lists = [f"stubs/{library}/archs.h" for library in ("cpu", "cuda")]
     for stub in (*lists, *(x for x in listed if x.startswith("stubs/"))):
         _write(out / stub, (ROOT / "build" / stub).read_text())  # build_toml had them written
-    _write(out / "csrc/namespace.h", NAMESPACE)
+    _write(out / "csrc/ops/namespace.h", NAMESPACE)
     shutil.copy(ROOT / "LICENSE", out)
 
 

@@ -3,9 +3,8 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/isa.h"
-#include "cpu/run.h"
-#include "namespace.h"
-#include "problems/eager.h"
+#include "ops/namespace.h"
+#include "ops/int8.h"
 
 namespace scaled_mm::cpu {
 namespace {
@@ -59,7 +58,7 @@ Tensor scaled_epilogue(const Tensor& acc, const Tensor& scale_a, const Tensor& s
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("scaled_mm", TORCH_BOX(&scaled_mm::cpu::Ops::scaled_mm));
   ops.impl("scaled_mm.out", TORCH_BOX(&scaled_mm::cpu::Ops::scaled_mm_out));
-  ops.impl("_scaled_mm_plain", TORCH_BOX(&scaled_mm::scaled_mm_plain<scaled_mm::cpu::Ops>));
+  ops.impl("_scaled_mm_plain", TORCH_BOX(&scaled_mm::cpu::Ops::scaled_mm_plain));
   ops.impl("int8_mm", TORCH_BOX(&scaled_mm::cpu::Ops::int8_mm));
   ops.impl("int8_mm.out", TORCH_BOX(&scaled_mm::cpu::Ops::int8_mm_out));
   ops.impl("_scaled_epilogue", TORCH_BOX(&scaled_mm::cpu::scaled_epilogue));

@@ -18,7 +18,6 @@
 #include "cpu/float_env.h"
 #include "cpu/isa.h"
 #include "cpu/packed.h"
-#include "cpu/weight.h"
 #include "epilogue/registry.h"
 #include "functions.h"
 

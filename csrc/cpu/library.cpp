@@ -6,7 +6,7 @@
 #include "cpu/isa.h"
 #include "dispatch/library.h"
 #include "epilogue/identity.h"  // the proof holds, or this does not compile
-#include "namespace.h"
+#include "ops/namespace.h"
 
 namespace scaled_mm::cpu {
 namespace {

@@ -6,7 +6,8 @@
 #include <algorithm>
 
 #include "cpu/isa.h"
-#include "namespace.h"
+#include "ops/lowbit.h"
+#include "ops/namespace.h"
 #include "refuse.h"
 
 namespace scaled_mm::cpu {

@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "integers.h"
+#include "problems/int8.h"
 
 namespace scaled_mm::cpu {
 
@@ -52,5 +53,8 @@ inline void with_constant(int n, const Use& use) {
   }
   use(std::integral_constant<int, Max>{});
 }
+
+// Lays panel `panel` of a plain weight out, in panel_bytes(k) bytes (weight.cpp).
+void pack_panel(const Weight& b, int64_t panel, uint8_t* out);
 
 }  // namespace scaled_mm::cpu

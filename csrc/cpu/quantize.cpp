@@ -8,11 +8,12 @@
 
 #include "cpu/isa.h"
 #include "cpu/packed.h"
-#include "cpu/run.h"
-#include "namespace.h"
-#include "problems/linear.h"
+#include "ops/namespace.h"
+#include "ops/linear.h"
 
 namespace scaled_mm::cpu {
+
+void multiply(Checked<Int8Problem>& checked);  // int8.cpp
 namespace {
 
 // Rows that one thread should take at least: about 2^14 elements.

@@ -1,5 +1,5 @@
 // pack_weight_int8, azp_adj and azp_with_adj on the CPU.
-#include "cpu/weight.h"
+#include "cpu/packed.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -7,8 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/packed.h"
-#include "namespace.h"
+#include "ops/namespace.h"
 
 namespace scaled_mm {
 

@@ -4,7 +4,7 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
-#include "namespace.h"
+#include "ops/namespace.h"
 #include "problems/widen.h"
 
 namespace scaled_mm::cpu {

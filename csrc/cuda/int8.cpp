@@ -2,11 +2,10 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/common/alignment.h"
-#include "cuda/common/run.h"
 #include "dispatch/choose.h"
 #include "epilogue/identity.h"
-#include "namespace.h"
-#include "problems/eager.h"
+#include "ops/namespace.h"
+#include "ops/int8.h"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -48,7 +47,7 @@ using Ops = Int8Ops<multiply>;
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("scaled_mm", TORCH_BOX(&scaled_mm::cuda::Ops::scaled_mm));
   ops.impl("scaled_mm.out", TORCH_BOX(&scaled_mm::cuda::Ops::scaled_mm_out));
-  ops.impl("_scaled_mm_plain", TORCH_BOX(&scaled_mm::scaled_mm_plain<scaled_mm::cuda::Ops>));
+  ops.impl("_scaled_mm_plain", TORCH_BOX(&scaled_mm::cuda::Ops::scaled_mm_plain));
   ops.impl("int8_mm", TORCH_BOX(&scaled_mm::cuda::Ops::int8_mm));
   ops.impl("int8_mm.out", TORCH_BOX(&scaled_mm::cuda::Ops::int8_mm_out));
 }

@@ -2,7 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "dispatch/library.h"
-#include "namespace.h"
+#include "ops/namespace.h"
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("_archs", TORCH_BOX(&scaled_mm::list_archs));

@@ -5,7 +5,8 @@
 
 #include "cuda/common/alignment.h"
 #include "dispatch/choose.h"
-#include "namespace.h"
+#include "ops/lowbit.h"
+#include "ops/namespace.h"
 
 namespace scaled_mm::cuda {
 namespace {

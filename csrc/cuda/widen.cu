@@ -5,7 +5,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/formats.cuh"
 #include "integers.h"
-#include "namespace.h"
+#include "ops/namespace.h"
 #include "problems/widen.h"
 
 namespace scaled_mm::cuda {

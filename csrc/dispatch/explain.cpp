@@ -7,7 +7,7 @@
 
 #include "dispatch/choose.h"
 #include "dispatch/json.h"
-#include "namespace.h"
+#include "ops/namespace.h"
 
 namespace scaled_mm {
 namespace {

@@ -78,55 +78,6 @@ Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scal
                                            const std::optional<Tensor>& azp_with_adj,
                                            ScalarType out_dtype);
 
-// The products as the dispatcher calls them, into a new tensor or into `out`, over what runs a
-// checked problem on a backend.
-template <void (*run)(Checked<Int8Problem>&)>
-struct Int8Ops {
-  static Tensor scaled_mm(
-      const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-      const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
-      const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
-      const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
-      const std::optional<ScalarType>& out_dtype, const std::optional<Tensor>& out_scale,
-      const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled) {
-    return computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj,
-                                    residual, activation, out_dtype, out_scale, out_azp, b_shape,
-                                    b_settled, std::nullopt));
-  }
-  static Tensor scaled_mm_plain(const Tensor& a, const Tensor& b, const Tensor& scale_a,
-                                const Tensor& scale_b, const std::optional<Tensor>& bias,
-                                const Shape& b_shape, bool b_settled) {
-    return scaled_mm(a, b, scale_a, scale_b, bias, {}, {}, {}, {}, {}, {}, {}, {}, b_shape,
-                     b_settled);
-  }
-  static void scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a,
-                            const Tensor& scale_b, const std::optional<Tensor>& bias,
-                            const std::optional<Tensor>& azp, const std::optional<Tensor>& azp_adj,
-                            const std::optional<Tensor>& azp_with_adj,
-                            const std::optional<Tensor>& residual,
-                            const std::optional<std::string>& activation,
-                            const std::optional<ScalarType>& out_dtype,
-                            const std::optional<Tensor>& out_scale,
-                            const std::optional<Tensor>& out_azp, const Shape& b_shape,
-                            bool b_settled, const Tensor& out) {
-    computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual,
-                             activation, out_dtype, out_scale, out_azp, b_shape, b_settled, out));
-  }
-  static Tensor int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape, bool b_settled) {
-    return computed(check_int8_mm(a, b, b_shape, b_settled, std::nullopt));
-  }
-  static void int8_mm_out(const Tensor& a, const Tensor& b, const Shape& b_shape, bool b_settled,
-                          const Tensor& out) {
-    computed(check_int8_mm(a, b, b_shape, b_settled, out));
-  }
-
- private:
-  static Tensor computed(Checked<Int8Problem> checked) {
-    run(checked);
-    return checked.outputs[0];
-  }
-};
-
 // outputs[0] is the int32 [1, N] row to fill; azp is what its sums are multiplied by, or absent.
 struct ColumnSums {
   Weight b;

@@ -3,6 +3,7 @@
 // status becomes an error.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
@@ -75,5 +76,9 @@ class Scope {
   const Tensor& on_;
   mutable std::vector<Tensor> workspace_;
 };
+
+// A function of the CUDA driver, found once through the runtime: nothing links against libcuda.
+// Throws std::runtime_error where the driver is too old to have it.
+decltype(&cuTensorMapEncodeTiled) tensor_map_encoder();
 
 }  // namespace scaled_mm::cuda

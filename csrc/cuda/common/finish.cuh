@@ -4,7 +4,7 @@
 
 #include "cuda/common/functions.cuh"
 #include "cuda/common/lower.cuh"
-#include "cuda/common/quantizer.cuh"
+#include "cuda/quantize/quantizer.cuh"
 #include "cuda/common/store.cuh"
 #include "problems/int8.h"
 

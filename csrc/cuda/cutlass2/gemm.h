@@ -17,7 +17,7 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/cutlass2/multiplied.h"
 #include "cuda/cutlass2/rows.h"
-#include "cuda/mma_sync/activate.cuh"
+#include "cuda/common/functions.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda::cutlass2 {
@@ -173,7 +173,7 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
         for (int e = 0; e < 4; ++e) {
           four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
         }
-        mma_sync::activate_once(four, p.function);
+        activate_once(four, p.function);
         store_row(to.out, (tile_row + row + i) * to.ldd + tile_col + col, inside, four);
       } else {
         finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get);

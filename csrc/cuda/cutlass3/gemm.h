@@ -6,7 +6,7 @@
 #include <cutlass/cutlass.h>
 #include <cutlass/cuda_host_adapter.hpp>
 
-#include "cuda/common/driver.h"
+#include "cuda/common/device.h"
 
 // CUTLASS looks the driver's function up by its name for every tensor map that it makes, at every
 // call: 0.6 us each. Here it is found once.

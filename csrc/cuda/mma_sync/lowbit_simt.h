@@ -3,7 +3,7 @@
 // defined as X(name) of each.
 #include "cuda/common/store.cuh"
 #include "cuda/lowbit.h"
-#include "cuda/mma_sync/activate.cuh"
+#include "cuda/common/functions.cuh"
 #include "cuda/mma_sync/model.h"
 
 namespace scaled_mm::cuda::mma_sync {

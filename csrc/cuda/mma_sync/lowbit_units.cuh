@@ -17,7 +17,7 @@
 #pragma once
 
 #include "cuda/common/formats.cuh"
-#include "cuda/mma_sync/activate.cuh"
+#include "cuda/common/functions.cuh"
 #include "cuda/mma_sync/lowbit_units_load.cuh"
 
 namespace scaled_mm::cuda::mma_sync {

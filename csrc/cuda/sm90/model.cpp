@@ -4,7 +4,6 @@
 #include <climits>
 #include <cmath>
 
-#include "cuda/common/padding.h"
 #include "cuda/sm90/arch.h"
 #include "dispatch/table.h"
 #include "integers.h"
@@ -12,6 +11,14 @@
 
 namespace scaled_mm::cuda::sm90 {
 namespace {
+
+// That it is written padded and copied (common/alignment.h), in explain's words; empty: it is not.
+std::string padded_output_text(const Int8Problem::Size& size) {
+  const int64_t bytes = size.out_columns() * size.out_bytes();
+  if (bytes % 16 == 0) return "";
+  return cat("; rows of D of ", bytes,
+             " bytes are not 16-byte aligned: D is written padded and copied");
+}
 
 // Measured on an H200; machine.latency says how much longer they are elsewhere.
 constexpr double kWaveUs = 0.58;            // of a wave of streaming blocks behind the first

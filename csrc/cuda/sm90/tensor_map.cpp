@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/common/driver.h"
+#include "cuda/common/device.h"
 
 namespace scaled_mm::cuda::sm90 {
 

@@ -1,4 +1,4 @@
-#include "problems/linear.h"
+#include "ops/linear.h"
 
 #include "rules.h"
 

@@ -24,7 +24,7 @@
 // nothing, since torch.compile takes no op whose result is an argument.
 #include <torch/csrc/stable/library.h>
 
-#include "namespace.h"
+#include "ops/namespace.h"
 
 STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(

@@ -11,11 +11,11 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/produce_row.cuh"
-#include "cuda/common/produce_table.cuh"
-#include "cuda/common/produce_team.cuh"
+#include "cuda/quantize/produce_row.cuh"
+#include "cuda/quantize/produce_table.cuh"
+#include "cuda/quantize/produce_team.cuh"
 #include "integers.h"
-#include "namespace.h"
+#include "ops/namespace.h"
 #include "refuse.h"
 
 namespace scaled_mm::cuda {

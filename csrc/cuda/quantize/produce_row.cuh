@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "cuda/common/functions.cuh"
-#include "cuda/common/group.cuh"
-#include "cuda/common/produce_team.cuh"
-#include "cuda/common/quantizer.cuh"
+#include "cuda/quantize/group.cuh"
+#include "cuda/quantize/produce_team.cuh"
+#include "cuda/quantize/quantizer.cuh"
 #include "problems/produce.h"
 
 namespace scaled_mm::cuda {

@@ -3,7 +3,7 @@
 // value once. What is smaller or larger is computed.
 #pragma once
 
-#include "cuda/common/produce_row.cuh"
+#include "cuda/quantize/produce_row.cuh"
 
 namespace scaled_mm::cuda {
 

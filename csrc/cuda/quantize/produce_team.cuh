@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "cuda/common/quantizer.cuh"
+#include "cuda/quantize/quantizer.cuh"
 #include "problems/produce.h"
 
 namespace scaled_mm::cuda {

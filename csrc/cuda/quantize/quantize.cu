@@ -10,13 +10,14 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/quantize_row.cuh"
-#include "cuda/common/run.h"
+#include "cuda/quantize/quantize_row.cuh"
 #include "integers.h"
-#include "namespace.h"
-#include "problems/linear.h"
+#include "ops/namespace.h"
+#include "ops/linear.h"
 
 namespace scaled_mm::cuda {
+
+void multiply(Checked<Int8Problem>& checked);  // int8.cpp
 namespace {
 
 // Blocks are teams (threadIdx.y) of threads (threadIdx.x), whole warps. A team has a row, or a tile

@@ -1,7 +1,7 @@
 // A layer's product in one op: its activation is quantised, then multiplied.
 #pragma once
 
-#include "problems/eager.h"
+#include "ops/int8.h"
 #include "problems/quantize.h"
 
 namespace scaled_mm {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/common/formats.cuh"
-#include "cuda/common/quantizer.cuh"
+#include "cuda/quantize/quantizer.cuh"
 #include "problems/quantize.h"
 
 namespace scaled_mm::cuda {

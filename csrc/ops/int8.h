@@ -1,0 +1,64 @@
+// The int8 products as the dispatcher calls them.
+#pragma once
+
+#include "problems/int8.h"
+
+namespace scaled_mm {
+
+// The b_shape of other ops: absent, for a plain weight, where k and n are -1.
+inline Shape shape_of(int64_t k, int64_t n) {
+  if (k == -1 && n == -1) return std::nullopt;
+  return Shape({k, n});
+}
+
+// Into a new tensor or into `out`, over what runs a checked problem on a backend.
+template <void (*run)(Checked<Int8Problem>&)>
+struct Int8Ops {
+  static Tensor scaled_mm(
+      const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+      const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
+      const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
+      const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
+      const std::optional<ScalarType>& out_dtype, const std::optional<Tensor>& out_scale,
+      const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled) {
+    return computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj,
+                                    residual, activation, out_dtype, out_scale, out_azp, b_shape,
+                                    b_settled, std::nullopt));
+  }
+  // The commonest operands, by position; the weight's shape as two numbers, since a list costs an
+  // eager call more than all of them.
+  static Tensor scaled_mm_plain(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                                const Tensor& scale_b, const std::optional<Tensor>& bias, int64_t k,
+                                int64_t n, bool b_settled) {
+    return scaled_mm(a, b, scale_a, scale_b, bias, {}, {}, {}, {}, {}, {}, {}, {}, shape_of(k, n),
+                     b_settled);
+  }
+  static void scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                            const Tensor& scale_b, const std::optional<Tensor>& bias,
+                            const std::optional<Tensor>& azp, const std::optional<Tensor>& azp_adj,
+                            const std::optional<Tensor>& azp_with_adj,
+                            const std::optional<Tensor>& residual,
+                            const std::optional<std::string>& activation,
+                            const std::optional<ScalarType>& out_dtype,
+                            const std::optional<Tensor>& out_scale,
+                            const std::optional<Tensor>& out_azp, const Shape& b_shape,
+                            bool b_settled, const Tensor& out) {
+    computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual,
+                             activation, out_dtype, out_scale, out_azp, b_shape, b_settled, out));
+  }
+  static Tensor int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape, bool b_settled) {
+    return computed(check_int8_mm(a, b, b_shape, b_settled, std::nullopt));
+  }
+  static void int8_mm_out(const Tensor& a, const Tensor& b, const Shape& b_shape, bool b_settled,
+                          const Tensor& out) {
+    computed(check_int8_mm(a, b, b_shape, b_settled, out));
+  }
+
+ private:
+  static Tensor computed(Checked<Int8Problem> checked) {
+    run(checked);
+    return checked.outputs[0];
+  }
+};
+
+}  // namespace scaled_mm
