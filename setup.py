@@ -210,7 +210,11 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
     headers = [f"-isystem={cutlass}/include", f"-isystem={cutlass}/tools/util/include"]
     everywhere = cuda_build.common_options(targets)
     library.device_code = [
-        ("common", sources(*(f"csrc/cuda/{room}*.cu" for room in ("", "common/", "quantize/"))), everywhere)
+        (
+            "common",
+            sources(*(f"csrc/cuda/{room}*.cu" for room in ("", "common/", "quantize/"))),
+            everywhere,
+        )
     ]
     for arch, options in targets.items():
         by_options = {tuple(options): sources(f"csrc/cuda/{arch}/*.cu")}

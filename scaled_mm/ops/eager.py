@@ -1,6 +1,6 @@
 """The short ways that eager calls take to the int8 products: ops of the library's own, whose
 arguments go by position, and which take the shape of a packed weight as two numbers
-(csrc/problems/eager.h)."""
+(csrc/ops/int8.h)."""
 
 from __future__ import annotations
 

@@ -3,4 +3,10 @@
 
 #include "block.h"
 
+#define __noinline__
+
 using cudaStream_t = void*;
+
+struct float2 {
+  float x, y;
+};

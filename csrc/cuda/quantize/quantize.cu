@@ -1,4 +1,4 @@
-// quantize_int8 on the GPU: how x is read and q written; the arithmetic is in common/quantizer.cuh.
+// quantize_int8 on the GPU: how x is read and q written; the arithmetic is in quantizer.cuh.
 //
 // Scales of rows: quantize_rows, in which a team of threads holds a row in registers, so that x is
 // read once. Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part;

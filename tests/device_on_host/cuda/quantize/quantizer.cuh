@@ -16,5 +16,5 @@ inline uint32_t pack(int32_t q0, int32_t q1, int32_t q2, int32_t q3) {
 }  // namespace scaled_mm::cuda
 
 #define pack pack_by_assembly
-#include_next "cuda/common/quantizer.cuh"
+#include_next "cuda/quantize/quantizer.cuh"
 #undef pack
