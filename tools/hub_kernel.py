@@ -194,14 +194,16 @@ def in_own_namespace(text: str) -> str:
     return re.sub(r"(?m)^(from \.|_\w+ = )", rf"{line}\1", named, count=1)
 
 
-INIT = '''"""Quantised linear layers: int8 and int4 products in one kernel, bit-exact."""
+def init() -> str:
+    """The package's own: what the library's offers of the ops, and the layers."""
+    ours = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    ops = [x for x in ours.body if isinstance(x, ast.ImportFrom) and f"{x.module}."[:4] == "ops."]
+    names = sorted(alias.name for node in ops for alias in node.names)
+    lines = ['"""Quantised linear layers: int8 and int4 products in one kernel, bit-exact."""', ""]
+    lines += ["from . import nn", *map(ast.unparse, ops), "", f"__all__ = {['nn', *names]}"]
+    return "\n".join(lines) + "\n"
 
-from . import nn
-from .ops import *  # noqa: F403
-from .ops import __all__ as _ops
 
-__all__ = ["nn", *_ops]
-'''
 REGISTRATION = """// The module of Python that holds the ops; kernel-builder makes registration.h.
 #include "registration.h"
 
@@ -238,7 +240,7 @@ def write(out: Path) -> None:
     for file in python_files():
         text = (PACKAGE / file).read_text(encoding="utf-8")
         _write(package / file, in_own_namespace(text))
-    _write(package / "__init__.py", INIT)
+    _write(package / "__init__.py", init())
     _write(out / BINDING, REGISTRATION)
     _write(out / "flake.nix", FLAKE)
     _write(out / "build.toml", "\n".join(as_toml(tables)).strip() + "\n")
