@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import assert_bits, extra
 from torch import Tensor, nn
 
 import scaled_mm
 from scaled_mm import QuantConfig
 
-peft = pytest.importorskip("peft")
+peft = extra("peft")
 X = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
 
 
