@@ -293,7 +293,7 @@ def test_a_header_cut_off_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
 OF_HOLES = """
 import json, resource, struct, sys
 from pathlib import Path
-from scaled_mm.checkpoint import TensorFile
+from scaled_mm.checkpoint.files import TensorFile
 path, size = Path(sys.argv[1]), 256 << 30
 header = json.dumps({"a": {"dtype": "I8", "shape": [size], "data_offsets": [0, size]}}).encode()
 with path.open("wb") as file:
