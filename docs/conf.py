@@ -39,7 +39,7 @@ exclude_patterns = []
 default_role = "py:obj"  # `name` in a docstring: a link where the name is documented
 
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["transformers", "peft", "vllm"]  # programs that scaled_mm.integrations extends
+autodoc_mock_imports = ["transformers", "peft", "vllm"]  # what scaled_mm.integrations extends
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
