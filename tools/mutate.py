@@ -6,8 +6,9 @@
 The rules are universalmutator's: operators exchanged, conditions negated, statements left out,
 numbers changed. No list of bugs is kept, so no change of the sources makes one stale. A survivor is
 a question: a test is missing, or nothing can notice. The tests of a file are those that are called
-as it is, then those that name most of what it defines (`--tests` names others). The seed is the
-commit's hash, so that each commit tries others. Exit code 1: fewer than `--least` percent noticed.
+as it is, then those that name most of what it defines, where a name counts the more the fewer tests
+have it (`--tests` names others). The seed is the hash of scaled_mm as committed: a commit that
+leaves it alone tries the same bugs again. Exit code 1: fewer than `--least` percent noticed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutate"
 OF_CSRC = ["scaled_mm", "epilogues", "quantize", "guards_int8", "awq", "mixed", "produce", "widen"]
-FILES_OF_TESTS = 6
+FILES_OF_TESTS = 8
 BUILD = ["setup.py", "--quiet", "build_ext", "--inplace"]
 
 
@@ -81,17 +83,15 @@ def names_of(file: Path) -> set[str]:
 def tests_of(path: str) -> tuple[str, ...]:
     if not path.endswith(".py"):
         return tuple(f"tests/test_{x}.py" for x in OF_CSRC)
-    stem = Path(path).stem
-    uses = re.compile(rf"from \S*\.{stem} import|import .*\b{stem}\b")
-    users = [x for x in (ROOT / "scaled_mm").rglob("*.py") if uses.search(x.read_text())]
-    own, theirs = names_of(ROOT / path), set[str]().union(*map(names_of, users))
-
-    def score(file: Path) -> int:
-        words = set(re.findall(r"\w+", file.read_text()))
-        called = f"{file.stem.removeprefix('test_')}_".startswith(f"{stem}_")
-        return 9 * called + 3 * len(own & words) + len(theirs & words)
-
+    stem, own = Path(path).stem, names_of(ROOT / path)
     files = [x for x in (ROOT / "tests").glob("test_*.py") if "test_cuda" not in x.stem]
+    words = {x: own.intersection(re.findall(r"\w+", x.read_text())) for x in files}
+    users = Counter(name for found in words.values() for name in found)
+
+    def score(file: Path) -> float:
+        called = f"{file.stem.removeprefix('test_')}_".startswith(f"{stem}_")
+        return called + sum(1 / users[name] for name in words[file])
+
     best = sorted(files, key=lambda x: (-score(x), x.stem))[:FILES_OF_TESTS]
     return tuple(f"tests/{x.name}" for x in best if score(x))
 
@@ -164,11 +164,11 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="of scaled_mm or csrc")
     parser.add_argument("--lately", type=int, default=0, metavar="COMMITS")
     parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--seed", help="default: the commit")
+    parser.add_argument("--seed", help="default: the tree of scaled_mm at the commit")
     parser.add_argument("--tests", nargs="*", help="files of tests, in place of those by the rule")
     parser.add_argument("--least", type=int, default=0, help="percent that must be noticed")
     options = parser.parse_args()
-    asked = ["git", "rev-parse", "HEAD"]
+    asked = ["git", "rev-parse", "HEAD:scaled_mm"]
     seed = options.seed or subprocess.check_output(asked, cwd=ROOT, text=True).strip()
     chance, chosen = random.Random(seed), list[Mutant]()
     recent = lately(options.lately) if options.lately else []
