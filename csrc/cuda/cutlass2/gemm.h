@@ -3,7 +3,7 @@
 //
 // CUTLASS's own epilogues go through shared memory in steps that wait for all threads, and load
 // operands first then. Here every warp goes by itself, and a tile's operands are loaded into shared
-// memory while the first stages are on their way (docs/mma_sync.md, "What was tried").
+// memory while the first stages are on their way (docs/mma_sync.md).
 #pragma once
 
 #include <cutlass/cutlass.h>

@@ -1,7 +1,7 @@
 // How the multistage mainloop of CUTLASS 2.x reads an operand whose rows lie along K: A row-major,
 // B column-major. CUTLASS's own iterator keeps a bit for each row of the tile and adds up 64-bit
 // pointers behind it: a tile of 128 x 128 x 128 has 300 instructions so, and 273 here
-// (docs/mma_sync.md, "Many tokens").
+// (docs/mma_sync.md, "What pays").
 #pragma once
 
 #include <cutlass/array.h>
