@@ -109,12 +109,6 @@ def table(rows):
     return [*made, ""]
 
 
-def titled(app, docname, source):
-    """The tables that `scaled-mm bench --markdown` writes begin without a heading."""
-    if docname.startswith("benchmarks/") and not source[0].startswith("# "):
-        source[0] = f"# {docname.rpartition('/')[2]}\n\n{source[0]}"
-
-
 # --- mathematics ----------------------------------------------------------------------------------
 
 
@@ -262,7 +256,6 @@ def setup(app):
     app.add_lexer("mermaid", TextLexer)  # a drawing on GitHub, its text here
     app.connect("autodoc-process-docstring", formulas, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", attribute, priority=600)  # and after it
-    app.connect("source-read", titled)
     app.connect("doctree-resolved", page_links)
     app.connect("missing-reference", references)
     app.connect("env-check-consistency", once)

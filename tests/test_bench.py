@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from scaled_mm.bench import host, measure, roofline, table
+from scaled_mm.bench import host, measure, picture, table
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.contenders import CONTENDERS
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
@@ -83,9 +83,9 @@ def test_bytes_moved():
     assert case.bytes_moved() == 3 * 32 + 32 * 16 + 2 * 3 * 16 + vectors
 
 
-def test_roofline_needs_floors(result, tmp_path):
+def test_a_picture_needs_floors(result, tmp_path):
     with pytest.raises(ValueError, match=r"^--png must be given with shapes measured by --device"):
-        roofline.plot(result, tmp_path / "roofline.png")
+        picture.plot(result, tmp_path / "picture.png")
 
 
 def test_host_calls():

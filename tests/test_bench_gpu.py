@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import extra
 
-from scaled_mm.bench import measure, roofline, table
+from scaled_mm.bench import measure, picture, table
 from scaled_mm.bench.awq import make_awq_case
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.clocks import CpuClock, Stopwatch
@@ -171,10 +171,10 @@ def test_runs_as_one(gpu_result, tmp_path, capsys):
     assert "must be a result of `scaled-mm bench --json`" in capsys.readouterr().err
 
 
-def test_roofline(gpu_result, tmp_path):
+def test_picture(gpu_result, tmp_path):
     extra("matplotlib")
-    path = tmp_path / "roofline.png"
-    roofline.plot(gpu_result, path)
+    path = tmp_path / "picture.png"
+    picture.plot(gpu_result, path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000
 
 

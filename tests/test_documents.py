@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import scaled_mm
+from scaled_mm.bench import table
+from scaled_mm.bench.table import totals
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -110,3 +113,56 @@ def test_every_page_is_in_the_index() -> None:
     for page in PAGES[1:]:
         name = page.relative_to(DOCS).with_suffix("").as_posix()
         assert name == "index" or name in listed or f"{name.rpartition('/')[0]}/*" in listed, name
+
+
+# --- figures and budgets --------------------------------------------------------------------------
+
+sys.path.append(str(ROOT / "tools"))
+import benchmarks  # noqa: E402
+
+DEVICES = [file.name.removesuffix(".json.gz") for file in benchmarks.FOLDER.glob("*.json.gz")]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_benchmark_page_is_made_of_its_data(device: str) -> None:
+    page = (benchmarks.FOLDER / f"{device}.md").read_text()
+    assert page == benchmarks.page(benchmarks.read(device)), "python tools/benchmarks.py"
+    assert (benchmarks.FOLDER / f"{device}.json.gz").stat().st_size < 200_000
+
+
+def test_figures_of_the_readme_are_those_of_the_data() -> None:
+    readme = (ROOT / "README.md").read_text()
+    result = benchmarks.read("h200")["entries"]["int8"]["result"]
+    cases = {(case["m"], case["n"], case["k"]): case for case in result["results"]}
+    columns = [int(x) for x in re.findall(r"M=(\d+)", re.findall(r"^\| us \|.*$", readme, re.M)[0])]
+    rows = re.findall(r"^\| N=(\d+) K=(\d+) \|(.*)\|$", readme, re.MULTILINE)
+    assert len(rows) == 3
+    for n, k, cells in rows:
+        for m, text in zip(columns, cells.split("|"), strict=True):
+            (packed,) = (r for r in cases[m, int(n), int(k)]["routes"] if r["name"] == "packed")
+            assert text.strip() == table.duration(packed["microseconds"])
+    (over_all, each) = totals(result)[:2]
+    best, bf16 = re.findall(r"takes ([\d.]+) times as long.* bf16 ([\d.]+) times", readme)[0]
+    assert f"geomean {best}x over {len(cases)} cells" in over_all
+    assert f"bf16 mm {bf16}x" in each and f"Over {len(cases)} cells" in readme
+
+
+def prose(page: Path) -> list[str]:
+    """Lines that can be wrapped: no code, tables, formulas or long links."""
+    text = re.sub(
+        r"^```.*?^```$|^\$\$.*?\$\$$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    return [x for x in text.splitlines() if not re.match(r"\||#|    |!\[|<", x)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_are_at_most_100_columns(page: Path) -> None:
+    generated = page.parent == benchmarks.FOLDER and page.stem in DEVICES
+    assert generated or not [x for x in prose(page) if len(x) > 100]
+
+
+def test_documents_are_short() -> None:
+    words = {page: len(page.read_text().split()) for page in PAGES if page.parent.name != "api"}
+    assert not {name_of(page): n for page, n in words.items() if n > 3000}
+    assert sum(words.values()) <= 30_000
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160

@@ -23,7 +23,7 @@ from ..bench.contenders import CONTENDERS
 from ..bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
 from ..bench.merge import merged
 from ..bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
-from ..bench.roofline import plot
+from ..bench.picture import plot
 from ..bench.table import markdown, show
 
 DEFAULT_SHAPES = {  # device -> weights (N, K), M

@@ -47,7 +47,7 @@ def options(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
     png_file: Annotated[
-        Path | None, typer.Option("--png", help="Draw the roofline of a GPU's result.")
+        Path | None, typer.Option("--png", help="Draw a GPU's result.")
     ] = None,
     read: Annotated[
         list[Path] | None,

@@ -1,0 +1,118 @@
+"""The pages of docs/benchmarks: DEVICE.md and its pictures, made of DEVICE.json.gz.
+
+    python tools/benchmarks.py                             write every page and picture again
+    python tools/benchmarks.py add h200 int8 FILE COMMAND  what `scaled-mm bench --json FILE` kept
+    python tools/benchmarks.py show h200 kernels           an entry's data, as JSON
+
+An entry is a result, the command that measured it, the day, and the commit that recorded it. A page
+shows at most three weights and seven M of each; the file has all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from scaled_mm.bench import picture
+from scaled_mm.bench.table import machine_line, tables, totals
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs/benchmarks"
+SHOWN = (1, 16, 64, 128, 256, 1024, 4096)
+LEFT_OUT = (
+    *("plain", "HBM floor", "tensor floor", "best right of the others", "plain / best right"),
+    *("dequantize + mm", "int8pack mm", "torch eager"),
+)
+PANELS = [(4096, 4096), (4096, 14336), (28672, 8192)]
+
+
+def read(device: str) -> dict[str, Any]:
+    return json.loads(gzip.decompress((FOLDER / f"{device}.json.gz").read_bytes()))
+
+
+def write(device: str, data: dict[str, Any]) -> None:
+    packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)
+    (FOLDER / f"{device}.json.gz").write_bytes(packed)
+
+
+def fewer(result: dict[str, Any]) -> dict[str, Any]:
+    cases = result["results"]
+    many = {case["m"] for case in cases} - {*SHOWN} and result["settings"]["device"] == "cuda"
+    shown = [c for c in cases if not many or (c["m"] in SHOWN and (c["n"], c["k"]) in PANELS)]
+    return {**result, "results": shown}
+
+
+def markdown(title: str, rows: list[list[str]], left_out: tuple[str, ...]) -> str:
+    there = [row for row in rows if row[0] not in left_out and "(plain)" not in row[0]]
+    header, *rest = [
+        row for row in there if not row[0].startswith("% of weight") and {*row[1:-1]} != {"-"}
+    ]
+    rule = ["---", *["---:"] * (len(header) - 2), "---"]
+    return "\n".join([f"**{title}**", "", *(f"| {' | '.join(r)} |" for r in (header, rule, *rest))])
+
+
+def section(name: str, entry: dict[str, Any]) -> str:
+    result = entry["result"]
+    parts = [f"## {name}", f"{entry['recorded']}, recorded in {entry['commit']}:"]
+    version = machine_line(result).replace("0+unknown", "of that commit")
+    parts += [f"    {entry['command']}", version + "."]
+    left_out = LEFT_OUT if result["settings"]["device"] == "cuda" else ()
+    parts += [markdown(title, rows, left_out) for title, rows in tables(fewer(result))]
+    over_all = [line for line in totals(result) if not line.startswith("plain")]
+    return "\n\n".join([*parts, *over_all])
+
+
+def page(data: dict[str, Any]) -> str:
+    made = [section(k, v) for k, v in data["entries"].items() if "machine" in v.get("result", {})]
+    return "\n\n".join([f"# {data['title']}", data["about"], *made]) + "\n"
+
+
+def draw(device: str, data: dict[str, Any]) -> None:
+    entries = data["entries"]
+    if "int8" in entries and entries["int8"]["result"]["settings"]["device"] == "cuda":
+        for part in ("speed-up", "floor"):
+            picture.plot(entries["int8"]["result"], FOLDER / f"{device}-{part}.svg", PANELS, [part])
+    if "endings" in entries:
+        rows = entries["endings"]["result"]
+        names = [x for x in rows[0] if f"{x}, two kernels" in rows[0]]
+        lines = {
+            f"M={row['m']}": [row[x] / row[f"{x}, two kernels"] for x in names]
+            for row in rows
+            if (row["n"], row["k"]) == (14336, 4096)
+        }
+        label = "one kernel / two kernels"
+        picture.ratios(lines, names, label, FOLDER / f"{device}-endings.svg")
+
+
+def add(device: str, name: str, file: str, *command: str) -> None:
+    data = read(device)
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.check_output(asked, cwd=FOLDER, text=True).strip()
+    data["entries"][name] = {
+        "recorded": date.today().isoformat(),
+        "commit": commit,
+        "command": " ".join(command),
+        "result": json.loads(Path(file).read_text()),
+    }
+    write(device, data)
+
+
+def main(*arguments: str) -> None:
+    if arguments[:1] == ("show",):
+        print(json.dumps(read(arguments[1])["entries"][arguments[2]]["result"]))
+        return
+    if arguments[:1] == ("add",):
+        add(*arguments[1:])
+    for file in sorted(FOLDER.glob("*.json.gz")):
+        device = file.name.removesuffix(".json.gz")
+        data = read(device)
+        (FOLDER / f"{device}.md").write_text(page(data))
+        draw(device, data)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
