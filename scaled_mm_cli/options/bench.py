@@ -46,9 +46,7 @@ def options(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
-    png_file: Annotated[
-        Path | None, typer.Option("--png", help="Draw a GPU's result.")
-    ] = None,
+    png_file: Annotated[Path | None, typer.Option("--png", help="Draw a GPU's result.")] = None,
     read: Annotated[
         list[Path] | None,
         typer.Option(help="Show the result in this JSON; of several, as one. Measures nothing."),
