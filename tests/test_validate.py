@@ -250,8 +250,28 @@ def test_names_stay_whole_on_narrow_terminals(width: int) -> None:
     table = console.export_text().partition("Outputs")[0]
     rows = [line.split() for line in table.splitlines()[-len(LAYERS) - 1 :]]
     assert [(row[0], row[1]) for row in rows if row] == [
-        (layer.name, f"{layer.sqnr_db:.1f}") for layer in report.layers
+        (layer.name, f"{layer.sqnr_db:.1f}")
+        for layer in sorted(report.layers, key=lambda layer: layer.sqnr_db)
     ]
+
+
+ADVICE = {  # scheme, what else -> what is said
+    ("static tensor sym", ()): "try overrides=(('v', 'dynamic-asymmetric'),), or keep it float",
+    ("dynamic token asym", ()): "try smoothing with a search of alpha, or keep it float",
+    ("w4a16 g128", ()): "try groups of 32 or zero points (w4a16-g32-asymmetric), or w8a16",
+    ("static tensor sym", (("saturated", 0.5),)): "saturated: v; calibrate on more batches",
+    ("static tensor sym", (("off_r1", 1),)): "wrong bits are no matter of quality",
+}
+
+
+@pytest.mark.parametrize(("scheme", "changes"), ADVICE)
+def test_a_failure_says_what_to_try(scheme: str, changes: tuple[tuple[str, float], ...]) -> None:
+    report = validated(QuantConfig("dynamic"))
+    assert report.advice() == []
+    worst = dataclasses.replace(report.layers[2], scheme=scheme, sqnr_db=3.0, **dict(changes))
+    layers = (*report.layers[:2], worst, *report.layers[3:])
+    advice = "\n".join(dataclasses.replace(report, layers=layers).advice())
+    assert ADVICE[scheme, changes] in advice and "noisiest: v 3.0 dB" in advice
 
 
 def test_wrong_outputs_fail_and_what_is_not_finite_is_null() -> None:

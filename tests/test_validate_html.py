@@ -96,8 +96,9 @@ def test_its_numbers_are_the_reports(count: int) -> None:
     found = Page(page(report))
     assert found.inside("header", "p") == ["PASS"]
     rows = [row for row in found.rows if row]
-    assert found.inside("tbody", "tr", "th", "code") == [layer.name for layer in report.layers]
-    for row, layer in zip(rows, report.layers, strict=True):
+    layers = sorted(report.layers, key=lambda layer: layer.sqnr_db)
+    assert found.inside("tbody", "tr", "th", "code") == [layer.name for layer in layers]
+    for row, layer in zip(rows, layers, strict=True):
         values = [float(str(cell["value"])) for cell in row]
         assert values[: len(COLUMNS)] == [getattr(layer, column.field) for column in COLUMNS]
         assert tuple(values[len(COLUMNS) :]) == layer.outlier_channels
@@ -125,9 +126,21 @@ def test_its_marks_are_the_layers(count: int) -> None:
     titles = found.inside("polygon", "title")
     assert len(titles) == 1 and titles[0].endswith("o_proj: 4.2 dB")
     name = report.layers[3].name
-    assert found.inside("ul", "li") == [f"{name}: SQNR must be >= 10 dB, got 4.2"]
+    failure, advice = found.inside("ul", "li")
+    assert failure == f"{name}: SQNR must be >= 10 dB, got 4.2"
+    assert advice.startswith(f"noisiest: {name} 4.2 dB; try ") and f"ignore=({name!r},)" in advice
+    assert found.inside("tbody", "tr", "th", "code")[0] == name
     assert found.inside("summary") == ["5 channels"]
     assert any(a == {"class": "failing"} for t, a in found.seen if t == "tr")
+
+
+def test_ranges_are_in_pairs_where_something_was_smoothed() -> None:
+    report = many(7)
+    assert any(layer.peak_before != layer.peak_after for layer in report.layers)
+    same = [dataclasses.replace(layer, peak_after=layer.peak_before) for layer in report.layers]
+    found = Page(page(dataclasses.replace(report, layers=tuple(same))))
+    assert found.having("circle", "before") == 0 and found.having("circle", "after") == 7
+    assert "Nothing was smoothed." in " ".join(found.inside("figcaption"))
 
 
 def test_it_needs_nothing_else() -> None:
@@ -164,7 +177,7 @@ def test_hostile_names(name: str, count: int) -> None:
     report = with_layer(many(count), 1, name=name, scheme=name, sqnr_db=1.0, off_r1=2)
     found = Page(page(report))
     shown = re.sub("[^ -~]", lambda x: x[0].encode("unicode_escape").decode(), name)
-    assert found.inside("tbody", "tr", "th", "code")[1] == shown
+    assert found.inside("tbody", "tr", "th", "code")[0] == shown
     assert found.inside("ul", "li")[0].startswith(f"{shown}: ")
     plain = Page(page(many(count)))
     assert {tag for tag, _ in found.seen} - {"polygon"} == {tag for tag, _ in plain.seen}
@@ -178,7 +191,7 @@ def test_what_is_no_number(value: float) -> None:
     fields = ("sqnr_db", "peak_before", "peak_after", "worst_of_bound", "outlier_energy")
     report = with_layer(many(7), 2, **dict.fromkeys(fields, value))
     found = Page(page(report))
-    row = found.rows[3]
+    row = found.rows[1 + report.by_noise().index(report.layers[2])]
     assert all(float(str(row[i]["value"])) == value for i in (0, 8) if not math.isnan(value))
     assert "nan" not in " ".join(f"{a}" for t, a in found.seen if t in VOID - {"meta"}), (
         "a coordinate"
@@ -214,7 +227,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "test_validate_html:mine", "--html", str(path)]) == 0
     assert "PASS" in capsys.readouterr().out
     found = Page(path.read_text(encoding="utf-8"))
-    assert found.inside("code") == ["q", "k", "v", "o", "gate", "up", "down"]
+    assert sorted(found.inside("code")) == sorted(["q", "k", "v", "o", "gate", "up", "down"])
+    about = dict(zip(found.inside("dl", "dt"), found.inside("dl", "dd"), strict=True))
+    assert about["Model"] == "test_validate_html:mine" and about["Scheme"] == "static tensor sym"
+    assert about["Command"].startswith("scaled-mm ") and about["Version"].startswith("scaled_mm ")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", about["Date"])
     for wrong in ("x.htm", "no/such/folder/x.html"):
         assert main(["validate", "test_validate_html:mine", "--html", wrong]) == 2
         rule = "--html must be a .html in a folder that exists"

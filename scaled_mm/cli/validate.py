@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def command(
     if out is not None:
         plot(report, out)
     if html is not None:
-        write_html(report, html)
+        write_html(report, html, model=target, command=shlex.join(["scaled-mm", *sys.argv[1:]]))
     if as_json:
         print_json(report.to_dict())
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from html import escape
 from importlib.resources import files
 from math import isfinite, isnan
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from scaled_mm_cli.terminal import printable
 
+from .._version import VERSION
 from ..checkpoint.writing import new_file
 from .report import LayerReport, ValidationReport
-from .show import common_removed, labelled, noisiest, shortened
+from .show import labelled, middle_cut, noisiest, within
 from .svg import Chart
 
 FEW = 4  # outlier channels that are listed at once
@@ -70,18 +72,23 @@ TERMS = {
 }
 
 
-def write_html(report: ValidationReport, path: str | Path) -> None:
+def write_html(
+    report: ValidationReport, path: str | Path, *, model: str = "", command: str = ""
+) -> None:
     """Write the report as one HTML file; it is there whole or not at all.
+
+    Args:
+        model, command: what was validated, and by which command, for the page's head.
 
     Raises:
         OSError: the file cannot be written.
     """
-    text = page(report).encode()
+    text = page(report, model, command).encode()
     with new_file(Path(path)) as file:
         file.write(text)
 
 
-def page(report: ValidationReport) -> str:
+def page(report: ValidationReport, model: str = "", command: str = "") -> str:
     """The report as HTML."""
     verdict = "PASS" if report.ok else "FAIL"
     style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
@@ -93,7 +100,7 @@ def page(report: ValidationReport) -> str:
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         f"<title>{verdict}: {len(report.layers)} quantised layers</title>",
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>",
-        *summary(report, verdict),
+        *summary(report, verdict, model, command),
         *charts(report),
         *layer_table(report),
         "<h2>What the words mean</h2>\n<dl>",
@@ -116,11 +123,12 @@ def number(value: float, form: str) -> str:
     return f'<data value="{value!r}">{text}</data>'
 
 
-def summary(report: ValidationReport, verdict: str) -> Iterator[str]:
+def summary(report: ValidationReport, verdict: str, model: str, command: str) -> Iterator[str]:
     """The verdict, what it rests on, and every failure."""
     outputs, limits, layers = report.outputs, report.thresholds, report.layers
     off, checked = sum(x.off_r1 for x in layers), sum(x.checked for x in layers)
-    worst = layers[noisiest(report)[0]].sqnr_db
+    worst = report.by_noise()[0].sqnr_db
+    schemes = dict.fromkeys(layer.scheme for layer in layers)
     tiles = (
         ("Mean cosine", number(outputs.cosine_mean, ".5f"), f"must be ≥ {limits.cosine_mean:g}"),
         ("Least cosine", number(outputs.cosine_min, ".5f"), f"of {outputs.rows:,} rows"),
@@ -130,6 +138,18 @@ def summary(report: ValidationReport, verdict: str) -> Iterator[str]:
         ("Off R1", number(off, ","), f"of {checked:,} outputs; must be 0"),
     )
     yield f'<header><h1>Validation</h1><p class="verdict {verdict.lower()}">{verdict}</p></header>'
+    about = (
+        ("Model", model),
+        ("Scheme", "; ".join(schemes)),
+        ("Command", command),
+        ("Version", f"scaled_mm {VERSION}"),
+        ("Date", date.today().isoformat()),
+    )
+    yield '<dl class="about">'
+    for term, text in about:
+        if text:
+            yield f"<dt>{term}</dt><dd>{escape(printable(text))}</dd>"
+    yield "</dl>"
     yield (
         f"<p>{len(layers)} quantised layers against the float model, on {report.batches} batches; "
         f"bits compared for one token in {report.stride}.</p>"
@@ -141,6 +161,8 @@ def summary(report: ValidationReport, verdict: str) -> Iterator[str]:
     if failures := report.failures():
         yield '<h2>What failed</h2>\n<ul class="failures">'
         yield from (f"<li>{escape(printable(line))}</li>" for line in failures)
+        yield "</ul>\n<h2>What to try</h2>\n<ul>"
+        yield from (f"<li>{escape(printable(line))}</li>" for line in report.advice())
         yield "</ul>"
 
 
@@ -155,15 +177,11 @@ def figure(heading: str, caption: str, chart: Chart) -> str:
 
 
 def charts(report: ValidationReport) -> Iterator[str]:
-    names = common_removed([printable(layer.name) for layer in report.layers])
-    labels = [(place, middle_cut(x)) for place, x in labelled(shortened(names, LABEL))]
+    _, names = within([printable(layer.name) for layer in report.layers])
+    labels = [(place, middle_cut(x, LABEL)) for place, x in labelled(names)]
     yield noise_chart(report, names, labels)
     yield range_chart(report, names, labels)
     yield outlier_chart(report, names, labels)
-
-
-def middle_cut(name: str) -> str:
-    return name if len(name) <= LABEL else f"{name[: LABEL // 2]}…{name[-LABEL // 2 :]}"
 
 
 def noise_chart(report: ValidationReport, names: list[str], labels: list[tuple[int, str]]) -> str:
@@ -191,24 +209,33 @@ def range_chart(report: ValidationReport, names: list[str], labels: list[tuple[i
     there = [x for pair in pairs for x in pair if isfinite(x) and x > 0]
     low, high = min([1.0, *there]), 1.2 * max([2.0, *there])
     chart = Chart("Ranges before and after smoothing", len(pairs), labels, low, high, True, "×")
+    smoothed = any(before != after for before, after in pairs)
     for place, (before, after) in enumerate(pairs):
-        if before > 0 and after > 0:  # infinite: where the median channel is 0
-            title = f"{names[place]}: {before:.1f} before, {after:.1f} after"
+        if not (before > 0 and after > 0):
+            continue
+        title = f"{names[place]}: {before:.1f}"  # infinite: where the median channel is 0
+        if smoothed:
+            title = f"{title} before, {after:.1f} after"
             chart.stem(place, before, after, "stem")
             chart.circle(place, before, "before", title)
-            chart.circle(place, after, "after", title)
+        chart.circle(place, after, "after", title)
+    caption = (
+        "The widest input channel over the median one. At 1 all are alike; lower is easier to "
+    )
+    caption += "quantise."
+    if not smoothed:
+        return figure("Ranges of the inputs", f"{caption} Nothing was smoothed.", chart)
     keys = [
         f'<svg viewBox="0 0 10 10"><circle class="{kind}" cx="5" cy="5" r="3.5"/></svg> {text}'
         for kind, text in (("before", "before smoothing"), ("after", "after"))
     ]
-    caption = (
-        "The widest input channel over the median one. At 1 all are alike; lower is easier to "
-        f'quantise. <span class="key">{" ".join(keys)}</span>'
-    )
+    caption += f' <span class="key">{" ".join(keys)}</span>'
     return figure("Ranges before and after", caption, chart)
 
 
 def outlier_chart(report: ValidationReport, names: list[str], labels: list[tuple[int, str]]) -> str:
+    if not any(layer.outlier_channels for layer in report.layers):
+        return "<h2>Outlier channels</h2>\n<p>No layer has any.</p>"
     chart = Chart("Outlier channels", len(names), labels, 0, 100, unit=" %")
     for place, layer in enumerate(report.layers):
         count, energy = len(layer.outlier_channels), 100 * layer.outlier_energy
@@ -224,12 +251,12 @@ def outlier_chart(report: ValidationReport, names: list[str], labels: list[tuple
 
 def layer_table(report: ValidationReport) -> Iterator[str]:
     failing = {line.rpartition(": ")[0] for line in report.failures()}
-    yield '<h2>Layers</h2>\n<div class="scroll">\n<table>'
+    yield '<h2>Layers, the noisiest first</h2>\n<div class="scroll">\n<table>'
     yield '<thead><tr><th>layer</th><th class="text">scheme</th>'
     for column in COLUMNS:
         yield f'<th title="{escape(column.meaning)}">{escape(column.heading)}</th>'
     yield '<th class="text">outlier channels</th></tr></thead>\n<tbody>'
-    for layer in report.layers:
+    for layer in report.by_noise():
         bad = ' class="failing"' if layer.name in failing else ""
         mark = "✗ " if bad else ""
         yield f'<tr{bad}><th scope="row">{mark}<code>{name_of(layer)}</code></th>'

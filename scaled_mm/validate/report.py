@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import inf, isfinite, isnan
 from typing import Any
 
 
@@ -102,6 +102,27 @@ class ValidationReport:
                 found.append(f"{layer.name}: saturated must be <= {text}")
         return found
 
+    def advice(self) -> list[str]:
+        """What to try where a threshold is missed, one line each."""
+        found, limits = [], self.thresholds
+        if any(layer.off_r1 or layer.beyond for layer in self.layers):
+            found.append("wrong bits are no matter of quality: run `scaled-mm info` and report it")
+        worst = self.by_noise()[0]
+        if not (self.outputs.cosine_mean >= limits.cosine_mean and worst.sqnr_db >= limits.sqnr_db):
+            found.append(
+                f"noisiest: {worst.name} {worst.sqnr_db:.1f} dB; {_quieter(worst)}, "
+                f"or keep it float by ignore=({worst.name!r},)"
+            )
+        if over := [x for x in self.layers if not x.saturated <= limits.saturated]:
+            found.append(
+                f"saturated: {over[0].name}; calibrate on more batches, or make it dynamic"
+            )
+        return found
+
+    def by_noise(self) -> list[LayerReport]:
+        """The layers, the noisiest first; NaN is the noisiest."""
+        return sorted(self.layers, key=lambda x: -inf if isnan(x.sqnr_db) else x.sqnr_db)
+
     @property
     def ok(self) -> bool:
         """Whether everything is within its threshold."""
@@ -120,6 +141,18 @@ class ValidationReport:
             f"{sum(x.checked for x in self.layers)} outputs off R1"
         )
         return "\n".join([head, *(f"  {line}" for line in self.failures())])
+
+
+def _quieter(layer: LayerReport) -> str:
+    """What usually makes such a layer less noisy."""
+    words = layer.scheme.split()
+    if words[0].startswith("w4"):
+        return "try groups of 32 or zero points (w4a16-g32-asymmetric), or w8a16"
+    if words[0].startswith("w8"):
+        return "try smaller groups"
+    if "dynamic" in words and "asym" in words:
+        return "try smoothing with a search of alpha"
+    return f"try overrides=(({layer.name!r}, 'dynamic-asymmetric'),)"
 
 
 def _plain(value: Any) -> Any:

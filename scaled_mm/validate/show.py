@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from math import inf, isfinite, isnan, nan
+from math import isfinite, nan
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from scaled_mm_cli.terminal import cell, lines, printable
 
@@ -44,48 +44,45 @@ LEGEND = (
 
 
 def show(report: ValidationReport, console: Console) -> None:
-    """Print a row per layer, then the model's outputs and the verdict."""
-    rows = [_cells(layer) for layer in report.layers]
-    full = common_removed([printable(x.name) for x in report.layers])
-    table, names = _fitted(full, rows, console)
-    console.print(table)
+    """Print a row per layer, the noisiest first, then the model's outputs and the verdict."""
+    layers = report.by_noise()
+    inside, names = within([printable(x.name) for x in layers])
+    console.print(_fitted(inside, names, [_cells(layer) for layer in layers], console))
     outputs = report.outputs
     checked = sum(layer.checked for layer in report.layers)
     off = sum(layer.off_r1 for layer in report.layers)
-    cut = [f"{a} is {b}." for a, b in zip(names, full, strict=True) if a != b]
     told = (
         f"Outputs: {outputs.rows} rows, cosine {outputs.cosine_mean:.5f} mean, "
         f"{outputs.cosine_min:.5f} least; SQNR {outputs.sqnr_db:.1f} dB; the same argmax in "
         f"{outputs.same_argmax:.1%}.",
         f"Bits: {off} of {checked:,} recomputed outputs off R1 (stride {report.stride}).",
-        *cut[:1],
         LEGEND,
     )
     for text in told:
         lines(console, *wrap(text, 80))
     failures = report.failures()
     lines(console, *(f"FAIL {line}" for line in failures), style="red")
+    lines(console, *report.advice())
     verdict = "FAIL" if failures else "PASS"
     lines(console, verdict, style="bold red" if failures else "bold green")
 
 
 def _fitted(
-    full: Sequence[str], rows: Sequence[Sequence[str]], console: Console
-) -> tuple[Table, list[str]]:
-    """The table, and its names; the last columns go where the names have no room beside them."""
+    inside: str, names: Sequence[str], rows: Sequence[Sequence[str]], console: Console
+) -> Table:
+    """The table; the last columns go where whole names have no room beside them."""
     wide = console.options.update(width=1000)
     for columns in range(len(HEADINGS), 0, -1):
-        others = _table(["layer"] * len(rows), rows, columns)
-        room = console.width - console.measure(others, options=wide).maximum + len("layer")
-        names = shortened(full, room)
-        if room >= max(map(len, names)):
+        table = _table(inside, names, rows, columns)
+        if console.measure(table, options=wide).maximum <= console.width:
             break
-    return _table(names, rows, columns), names
+    return table
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> Table:
+def _table(inside: str, names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("layer", overflow="fold")
+    heading = Text.assemble("layer of\n", cell(inside)) if inside else Text("layer")
+    table.add_column(heading, overflow="fold")
     for heading in HEADINGS[:columns]:
         last = heading is HEADINGS[-1]
         table.add_column(heading, justify="left" if last else "right", no_wrap=not last)
@@ -94,27 +91,17 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) ->
     return table
 
 
-def common_removed(names: Sequence[str]) -> list[str]:
-    """The names without the modules that all of them are in."""
+def within(names: Sequence[str]) -> tuple[str, list[str]]:
+    """The module that all of them are in, or "", and their names in it."""
     parts = [name.split(".") for name in names]
     inside = min(map(len, parts)) - 1
     while inside and len({tuple(path[:inside]) for path in parts}) > 1:
         inside -= 1
-    return [".".join(path[inside:]) for path in parts]
+    return ".".join(parts[0][:inside]), [".".join(path[inside:]) for path in parts]
 
 
-def shortened(names: Sequence[str], room: int) -> list[str]:
-    """The names in at most `room` characters: of their modules, from the left, as many as need be
-    are cut to a letter. Those that would become equal stay as they are."""
-    cut = []
-    for name in names:
-        parts = name.split(".")
-        for place, part in enumerate(parts[:-1]):
-            if len(".".join(parts)) > room and not part.isdigit():
-                parts[place] = part[:1]
-        cut.append(".".join(parts))
-    count = Counter(cut)
-    return [a if count[a] == 1 else b for a, b in zip(cut, names, strict=True)]
+def middle_cut(name: str, room: int) -> str:
+    return name if len(name) <= room else f"{name[: room // 2]}…{name[-room // 2 :]}"
 
 
 def _cells(layer: LayerReport) -> list[str]:
@@ -158,12 +145,17 @@ def plot(report: ValidationReport, path: Path) -> None:
     noise.set_ylabel("SQNR of the layer's output, dB")
     noise.set_title("Quantisation noise per layer (higher is better)")
     noise.legend()
-    for label, colour, name, shift in _PEAKS:
+    smoothed = any(x.peak_before != x.peak_after for x in report.layers)
+    for label, colour, name, shift in _PEAKS if smoothed else _PEAKS[:1]:
         heights = [_finite(getattr(x, name)) for x in report.layers]
-        peaks.bar([i + shift for i in range(count)], heights, 0.4, color=colour, label=label)
+        at = [i + shift * smoothed for i in range(count)]
+        peaks.bar(at, heights, 0.4, color=colour, label=label)
     peaks.set_yscale("log")
+    for axis in (peaks.yaxis.set_major_formatter, peaks.yaxis.set_minor_formatter):
+        axis(lambda value, _: f"{value:g}")
     peaks.set_ylabel("widest input channel / median one")
-    peaks.legend(loc="upper right")
+    if smoothed:
+        peaks.legend(loc="upper right")
     _name_layers(report, noise, peaks)
     for axes in (noise, peaks):
         axes.grid(axis="y", color="0.85")
@@ -177,10 +169,10 @@ def _finite(value: float) -> float:
 
 def _name_layers(report: ValidationReport, noise: Any, peaks: Any) -> None:
     # A $ would begin a formula.
-    names = [
-        x.replace("$", r"\$") for x in common_removed([printable(x.name) for x in report.layers])
-    ]
-    ticks = labelled(shortened(names, 24))
+    inside, names = within([printable(x.name).replace("$", r"\$") for x in report.layers])
+    if inside:
+        peaks.set_xlabel(f"layers of {inside}")
+    ticks = [(place, middle_cut(name, 24)) for place, name in labelled(names)]
     peaks.set_xlim(-0.8, len(names) - 0.2)
     peaks.set_xticks([place for place, _ in ticks], [label for _, label in ticks], rotation=90)
     if len(ticks) == len(names):
@@ -210,9 +202,8 @@ def _block(name: str) -> str:
 
 
 def noisiest(report: ValidationReport) -> list[int]:
-    """The places of the layers with the least SQNR, NaN the least of all."""
-    decibels = [-inf if isnan(x.sqnr_db) else x.sqnr_db for x in report.layers]
-    return sorted(range(len(decibels)), key=decibels.__getitem__)[:NAMED]
+    """The places of the noisiest layers."""
+    return [report.layers.index(layer) for layer in report.by_noise()[:NAMED]]
 
 
 _PEAKS = (
