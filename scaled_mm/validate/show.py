@@ -81,10 +81,10 @@ def _fitted(
 
 def _table(inside: str, names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    heading = Text.assemble("layer of\n", cell(inside)) if inside else Text("layer")
-    table.add_column(heading, overflow="fold")
+    first = Text.assemble("layer of\n", cell(inside)) if inside else Text("layer")
+    table.add_column(first, overflow="fold")
     for heading in HEADINGS[:columns]:
-        last = heading is HEADINGS[-1]
+        last = heading == HEADINGS[-1]
         table.add_column(heading, justify="left" if last else "right", no_wrap=not last)
     for name, row in zip(names, rows, strict=True):
         table.add_row(cell(name), *row[:columns])
