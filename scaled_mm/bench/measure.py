@@ -17,6 +17,7 @@ from .cases import DTYPES, Case, make_case, shape_text
 from .clocks import Clock, Stopwatch, clock_of
 from .contenders import CONTENDERS, Contender, Route
 from .mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS, MixedCase, make_mixed_case
+from .peers import importable
 
 SCHEMA = 3  # 1 had no floors, 2 none of operations
 OURS = {
@@ -39,6 +40,7 @@ class Measurement:
     beyond_bound: int = 0  # elements further off than the accuracy bound of the op
     checked: int = 0
     microseconds: float | None = None  # a call, median over the rounds
+    spread: float | None = None  # the slowest round over the fastest
     gops: float | None = None  # operations (2 M K N) / time
     floor_share: float | None = None  # the larger floor / time; 1 is as fast as the GPU can be
     times: dict[str, float | None] = field(default_factory=dict)
@@ -66,10 +68,11 @@ class Settings:
     cold: bool = True
     rounds: int = 9
     without: tuple[str, ...] = ()  # contenders left out
+    peers: bool = False  # other libraries too
 
     def contenders(self) -> list[Contender]:
         """Who takes part, in the order of the tables."""
-        return taking_part(CONTENDERS, self)
+        return taking_part([*CONTENDERS, *(importable() if self.peers else ())], self)
 
     def case(self, m: int, n: int, k: int) -> Case:
         return make_case(m, n, k, self.epilogue, DTYPES[self.out_dtype], self.device)
@@ -198,6 +201,7 @@ def measure(
         entry.times = {name: median_ratio(own, times.get(name)) for name in settings.baselines}
         if own:
             entry.microseconds = 1e6 * statistics.median(own)
+            entry.spread = max(own) / min(own)
             if entry.microseconds > 1e6 * PATIENCE_SECONDS and entry.name not in OURS:
                 slow.add(entry.name)
             entry.gops = 1e-3 * case.operations / entry.microseconds

@@ -16,6 +16,7 @@ from .contenders import CONTENDERS
 from .layer import CONTENDERS as LAYER_CONTENDERS
 from .layer import rows as layer_rows
 from .mixed import LOWBIT_CONTENDERS
+from .peers import PEERS
 
 VERDICTS = {
     "exact": "equal to R1",
@@ -38,6 +39,7 @@ SUMMARY = {
 }
 JUDGED = [name for key, name in SUMMARY.values() if key == "best_right"]  # of ours
 FLOORS = ("HBM floor", "tensor floor", "% of ")
+SPREAD = 1.5  # the slowest round over the fastest: more is no measurement
 Cells = list[list[str]]
 
 
@@ -227,6 +229,23 @@ def total(result: dict[str, Any], ours: str) -> list[str]:
     ]
 
 
+def warnings_of(result: dict[str, Any]) -> list[str]:
+    """A line where the rounds of a contender of ours differ too much to be compared."""
+    wide = [
+        (route["spread"], f"{route['name']} at M={case['m']} N={case['n']} K={case['k']}")
+        for case in result["results"]
+        for route in case["routes"]
+        if route["name"] in JUDGED and (route.get("spread") or 1) > SPREAD
+    ]
+    if not wide:
+        return []
+    most, where = max(wide)
+    return [
+        f"warning: in {len(wide)} cells rounds differ by more than {SPREAD:g}x, "
+        f"most by {most:.1f}x ({where}): is the machine idle?"
+    ]
+
+
 def machine_line(result: dict[str, Any]) -> str:
     m = result["machine"]
     versions = f"scaled_mm {m['scaled_mm']}"
@@ -256,8 +275,11 @@ def markdown(result: dict[str, Any]) -> str:
     if result.get("layers"):
         what = "\n".join(f"- {c.name}: {c.what}" for c in LAYER_CONTENDERS)
         return "\n\n".join([*parts, what]) + "\n"
-    contenders = LOWBIT_CONTENDERS[settings["op"]] if "op" in settings else CONTENDERS
-    taken = [c for c in contenders if settings["device"] in c.devices]
+    contenders = (
+        LOWBIT_CONTENDERS[settings["op"]] if "op" in settings else (*CONTENDERS, *PEERS.values())
+    )
+    named = {route["name"] for case in result["results"] for route in case["routes"]}
+    taken = [c for c in contenders if settings["device"] in c.devices and c.name in named]
     what = "\n".join(f"- {c.name}: {c.what}" for c in taken)
     return "\n\n".join([*parts, *totals(result), what]) + "\n"
 
@@ -272,4 +294,4 @@ def show(result: dict[str, Any], console: Console) -> None:
             bold = row[0] in SUMMARY or row[0].startswith(FLOORS)
             table.add_row(*map(cell, row), style="bold" if bold else None)
         console.print(table)
-    lines(console, *totals(result))
+    lines(console, *totals(result), *warnings_of(result))

@@ -23,6 +23,7 @@ from ..bench.contenders import CONTENDERS
 from ..bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
 from ..bench.merge import merged
 from ..bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
+from ..bench.peers import PEERS
 from ..bench.picture import plot
 from ..bench.table import markdown, show
 
@@ -231,6 +232,7 @@ def command(
     awq_dequantize: bool,
     mixed: str | None,
     group: int | None,
+    peers: bool,
     host: bool,
     layer: str | None,
     json_file: Path | None,
@@ -238,8 +240,10 @@ def command(
     png_file: Path | None,
     read: list[Path] | None,
 ) -> None:
-    if png_file is not None:
-        needed("--png", "matplotlib")  # better now than after the work
+    if png_file is not None:  # better now than after the work
+        if not png_file.absolute().parent.is_dir():
+            raise ValueError(f"--png must be in a folder that exists, got {png_file}")
+        needed("--png", "matplotlib")
     if read:
         result = read_results(read)
     elif layer is not None:
@@ -251,9 +255,11 @@ def command(
         result = layer_measured(layer, m or [], {**chosen, "without": without or ()}, json_file)
     else:
         op = op_of(awq, awq_dequantize, mixed, png_file)
+        if peers and op:
+            raise ValueError(f"--peers must be given with int8 products, got {op}")
         if png_file is not None and (host or device != "cuda"):
             raise ValueError("--png must be given with shapes measured by --device cuda, got none")
-        contenders = LOWBIT_CONTENDERS.get(op, CONTENDERS)
+        contenders = LOWBIT_CONTENDERS.get(op, (*CONTENDERS, *PEERS.values()))
         names = dict.fromkeys(contender.name for contender in contenders if not contender.ours)
         common: dict[str, Any] = {
             "device": one_of("--device", device, DEFAULT_SHAPES),
@@ -268,7 +274,8 @@ def command(
             shapes = weights_of(*asked) if awq_dequantize else shapes_of(*asked, AWQ_SHAPES)
         else:
             epilogue = one_of("--epilogue", epilogue, EPILOGUES)
-            settings = Settings(epilogue, one_of("--dtype", dtype, DTYPES), **common)
+            dtype = one_of("--dtype", dtype, DTYPES)
+            settings = Settings(epilogue, dtype, **common, peers=peers)
             shapes = shapes_of(*asked)
         if threads is not None:
             torch.set_num_threads(threads)

@@ -38,6 +38,9 @@ def options(
             min=0, help="Rows to a scale of --awq and --mixed; 0: all. Default: 128, w8a16 all."
         ),
     ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Time other libraries that are installed, too.")
+    ] = False,
     host: Annotated[
         bool, typer.Option("--host", help="Time what a call costs the host, on small operands.")
     ] = False,

@@ -1,0 +1,164 @@
+"""Other libraries as contenders of `scaled-mm bench --peers`, where they can be imported.
+
+Each is called as its own documentation has it, and its output is judged like any other's. One that
+fails is told of by its reason and takes no further part.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .cases import Case
+from .contenders import Contender, Route, Unsupported
+
+GPU, BOTH = ("cuda",), ("cpu", "cuda")
+
+
+def _flat(case: Case, name: str) -> Tensor | None:
+    given = case.operands.get(name)
+    return None if given is None else given.flatten()
+
+
+def _symmetric(case: Case) -> None:
+    if case.azp is not None:
+        raise Unsupported("no zero points")
+
+
+def _bias(case: Case) -> Tensor | None:
+    bias = _flat(case, "bias")
+    return None if bias is None else bias.to(case.out_dtype)
+
+
+def _weight(case: Case) -> Tensor:
+    return case.b.t().clone().t()
+
+
+def _vllm(case: Case) -> Route:
+    from vllm import _custom_ops as ops
+
+    fixed: dict[str, Any] = {
+        "scale_a": case.scale_a,
+        "scale_b": case.scale_b.view(1, -1),
+        "out_dtype": case.out_dtype,
+        "bias": _bias(case),
+    }
+    if case.azp is None:
+        return Route(case.a, lambda: _weight(case), lambda a, b: _mm(ops, a, b, fixed), 1)
+    term, azp = _flat(case, "azp_with_adj"), _flat(case, "azp")
+    zero = {"azp_adj": _flat(case, "azp_adj") if term is None else term, "azp": azp}
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return ops.cutlass_scaled_mm_azp(a, b, **fixed, **zero)
+
+    return Route(case.a, lambda: _weight(case), run, 1)
+
+
+def _mm(ops: Any, a: Tensor, b: Tensor, fixed: dict[str, Any]) -> Tensor:
+    return ops.cutlass_scaled_mm(a, b, **fixed)
+
+
+def _sgl(case: Case) -> Route:
+    from sgl_kernel import int8_scaled_mm
+
+    _symmetric(case)
+    scales, bias = (case.scale_a, case.scale_b.view(-1, 1)), _bias(case)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return int8_scaled_mm(a, b, *scales, case.out_dtype, bias)
+
+    return Route(case.a, lambda: _weight(case), run, 1)
+
+
+def _torchao(case: Case) -> Route:
+    from torchao.kernel import int_scaled_matmul
+
+    _symmetric(case)
+    if case.a.is_cuda and case.a.shape[0] <= 16:
+        raise Unsupported("M > 16 only")
+    scale_a, bias = case.scale_a.expand(len(case.a), 1), _flat(case, "bias")
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        d = int_scaled_matmul(a, b, scale_a) * case.scale_b
+        return (d if bias is None else d + bias).to(case.out_dtype)
+
+    return Route(case.a, lambda: _weight(case), run, 1)
+
+
+def _bitsandbytes(case: Case) -> Route:
+    from bitsandbytes import functional
+
+    _symmetric(case)
+    rows = (127 * case.scale_a).expand(len(case.a), 1).flatten()
+    columns, bias = (127 * case.scale_b).flatten(), _flat(case, "bias")
+    bias = None if bias is None else bias.half()
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        d = functional.int8_mm_dequant(
+            functional.int8_linear_matmul(a, b), rows, columns, bias=bias
+        )
+        return d.to(case.out_dtype)
+
+    return Route(case.a, lambda: case.b.t().contiguous(), run, 1)
+
+
+def _floats(case: Case) -> Tensor:
+    _symmetric(case)
+    return (case.a * case.scale_a).to(torch.bfloat16)
+
+
+def _comfy(case: Case) -> Route:
+    import comfy_kitchen
+
+    scale, bias = case.scale_b.amax(), _bias(case)
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        return comfy_kitchen.int8_linear(x, weight, scale, bias, case.out_dtype)
+
+    return Route(_floats(case), lambda: case.b.t().contiguous(), run, 1)
+
+
+def _humming(case: Case) -> Route:
+    from humming.layer import HummingLayer
+
+    if case.operands:
+        raise Unsupported("without bias")
+    n, k = case.mnk[1:]
+
+    def weight() -> Any:
+        eight_bits = {"dtype": "int8"}
+        layer = HummingLayer(n, k, eight_bits, eight_bits, torch_dtype=torch.bfloat16)
+        layer = layer.to(case.a.device)
+        layer.load_from_unquantized((case.b * case.scale_b).t().to(torch.bfloat16))
+        layer.transform()
+        return layer
+
+    return Route(_floats(case), weight, lambda x, layer: layer(x), 1)
+
+
+PEERS = {  # the module that has to be there -> the contender
+    "vllm": Contender("vllm", "vllm's cutlass_scaled_mm", _vllm, GPU),
+    "sgl_kernel": Contender("sgl-kernel", "sgl_kernel.int8_scaled_mm", _sgl, GPU),
+    "torchao": Contender("torchao", "torchao's int_scaled_matmul, scales and bias", _torchao, BOTH),
+    "bitsandbytes": Contender(
+        "bitsandbytes", "int8_linear_matmul and int8_mm_dequant, by float16", _bitsandbytes, BOTH
+    ),
+    "comfy_kitchen": Contender(
+        "comfy-kitchen",
+        "int8_linear: with its quantiser, one scale for the weight",
+        _comfy,
+        GPU,
+        unjudged="float",
+    ),
+    "humming": Contender(
+        "humming", "HummingLayer: with its quantiser", _humming, GPU, unjudged="float"
+    ),
+}
+
+
+def importable() -> list[Contender]:
+    """Those whose packages are installed."""
+    return [contender for module, contender in PEERS.items() if find_spec(module) is not None]
