@@ -28,7 +28,7 @@ PYTEST := python -m pytest -q
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
 .PHONY: help demo test docs test-slow test-all mutate bench build lint format \
-        abi oldest newest asan tsan cross cuda wheel hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
+        abi oldest newest asan tsan cross cuda wheel sdist release hub vllm-test gpu-test gpu-bench gpu-sanitize gpu-soak clean distclean \
         FORCE
 
 help:
@@ -117,6 +117,13 @@ wheel: $(VENV)/.wheel ## a manylinux wheel in dist, tried in an empty environmen
 	auditwheel repair --plat manylinux_$(GLIBC)_$(shell uname -m) --exclude 'libtorch*' --exclude 'libc10*' \
 	  -w dist build/wheel/*.whl
 	tools/check_wheel dist/*.whl $(or $(PYTHON),$(VENV)/bin/python) $(or $(TORCH),$(DEFAULT_TORCH))
+
+sdist: $(VENV)/.base ## the source distribution in dist, built and tried in an empty environment
+	rm -f dist/*.tar.gz
+	SCALED_MM_CUDA=0 python setup.py --quiet sdist --dist-dir dist
+	tools/check_wheel dist/*.tar.gz $(or $(PYTHON),$(VENV)/bin/python) $(or $(TORCH),$(DEFAULT_TORCH))
+
+release: wheel sdist ## both
 
 hub: $(VENV)/.base ## the library as a project of Hugging Face's kernel-builder, in build/hub
 	rm -rf build/hub

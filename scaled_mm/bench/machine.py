@@ -25,9 +25,20 @@ def last_level_cache() -> int:
     return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=2**25)
 
 
+def _commit() -> str | None:
+    """Of the checkout that the package is in, if it is in one."""
+    root = Path(__file__).parents[2]
+    asked = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+    if not (root / ".git").exists():
+        return None
+    done = subprocess.run(asked, capture_output=True, text=True)
+    return done.stdout.strip() or None
+
+
 def _software() -> dict[str, Any]:
     return {
         "scaled_mm": VERSION,
+        "commit": _commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

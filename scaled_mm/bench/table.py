@@ -248,7 +248,7 @@ def warnings_of(result: dict[str, Any]) -> list[str]:
 
 def machine_line(result: dict[str, Any]) -> str:
     m = result["machine"]
-    versions = f"scaled_mm {m['scaled_mm']}"
+    versions = f"scaled_mm {m['scaled_mm']}" + (f" ({m['commit']})" if m.get("commit") else "")
     if "gpu" in m:
         about = [m["gpu"], f"{m['sms']} SMs"]
         about += [m[key] for key in ("power_limit", "max_clock") if key in m]

@@ -2,7 +2,7 @@
 
     {"format": 1,
      "gpus": [{"device": "NVIDIA H200", "capability": 90, "sms": 132,    the GPU, by its driver
-               "library": "0.1.0", "arch": "sm90", "tables": "36ff...",  what was measured
+               "library": "0.2.0", "arch": "sm90", "tables": "36ff...",  what was measured
                "driver": "580.159.04",
                "memory_share": 0.87,     of the peak of device memory, what kernels reach
                "rows": {"sm90/int8/stream_8x64": [2.16, 1.444], ...}}]}  us of a call, rate
