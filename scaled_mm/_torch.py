@@ -107,3 +107,10 @@ def keeps_dtypes(model: Any, dtype: torch.dtype) -> bool:
     it does not tell."""
     plan = getattr(model, "_get_dtype_plan", None)
     return plan is None or bool(plan(dtype))
+
+
+def not_unexpected(model: nn.Module, pattern: str) -> None:
+    """Keys of files that transformers would report as unexpected, since a quantiser reads them by
+    itself. transformers has no public name for that; where it asks another, it reports them."""
+    known = getattr(model, "_keys_to_ignore_on_load_unexpected", None)
+    model._keys_to_ignore_on_load_unexpected = {*(known or ()), pattern}

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import assert_bits, run_python
+from torch import nn
 
 import scaled_mm
 from scaled_mm import _torch
+from scaled_mm._torch import not_unexpected
 from scaled_mm.ops import eager
 
 PACKAGE = Path(scaled_mm.__file__).parent
@@ -156,3 +158,10 @@ def test_errors_whose_type_torch_does_not_keep(error: Exception, kind: type[Exce
     if kind is not NotImplementedError:
         with pytest.raises(kind, match=str(error)[:9]):
             eager._shortly(op)
+
+
+def test_keys_that_a_quantiser_reads_without_transformers_attribute() -> None:
+    model = nn.Module()
+    not_unexpected(model, "^x$")
+    not_unexpected(model, "^y$")
+    assert model._keys_to_ignore_on_load_unexpected == {"^x$", "^y$"}

@@ -35,6 +35,7 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from .._torch import not_unexpected
 from ..checkpoint.config import read_settings
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.loading import layer_for, linears_of, places_of, quantised_layers
@@ -157,8 +158,7 @@ class ScaledMMQuantizer(HfQuantizer):
             for part in ("weight", "bias"):
                 model.all_tied_weights_keys.pop(f"{place}.{part}", None)
         taken = "|".join(re.escape(place) for place in self.places)
-        known = set(model._keys_to_ignore_on_load_unexpected or ())
-        model._keys_to_ignore_on_load_unexpected = known | {rf"^(?:{taken})\.[^.]+$"}
+        not_unexpected(model, rf"^(?:{taken})\.[^.]+$")
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         made = {
