@@ -109,7 +109,7 @@ def keeps_dtypes(model: Any, dtype: torch.dtype) -> bool:
     return plan is None or bool(plan(dtype))
 
 
-def not_unexpected(model: nn.Module, pattern: str) -> None:
+def not_unexpected(model: Any, pattern: str) -> None:
     """Keys of files that transformers would report as unexpected, since a quantiser reads them by
     itself. transformers has no public name for that; where it asks another, it reports them."""
     known = getattr(model, "_keys_to_ignore_on_load_unexpected", None)
