@@ -121,7 +121,6 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "smooth": (llama, SMOOTH, r"model\.layers\.0\.self_attn\.q_proj has input_smooth"),
     "wrapped": (lambda: Wrapped(llama()).inner, SMOOTH, r"q_proj has input_smooth"),
     "conv1d": (gpt2, QuantConfig(), r"transformer\.h\.0\.attn\.c_attn was a Conv1D"),
-    "foreign": (Foreign, QuantConfig(), "Foreign has no config of transformers"),
 }
 
 
@@ -133,9 +132,16 @@ def test_what_the_format_has_no_place_for_is_refused(
     make, config, message = REFUSED[name]
     made = change(quantize_model(make(), config, [IDS]))
     assert any(isinstance(module, ScaledLinear) for module in made.modules())
+    assert all("save_pretrained" not in vars(module) for module in made.modules())
     with pytest.raises(ValueError, match=rf"^model must have a form .*{message}"):
         made.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def test_a_model_that_is_not_transformers_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"^model must have a form .*Foreign has no config"):
+        made = quantize_model(Foreign())
+    assert "save_pretrained" not in vars(made)
 
 
 def test_the_generator_still_generates() -> None:

@@ -90,7 +90,7 @@ def quantize_model(
 
     A model of transformers gets a `quantization_config` in its `config`: what its `save_pretrained`
     writes is a compressed-tensors checkpoint, as `save_quantized` makes one. Where that format has
-    no place for the model (`input_smooth`, Conv1D), `save_pretrained` is refused.
+    no place for the model (`input_smooth`, Conv1D), its `hf_quantizer` refuses `save_pretrained`.
 
     Everything is looked up, calibrated and checked before the first layer is replaced: where this
     raises ValueError or TypeError, `model` is as it was (but see `rotate` of one that is changed in

@@ -7,9 +7,9 @@ a checkpoint of compressed-tensors, which `load_quantized` and `from_pretrained`
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
@@ -31,7 +31,7 @@ def prepare_saving(
     for prefix, owner in _savers(model):
         reason = f"{conv1d[0]} was a Conv1D" if conv1d else _configure(prefix, owner, rotation)
         if reason is not None:
-            setattr(owner, _METHOD, partial(_refuse, reason))
+            _refuse(owner, reason)
 
 
 def _savers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -85,9 +85,15 @@ def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str 
     return None
 
 
-def _refuse(reason: str, *args: Any, **kwargs: Any) -> NoReturn:
-    raise ValueError(
-        f"model must have a form in compressed-tensors' format to be saved by {_METHOD}, but "
-        f"{reason}, which the format has no place for: save model.state_dict(), and load it into "
-        "scaled_mm.prepare_model(model, config)"
-    )
+def _refuse(owner: Any, reason: str) -> None:
+    """transformers asks a model's quantiser before it saves; of other libraries' models nothing is
+    known, so that all there is to do is to warn."""
+    rule = f"must have a form in compressed-tensors' format to be saved by {_METHOD}"
+    instead = "save model.state_dict(), and load it into scaled_mm.prepare_model(model, config)"
+    text = f"model {rule}, but {reason}, which the format has no place for: {instead}"
+    if not callable(getattr(getattr(owner, "config", None), "to_diff_dict", None)):
+        warnings.warn(text, stacklevel=2)
+        return
+    from .unsaved import Unsaved  # transformers is there, since the model is its
+
+    owner.hf_quantizer = Unsaved(text)
