@@ -8,7 +8,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 
-class Unsaved(HfQuantizer):
+class Unsaved(HfQuantizer):  # type: ignore[misc]
     """A model's `hf_quantizer`: `save_pretrained` asks it first, and gets the refusal."""
 
     def __init__(self, refusal: str) -> None:
