@@ -114,3 +114,9 @@ def not_unexpected(model: Any, pattern: str) -> None:
     itself. transformers has no public name for that; where it asks another, it reports them."""
     known = getattr(model, "_keys_to_ignore_on_load_unexpected", None)
     model._keys_to_ignore_on_load_unexpected = {*(known or ()), pattern}
+
+
+def made_by_the_model(model: nn.Module, name: str) -> bool:
+    """Whether transformers leaves a tensor out of the files: the model computes it (tables of
+    sines). It has no public name for that; without the list every tensor must be there."""
+    return name in (getattr(model, "_keys_to_ignore_on_save", None) or ())

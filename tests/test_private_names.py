@@ -165,3 +165,10 @@ def test_keys_that_a_quantiser_reads_without_transformers_attribute() -> None:
     not_unexpected(model, "^x$")
     not_unexpected(model, "^y$")
     assert model._keys_to_ignore_on_load_unexpected == {"^x$", "^y$"}
+
+
+def test_tensors_that_a_model_makes_without_transformers_list() -> None:
+    model = nn.Module()
+    assert not _torch.made_by_the_model(model, "table")
+    model._keys_to_ignore_on_save = {"table"}
+    assert _torch.made_by_the_model(model, "table") and not _torch.made_by_the_model(model, "w")

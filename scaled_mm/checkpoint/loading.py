@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
+from .._torch import made_by_the_model
 from ..quantization.swap import unfuse
 from .config import PackedWeights
 from .config_awq_gptq import AwqGptq
@@ -18,7 +19,7 @@ from .layer import QuantisedLayer
 from .layers import int8_layers
 from .layers_awq_gptq import awq_gptq_layers
 from .layers_packed import packed_layers
-from .names import Given, Names, made_by_the_model, without_values
+from .names import Given, Names, without_values
 
 _KINDS = tuple(
     {DTYPES[name] for name in kind.split()}

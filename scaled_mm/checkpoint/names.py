@@ -140,9 +140,3 @@ def stored_name(model: Any, layer: str) -> str | None:
     weight = torch.empty(64, 64, device="meta")
     stored = [*revert_weight_conversion(model, {f"{layer}.weight": weight})]
     return stored[0].removesuffix(".weight") if len(stored) == 1 else None
-
-
-def made_by_the_model(model: nn.Module, name: str) -> bool:
-    """Whether transformers leaves a tensor out of the files: the model computes it (tables of
-    sines)."""
-    return name in (getattr(model, "_keys_to_ignore_on_save", None) or ())
