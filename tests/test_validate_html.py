@@ -230,7 +230,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(found.inside("code")) == sorted(["q", "k", "v", "o", "gate", "up", "down"])
     about = dict(zip(found.inside("dl", "dt"), found.inside("dl", "dd"), strict=True))
     assert about["Model"] == "test_validate_html:mine" and about["Scheme"] == "static tensor sym"
-    assert about["Command"].startswith("scaled-mm ") and about["Version"].startswith("scaled_mm ")
+    assert about["Command"].startswith("scaled-mm validate test_validate_html:mine --scheme ")
+    assert about["Version"].startswith("scaled_mm ")
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", about["Date"])
     for wrong in ("x.htm", "no/such/folder/x.html"):
         assert main(["validate", "test_validate_html:mine", "--html", wrong]) == 2

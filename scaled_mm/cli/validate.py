@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,12 @@ def command(
     if out is not None:
         plot(report, out)
     if html is not None:
-        write_html(report, html, model=target, command=shlex.join(["scaled-mm", *sys.argv[1:]]))
+        asked = {"--float": original, "--scheme": None if original else scheme, "--alpha": alpha}
+        asked |= {"--text": text, "--tokens": tokens, "--stride": stride}
+        asked |= {"--min-cosine": min_cosine, "--min-sqnr": min_sqnr}
+        given = [str(x) for pair in asked.items() if pair[1] is not None for x in pair]
+        command = shlex.join(["scaled-mm", "validate", target, *given])
+        write_html(report, html, model=target, command=command)
     if as_json:
         print_json(report.to_dict())
     else:
