@@ -51,7 +51,8 @@ def command(
     if out is not None:
         plot(report, out)
     if html is not None:
-        asked = {"--float": original, "--scheme": None if original else scheme, "--alpha": alpha}
+        asked: dict[str, Any] = {"--float": original, "--alpha": alpha}
+        asked |= {"--scheme": None if original else scheme}
         asked |= {"--text": text, "--tokens": tokens, "--stride": stride}
         asked |= {"--min-cosine": min_cosine, "--min-sqnr": min_sqnr}
         given = [str(x) for pair in asked.items() if pair[1] is not None for x in pair]
