@@ -55,8 +55,8 @@ def command(
         asked |= {"--scheme": None if original else scheme}
         asked |= {"--text": text, "--tokens": tokens, "--stride": stride}
         asked |= {"--min-cosine": min_cosine, "--min-sqnr": min_sqnr}
-        given = [str(x) for pair in asked.items() if pair[1] is not None for x in pair]
-        command = shlex.join(["scaled-mm", "validate", target, *given])
+        words = [str(x) for pair in asked.items() if pair[1] is not None for x in pair]
+        command = shlex.join(["scaled-mm", "validate", target, *words])
         write_html(report, html, model=target, command=command)
     if as_json:
         print_json(report.to_dict())
