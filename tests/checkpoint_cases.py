@@ -275,8 +275,8 @@ def _is(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 SETTINGS: dict[str, Setting] = {
-    "other-method": Setting(_is(quant_method="fp8"), "compressed-tensors, awq or gptq, got 'fp8'"),
-    "no-method": Setting(_is(load_in_8bit=True), "compressed-tensors, awq or gptq, got None"),
+    "other-method": Setting(_is(quant_method="fp8"), "awq, gptq or auto-round, got 'fp8'"),
+    "no-method": Setting(_is(load_in_8bit=True), "awq, gptq or auto-round, got None"),
     "other-format": Setting(_set("format", "float"), "format must be one of int-quantized, "),
     "group-format": Setting(_set("G.format", "float-quantized"), "group_0.format must be one of"),
     "no-groups": Setting(_set("config_groups", {}), "config_groups must be an object"),

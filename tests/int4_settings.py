@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from int4_cases import FORMS, toy_state
+from int4_cases import FORMS, GROUP, toy_state
 from torch import Tensor
 
 # ---- Settings ------------------------------------------------------------------------------------
@@ -51,11 +51,40 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {  # form, and what else writer
 }
 
 
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "data_type": "int"}
+AUTO_ROUND |= {"autoround_version": "0.16.1", "iters": 200, "lr": None, "low_gpu_mem_usage": True}
+AUTO_ROUND |= {"block_name_to_quantize": "layers", "enable_quanted_input": True, "act_bits": 16}
+AUTO_ROUND |= {"sym": False, "supported_types": ["Linear"], "static_kv_granularity": "tensor"}
+PACKINGS = {  # AutoRound's -> the form that it is
+    "auto_round:auto_gptq": "gptq-v1",
+    "auto_round:gptqmodel": "gptq-v2",
+    "auto_round": "gptq-v2",
+    "auto_round:auto_awq": "awq",
+}
+
+
 def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in keys}
 
 
+_PACKED = AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}
 INT4_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # what is refused, and what is said
+    "auto-round-packing": (
+        AUTO_ROUND | {"packing_format": "auto_round:llm_compressor"},
+        "packing_format must be one of auto_round:auto_gptq, auto_round:gptqmodel, auto_round, "
+        "auto_round:auto_awq, got auto_round:llm_compressor",
+    ),
+    "auto-round-fp": (_PACKED | {"data_type": "mx_fp"}, "data_type must be int, got mx_fp"),
+    "auto-round-w4a8": (_PACKED | {"act_bits": 8}, "act_bits must be 16 or 32, got 8"),
+    "auto-round-mixed": (
+        _PACKED | {"extra_config": {"qkv": {"bits": 8}}},
+        "extra_config must only leave modules float, got qkv",
+    ),
+    "auto-round-2-bit": (_PACKED | {"bits": 2}, "bits must be 4 or 8 with gptq, got 2"),
+    "auto-round-rotated": (
+        _PACKED | {"rotation_configs": [{"block": 32}]},
+        "rotation_configs is not understood",
+    ),
     "8-bit-awq": (AWQ | {"bits": 8}, "bits must be 4 with awq, got 8"),
     "3-bit-awq": (AWQ | {"bits": 3}, "bits must be 4 with awq, got 3"),
     "2-bit": (GPTQ | {"bits": 2}, "bits must be 4 or 8 with gptq, got 2"),

@@ -25,7 +25,16 @@ from int4_cases import (
     toy_state,
     write_toy,
 )
-from int4_settings import AWQ, GPTQ, INT4_SETTINGS, WRITTEN, bad_tensors, without
+from int4_settings import (
+    AUTO_ROUND,
+    AWQ,
+    GPTQ,
+    INT4_SETTINGS,
+    PACKINGS,
+    WRITTEN,
+    bad_tensors,
+    without,
+)
 from torch import Tensor, nn
 
 from scaled_mm import load_quantized
@@ -177,6 +186,16 @@ def test_what_writers_say_is_read(name: str, tmp_path: Path) -> None:
     state = write_toy(tmp_path, changed(FORMS[form], **more))
     layer = load_quantized(toy(), tmp_path).qkv
     assert_bits(weight_of(layer), plainly(layers_of(state)["qkv"], FORMS[form]))
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_what_autoround_writes_is_read(packing: str, tmp_path: Path) -> None:
+    form = FORMS[PACKINGS[packing]]
+    state = toy_state(form)
+    more = {"packing_format": packing, "extra_config": {"head": {"bits": 16}}}
+    write(tmp_path, state, AUTO_ROUND | more)
+    layer = load_quantized(toy(), tmp_path).qkv
+    assert_bits(weight_of(layer), plainly(layers_of(state)["qkv"], form))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ What compressed-tensors (llm-compressor) writes for W8A8:
 and for W4A16 and W8A16 the same with the format "pack-quantized", where input_activations is null.
 
 Keys come and go between its versions: one that says nothing (null, false, empty) is passed over;
-one that says something which is not understood is refused by name. AutoAWQ's and GPTQ's forms are
-in `config_awq_gptq.py`.
+one that says something which is not understood is refused by name. AutoAWQ's, GPTQ's and
+AutoRound's forms are in `config_awq_gptq.py`.
 """
 
 from __future__ import annotations
@@ -158,9 +158,11 @@ def read_settings(where: str, fields: Any) -> Quantization:
     method = fields.get("quant_method")
     if method in ("awq", "gptq"):
         return AwqGptqFields(where).quantization(method, fields)
+    if method == "auto-round":
+        return AwqGptqFields(where).auto_round(fields)
     if method != "compressed-tensors":
-        got = repr(method)[:80]
-        Fields(where).refuse(f"quant_method must be compressed-tensors, awq or gptq, got {got}")
+        rule = "quant_method must be compressed-tensors, awq, gptq or auto-round"
+        Fields(where).refuse(f"{rule}, got {repr(method)[:80]}")
     return _Reader(where).quantization(fields)
 
 

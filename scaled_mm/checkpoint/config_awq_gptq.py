@@ -6,10 +6,13 @@ in float.
     {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": true, "sym": true,
      "checkpoint_format": "gptq", ...}
 
-as AutoAWQ, AutoGPTQ, GPTQModel and transformers write them, each with many more keys that say how
-the weights were found or are to be run; those are listed here and passed over. Which layers are
-quantised, the tensors say: what the config says of it differs between writers, and AutoAWQ's
-modules_to_not_convert is null even where lm_head and a vision tower stayed float.
+    {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": true, "data_type": "int",
+     "packing_format": "auto_round:auto_gptq", ...}
+
+as AutoAWQ, AutoGPTQ, GPTQModel, AutoRound and transformers write them, each with many more keys
+that say how the weights were found or are to be run; those are listed here and passed over. Which
+layers are quantised, the tensors say: what the config says of it differs between writers, and
+AutoAWQ's modules_to_not_convert is null even where lm_head and a vision tower stayed float.
 """
 
 from __future__ import annotations
@@ -32,6 +35,20 @@ _TOLD = {
     "offload_to_disk_path", "pack_impl", "pad_token_id", "parallel_packing", "static_groups",
     "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "v2", "v2_alpha",
     "v2_memory_device",
+}  # fmt: skip
+# AutoRound's packings are AWQ's and GPTQ's, by another name.
+_AUTO_ROUND: dict[str, dict[str, str]] = {
+    "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": "gptq"},
+    "auto_round:gptqmodel": {"quant_method": "gptq", "checkpoint_format": "gptq_v2"},
+    "auto_round": {"quant_method": "gptq", "checkpoint_format": "gptq_v2"},
+    "auto_round:auto_awq": {"quant_method": "awq", "version": "gemm"},
+}
+_TOLD_BY_AUTO_ROUND = _TOLD | {
+    "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version",
+    "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input",
+    "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr", "nsamples",
+    "quant_block_list", "scale_dtype", "seqlen", "static_attention_granularity",
+    "static_kv_granularity", "supported_types", "to_quant_block_names",
 }  # fmt: skip
 _READ = {
     "quant_method", "bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "format",
@@ -98,6 +115,24 @@ class AwqGptqFields(Fields):
             self.flag("desc_act", fields.get("desc_act")) if method == "gptq" else None,
             self.strings("modules_to_not_convert", fields.get("modules_to_not_convert") or []),
         )
+
+    def auto_round(self, fields: dict[str, Any]) -> AwqGptq:
+        packing = fields.get("packing_format")
+        if not isinstance(packing, str) or packing not in _AUTO_ROUND:
+            choices = ", ".join(_AUTO_ROUND)
+            self.refuse(f"packing_format must be one of {choices}, got {shown(packing)}")
+        if fields.get("data_type") != "int":
+            self.refuse(f"data_type must be int, got {shown(fields.get('data_type'))}")
+        if fields.get("act_bits") not in (None, 16, 32):
+            self.refuse(f"act_bits must be 16 or 32, got {shown(fields['act_bits'])}")
+        for name, own in self.object("extra_config", fields.get("extra_config") or {}).items():
+            if not isinstance(own, dict) or own.get("bits") not in (16, 32):
+                self.refuse(f"extra_config must only leave modules float, got {shown(name)}")
+        read = {"bits", "group_size", "sym"}
+        known = {"quant_method", "packing_format", "data_type", "act_bits", "extra_config"}
+        self.understood("", fields, _TOLD_BY_AUTO_ROUND | known | read)
+        plain = {key: fields[key] for key in read if key in fields} | _AUTO_ROUND[packing]
+        return self.quantization("awq" if "version" in plain else "gptq", plain)
 
     def _either(self, fields: dict[str, Any], key: str, older: str) -> Any:
         """The value under one of two names, as which it may stand twice."""

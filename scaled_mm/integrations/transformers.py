@@ -45,7 +45,7 @@ from .stored import stored_tensors
 
 __all__ = ["register", "unregister"]
 
-METHODS = ("compressed-tensors", "awq", "gptq")
+METHODS = ("compressed-tensors", "awq", "gptq", "auto-round")
 """The values of `quant_method` that are taken over."""
 
 _theirs: dict[str, tuple[type[QuantizationConfigMixin], type[HfQuantizer]]] = {}
