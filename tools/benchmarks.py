@@ -3,6 +3,7 @@
     python tools/benchmarks.py                             write every page and picture again
     python tools/benchmarks.py add h200 int8 FILE COMMAND  what `scaled-mm bench --json FILE` kept
     python tools/benchmarks.py show h200 kernels           an entry's data, as JSON
+    python tools/benchmarks.py accuracy epyc               MiniLM in every scheme: bytes and cosine
 
 An entry is a result, the command that measured it, the day, and the commit that recorded it. A page
 shows at most three weights and seven M of each; the file has all.
@@ -67,7 +68,7 @@ def section(name: str, entry: dict[str, Any]) -> str:
 
 
 def page(data: dict[str, Any]) -> str:
-    made = [section(k, v) for k, v in data["entries"].items() if "machine" in v.get("result", {})]
+    made = [section(k, v) for k, v in data["entries"].items() if "machine" in v["result"]]
     return "\n\n".join([f"# {data['title']}", data["about"], *made]) + "\n"
 
 
@@ -76,6 +77,11 @@ def draw(device: str, data: dict[str, Any]) -> None:
     if "int8" in entries and entries["int8"]["result"]["settings"]["device"] == "cuda":
         for part in ("speed-up", "floor"):
             picture.plot(entries["int8"]["result"], FOLDER / f"{device}-{part}.svg", PANELS, [part])
+    if "accuracy" in entries:
+        rows = entries["accuracy"]["result"]
+        points = {row["scheme"]: (row["bytes"] / 1e6, 1 - row["cosine"]) for row in rows}
+        labels = ("MB of 36 linear layers (float32: 42.5)", "1 - cosine to float32")
+        picture.labelled(points, labels, FOLDER / "accuracy.svg")
     if "endings" in entries:
         rows = entries["endings"]["result"]
         names = [x for x in rows[0] if f"{x}, two kernels" in rows[0]]
@@ -88,15 +94,47 @@ def draw(device: str, data: dict[str, Any]) -> None:
         picture.ratios(lines, names, label, FOLDER / f"{device}-endings.svg")
 
 
+SCHEMES = (
+    *("static", "static-asymmetric", "dynamic", "dynamic-asymmetric"),
+    *("w8a16", "w4a16-g32-asymmetric", "w4a16-g64", "w4a16"),
+)
+
+
+def accuracy() -> list[dict[str, Any]]:
+    """The demo's model in each scheme: its layers' bytes, the cosine on unseen sentences."""
+    from scaled_mm import Call, QuantConfig, quantize_model
+    from scaled_mm.demo import bert, data
+    from scaled_mm.validate import validate
+
+    folder = data.model_folder()
+    model, tokens = bert.load(folder), data.tokenize(folder, data.sentences())
+    known, new = (
+        [Call((b.ids, b.mask), mask=b.mask) for b in data.batches(part)]
+        for part in (tokens[0::2], tokens[1::2])
+    )
+    rows = []
+    for scheme in SCHEMES:
+        quantised = quantize_model(model, QuantConfig(scheme), known)
+        report = validate(model, quantised, new, stride=601)
+        layers = [quantised.get_submodule(layer.name) for layer in report.layers]
+        size = sum(x.numel() * x.element_size() for m in layers for x in m.state_dict().values())
+        rows.append({"scheme": scheme, "bytes": size, "cosine": report.outputs.cosine_mean})
+    return rows
+
+
 def add(device: str, name: str, file: str, *command: str) -> None:
+    keep(device, name, json.loads(Path(file).read_text()), " ".join(command))
+
+
+def keep(device: str, name: str, result: Any, command: str) -> None:
     data = read(device)
     asked = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.check_output(asked, cwd=FOLDER, text=True).strip()
     data["entries"][name] = {
         "recorded": date.today().isoformat(),
         "commit": commit,
-        "command": " ".join(command),
-        "result": json.loads(Path(file).read_text()),
+        "command": command,
+        "result": result,
     }
     write(device, data)
 
@@ -105,6 +143,8 @@ def main(*arguments: str) -> None:
     if arguments[:1] == ("show",):
         print(json.dumps(read(arguments[1])["entries"][arguments[2]]["result"]))
         return
+    if arguments[:1] == ("accuracy",):
+        keep(arguments[1], "accuracy", accuracy(), " ".join(["tools/benchmarks.py", *arguments]))
     if arguments[:1] == ("add",):
         add(*arguments[1:])
     for file in sorted(FOLDER.glob("*.json.gz")):

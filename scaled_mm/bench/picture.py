@@ -124,6 +124,21 @@ def _floor(case: dict[str, Any]) -> float:
     return max(case["floor_us"], case.get("operations_us") or 0.0)
 
 
+def labelled(points: dict[str, tuple[float, float]], labels: tuple[str, str], path: Path) -> None:
+    """A named dot for each (x, y), y on a logarithmic axis."""
+    figure, ((axes,),) = figure_of(1, 1, 7, 3.8)
+    for name, (x, y) in points.items():
+        axes.plot(x, y, "o", color=COLOURS[0] if name.startswith("w") else COLOURS[1])
+        axes.annotate(name, (x, y), (6, 3), textcoords="offset points", color=INK, fontsize=8)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    axes.margins(x=0.25, y=0.15)
+    axes.set_xlabel(labels[0], color=INK, fontsize=9)
+    axes.set_ylabel(labels[1], color=INK, fontsize=9)
+    save(figure, path)
+
+
 def ratios(rows: dict[str, list[float]], names: Sequence[str], label: str, path: Path) -> None:
     """A dot for each name and row: `rows` is a line's label -> its values, in the names' order."""
     figure, ((axes,),) = figure_of(1, 1, 9, 3.6)
