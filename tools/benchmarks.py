@@ -3,7 +3,7 @@
     python tools/benchmarks.py                             write every page and picture again
     python tools/benchmarks.py add h200 int8 FILE COMMAND  what `scaled-mm bench --json FILE` kept
     python tools/benchmarks.py show h200 kernels           an entry's data, as JSON
-    python tools/benchmarks.py accuracy epyc               MiniLM in every scheme: bytes and cosine
+    python tools/benchmarks.py accuracy xeon               MiniLM in every scheme: bytes and cosine
 
 An entry is a result, the command that measured it, the day, and the commit that recorded it. A page
 shows at most three weights and seven M of each; the file has all.
