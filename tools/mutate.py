@@ -6,9 +6,10 @@
 The rules are universalmutator's: operators exchanged, conditions negated, statements left out,
 numbers changed. No list of bugs is kept, so no change of the sources makes one stale. A survivor is
 a question: a test is missing, or nothing can notice. The tests of a file are those that are called
-as it is, then those that name most of what it defines, where a name counts the more the fewer tests
-have it (`--tests` names others). The seed is the hash of scaled_mm as committed: a commit that
-leaves it alone tries the same bugs again. Exit code 1: fewer than `--least` percent noticed.
+as it is, then those that name most of what it or its users define, where a name counts the more the
+fewer tests have it (`--tests` names others). The seed is the hash of scaled_mm as committed: a
+commit that leaves it alone tries the same bugs again. Exit code 1: fewer than `--least` percent
+noticed.
 """
 
 from __future__ import annotations
@@ -84,13 +85,17 @@ def tests_of(path: str) -> tuple[str, ...]:
     if not path.endswith(".py"):
         return tuple(f"tests/test_{x}.py" for x in OF_CSRC)
     stem, own = Path(path).stem, names_of(ROOT / path)
-    files = [x for x in (ROOT / "tests").glob("test_*.py") if "test_cuda" not in x.stem]
-    words = {x: own.intersection(re.findall(r"\w+", x.read_text())) for x in files}
-    users = Counter(name for found in words.values() for name in found)
+    uses = re.compile(rf"from \S*\.{stem} import|import .*\b{stem}\b")
+    users = [x for x in (ROOT / "scaled_mm").rglob("*.py") if uses.search(x.read_text())]
+    theirs = set[str]().union(*map(names_of, users)) - own
+    left_out = re.compile("test_(cuda|tutorials)")  # no GPU here; minutes
+    files = [x for x in (ROOT / "tests").glob("test_*.py") if not left_out.match(x.stem)]
+    words = {x: set(re.findall(r"\w+", x.read_text())) & (own | theirs) for x in files}
+    count = Counter(name for found in words.values() for name in found)
 
     def score(file: Path) -> float:
         called = f"{file.stem.removeprefix('test_')}_".startswith(f"{stem}_")
-        return called + sum(1 / users[name] for name in words[file])
+        return called + sum((1 if x in own else 0.5) / count[x] for x in words[file])
 
     best = sorted(files, key=lambda x: (-score(x), x.stem))[:FILES_OF_TESTS]
     return tuple(f"tests/{x.name}" for x in best if score(x))
