@@ -377,3 +377,14 @@ def test_refusals() -> None:
         compat.int8_scaled_mm(a, b, sa, 0.5, torch.bfloat16)
     with pytest.raises(ValueError, match="scale_a must not require grad"):
         compat.cutlass_scaled_mm(a, b, sa.requires_grad_(), sb, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["a", "scale_a", "scale_b", "azp_adj", "azp"])
+def test_what_is_no_tensor_is_named(name: str) -> None:
+    ones = torch.ones(8, dtype=torch.int32)
+    good = {"a": torch.ones(3, 16, dtype=torch.int8), "b": torch.ones(8, 16, dtype=torch.int8).t()}
+    good |= {"scale_a": torch.ones(3, 1), "scale_b": torch.ones(8)}
+    good |= {"out_dtype": torch.bfloat16, "azp_adj": ones, "azp": ones[:3]}
+    compat.cutlass_scaled_mm_azp(**good)
+    with pytest.raises(TypeError, match=f"^{name} must be a Tensor, got list"):
+        compat.cutlass_scaled_mm_azp(**{**good, name: [1.0]})
