@@ -40,16 +40,16 @@ class Contender:
     unjudged: str = ""  # the verdict on an output that is no int8 product with its epilogue
 
 
-def _plain_weight(case: Case) -> Callable[[], Tensor]:
+def plain_weight(case: Case) -> Callable[[], Tensor]:
     return lambda: case.b.t().clone().t()
 
 
-def _bias(case: Case, dtype: torch.dtype) -> Tensor | None:
+def bias_of(case: Case, dtype: torch.dtype) -> Tensor | None:
     bias = case.operands.get("bias")
     return None if bias is None else bias.flatten().to(dtype)
 
 
-def _floats(case: Case) -> Tensor:
+def floats_of(case: Case) -> Tensor:
     """The activations that the int8 ones stand for, float32 [M, K]."""
     zero = 0 if case.azp is None else case.azp
     return (case.a - zero) * case.scale_a
@@ -69,11 +69,11 @@ def _packed(case: Case) -> Route:
 
 
 def _plain(case: Case) -> Route:
-    return _ours(case, _plain_weight(case))
+    return _ours(case, plain_weight(case))
 
 
 def _float(case: Case, dtype: torch.dtype) -> Route:
-    bias = _bias(case, dtype)
+    bias = bias_of(case, dtype)
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, weight, bias)
@@ -81,7 +81,7 @@ def _float(case: Case, dtype: torch.dtype) -> Route:
     def weight() -> Tensor:
         return (case.b * case.scale_b).t().to(dtype).contiguous()
 
-    return Route(_floats(case).to(dtype), weight, run, dtype.itemsize)
+    return Route(floats_of(case).to(dtype), weight, run, dtype.itemsize)
 
 
 def _to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,9 +93,9 @@ def _to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
 def _float8(case: Case) -> Route:
     if case.out_dtype != torch.bfloat16:
         raise Unsupported("bfloat16 output only")
-    x, scale_a = _to_float8(_floats(case))
+    x, scale_a = _to_float8(floats_of(case))
     weight, scale_b = _to_float8((case.b * case.scale_b).t())
-    bias = _bias(case, torch.bfloat16)
+    bias = bias_of(case, torch.bfloat16)
 
     def run(x: Tensor, b: Tensor) -> Tensor:
         return torch._scaled_mm(
@@ -144,7 +144,7 @@ def _int_mm_route(case: Case, linear: Callable[..., Tensor], operands: dict[str,
     def run(a: Tensor, b: Tensor) -> Tensor:
         return linear(a, b, case.scale_a, case.scale_b, case.out_dtype, **operands)
 
-    return Route(case.a, _plain_weight(case), run, 1)
+    return Route(case.a, plain_weight(case), run, 1)
 
 
 def _int_mm(case: Case) -> Route:
@@ -171,7 +171,7 @@ def _int_mm_compiled(case: Case) -> Route:
 
 def _int_mm_sums(case: Case) -> Route:
     _accept_int_mm(case)
-    return Route(case.a, _plain_weight(case), torch._int_mm, 1)
+    return Route(case.a, plain_weight(case), torch._int_mm, 1)
 
 
 def _triton(case: Case) -> Route:
@@ -182,7 +182,7 @@ def _triton(case: Case) -> Route:
             a, b, case.scale_a, case.scale_b, out_dtype=case.out_dtype, **case.operands
         )
 
-    return Route(case.a, _plain_weight(case), run, 1)
+    return Route(case.a, plain_weight(case), run, 1)
 
 
 def _onednn(case: Case) -> Route:
@@ -192,7 +192,7 @@ def _onednn(case: Case) -> Route:
     scale, zero = float(case.scale_a), 128 + int(case.azp or 0)
     weight_scales = case.scale_b.flatten()
     weight_zeros = torch.zeros_like(weight_scales, dtype=torch.int32)
-    bias = _bias(case, torch.float32)
+    bias = bias_of(case, torch.float32)
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_pointwise(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .cases import Case
-from .contenders import Contender, Route, Unsupported
+from .contenders import Contender, Route, Unsupported, bias_of, floats_of, plain_weight
 
 GPU, BOTH = ("cuda",), ("cpu", "cuda")
 
@@ -28,49 +28,34 @@ def _symmetric(case: Case) -> None:
         raise Unsupported("no zero points")
 
 
-def _bias(case: Case) -> Tensor | None:
-    bias = _flat(case, "bias")
-    return None if bias is None else bias.to(case.out_dtype)
-
-
-def _weight(case: Case) -> Tensor:
-    return case.b.t().clone().t()
-
-
 def _vllm(case: Case) -> Route:
     from vllm import _custom_ops as ops
 
-    fixed: dict[str, Any] = {
+    kernel = ops.cutlass_scaled_mm
+    given: dict[str, Any] = {
         "scale_a": case.scale_a,
         "scale_b": case.scale_b.view(1, -1),
         "out_dtype": case.out_dtype,
-        "bias": _bias(case),
+        "bias": bias_of(case, case.out_dtype),
     }
-    if case.azp is None:
-        return Route(case.a, lambda: _weight(case), lambda a, b: _mm(ops, a, b, fixed), 1)
-    term, azp = _flat(case, "azp_with_adj"), _flat(case, "azp")
-    zero = {"azp_adj": _flat(case, "azp_adj") if term is None else term, "azp": azp}
-
-    def run(a: Tensor, b: Tensor) -> Tensor:
-        return ops.cutlass_scaled_mm_azp(a, b, **fixed, **zero)
-
-    return Route(case.a, lambda: _weight(case), run, 1)
-
-
-def _mm(ops: Any, a: Tensor, b: Tensor, fixed: dict[str, Any]) -> Tensor:
-    return ops.cutlass_scaled_mm(a, b, **fixed)
+    if case.azp is not None:
+        kernel = ops.cutlass_scaled_mm_azp
+        term = _flat(case, "azp_with_adj")
+        given["azp_adj"] = _flat(case, "azp_adj") if term is None else term
+        given["azp"] = _flat(case, "azp")
+    return Route(case.a, plain_weight(case), lambda a, b: kernel(a, b, **given), 1)
 
 
 def _sgl(case: Case) -> Route:
     from sgl_kernel import int8_scaled_mm
 
     _symmetric(case)
-    scales, bias = (case.scale_a, case.scale_b.view(-1, 1)), _bias(case)
+    scales, bias = (case.scale_a, case.scale_b.view(-1, 1)), bias_of(case, case.out_dtype)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         return int8_scaled_mm(a, b, *scales, case.out_dtype, bias)
 
-    return Route(case.a, lambda: _weight(case), run, 1)
+    return Route(case.a, plain_weight(case), run, 1)
 
 
 def _torchao(case: Case) -> Route:
@@ -85,7 +70,7 @@ def _torchao(case: Case) -> Route:
         d = int_scaled_matmul(a, b, scale_a) * case.scale_b
         return (d if bias is None else d + bias).to(case.out_dtype)
 
-    return Route(case.a, lambda: _weight(case), run, 1)
+    return Route(case.a, plain_weight(case), run, 1)
 
 
 def _bitsandbytes(case: Case) -> Route:
@@ -93,8 +78,7 @@ def _bitsandbytes(case: Case) -> Route:
 
     _symmetric(case)
     rows = (127 * case.scale_a).expand(len(case.a), 1).flatten()
-    columns, bias = (127 * case.scale_b).flatten(), _flat(case, "bias")
-    bias = None if bias is None else bias.half()
+    columns, bias = (127 * case.scale_b).flatten(), bias_of(case, torch.float16)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         d = functional.int8_mm_dequant(
@@ -107,13 +91,13 @@ def _bitsandbytes(case: Case) -> Route:
 
 def _floats(case: Case) -> Tensor:
     _symmetric(case)
-    return (case.a * case.scale_a).to(torch.bfloat16)
+    return floats_of(case).to(torch.bfloat16)
 
 
 def _comfy(case: Case) -> Route:
     import comfy_kitchen
 
-    scale, bias = case.scale_b.amax(), _bias(case)
+    scale, bias = case.scale_b.amax(), bias_of(case, case.out_dtype)
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
         return comfy_kitchen.int8_linear(x, weight, scale, bias, case.out_dtype)

@@ -51,11 +51,12 @@ def command(
     if out is not None:
         plot(report, out)
     if html is not None:
-        asked: dict[str, Any] = {"--float": original, "--alpha": alpha}
-        asked |= {"--scheme": None if original else scheme}
-        asked |= {"--text": text, "--tokens": tokens, "--stride": stride}
-        asked |= {"--min-cosine": min_cosine, "--min-sqnr": min_sqnr}
+        asked: dict[str, Any] = {"--float": original, "--alpha": alpha, "--text": text}
+        asked |= {"--scheme": None if _is_checkpoint(target) else scheme, "--tokens": tokens}
+        asked |= {"--stride": stride, "--min-cosine": min_cosine, "--min-sqnr": min_sqnr}
+        asked["--max-saturated"] = max_saturated
         words = [str(x) for pair in asked.items() if pair[1] is not None for x in pair]
+        words += ["--search"] * search + ["--everywhere"] * everywhere
         command = shlex.join(["scaled-mm", "validate", target, *words])
         write_html(report, html, model=target, command=command)
     if as_json:

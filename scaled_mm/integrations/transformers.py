@@ -125,6 +125,8 @@ class ScaledMMQuantizer(HfQuantizer):
     """
 
     requires_calibration = True
+    is_trainable = True  # adapters: gradients pass through the quantised layers
+    is_compileable = True
 
     def __new__(cls, quantization_config: QuantizationConfigMixin, **kwargs: Any) -> Any:
         """One of transformers' own for settings that `ScaledMMConfig` left to it."""
@@ -182,14 +184,6 @@ class ScaledMMQuantizer(HfQuantizer):
         return state, {}
 
     def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        return True  # adapters: gradients pass through the quantised layers
-
-    @property
-    def is_compileable(self) -> bool:
         return True
 
 

@@ -11,20 +11,15 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 class Unsaved(HfQuantizer):  # type: ignore[misc]
     """A model's `hf_quantizer`: `save_pretrained` asks it first, and gets the refusal."""
 
+    is_trainable = True  # adapters: gradients pass through the quantised layers
+    is_compileable = True
+
     def __init__(self, refusal: str) -> None:
         super().__init__(QuantizationConfigMixin(quant_method="scaled_mm"))
         self.refusal = refusal
 
     def is_serializable(self) -> NoReturn:
         raise ValueError(self.refusal)
-
-    @property
-    def is_trainable(self) -> bool:
-        return True  # adapters: gradients pass through the quantised layers
-
-    @property
-    def is_compileable(self) -> bool:
-        return True
 
     def dequantize(self, model: Any, dtype: Any = None) -> NoReturn:
         raise ValueError("model must have been quantised by transformers to be dequantised by it")

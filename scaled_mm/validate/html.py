@@ -219,10 +219,7 @@ def range_chart(report: ValidationReport, names: list[str], labels: list[tuple[i
             chart.stem(place, before, after, "stem")
             chart.circle(place, before, "before", title)
         chart.circle(place, after, "after", title)
-    caption = (
-        "The widest input channel over the median one. At 1 all are alike; lower is easier to "
-    )
-    caption += "quantise."
+    caption = "The widest input channel over the median one. At 1 all are alike; lower is easier."
     if not smoothed:
         return figure("Ranges of the inputs", f"{caption} Nothing was smoothed.", chart)
     keys = [

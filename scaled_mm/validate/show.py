@@ -151,8 +151,8 @@ def plot(report: ValidationReport, path: Path) -> None:
         at = [i + shift * smoothed for i in range(count)]
         peaks.bar(at, heights, 0.4, color=colour, label=label)
     peaks.set_yscale("log")
-    for axis in (peaks.yaxis.set_major_formatter, peaks.yaxis.set_minor_formatter):
-        axis(lambda value, _: f"{value:g}")
+    peaks.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    peaks.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
     peaks.set_ylabel("widest input channel / median one")
     if smoothed:
         peaks.legend(loc="upper right")
