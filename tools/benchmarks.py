@@ -6,7 +6,7 @@
     python tools/benchmarks.py accuracy xeon               MiniLM in every scheme: bytes and cosine
 
 An entry is a result, the command that measured it, the day, and the commit that recorded it. A page
-shows at most three weights and seven M of each; the file has all.
+shows at most three weights and five M of each, and the routes that are compared; the file has all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from scaled_mm.bench import picture
 from scaled_mm.bench.table import machine_line, tables, totals
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs/benchmarks"
-SHOWN = (1, 16, 64, 128, 256, 1024, 4096)
-LEFT_OUT = (
-    *("plain", "HBM floor", "tensor floor", "best right of the others", "plain / best right"),
-    *("dequantize + mm", "int8pack mm", "torch eager"),
-)
+SHOWN = (1, 16, 64, 256, 1024)
+ROUTES = {  # on a page, and the rows that compare
+    *("us", "GOP/s", "host", "packed", "w4a16", "w8a16", "awq_gemm", "awq_gemm packed"),
+    *("awq_dequantize", "bf16 mm", "fp8 rowwise", "triton", "dense mm", "onednn qlinear"),
+    *("ours", "bf16 compiled", "fp8 compiled", "scaled_mm", "ScaledLinear", "nn.Linear"),
+    *("packed, ScaledEpilogue", "torch.mm", "packed / best right"),
+    *(f"{op} / best right" for op in ("w4a16", "w8a16", "awq_gemm", "awq_dequantize")),
+}
 PANELS = [(4096, 4096), (4096, 14336), (28672, 8192)]
 
 
@@ -47,29 +50,31 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "results": shown}
 
 
-def markdown(title: str, rows: list[list[str]], left_out: tuple[str, ...]) -> str:
-    there = [row for row in rows if row[0] not in left_out and "(plain)" not in row[0]]
-    header, *rest = [
-        row for row in there if not row[0].startswith("% of weight") and {*row[1:-1]} != {"-"}
-    ]
-    rule = ["---", *["---:"] * (len(header) - 2), "---"]
+def markdown(title: str, rows: list[list[str]]) -> str:
+    """Without the last column, the verdicts: a page holds results that were found right."""
+    header, *rest = [row[:-1] for row in rows if row[0] in ROUTES]
+    rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join([f"**{title}**", "", *(f"| {' | '.join(r)} |" for r in (header, rule, *rest))])
 
 
 def section(name: str, entry: dict[str, Any]) -> str:
     result = entry["result"]
     parts = [f"## {name}", f"{entry['recorded']}, recorded in {entry['commit']}:"]
-    version = machine_line(result).replace("0+unknown", "of that commit")
-    parts += [f"    {entry['command']}", version + "."]
-    left_out = LEFT_OUT if result["settings"]["device"] == "cuda" else ()
-    parts += [markdown(title, rows, left_out) for title, rows in tables(fewer(result))]
-    over_all = [line for line in totals(result) if not line.startswith("plain")]
-    return "\n\n".join([*parts, *over_all])
+    parts += [f"    {entry['command']}"]
+    parts += [markdown(title, rows) for title, rows in tables(fewer(result))]
+    return "\n\n".join([*parts, *totals(result)[:1]])
+
+
+def machines(entries: list[dict[str, Any]]) -> str:
+    """Each machine and its software once."""
+    lines = [machine_line(entry["result"]).partition("; copy bandwidth")[0] for entry in entries]
+    return "\n".join(f"* {x}" for x in dict.fromkeys(line.partition("; ")[2] for line in lines))
 
 
 def page(data: dict[str, Any]) -> str:
-    made = [section(k, v) for k, v in data["entries"].items() if "machine" in v["result"]]
-    return "\n\n".join([f"# {data['title']}", data["about"], *made]) + "\n"
+    entries = {k: v for k, v in data["entries"].items() if "machine" in v["result"]}
+    head = [f"# {data['title']}", data["about"], machines([*entries.values()])]
+    return "\n\n".join([*head, *(section(k, v) for k, v in entries.items())]) + "\n"
 
 
 def draw(device: str, data: dict[str, Any]) -> None:
