@@ -76,20 +76,6 @@ def forced_cpu_isa(name: str) -> Iterator[None]:
         _ask(_CPU, "_force_cpu_isa", before)
 
 
-def epilogues() -> list[str]:
-    """The names of the registered epilogues (csrc/epilogue/registry.def)."""
-    return _ask(_CPU, "_epilogues").split()
-
-
-def epilogue_of(operands: set[str], activation: str | None = None) -> str:
-    """The name of the epilogue that a call with these operands gets.
-
-    Raises:
-        ValueError: no epilogue takes them.
-    """
-    return _ask(_CPU, "_epilogue_of", ",".join(operands), activation or "none")
-
-
 # --- CUDA kernels ---------------------------------------------------------------------------------
 
 

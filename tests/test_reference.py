@@ -215,39 +215,6 @@ def test_int8_mm_and_column_sums() -> None:
         assert reference.azp_with_adj(b, azp).tolist() == [wrapped]
 
 
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ("residual", "ScaledEpilogueResidual"),
-        ("bias residual", "ScaledEpilogueResidual"),
-        ("azp_with_adj residual", "ScaledEpilogueAzpResidual"),
-        ("azp azp_adj residual bias", "ScaledEpilogueAzpPerTokenResidual"),
-        ("azp residual", None),
-        ("", "ScaledEpilogue"),
-        ("bias", "ScaledEpilogueBias"),
-        ("azp_with_adj", "ScaledEpilogueAzp"),
-        ("azp_with_adj bias", "ScaledEpilogueAzp"),
-        ("azp azp_adj", "ScaledEpilogueAzpPerToken"),
-        ("azp azp_adj bias", "ScaledEpilogueAzpPerToken"),
-        ("azp", None),
-        ("azp_adj bias", None),
-        ("azp azp_adj azp_with_adj", None),
-        ("out_scale bias", "ScaledEpilogueQuantised"),
-        ("azp azp_adj out_scale out_azp", "ScaledEpilogueAzpPerTokenQuantised"),
-        ("out_azp", None),
-        ("residual out_scale", None),
-        ("azp azp_with_adj", None),
-    ],
-)
-def test_choose_epilogue(given: str, name: str | None) -> None:
-    operands = {"scale_a", "scale_b", *given.split()}
-    if name is None:
-        with pytest.raises(ValueError, match="no epilogue takes"):
-            reference.choose_epilogue(operands)
-    else:
-        assert reference.choose_epilogue(operands).name == name
-
-
 # --- quantisers -----------------------------------------------------------------------------------
 
 

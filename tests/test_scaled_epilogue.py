@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_bits, bytes_of
-from test_epilogues import int8, operands, served
+from test_epilogues import SERVED as ALL
+from test_epilogues import int8, operands
 from torch import Tensor
 
 import scaled_mm
 from scaled_mm import reference
 from scaled_mm.parallel.sums import epilogue_in_torch, scaled_epilogue
 from scaled_mm.reference.arithmetic import FORMATS, Float32, round_to
-from scaled_mm.reference.epilogues import choose_epilogue
+from scaled_mm.reference.epilogues import evaluate
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SERVED = [
-    names for e, names in served() if e.form is None and not names & {"residual", "out_scale"}
-]
+SERVED = [names for form, names in ALL if form is None and not names & {"residual", "out_scale"}]
 ABSENT: dict[str, Any] = dict.fromkeys(("bias", "azp", "azp_adj", "azp_with_adj"))
 
 
@@ -51,9 +50,9 @@ def by_reference(acc: Tensor, out_dtype: torch.dtype, **given: Tensor) -> Tensor
     columns = {name: x.reshape(1, -1) for name, x in given.items() if name not in rows}
     arrays = {name: x.float().numpy() if x.is_floating_point() else x.long().numpy()
               for name, x in (rows | columns).items()}  # fmt: skip
-    formula = choose_epilogue(set(given)).formula
+    sums = acc.reshape(-1, acc.shape[-1]).long().numpy()
     with np.errstate(all="ignore"):
-        d = Float32.value(formula(Float32, acc.reshape(-1, acc.shape[-1]).long().numpy(), **arrays))
+        d = Float32.value(evaluate(Float32, sums, arrays, None))
         return torch.from_numpy(round_to(d, FORMATS[out_dtype])).to(out_dtype).view(acc.shape)
 
 

@@ -117,8 +117,6 @@ SCHEMAS = {
     "_cpu_isas": "() -> str",
     "_cpu_isa": "() -> str",
     "_force_cpu_isa": "(str name) -> str",
-    "_epilogues": "() -> str",
-    "_epilogue_of": "(str operands, str activation) -> str",
 }
 
 

@@ -1,11 +1,8 @@
 // What the CPU library tells of itself.
 #include <torch/csrc/stable/library.h>
 
-#include <sstream>
-
 #include "cpu/isa.h"
 #include "dispatch/library.h"
-#include "epilogue/identity.h"  // the proof holds, or this does not compile
 #include "ops/namespace.h"
 
 namespace scaled_mm::cpu {
@@ -13,28 +10,6 @@ namespace {
 
 std::string isa_in_use() { return instruction_set().name; }
 std::string force_isa(std::string name) { return forced_isa().exchange(name); }
-
-std::string list_epilogues() {
-  std::string text;
-  for (const epilogue::Entry& entry : epilogue::kRegistry) {
-    text += (text.empty() ? "" : " ") + std::string(entry.name);
-  }
-  return text;
-}
-
-// operands: "scale_a,scale_b,...".
-std::string epilogue_of(std::string operands, std::string activation) {
-  OperandSet given = 0;
-  std::string name;
-  std::istringstream names(operands);
-  while (std::getline(names, name, ',')) {
-    for (int i = 0; i < kNumOperands; ++i) {
-      if (name == kOperandNames[i]) given |= OperandSet{1} << i;
-    }
-  }
-  const Activation* const wanted = epilogue::find_activation(activation);
-  return epilogue::entry(epilogue::choose(given, wanted ? *wanted : kActivations[0])).name;
-}
 
 }  // namespace
 }  // namespace scaled_mm::cpu
@@ -50,7 +25,5 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("_fingerprint", TORCH_BOX(&scaled_mm::fingerprint));
   ops.impl("_cpu_isas", TORCH_BOX(&scaled_mm::cpu::list_isas));
   ops.impl("_cpu_isa", TORCH_BOX(&scaled_mm::cpu::isa_in_use));
-  ops.impl("_epilogues", TORCH_BOX(&scaled_mm::cpu::list_epilogues));
-  ops.impl("_epilogue_of", TORCH_BOX(&scaled_mm::cpu::epilogue_of));
   ops.impl("_force_cpu_isa", TORCH_BOX(&scaled_mm::cpu::force_isa));
 }

@@ -22,7 +22,7 @@ struct RowOperands {
     using T = typename L::value;
     const EpilogueOperand& operand = p.operands[static_cast<int>(L::id)];
     T* to = of<T>(L::id);
-    if constexpr (L::id == Operand::bias) {  // the only one that may be absent here
+    if constexpr (epilogue::MayBeAbsent<L::id>) {
       if (!operand.data) {
         std::fill(to, to + kColBlock, epilogue::Neutral<L::id>::value);
         return;
@@ -107,6 +107,10 @@ struct Lower<epilogue::Leaf<Id, T, epilogue::Axis::Col, ScalarOk>> {
   T value;
   explicit Lower(const RowContext& row) {
     const EpilogueOperand& operand = row.p.operands[static_cast<int>(Id)];
+    if constexpr (epilogue::MayBeAbsent<Id>) {
+      value = epilogue::Neutral<Id>::value;
+      if (!operand.data) return;
+    }
     value = static_cast<const T*>(operand.data)[row.m * operand.row_stride];
   }
   static void load(RowOperands&, const Int8Problem&, int64_t, int) {}
@@ -123,11 +127,6 @@ struct Lower<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>> {
   }
   static void load(RowOperands&, const Int8Problem&, int64_t, int) {}
   T operator[](int n) const { return values[n]; }
-};
-
-template <class L>
-struct Lower<epilogue::Optional<L>> : Lower<L> {
-  using Lower<L>::Lower;
 };
 
 template <class Op, class... Args>

@@ -3,7 +3,6 @@
 
 #include "cuda/common/alignment.h"
 #include "dispatch/choose.h"
-#include "epilogue/identity.h"
 #include "ops/namespace.h"
 #include "ops/int8.h"
 
@@ -19,7 +18,7 @@ Matrix<const int8_t> transposed(const Weight& b) {
 
 void multiply(Checked<Int8Problem>& checked) {
   Int8Problem& p = checked.problem;
-  const auto [m, n, k, epilogue, out_dtype] = p.size;
+  const int64_t m = p.size.m, n = p.size.n, k = p.size.k;
   if (m == 0 || n == 0) return;
   must_fit("a", "rows", m);
   must_fit("b", "columns", n);
@@ -33,7 +32,6 @@ void multiply(Checked<Int8Problem>& checked) {
          .n = n,
          .plain = {columns.data, 1, columns.row_stride},
          .settled = p.b.settled && in_place};  // a copy was written a moment ago
-  epilogue::bind_operands(epilogue, p.operands);
   kernel->run(p, scope);
 }
 

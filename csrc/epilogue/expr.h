@@ -1,9 +1,8 @@
 // The vocabulary of an epilogue: what is left to compute once the int32 accumulator of one element
 // D[m, n] stands. An epilogue is a type built from these words; it has no code of its own. Each
 // backend lowers the type to code once (cpu/lower.h, cuda/common/lower.cuh, cuda/cutlass3/lower.h).
-// Everything else about an epilogue is read off the type: `required`, the operands that it needs;
-// `accepted`, those that it reads when they are given; `form`, what the call's activation makes of
-// the columns.
+// Everything else about an epilogue is read off the type: `reads`, its operands; `form`, what the
+// call's activation makes of the columns.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +75,7 @@ namespace epilogue {
 template <class T>
 struct Accumulator {
   using value = T;
-  static constexpr OperandSet required = 0, accepted = 0;
+  static constexpr OperandSet reads = 0;
   static constexpr Form form = Form::none;
 };
 using Acc = Accumulator<int32_t>;
@@ -91,7 +90,7 @@ struct Leaf {
   static constexpr Operand id = Id;
   static constexpr Axis axis = A;
   static constexpr bool scalar_ok = ScalarOk;  // one element may stand for the whole vector
-  static constexpr OperandSet required = bit(Id), accepted = bit(Id);
+  static constexpr OperandSet reads = bit(Id);
   static constexpr Form form = Form::none;
 };
 
@@ -109,22 +108,16 @@ using ScaleB = RowOrScalar<Operand::scale_b, float>;
 using Bias = Row<Operand::bias, float>;  // 16-bit biases are widened, which is exact
 using Azp = ColOrScalar<Operand::azp, int32_t>;
 using AzpAdj = Row<Operand::azp_adj, int32_t>;
-using AzpWithAdj = Row<Operand::azp_with_adj, int32_t>;
-using Residual = Full<Operand::residual, float>;  // widened, as a bias is
+using AzpWithAdj = Row<Operand::azp_with_adj, int32_t>;  // of no epilogue: it becomes AzpAdj
+using Residual = Full<Operand::residual, float>;         // widened, as a bias is
 using OutScale = ColOrScalar<Operand::out_scale, float>;
 using OutAzp = ColOrScalar<Operand::out_azp, int32_t>;
 
-// An operand that may be absent and then reads as its neutral value.
-template <class L>
-struct Optional : L {
-  static constexpr OperandSet required = 0;
-};
-
-// What an absent operand reads as, so that the bits are those of an epilogue without it. identity.h
-// proves for every registered epilogue that they are. RN(x + -0.0) is x for every x, -0.0 and NaN
-// included (+0.0 would turn -0.0 into +0.0). A zero point of 1 leaves the column's term as it is,
-// and a term of 0 leaves the accumulator as it is. The others have no neutral value: what reads the
-// factors' scales or a residual is given them.
+// What an absent operand reads as, so that the bits are those of an epilogue without it. RN(x +
+// -0.0) is x for every x, -0.0 and NaN included (+0.0 would turn -0.0 into +0.0), so fma(x, y,
+// -0.0) is RN(x * y). A zero point of 1 leaves the column's term as it is, and a term of 0 leaves
+// the accumulator as it is. The others have no neutral value: what reads the factors' scales or a
+// residual is given them.
 template <Operand Id>
 struct Neutral;
 template <>
@@ -162,8 +155,7 @@ struct Fma {};      // x * y + z, rounded once
 
 template <class Op, class... Args>
 struct Apply {
-  static constexpr OperandSet required = (Args::required | ...);
-  static constexpr OperandSet accepted = (Args::accepted | ...);
+  static constexpr OperandSet reads = (Args::reads | ...);
   static constexpr Form form = Form::none;
 };
 
@@ -174,7 +166,7 @@ struct Apply {
 template <class E>
 struct Activated {
   using inner = E;
-  static constexpr OperandSet required = E::required, accepted = E::accepted;
+  static constexpr OperandSet reads = E::reads;
   static constexpr Form form = Form::activated;
 };
 
@@ -183,7 +175,7 @@ struct Activated {
 template <class E>
 struct Gated {
   using inner = E;
-  static constexpr OperandSet required = E::required, accepted = E::accepted;
+  static constexpr OperandSet reads = E::reads;
   static constexpr Form form = Form::gated;
 };
 
@@ -191,12 +183,11 @@ struct Gated {
 //   int8            clamp(rne(RN(E / out_scale)) + out_azp, -128, 127), from -127 on without
 //                   out_azp; a NaN gives 0
 //   float8_e4m3fn   RN8(clamp(RN(E * RN(1 / out_scale)), -448, 448)); a NaN stays
-// Where it is a wider float, E as it is; with Optional<OutScale> the call may have either.
-template <class E, class Scale = OutScale>
+// Where it is a wider float, E as it is.
+template <class E>
 struct Quantised {
   using inner = E;
-  static constexpr OperandSet required = E::required | Scale::required;
-  static constexpr OperandSet accepted = E::accepted | Scale::accepted | OutAzp::accepted;
+  static constexpr OperandSet reads = E::reads | OutScale::reads | OutAzp::reads;
   static constexpr Form form = E::form;
 };
 
@@ -205,9 +196,11 @@ struct Quantised {
 // Columns of B for each column of D.
 constexpr int columns_of(Form form) { return form == Form::gated ? 2 : 1; }
 
-// Whether D may be quantised.
+// Whether D may be quantised, and whether a matrix is added.
 template <class E>
-inline constexpr bool is_quantised = (E::accepted & bit(Operand::out_scale)) != 0;
+inline constexpr bool is_quantised = (E::reads & OutScale::reads) != 0;
+template <class E>
+inline constexpr bool has_residual = (E::reads & Residual::reads) != 0;
 
 // The epilogue without its ending.
 template <class E>
@@ -218,8 +211,8 @@ template <class E>
 struct BodyOf<Activated<E>> : BodyOf<E> {};
 template <class E>
 struct BodyOf<Gated<E>> : BodyOf<E> {};
-template <class E, class Scale>
-struct BodyOf<Quantised<E, Scale>> : BodyOf<E> {};
+template <class E>
+struct BodyOf<Quantised<E>> : BodyOf<E> {};
 template <class E>
 using Body = typename BodyOf<E>::type;
 template <class E>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,7 +15,7 @@ namespace scaled_mm::epilogue {
 
 // An epilogue's identity.
 enum class Id : uint8_t {
-#define EPILOGUE(name, instance) name,
+#define EPILOGUE(name) name,
 #include "epilogue/registry.def"
 #undef EPILOGUE
 };
@@ -24,16 +23,14 @@ enum class Id : uint8_t {
 struct Entry {
   Id id;
   const char* name;
-  OperandSet required;
-  OperandSet accepted;
   Form form;
   bool has_ending;
+  bool has_residual;
   constexpr int columns() const { return columns_of(form); }  // of B, for each column of D
 };
 
 inline constexpr Entry kRegistry[] = {
-#define EPILOGUE(name, instance) \
-  {Id::name, #name, name::required, name::accepted, name::form, has_ending<name>},
+#define EPILOGUE(name) {Id::name, #name, name::form, has_ending<name>, has_residual<name>},
 #include "epilogue/registry.def"
 #undef EPILOGUE
 };
@@ -48,20 +45,8 @@ struct Type {
 template <class Use>
 constexpr decltype(auto) with_epilogue(Id id, Use&& use) {
   switch (id) {
-#define EPILOGUE(name, instance) \
+#define EPILOGUE(name) \
   case Id::name: return use(Type<name>{});
-#include "epilogue/registry.def"
-#undef EPILOGUE
-  }
-  __builtin_unreachable();
-}
-
-// use(Type<E>) with the type that CUDA kernels are compiled for.
-template <class Use>
-constexpr decltype(auto) with_instance(Id id, Use&& use) {
-  switch (id) {
-#define EPILOGUE(name, instance) \
-  case Id::name: return use(Type<instance>{});
 #include "epilogue/registry.def"
 #undef EPILOGUE
   }
@@ -96,31 +81,33 @@ inline std::string names(OperandSet operands) {
   return text;
 }
 
-// The epilogue of the activation's form that needs nothing but the operands given and reads them
-// all. When there is none, the refusal tells what the nearest one would have: it has room for most
-// of the operands, then lacks the fewest.
+// The epilogue that reads the operands given. What check_scaled_mm asks of them besides: a
+// quantised D has out_scale, and out_azp where it is int8.
 inline Id choose(OperandSet given, const Activation& activation) {
-  constexpr OperandSet scales = ScaledEpilogue::required;
-  const Entry* nearest = nullptr;
-  int least = 0;
-  for (const Entry& entry : kRegistry) {
-    if (entry.form != activation.form || entry.accepted == 0) continue;  // 0: int8_mm's
-    const OperandSet unread = given & ~entry.accepted, lacking = entry.required & ~given;
-    if (!unread && !lacking) return entry.id;
-    const int distance = kNumOperands * std::popcount(unread) + std::popcount(lacking);
-    if (!nearest || distance < least) {
-      nearest = &entry;
-      least = distance;
-    }
+  const auto has = [&](Operand operand) { return (given & bit(operand)) != 0; };
+  const auto apart = [&](Operand one, OperandSet others) {
+    if (!has(one) || !(given & others)) return;
+    const char* const name = kOperandNames[static_cast<int>(one)];
+    refuse(name, cat("not be given together with ", names(given & others)), "both");
+  };
+  apart(Operand::azp_with_adj, bit(Operand::azp) | bit(Operand::azp_adj));
+  apart(Operand::residual, bit(Operand::out_scale));
+  if (has(Operand::azp) != has(Operand::azp_adj)) {
+    const bool lacks_azp = has(Operand::azp_adj);
+    const char* const there = lacks_azp ? "azp_adj" : "azp";
+    refuse(lacks_azp ? "azp" : "azp_adj", cat("be given together with ", there),
+           cat(there, " alone"));
   }
-  const OperandSet unread = given & ~nearest->accepted, lacking = nearest->required & ~given;
-  std::string others = names(given & ~unread & ~scales);
-  if (activation.form != Form::none) {
-    others += (others.empty() ? "" : ", ") + cat("activation='", activation.name, "'");
+  if (activation.form != Form::none && has(Operand::residual)) {
+    refuse("residual", cat("not be given together with activation='", activation.name, "'"),
+           "both");
   }
-  const std::string which = cat(" with ", others, " (", nearest->name, ")");
-  if (unread) refuse(names(unread), "not be given together" + which, names(given & ~scales));
-  refuse(names(lacking), "be given together" + which, others + " alone");
+  if (activation.form == Form::gated) return Id::ScaledEpilogueGated;
+  if (activation.form == Form::activated) return Id::ScaledEpilogueActivated;
+  if (has(Operand::out_scale)) return Id::ScaledEpilogueActivated;  // by no function
+  if (has(Operand::residual)) return Id::ScaledEpilogueResidual;
+  const bool azp = has(Operand::azp) || has(Operand::azp_with_adj);
+  return azp ? Id::ScaledEpilogueAzp : Id::ScaledEpilogue;
 }
 
 }  // namespace scaled_mm::epilogue

@@ -103,6 +103,4 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def("_cpu_isas() -> str");
   ops.def("_cpu_isa() -> str");
   ops.def("_force_cpu_isa(str name) -> str");
-  ops.def("_epilogues() -> str");
-  ops.def("_epilogue_of(str operands, str activation) -> str");
 }

@@ -178,6 +178,15 @@ OperandSet check_operands(const Rows& rows, const Tensor& scale_a, const Tensor&
   return given;
 }
 
+void choose_epilogue(Int8Problem& p, OperandSet given, const Activation& activation) {
+  p.size.epilogue = epilogue::choose(given, activation);
+  p.function = activation.function;
+  if (given & bit(Operand::azp_with_adj)) {  // the product of both, for a zero point of 1
+    p.operands[static_cast<int>(Operand::azp_adj)] =
+        p.operands[static_cast<int>(Operand::azp_with_adj)];
+  }
+}
+
 }  // namespace
 
 Checked<Int8Problem> check_scaled_mm(
@@ -200,8 +209,7 @@ Checked<Int8Problem> check_scaled_mm(
   given |= check_operand<epilogue::Residual>(residual, rows, out, checked);
   given |= check_operand<epilogue::OutScale>(out_scale, rows, out, checked);
   given |= check_operand<epilogue::OutAzp>(out_azp, rows, out, checked);
-  size.epilogue = epilogue::choose(given, wanted);
-  checked.problem.function = wanted.function;
+  choose_epilogue(checked.problem, given, wanted);
   if (size.n % epilogue::entry(size.epilogue).columns()) {
     refuse("b", cat("have an even number of columns for activation='", wanted.name, "'"),
            cat("N=", size.n));
@@ -234,7 +242,7 @@ Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scal
   checked.problem.acc = operand_along(epilogue::Axis::Full, acc, checked.inputs);
   const OperandSet given = check_operands({"acc", acc}, scale_a, scale_b, bias, azp, azp_adj,
                                           azp_with_adj, std::nullopt, checked);
-  size.epilogue = epilogue::choose(given, kActivations[0]);
+  choose_epilogue(checked.problem, given, kActivations[0]);
   add_output(checked, acc, acc, out_dtype, std::nullopt);
   return checked;
 }

@@ -8,8 +8,8 @@ Tensors of any device go in (they are moved to the CPU), CPU tensors come out. A
 checked: an operand that the ops refuse has no meaning here. The floating-point mode of the caller
 changes no bit (`float_mode.py`).
 
-    epilogues.py     the formulas, one function each
-    arithmetic.py    what they are evaluated in: float32, exactly, in magnitude
+    epilogues.py     the formula of the products' epilogue
+    arithmetic.py    what it is evaluated in: float32, exactly, in magnitude
     int8.py          the products; accuracy.py how good an output of theirs is
     quantize.py      the quantisers
     producers.py     norms and activations that write int8; functions.py their exp and erf
@@ -19,8 +19,6 @@ changes no bit (`float_mode.py`).
 """
 
 from .accuracy import AccuracyReport as AccuracyReport
-from .epilogues import EPILOGUES as EPILOGUES
-from .epilogues import choose_epilogue as choose_epilogue
 from .int8 import azp_adj, azp_with_adj, check, int8_mm, scaled_mm, scaled_mm_exact
 from .lowbit import awq_dequantize, awq_gemm, awq_gemm_bound
 from .mixed import mixed_dequantize as mixed_dequantize

@@ -13,7 +13,7 @@ from torch import Tensor
 from .accuracy import AccuracyReport, judge
 from .arithmetic import FORMATS, Array, Exact, Float32, Format, Magnitude, round_to
 from .arrays import matrix_product, to_float64, to_numpy, to_tensor
-from .epilogues import choose_epilogue, evaluate
+from .epilogues import evaluate, name_epilogue
 from .float_mode import ieee
 
 # A signature is written out wherever an op has one: help(), mypy and a reader see all of it.
@@ -132,21 +132,19 @@ def check(
         known = ", ".join(to.name for to in FORMATS.values())
         raise ValueError(f"out must be one of {known}, got {str(out.dtype)[6:]}")
     operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual)
-    epilogue = choose_epilogue(set(operands), activation)
     acc = _product(a, b)
     actual = to_float64(out).reshape(len(acc), out.shape[-1])
     roundings = ROUNDINGS.get(
         activation, 5 if residual is not None else 4 if bias is not None else 0
     )
-    report = AccuracyReport(out.dtype, tuple(out.shape), epilogue.name, roundings)
+    report = AccuracyReport(out.dtype, tuple(out.shape), name_epilogue(operands), roundings)
     rows_at_once = 1 + 2**16 // max(1, acc.shape[1])  # temporaries that stay in the cache
     with np.errstate(all="ignore"):
         for first in range(0, acc.shape[0], rows_at_once):
             rows = slice(first, first + rows_at_once)
             part = {name: x[rows] if len(x) == len(acc) else x for name, x in operands.items()}
             r1, r0, bounded = (
-                evaluate(num, epilogue, acc[rows], part, activation)
-                for num in (Float32, Exact, Magnitude)
+                evaluate(num, acc[rows], part, activation) for num in (Float32, Exact, Magnitude)
             )
             r1, r0 = Float32.value(r1), Exact.value(r0)
             report = judge(report, first, actual[rows], r1, r0, bounded)
@@ -162,8 +160,7 @@ def _evaluate(
     out_dtype: torch.dtype,
 ) -> Tensor:
     with np.errstate(all="ignore"):
-        epilogue = choose_epilogue(set(operands), activation)
-        d = num.value(evaluate(num, epilogue, _product(a, b), operands, activation))
+        d = num.value(evaluate(num, _product(a, b), operands, activation))
         out = store(d, out_dtype, operands.get("out_scale"), operands.get("out_azp"))
     return to_tensor(out, (*a.shape[:-1], d.shape[-1]), out_dtype)
 

@@ -188,9 +188,8 @@ void check_all(const char* kernel, void (*run)(const Int8Problem&), epilogue::Id
                int cols) {
   const epilogue::Entry& entry = epilogue::entry(id);
   std::vector<DType> dtypes = {DType::bfloat16, DType::float16, DType::float32};
-  if (entry.required & bit(Operand::out_scale)) dtypes.clear();
   if (id == epilogue::Id::RawAccumulator) dtypes = {DType::float32};  // int32, whatever it says
-  if (entry.accepted & bit(Operand::out_scale)) {
+  if (entry.has_ending) {
     dtypes.insert(dtypes.end(), {DType::int8, DType::float8_e4m3fn});
   }
   for (const DType dtype : dtypes) {
@@ -238,13 +237,12 @@ void __tsan_vptr_update(void**, void*) {}
 
 int main() {
   using namespace epilogue;
-#define EPILOGUE(name, instance) check_all("four channels", store_fours<instance>, Id::name, 1, 64);
+#define EPILOGUE(name) check_all("four channels", store_fours<name>, Id::name, 1, 64);
 #include "epilogue/registry.def"
 #undef EPILOGUE
-  using Gated = ScaledEpilogueAzpPerTokenGated;  // of all gated ones, in kernels
-  constexpr auto kGated = Id::ScaledEpilogueAzpPerTokenGated;
-  check_all("64 x 64", store_directly<Gated, 64, 64>, kGated, 64, 64);
-  check_all("128 x 128", store_directly<Gated, 128, 128>, kGated, 64, 128);
+  using Gated = ScaledEpilogueGated;
+  check_all("64 x 64", store_directly<Gated, 64, 64>, Id::ScaledEpilogueGated, 64, 64);
+  check_all("128 x 128", store_directly<Gated, 128, 128>, Id::ScaledEpilogueGated, 64, 128);
   check_beyond_e4m3();
   std::printf("%d cases, %d faults\n", cases, faults);
   return faults != 0;

@@ -20,7 +20,6 @@ struct CutlassHalf<DType::bfloat16> {
 };
 
 // D before the activation: acc + bias. An absent bias reads as -0, which adds nothing.
-using BiasedSum = epilogue::Apply<epilogue::Add, epilogue::Accumulator<float>,
-                                  epilogue::Optional<epilogue::Bias>>;
+using BiasedSum = epilogue::Apply<epilogue::Add, epilogue::Accumulator<float>, epilogue::Bias>;
 
 }  // namespace scaled_mm::cuda

@@ -64,9 +64,6 @@ struct Lower<epilogue::Leaf<Id, T, A, ScalarOk>> {
   }
 };
 
-template <class L>
-struct Lower<epilogue::Optional<L>> : Lower<L> {};
-
 template <class Op, class... Args>
 struct Lower<epilogue::Apply<Op, Args...>> {
   using List = decltype(join(typename Lower<Args>::List{}...));
@@ -81,8 +78,8 @@ template <class E>
 struct Lower<epilogue::Activated<E>> : Lower<E> {};
 template <class E>
 struct Lower<epilogue::Gated<E>> : Lower<E> {};
-template <class E, class Scale>
-struct Lower<epilogue::Quantised<E, Scale>> : Lower<E> {
+template <class E>
+struct Lower<epilogue::Quantised<E>> : Lower<E> {
   using List =
       decltype(join(typename Lower<E>::List{}, Leaves<epilogue::OutScale, epilogue::OutAzp>{}));
 };

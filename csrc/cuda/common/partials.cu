@@ -63,7 +63,7 @@ __global__ __launch_bounds__(kThreads, 4) void join(const __grid_constant__ Join
 
 void finish_partials(const int32_t* partials, int slices, const Int8Problem& p,
                      const Scope& scope) {
-  epilogue::with_instance(p.size.epilogue, [&](auto e) {
+  epilogue::with_epilogue(p.size.epilogue, [&](auto e) {
     using E = typename decltype(e)::type;
     JoinParams params{
         partials, slices,           static_cast<int>(p.size.m), static_cast<int>(p.size.n),

@@ -6,7 +6,7 @@
 namespace scaled_mm::cuda {
 
 // D = epilogue(the sum of the slices): partials is int32 [slices, M, N], the products of slices of
-// K. p's operands are bound.
+// K.
 void finish_partials(const int32_t* partials, int slices, const Int8Problem& p, const Scope& scope);
 
 }  // namespace scaled_mm::cuda

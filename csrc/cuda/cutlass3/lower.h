@@ -281,9 +281,6 @@ struct Tree<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>, Tile> {
   }
 };
 
-template <class L, class Tile>
-struct Tree<epilogue::Optional<L>, Tile> : Tree<L, Tile> {};
-
 template <class Op, class First, class... Rest, class Tile>
 struct Tree<epilogue::Apply<Op, First, Rest...>, Tile> {
   using computes_in = typename Tree<First, Tile>::value;

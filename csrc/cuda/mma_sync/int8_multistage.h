@@ -65,7 +65,7 @@ void run_multistage(const Int8Problem& p, const Scope& scope) {
     const int made = launch<kTile, kGpus, epilogue::Acc>(whole, to, slices, scope);
     return finish_partials(partials, made, p, scope);
   }
-  epilogue::with_instance(p.size.epilogue, [&](auto e) {
+  epilogue::with_epilogue(p.size.epilogue, [&](auto e) {
     using E = typename decltype(e)::type;
     if constexpr (!epilogue::has_ending<E>) {
       launch<kTile, kGpus, E>(whole, destination<E>(p), 1, scope);

@@ -41,7 +41,7 @@ void run_stream(const Int8Problem& p, const Scope& scope) {
     launch_stream<kTile, epilogue::Acc>(p, slices, partials, scope);
     return finish_partials(partials, slices, p, scope);
   }
-  epilogue::with_instance(p.size.epilogue, [&](auto e) {
+  epilogue::with_epilogue(p.size.epilogue, [&](auto e) {
     launch_stream<kTile, typename decltype(e)::type>(p, 1, nullptr, scope);
   });
 }

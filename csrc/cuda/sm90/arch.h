@@ -70,11 +70,11 @@ enum class Ending : uint8_t {
   later    // in a kernel of their own: they go to memory
 };
 
-// Of an epilogue that accepts such operands. Models' own dtypes end in the kernel, unless it has so
+// Of such an epilogue. Models' own dtypes end in the kernel, unless it has so
 // many sums that they leave no registers; ping-pong hides the stores of the others' gates.
-constexpr Ending ending_of(const Persistent& tile, OperandSet accepted, Form form, bool has_ending,
+constexpr Ending ending_of(const Persistent& tile, Form form, bool has_ending, bool residual,
                            DType out) {
-  const bool residual = accepted & bit(Operand::residual), gated = form == Form::gated;
+  const bool gated = form == Form::gated;
   if (!has_ending && !residual) return Ending::tile;
   const int bytes = size_of(out);
   const bool has_tile = residual || gated ? bytes == 2 : bytes < 4;

@@ -45,7 +45,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
 
 template <const Stream& kTile>
 void run(const Int8Problem& p, const Scope& scope) {
-  epilogue::with_instance(p.size.epilogue,
+  epilogue::with_epilogue(p.size.epilogue,
                           [&](auto e) { launch<kTile, typename decltype(e)::type>(p, scope); });
 }
 

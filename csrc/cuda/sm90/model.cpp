@@ -65,13 +65,12 @@ namespace int8 {
 namespace {
 
 bool is_plain(const Int8Problem::Size& size) {
-  const OperandSet residual = bit(Operand::residual);
-  return !size.has_ending() && !(epilogue::entry(size.epilogue).accepted & residual);
+  return !size.has_ending() && !epilogue::entry(size.epilogue).has_residual;
 }
 
 Ending ending_of(const Persistent& tile, const Int8Problem::Size& size) {
   const epilogue::Entry& entry = epilogue::entry(size.epilogue);
-  return ending_of(tile, entry.accepted, entry.form, entry.has_ending, size.out_dtype);
+  return ending_of(tile, entry.form, entry.has_ending, entry.has_residual, size.out_dtype);
 }
 
 std::string tile_text(int tile_m, int tile_n) {
