@@ -67,8 +67,8 @@ void launch_in_two(const Int8Problem& p, const Scope& scope) {
 // Into a D of `dtype`, or another one of its size.
 template <const Persistent& kTile, class E, DType dtype>
 void launch_as(const Int8Problem& p, const Scope& scope) {
-  constexpr Ending kEnding = ending_of(kTile, E::form, epilogue::has_ending<E>,
-                                       epilogue::has_residual<E>, dtype);
+  constexpr Ending kEnding =
+      ending_of(kTile, E::form, epilogue::has_ending<E>, epilogue::has_residual<E>, dtype);
   constexpr int kBytes = size_of(dtype) / epilogue::columns_of(E::form);  // of a sum's part of D
   using Out =
       std::conditional_t<kBytes == 1, uint8_t, std::conditional_t<kBytes == 2, uint16_t, float>>;
