@@ -2,12 +2,11 @@
 // The compiler reports each store (-fsanitize=thread, whose functions are these here). Each element
 // must be written once, with its value, by a store that lies at a multiple of its width; nothing
 // else of the memory may be written.
-#include "cutlass/epilogue/collective/detail.hpp"
+#include "cuda_runtime.h"
 
 #include <cstring>
 
 #include "cuda/common/finish.cuh"
-#include "cuda/cutlass3/direct.h"
 #include "epilogue/registry.h"
 
 namespace {
@@ -96,28 +95,6 @@ Int8Problem problem(int64_t m, int64_t n, epilogue::Id id, DType dtype, void* d)
   }
   p.operands[static_cast<int>(Operand::residual)].data = &zero;
   return p;
-}
-
-// A tile of a ping-pong kernel with DirectStore, of one warpgroup.
-template <class E, int kRows, int kCols>
-void store_directly(const Int8Problem& p) {
-  using Tile = cute::Shape<cute::Int<kRows>, cute::Int<kCols>, cute::Int<128>>;
-  using Store = cuda::cutlass3::DirectStore<E, Tile>;
-  const auto store = Store(Store::arguments(p.operands, cuda::destination<E>(p)));
-  const auto [m, n, k, id, dtype] = p.size;
-  const auto shape = std::make_tuple(static_cast<int>(m), static_cast<int>(n), 16, 1);
-  typename Store::SharedStorage shared;
-  for (int row = 0; row * kRows < m; ++row) {
-    for (int col = 0; col * kCols < n; ++col) {
-      Block::run(128, [&] {
-        const auto sum = [&](int r, int c) { return sum_of(row * kRows + r, col * kCols + c); };
-        const cute::Tensor<decltype(sum), cute::WgmmaSums<kRows, kCols>> sums{sum, {threadIdx.x}};
-        auto mine = store;
-        mine(shape, Tile{}, std::make_tuple(row, col), sums, cute::Warpgroup{}, 0, threadIdx.x,
-             reinterpret_cast<char*>(&shared));
-      });
-    }
-  }
 }
 
 // The kernels whose threads have four channels of a token.
@@ -240,9 +217,6 @@ int main() {
 #define EPILOGUE(name) check_all("four channels", store_fours<name>, Id::name, 1, 64);
 #include "epilogue/registry.def"
 #undef EPILOGUE
-  using Gated = ScaledEpilogueGated;
-  check_all("64 x 64", store_directly<Gated, 64, 64>, Id::ScaledEpilogueGated, 64, 64);
-  check_all("128 x 128", store_directly<Gated, 128, 128>, Id::ScaledEpilogueGated, 64, 128);
   check_beyond_e4m3();
   std::printf("%d cases, %d faults\n", cases, faults);
   return faults != 0;

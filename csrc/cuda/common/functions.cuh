@@ -30,33 +30,6 @@ __device__ inline void apply_function(Function function, float (&x)[kSize]) {
   });
 }
 
-// The same, eight at a time where f is long. Code for every one of them would be large: a kernel of
-// one wave waits for its code, and one of many has not all of it at hand.
-template <int kSize>
-__device__ inline void apply_in_turn(Function function, float (&x)[kSize]) {
-  constexpr int kAtOnce = kSize % 8 == 0 ? 8 : 4;
-  static_assert(kSize % kAtOnce == 0);
-  with_function(function, [&](auto f) {
-    if constexpr (decltype(f)::value == Function::relu) {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) x[i] = functions::relu<FunctionOps>(x[i]);
-    } else if constexpr (decltype(f)::value != Function::none) {
-#pragma unroll 1
-      for (int done = 0; done < kSize; done += kAtOnce) {
-        float now[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          now[i] = functions::value<FunctionOps, decltype(f)::value>(x[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kSize - kAtOnce; ++i) x[i] = x[i + kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) x[kSize - kAtOnce + i] = now[i];
-      }
-    }
-  });
-}
-
 // Behind epilogues that are written out for every register of a tile: the function is called there,
 // not written out as well.
 namespace detail {

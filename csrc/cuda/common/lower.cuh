@@ -128,6 +128,17 @@ __device__ inline void load_elements(const EpilogueOperand& operand, int64_t m, 
   });
 }
 
+// What stands for elements outside D, where a scale of 0 would take the quantiser's long way.
+template <class L>
+__device__ inline typename L::value outside() {
+  using T = typename L::value;
+  if constexpr (epilogue::MayBeAbsent<L::id>) {
+    return T(epilogue::Neutral<L::id>::value);
+  } else {
+    return T(0);
+  }
+}
+
 // How many elements of an operand belong to `rows` x `cols` elements of D, and which of two
 // numbers, of a row and of a column, counts along the operand. A Full operand is a matrix: it is
 // not staged.
@@ -192,7 +203,7 @@ struct StagedOperands<Leaves<Ls...>, kRows, kCols> {
         const bool inside =
             i < length<L> && i + Along<L::axis>::pick(row, col) < Along<L::axis>::pick(m, n);
         return inside ? load_operand<L>(operands[static_cast<int>(L::id)], row + i, col + i)
-                      : typename L::value(0);
+                      : outside<L>();
       };
       const auto store = [&](auto leaf, auto value) {
         if (i < length<decltype(leaf)>) of(leaf)[i] = value;

@@ -24,8 +24,7 @@ CUresult call_cuTensorMapEncodeTiled(Args... args) {
 #include <cutlass/device_kernel.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
-#include "cuda/cutlass3/direct.h"
-#include "cuda/cutlass3/lower.h"
+#include "cuda/common/finish.cuh"
 #include "cuda/common/launch.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {
@@ -55,6 +54,13 @@ Stride stride(int64_t ld) {
   return stride;
 }
 
+}  // namespace scaled_mm::cuda::cutlass3
+
+#include "cuda/cutlass3/ended.h"
+#include "cuda/cutlass3/lower.h"
+
+namespace scaled_mm::cuda::cutlass3 {
+
 // CUTLASS's epilogue, which stores by TMA: E as a visitor tree.
 template <class E, class Tile, class Cluster, class Accumulator, class Out, bool kPingpong>
 struct TmaEpilogue {
@@ -73,7 +79,7 @@ struct TmaEpilogue {
       Visitor<E, Tile, Out>>::CollectiveOp;
   static typename type::Arguments arguments(const GemmArguments& args) {
     const EpilogueOperand& c = args.operands[static_cast<int>(Operand::residual)];
-    const int64_t ldd = args.to.ldd * epilogue::columns_of(E::form);  // a gate's: bytes
+    const int64_t ldd = args.to.ldd;
     return {Visitor<E, Tile, Out>::arguments(args.operands, args.to),
             static_cast<const C*>(has_c ? c.data : nullptr),
             stride<typename type::StrideC>(has_c ? c.row_stride : ldd),
@@ -81,28 +87,17 @@ struct TmaEpilogue {
   }
 };
 
-// Ours, which stores from registers.
-template <class E, class Tile>
-struct DirectEpilogue {
-  using type =
-      cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<DirectStore<E, Tile>>;
-  static typename type::Arguments arguments(const GemmArguments& args) {
-    return type::arguments(args.operands, args.to);
-  }
-};
-
-// Out: the storage type of D (end.h); void where it is run-time's, and D is stored from registers.
-// E: the epilogue. Pointers and strides of A, B, a matrix operand and, unless Out is void, of D are
-// multiples of 16 bytes.
+// Out: the storage type of D. E: the epilogue. Pointers and strides of A, B, a matrix operand and D
+// are multiples of 16 bytes.
 template <class A, class LayoutA, class B, class LayoutB, class Accumulator, class Out, class E,
           class Tile, class Cluster, bool kPingpong>
 struct Gemm {
   using MainloopSchedule =
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  static constexpr bool kDirect = std::is_void_v<Out>;
-  using Epilogue = std::conditional_t<kDirect, DirectEpilogue<E, Tile>,
-                                      TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>;
+  using Epilogue = typename std::conditional_t<
+      epilogue::has_ending<E>, std::type_identity<EndedEpilogue<E, Tile, Cluster, Out, kPingpong>>,
+      std::type_identity<TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>>::type;
   using CollectiveEpilogue = typename Epilogue::type;
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, A, LayoutA, 16 / sizeof(A), B, LayoutB,

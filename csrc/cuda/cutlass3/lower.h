@@ -25,9 +25,6 @@
 
 namespace scaled_mm::cuda::cutlass3 {
 
-using cutlass::epilogue::fusion::Sm90AccFetch;
-using cutlass::epilogue::fusion::Sm90Compute;
-using cutlass::epilogue::fusion::Sm90EVT;
 using cutlass::epilogue::fusion::Sm90SrcFetch;
 using cutlass::epilogue::fusion::detail::ConsumerStoreArgs;
 using cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks;
@@ -167,17 +164,6 @@ struct RowVector : OperandNode<L, RowStorage<L, static_cast<int>(cute::size<1>(T
   }
 };
 
-// What stands for rows outside D, where a scale of 0 would take the quantiser's long way.
-template <class L>
-CUTLASS_DEVICE typename L::value outside() {
-  using T = typename L::value;
-  if constexpr (epilogue::MayBeAbsent<L::id>) {
-    return T(epilogue::Neutral<L::id>::value);
-  } else {
-    return T(0);
-  }
-}
-
 // One element for each row: a thread has few rows, all of whose elements it holds in registers.
 template <class L, class Tile>
 struct ColVector : OperandNode<L, NothingShared> {
@@ -198,19 +184,9 @@ struct ColVector : OperandNode<L, NothingShared> {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < cute::size(to); ++i) {
         const int row = first + cute::get<0>(rows(i));
-        to(i) = row < m ? load_operand<L>(operand, row, 0) : outside<L>();
+        to(i) = row < m ? load_operand<L>(operand, row, 0) : T(0);
       }
     }
-
-    // The elements lie as End expects them: two columns of a row, the same of another row, again.
-    static constexpr bool is_in_two_rows() {
-      constexpr auto at = cute::take<0, 3>(typename Registers::layout_type{});
-      for (int i = 0; i < cute::size(at); ++i) {
-        if (at(i) != at(i & 2)) return false;
-      }
-      return at(0) != at(2);
-    }
-    static_assert(is_in_two_rows());
 
     template <class Acc, int kSize>
     CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int epi_v, int epi_m, int epi_n) {
@@ -293,51 +269,35 @@ struct Tree<epilogue::Apply<Op, First, Rest...>, Tile> {
   }
 };
 
-// The whole epilogue: its end as the root, unless D holds what the body makes.
+// The whole epilogue: where D has 16 bits, their rounding is the root.
 template <class E, class Tile, class Out>
-struct EndedTree : Tree<E, Tile> {
+struct RoundedTree : Tree<E, Tile> {
   static typename Tree<E, Tile>::type::Arguments arguments(
       const EpilogueOperand (&operands)[kNumOperands], const Destination&) {
     return Tree<E, Tile>::arguments(operands);
   }
 };
 template <class E, class Tile, class Out>
-  requires(sizeof(Out) < 4 && !quantises<E, Out>)
-struct EndedTree<E, Tile, Out> {
-  using Body = Tree<epilogue::Body<E>, Tile>;
-  using Root = Sm90Compute<End<E, Out>::template Function, Out, float,
-                           cutlass::FloatRoundStyle::round_to_nearest>;
-  using type = Sm90EVT<Root, typename Body::type>;
+  requires(sizeof(Out) == 2)
+struct RoundedTree<E, Tile, Out> {
+  using Root = Sm90Compute<Narrow, Out, float, cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Tree<E, Tile>::type>;
   static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
                                             const Destination& to) {
-    return {Body::arguments(operands), {to}};
-  }
-};
-template <class E, class Tile, class Out>
-  requires(quantises<E, Out>)
-struct EndedTree<E, Tile, Out> {
-  using Body = Tree<epilogue::Body<E>, Tile>;
-  using Scale = Tree<epilogue::OutScale, Tile>;
-  using Azp = Tree<epilogue::OutAzp, Tile>;
-  using Root = Sm90Compute<End<E, Out>::template Function, Out, float,
-                           cutlass::FloatRoundStyle::round_to_nearest>;
-  using type = Sm90EVT<Root, typename Body::type, typename Scale::type, typename Azp::type>;
-  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
-                                            const Destination& to) {
-    return {Body::arguments(operands), Scale::arguments(operands), Azp::arguments(operands), {to}};
+    return {Tree<E, Tile>::arguments(operands), {to.out.dtype}};
   }
 };
 
-// E: the epilogue. Tile: the block's tile of sums. Out: the storage type of D (End). The tree, but
+// E: the epilogue. Tile: the block's tile of sums. Out: the storage type of D. The tree, but
 // that it waits for the kernel before, which may have written operands.
 template <class E, class Tile, class Out>
-struct Visitor : EndedTree<E, Tile, Out>::type {
-  using Root = typename EndedTree<E, Tile, Out>::type;
+struct Visitor : RoundedTree<E, Tile, Out>::type {
+  using Root = typename RoundedTree<E, Tile, Out>::type;
   using Root::Root;
 
   static typename Root::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
                                             const Destination& to) {
-    return EndedTree<E, Tile, Out>::arguments(operands, to);
+    return RoundedTree<E, Tile, Out>::arguments(operands, to);
   }
 
   template <bool kReferenceSrc, class... Args>

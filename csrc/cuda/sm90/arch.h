@@ -62,24 +62,12 @@ void run(const Int8Problem& p, const Scope& scope);
 template <const Persistent& kTile>
 void run(const Int8Problem& p, const Scope& scope);
 
-// Where a persistent kernel's sums become D. Each but `later` is a kernel to compile for every
-// line.
-enum class Ending : uint8_t {
-  tile,    // in a tile of D in shared memory, which goes out by TMA
-  direct,  // in registers, and straight to D
-  later    // in a kernel of their own: they go to memory
-};
-
-// Of such an epilogue. Models' own dtypes end in the kernel, unless it has so
-// many sums that they leave no registers; ping-pong hides the stores of the others' gates.
-constexpr Ending ending_of(const Persistent& tile, Form form, bool has_ending, bool residual,
-                           DType out) {
-  const bool gated = form == Form::gated;
-  if (!has_ending && !residual) return Ending::tile;
-  const int bytes = size_of(out);
-  const bool has_tile = residual || gated ? bytes == 2 : bytes < 4;
-  if (has_tile && tile.sums() <= 128) return Ending::tile;
-  return gated && tile.schedule == pingpong ? Ending::direct : Ending::later;
+// Whether a persistent kernel ends such an epilogue itself. Its sums go to memory else, and a
+// kernel of its own ends them: a matrix operand is loaded as C, of 16 bits, beside such a D; and a
+// function wants registers beside the sums.
+constexpr bool ends_itself(const Persistent& tile, bool has_ending, bool residual, DType out) {
+  if (residual) return size_of(out) == 2 && tile.sums() <= 128;
+  return !has_ending || tile.sums() <= 128;
 }
 
 inline constexpr int kChunk = 128;  // bytes of K in a stage of a streaming kernel

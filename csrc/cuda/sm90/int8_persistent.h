@@ -41,15 +41,11 @@ void launch(const Int8Problem& p, const Scope& scope) {
                                .to = destination<E>(p)};
   args.swizzle = choose_swizzle(kTile.swizzle, ceil_div(m, kTile.tile_m * kTile.cluster_m),
                                 ceil_div(n, kTile.tile_n * kTile.cluster_n));
-  if constexpr (Gemm::kDirect) {
+  with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
+    args.to.out.d = d;
+    args.to.ldd = ldd;
     Gemm::run(args, scope);
-  } else {
-    with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
-      args.to.out.d = d;
-      args.to.ldd = ldd;
-      Gemm::run(args, scope);
-    });
-  }
+  });
 }
 
 // With an ending that the kernel has not: its sums go to memory, and a kernel of their own ends
@@ -64,18 +60,11 @@ void launch_in_two(const Int8Problem& p, const Scope& scope) {
   finish_partials(partials, 1, p, scope);
 }
 
-// Into a D of `dtype`, or another one of its size.
-template <const Persistent& kTile, class E, DType dtype>
+// Into a D of `dtype`, or another one of its size, which is stored as Out.
+template <const Persistent& kTile, class E, DType dtype, class Out>
 void launch_as(const Int8Problem& p, const Scope& scope) {
-  constexpr Ending kEnding =
-      ending_of(kTile, E::form, epilogue::has_ending<E>, epilogue::has_residual<E>, dtype);
-  constexpr int kBytes = size_of(dtype) / epilogue::columns_of(E::form);  // of a sum's part of D
-  using Out =
-      std::conditional_t<kBytes == 1, uint8_t, std::conditional_t<kBytes == 2, uint16_t, float>>;
-  if constexpr (kEnding == Ending::tile) {
+  if constexpr (ends_itself(kTile, epilogue::has_ending<E>, epilogue::has_residual<E>, dtype)) {
     launch<kTile, E, Out>(p, scope);
-  } else if constexpr (kEnding == Ending::direct) {
-    launch<kTile, E, void>(p, scope);
   } else {
     launch_in_two<kTile>(p, scope);
   }
@@ -99,11 +88,11 @@ void run(const Int8Problem& p, const Scope& scope) {
     } else if (has_wide_residual<E>(p)) {
       launch_in_two<kTile>(p, scope);
     } else if (size_of(p.size.out_dtype) == 4) {
-      launch_as<kTile, E, DType::float32>(p, scope);
+      launch_as<kTile, E, DType::float32, float>(p, scope);
     } else if (size_of(p.size.out_dtype) == 2) {
-      launch_as<kTile, E, DType::bfloat16>(p, scope);
+      launch_as<kTile, E, DType::bfloat16, uint16_t>(p, scope);
     } else if constexpr (epilogue::is_quantised<E>) {
-      launch_as<kTile, E, DType::int8>(p, scope);
+      launch_as<kTile, E, DType::int8, uint8_t>(p, scope);
     }
   });
 }

@@ -34,8 +34,7 @@ constexpr double kOutsideUs = 17e-6;  // of a byte of a tile's rows that lie out
 constexpr double kJoinUs = 2.0;       // of the kernel that ends sums in memory
 // Of a sum with an activation, a residual or an 8-bit D, which a plain epilogue has not:
 constexpr double kStreamEndingUs = 1.8e-6;  // in a streaming kernel
-constexpr double kDirectEndingUs = 1.2e-6;  // straight from the registers of a persistent one
-constexpr double kTileEndingUs = 3e-7;      // by way of a tile in shared memory
+constexpr double kTileEndingUs = 3e-7;      // in a persistent one
 constexpr double kExposedEndingUs =
     1.5e-4;  // besides, of one of a warpgroup's tile that is exposed
 
@@ -68,9 +67,9 @@ bool is_plain(const Int8Problem::Size& size) {
   return !size.has_ending() && !epilogue::entry(size.epilogue).has_residual;
 }
 
-Ending ending_of(const Persistent& tile, const Int8Problem::Size& size) {
+bool ends_itself(const Persistent& tile, const Int8Problem::Size& size) {
   const epilogue::Entry& entry = epilogue::entry(size.epilogue);
-  return ending_of(tile, entry.form, entry.has_ending, entry.has_residual, size.out_dtype);
+  return ends_itself(tile, entry.has_ending, entry.has_residual, size.out_dtype);
 }
 
 std::string tile_text(int tile_m, int tile_n) {
@@ -110,10 +109,10 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
 
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
   const char* how = schedule == pingpong ? "ping-pong" : "cooperative";
-  const Ending ending = ending_of(*this, size);
+  const bool whole = ends_itself(*this, size);
   return cat("CUTLASS, ", how, ", ", tile_text(tile_m, tile_n), ", clusters of ", cluster_m, " x ",
-             cluster_n, ending == Ending::later ? "; its sums end in a kernel of their own" : "",
-             ending == Ending::tile ? padded_output_text(size) : "");
+             cluster_n, whole ? "" : "; its sums end in a kernel of their own",
+             whole ? padded_output_text(size) : "");
 }
 
 std::string Persistent::refuse(const Int8Problem::Size& size, const Machine& machine) const {
@@ -135,11 +134,8 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   const double outside = double(across * tile_m - size.m) * rows * double(along);
   us += kOutsideUs * outside / machine.sms;
   const double sums = double(size.m) * double(size.n);
-  const Ending ending = ending_of(*this, size);
-  if (ending == Ending::later) {
+  if (!ends_itself(*this, size)) {
     us += kJoinUs + 8.0 * sums / rate_of(machine);  // they are written, and read again
-  } else if (ending == Ending::direct) {
-    us += kDirectEndingUs * sums;
   } else if (!is_plain(size)) {
     const bool hidden = schedule == pingpong;  // but for the last round's
     const double exposed = hidden ? double(tile_m) * tile_n : rounds * tile_m * tile_n / 2;

@@ -1,0 +1,294 @@
+// The epilogue of a CUTLASS 3.x kernel that ends in an activation, a gate or a quantiser.
+//
+// A visitor tree is written out for every subtile of D, and the code of all functions in each of
+// eight subtiles does not stay in the instruction cache. So the sums are ended where they are, in
+// their registers, by a loop that has this code once. CUTLASS's epilogue then stores what they have
+// become. A gate leaves half as many columns: it is stored as what a tile of that width is.
+//
+// wgmma leaves a thread two neighbouring columns of every eight, of two rows (kRows):
+//
+//     columns    0 1 | 2 3 | 4 5 | 6 7 || 8 9 | ...     of lane 0 | 1 | 2 | 3 || 0 | ...
+//
+// Include after CUTLASS's collective builders.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/common/finish.cuh"
+
+namespace scaled_mm::cuda::cutlass3 {
+
+using cutlass::epilogue::fusion::Sm90AccFetch;
+using cutlass::epilogue::fusion::Sm90Compute;
+using cutlass::epilogue::fusion::Sm90EVT;
+
+// use(constant) with index as an integral_constant, of kFirst <= index < kFirst + kCount. Registers
+// have no index: this is how a loop that is not unrolled takes some of them in turn.
+template <int kFirst, int kCount, class Use>
+CUTLASS_DEVICE void with_index(int index, const Use& use) {
+  if constexpr (kCount == 1) {
+    use(cute::Int<kFirst>{});
+  } else if (index < kFirst + kCount / 2) {
+    with_index<kFirst, kCount / 2>(index, use);
+  } else {
+    with_index<kFirst + kCount / 2, kCount - kCount / 2>(index, use);
+  }
+}
+
+// Of eight columns, lane l of a quad has l (`low`) and 4 + l (`high`), and gets 2 l and 2 l + 1.
+CUTLASS_DEVICE void make_neighbours(float& low, float& high, int lane) {
+  const bool odd = lane & 1, upper = lane & 2;
+  const int from = 2 * lane % 4;
+  const float one = __shfl_sync(~0u, odd ? high : low, from + upper, 4);
+  const float other = __shfl_sync(~0u, odd ? low : high, from + !upper, 4);
+  low = upper ? other : one;
+  high = upper ? one : other;
+}
+
+// What the fragments of ended sums hold: of the two columns of two rows of a thread, narrow
+// elements lie in the place of the first column, those of both rows together where they have 8
+// bits.
+template <class Out>
+struct Unpack {
+  template <class>
+  struct Function {
+    template <int kSize>
+    CUTLASS_DEVICE auto operator()(const cutlass::Array<int32_t, kSize>& ended) const {
+      cutlass::Array<Out, kSize> all;
+      auto* const words = reinterpret_cast<int32_t*>(all.data());
+      constexpr int kPerWord = 4 / sizeof(Out);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSize / kPerWord; ++i) words[i] = ended[kPerWord * i];
+      return all;
+    }
+  };
+};
+
+// Out: the storage type of D.
+template <class E, class Tile, class Cluster, class Out, bool kPingpong>
+struct EndedEpilogue {
+  static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
+  static constexpr int kColumns = epilogue::columns_of(E::form);
+  static constexpr int kThreads = kPingpong ? 128 : 256;
+  using OutTile =
+      cute::Shape<cute::Int<kTileM>, cute::Int<kTileN / kColumns>, decltype(cute::get<2>(Tile{}))>;
+  // What CUTLASS would multiply by in tiles of that width.
+  using OutMma = decltype(cute::make_tiled_mma(
+      cute::SM90::GMMA::ss_op_selector<
+          int8_t, int8_t, int32_t,
+          cute::Shape<cute::_64, cute::Int<kTileN / kColumns>, cute::_32>>(),
+      cute::Layout<cute::Shape<cute::Int<kThreads / 128>, cute::_1, cute::_1>>{}));
+  using Schedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
+                                      cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  using Store = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, OutTile, Cluster,
+      cute::Shape<cute::Int<kThreads / 2>, cute::_32>, int32_t, int32_t, void,
+      cutlass::layout::RowMajor, 8, Out, cutlass::layout::RowMajor, 16 / sizeof(Out), Schedule,
+      Sm90EVT<Sm90Compute<Unpack<Out>::template Function, Out, int32_t,
+                          cutlass::FloatRoundStyle::round_to_nearest>,
+              Sm90AccFetch>>::CollectiveOp;
+  using Operands = StagedOperands<typename Lower<E>::List, kTileM, kTileN>;
+
+  struct type : Store {
+    struct TensorStorage : Store::TensorStorage {
+      Operands operands;
+    };
+    struct SharedStorage {
+      TensorStorage tensors;
+      typename Store::PipelineStorage pipeline;
+    };
+    struct Ending {
+      EpilogueOperand operands[kNumOperands];
+      Destination to;
+    };
+    struct Arguments : Store::Arguments {
+      Ending ending;
+    };
+    struct Params : Store::Params {
+      Ending ending;
+    };
+
+    template <class Shape>
+    static Params to_underlying_arguments(const Shape& problem, const Arguments& args,
+                                          void* workspace) {
+      return {Store::to_underlying_arguments(stored(problem), args, workspace), args.ending};
+    }
+    template <class TileShape>
+    CUTLASS_HOST_DEVICE static constexpr int get_load_pipe_increment(TileShape) {
+      return Store::get_load_pipe_increment(OutTile{});
+    }
+    template <class TileShape>
+    CUTLASS_HOST_DEVICE static constexpr int get_store_pipe_increment(TileShape) {
+      return Store::get_store_pipe_increment(OutTile{});
+    }
+
+    CUTLASS_HOST_DEVICE type(const Params& params, TensorStorage& shared)
+        : Store(params, shared), ending_(params.ending) {}
+
+    template <class LoadPipeline, class LoadState, class StorePipeline, class StoreState,
+              class Problem, class TileShape, class Coord, class Engine, class Layout, class Mma>
+    CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadState load_state,
+                              StorePipeline store_pipeline, StoreState store_state, Problem problem,
+                              TileShape, Coord coord, cute::Tensor<Engine, Layout> sums, Mma mma,
+                              int thread, TensorStorage& shared, int subtile = -1) {
+      cutlass::arch::wait_on_dependent_grids();  // the kernel before may have written operands
+      // All have read the tile before's: they have met while storing it.
+      shared.operands.load(ending_.operands, cute::get<0>(coord) * kTileM,
+                           cute::get<1>(coord) * kTileN, cute::get<0>(problem),
+                           cute::get<1>(problem), thread, kThreads);
+      cutlass::arch::NamedBarrier::sync(kThreads,
+                                        cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
+      end(sums, mma, thread, shared.operands);
+      return Store::store(load_pipeline, load_state, store_pipeline, store_state, stored(problem),
+                          OutTile{}, coord, ended(sums), OutMma{}, thread, shared, subtile);
+    }
+
+   private:
+    template <class Shape>
+    CUTLASS_HOST_DEVICE static constexpr auto stored(const Shape& problem) {
+      return cute::make_shape(cute::get<0>(problem), cute::get<1>(problem) / kColumns,
+                              cute::get<2>(problem), cute::get<3>(problem));
+    }
+
+    // A thread's sums are (((column of two, row of two, eight columns), 64 rows, 1)).
+    template <class Engine, class Layout, class Mma>
+    CUTLASS_DEVICE void end(cute::Tensor<Engine, Layout>& sums, const Mma& mma, int thread,
+                            const Operands& operands) const {
+      using namespace cute;
+      static_assert(size<0, 0>(Layout{}) == 2 && size<0, 1>(Layout{}) == 2);
+      constexpr int kEights = size<0, 2>(Layout{}), kBlocks = size<1>(Layout{});
+      constexpr int kTogether = kEights * kBlocks > 32 ? 2 : 4;  // registers are left for so many
+      constexpr int kTurns = kEights / kTogether, kSums = 4 * kTogether;
+      static_assert(kEights % kTogether == 0 && size<2>(Layout{}) == 1);
+      const auto places =
+          mma.get_thread_slice(thread).partition_C(make_identity_tensor(take<0, 2>(Tile{})));
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int block = 0; block < kBlocks; ++block) {
+        const int first_row = get<0>(places(make_coord(make_coord(0, 0, 0), block, 0)));
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int turn = 0; turn < kTurns; ++turn) {
+          const int first = get<1>(places(make_coord(make_coord(0, 0, turn * kTogether), 0, 0)));
+          // In the order of the registers: two columns, two rows, eights.
+          const auto with_sums = [&](const auto& use) {
+            with_index<0, kBlocks * kTurns>(block * kTurns + turn, [&](auto index) {
+              constexpr int kIndex = decltype(index)::value;
+              CUTLASS_PRAGMA_UNROLL
+              for (int i = 0; i < kSums; ++i) {
+                use(i, sums(make_coord(
+                           make_coord(i % 2, i / 2 % 2, kIndex % kTurns * kTogether + i / 4),
+                           kIndex / kTurns, 0)));
+              }
+            });
+          };
+          float value[kSums];
+          int32_t word[kSums];
+          with_sums([&](int i, int32_t& sum) { word[i] = sum; });
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kSums; ++i) {
+            value[i] = Lower<E>::at(word[i], [&](auto leaf) {
+              return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
+            });
+          }
+          float made[kSums / kColumns];
+          activate<E>(ending_.to.function, value, made);
+          if constexpr (kColumns == 2) {
+            float pairs[kSums / 2];  // in the order of registers, of half as many eights
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kSums / 2; i += 2) {
+              const int at = i / 4 * 4 + i / 2 % 2;
+              pairs[i] = made[at], pairs[i + 1] = made[at + 2];
+              make_neighbours(pairs[i], pairs[i + 1], thread % 4);
+            }
+            narrow(pairs, word, operands, first_row);
+            // Into the registers of every other eight.
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = kSums / 2 - 1; i >= 0; --i) word[i / 4 * 8 + i % 4] = word[i];
+          } else {
+            narrow(made, word, operands, first_row);
+          }
+          with_sums([&](int i, int32_t& sum) { sum = word[i]; });
+        }
+      }
+    }
+
+    // As Unpack takes them.
+    template <int kSize, int kWords>
+    CUTLASS_DEVICE void narrow(const float (&x)[kSize], int32_t (&word)[kWords],
+                               const Operands& operands, int first_row) const {
+      if constexpr (sizeof(Out) == 4) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kSize; ++i) word[i] = __float_as_int(x[i]);
+      } else if constexpr (sizeof(Out) == 2) {
+        with_dtype16(ending_.to.out.dtype, [&](auto dtype) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kSize; i += 2) {
+            word[i] = static_cast<int32_t>(Format<decltype(dtype)::value>::narrow(x[i], x[i + 1]));
+          }
+        });
+      } else {
+        const auto of_row = [&](auto leaf, int row) {
+          return operands.at(leaf, first_row + 8 * row, 0);
+        };
+        const float scale0 = of_row(epilogue::OutScale{}, 0);
+        const float scale1 = of_row(epilogue::OutScale{}, 1);
+        if (ending_.to.out.dtype == DType::int8) {
+          const auto quantizer = [&](float scale, int row) {
+            return quantizer_given(scale, of_row(epilogue::OutAzp{}, row), ending_.to.symmetric);
+          };
+          const Quantizer by0 = quantizer(scale0, 0), by1 = quantizer(scale1, 1);
+          const bool quick = by0.is_quick && by1.is_quick;
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kSize; i += 4) {
+            word[i] = static_cast<int32_t>(
+                quick ? pack(by0.quick_limited(x[i]), by0.quick_limited(x[i + 1]),
+                             by1.quick_limited(x[i + 2]), by1.quick_limited(x[i + 3]))
+                      : pack(by0.exact(x[i]), by0.exact(x[i + 1]), by1.exact(x[i + 2]),
+                             by1.exact(x[i + 3])));
+          }
+        } else {
+          const float r0 = __frcp_rn(scale0), r1 = __frcp_rn(scale1);
+          const auto of = [](float x, float r) { return within_e4m3(__fmul_rn(x, r)); };
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kSize; i += 4) {
+            word[i] = static_cast<int32_t>(pack_e4m3(of(x[i], r0), of(x[i + 1], r0)) |
+                                           pack_e4m3(of(x[i + 2], r1), of(x[i + 3], r1)) << 16);
+          }
+        }
+      }
+    }
+
+    // What CUTLASS stores: all of them, or every other eight.
+    template <class Engine, class Layout>
+    CUTLASS_DEVICE static auto ended(const cute::Tensor<Engine, Layout>& sums) {
+      using namespace cute;
+      if constexpr (kColumns == 1) {
+        return sums;
+      } else {
+        constexpr int kEights = size<0, 2>(Layout{}), kBlocks = size<1>(Layout{});
+        auto half = make_tensor<int32_t>(
+            cute::Shape<cute::Shape<_2, _2, Int<kEights / 2>>, Int<kBlocks>, _1>{});
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < size(half); ++i) {
+          half(i) = sums(make_coord(make_coord(i % 2, i / 2 % 2, i / 4 % (kEights / 2) * 2),
+                                    i / (2 * kEights), 0));
+        }
+        return half;
+      }
+    }
+
+    const Ending& ending_;
+  };
+
+  static typename type::Arguments arguments(const GemmArguments& args) {
+    typename type::Arguments all{{{},
+                                  nullptr,
+                                  stride<typename type::StrideC>(args.to.ldd),
+                                  static_cast<Out*>(args.to.out.d),
+                                  stride<typename type::StrideD>(args.to.ldd)},
+                                 {{}, args.to}};
+    std::copy(std::begin(args.operands), std::end(args.operands), all.ending.operands);
+    return all;
+  }
+};
+
+}  // namespace scaled_mm::cuda::cutlass3
