@@ -64,8 +64,8 @@ struct Unpack {
   };
 };
 
-// Out: the storage type of D.
-template <class E, class Tile, class Cluster, class Out, bool kPingpong>
+// Accumulator: the type of the sums, of 32 bits. Out: the storage type of D.
+template <class E, class Tile, class Cluster, class Accumulator, class Out, bool kPingpong>
 struct EndedEpilogue {
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
   static constexpr int kColumns = epilogue::columns_of(E::form);
@@ -138,9 +138,10 @@ struct EndedEpilogue {
                            cute::get<1>(problem), thread, kThreads);
       cutlass::arch::NamedBarrier::sync(kThreads,
                                         cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
-      end(sums, mma, thread, shared.operands);
+      auto words = cute::recast<int32_t>(sums);
+      end(words, mma, thread, shared.operands);
       return Store::store(load_pipeline, load_state, store_pipeline, store_state, stored(problem),
-                          OutTile{}, coord, ended(sums), OutMma{}, thread, shared, subtile);
+                          OutTile{}, coord, ended(words), OutMma{}, thread, shared, subtile);
     }
 
    private:
@@ -185,7 +186,7 @@ struct EndedEpilogue {
           with_sums([&](int i, int32_t& sum) { word[i] = sum; });
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kSums; ++i) {
-            value[i] = Lower<E>::at(word[i], [&](auto leaf) {
+            value[i] = Lower<E>::at(sum_of(word[i]), [&](auto leaf) {
               return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
             });
           }
@@ -208,6 +209,14 @@ struct EndedEpilogue {
           }
           with_sums([&](int i, int32_t& sum) { sum = word[i]; });
         }
+      }
+    }
+
+    CUTLASS_DEVICE static Accumulator sum_of(int32_t word) {
+      if constexpr (std::is_same_v<Accumulator, float>) {
+        return __int_as_float(word);
+      } else {
+        return word;
       }
     }
 

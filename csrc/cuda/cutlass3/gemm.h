@@ -96,7 +96,8 @@ struct Gemm {
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
   using Epilogue = typename std::conditional_t<
-      epilogue::has_ending<E>, std::type_identity<EndedEpilogue<E, Tile, Cluster, Out, kPingpong>>,
+      epilogue::has_ending<E>,
+      std::type_identity<EndedEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>,
       std::type_identity<TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>>::type;
   using CollectiveEpilogue = typename Epilogue::type;
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
