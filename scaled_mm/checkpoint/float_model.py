@@ -119,7 +119,7 @@ def tokenized(folder: Path, lines: Sequence[str], length: int | None = None) -> 
     transformers = transformers_for("a tokenizer")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_SAFE)
     cut = {} if length is None else {"truncation": True, "max_length": length}
-    return [dict(tokenizer(line, return_tensors="pt", **cut)) for line in lines]
+    return [dict(tokenizer(x, return_tensors="pt", verbose=False, **cut)) for x in lines]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -136,6 +136,18 @@ def with_decoder(checkpoint: Checkpoint, batches: list[Any]) -> list[Any]:
     if not transformers_config(checkpoint).is_encoder_decoder:
         return batches
     return [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
+
+
+def check_language_model(checkpoint: Checkpoint) -> None:
+    """ValueError where the model has no head that predicts the next token."""
+    made = model_class(checkpoint, "perplexity")
+    heads = transformers_for("perplexity").MODEL_FOR_CAUSAL_LM_MAPPING
+    known = heads.get(type(transformers_config(checkpoint)), ())
+    if made not in (known if isinstance(known, tuple) else (known,)):
+        raise ValueError(
+            f"{checkpoint.folder / CONFIG}: architectures must name a model with a language-model "
+            f"head, such as LlamaForCausalLM, got {made.__name__}"
+        )
 
 
 def vocabulary(checkpoint: Checkpoint) -> int | None:

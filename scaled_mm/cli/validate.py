@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,13 @@ from torch import nn
 from scaled_mm_cli.terminal import Console, print_json
 
 from .._extras import needed
+from ..checkpoint import load_quantized
 from ..quantization.model import QuantConfig
-from ..validate import Thresholds, validate
+from ..validate import TextReport, Thresholds, Window, validate
+from ..validate import perplexity as perplexity_of
 from ..validate.html import write_html
 from ..validate.show import plot, show
-from ..validate.targets import against, config_of, minilm, users
+from ..validate.targets import against, config_of, minilm, text_windows, users
 
 
 def command(
@@ -31,6 +36,10 @@ def command(
     out: Path | None,
     html: Path | None,
     as_json: bool,
+    perplexity: Path | None,
+    compare: list[Path] | None,
+    window: int,
+    window_stride: int | None,
     stride: int,
     min_cosine: float,
     min_sqnr: float,
@@ -44,19 +53,31 @@ def command(
         for option, given in (("--float", original), ("--tokens", tokens)):
             if given is not None:
                 raise ValueError(f"{option} must come with a checkpoint, got {target}")
+    for option, wanted in (("--compare", compare), ("--window-stride", window_stride)):
+        if wanted and perplexity is None:
+            raise ValueError(f"{option} must come with --perplexity, got none")
     _ask_for_extras(target, original, out)
+    windows = []
+    if perplexity is not None:
+        windows = text_windows(original, perplexity, window, window_stride)
     model, quantised, batches = _compared(target, original, config, text, tokens)
     limits = Thresholds(min_cosine, min_sqnr, max_saturated)
     report = validate(model, quantised, batches, thresholds=limits, stride=stride)
+    if windows:
+        read = read_text(model, [target, *map(str, compare or ())], windows)
+        report = replace(report, text=read)
     if out is not None:
         plot(report, out)
     if html is not None:
         asked: dict[str, Any] = {"--float": original, "--alpha": alpha, "--text": text}
         asked |= {"--scheme": None if _is_checkpoint(target) else scheme, "--tokens": tokens}
         asked |= {"--stride": stride, "--min-cosine": min_cosine, "--min-sqnr": min_sqnr}
-        asked["--max-saturated"] = max_saturated
+        asked |= {"--max-saturated": max_saturated, "--perplexity": perplexity}
+        if perplexity is not None:
+            asked |= {"--window": window, "--window-stride": window_stride}
         words = [str(x) for pair in asked.items() if pair[1] is not None for x in pair]
         words += ["--search"] * search + ["--everywhere"] * everywhere
+        words += [word for folder in compare or () for word in ("--compare", str(folder))]
         command = shlex.join(["scaled-mm", "validate", target, *words])
         write_html(report, html, model=target, command=command)
     if as_json:
@@ -65,6 +86,15 @@ def command(
         show(report, Console())
     if not report.ok:
         raise typer.Exit(1)
+
+
+def read_text(model: nn.Module, folders: Sequence[str], windows: Sequence[Window]) -> TextReport:
+    """A text, read by the float model and by each checkpoint of it; two models are in memory."""
+    found = []
+    for folder in folders:
+        quantised = load_quantized(copy.deepcopy(model), folder)
+        found.append(perplexity_of(model, quantised, windows, folder))
+    return replace(found[0], models=tuple(each.models[0] for each in found))
 
 
 def _is_checkpoint(target: str) -> bool:

@@ -4,10 +4,21 @@ compare.py    validate(model, quantised, batches), of any model
 layers.py     what is gathered of a layer; folds.py what a norm in front was divided by
 report.py     the findings and their thresholds
 show.py       their table and picture; html.py the same as a page, with svg.py and report.css
+text.py       perplexity and KL divergence of a language model on a text
 targets.py    what `scaled-mm validate` is pointed at
 """
 
 from .compare import validate
 from .report import Thresholds, ValidationReport
+from .text import Likelihood, TextReport, Window, perplexity, windows_of
 
-__all__ = ["Thresholds", "ValidationReport", "validate"]
+__all__ = [
+    "Likelihood",
+    "TextReport",
+    "Thresholds",
+    "ValidationReport",
+    "Window",
+    "perplexity",
+    "validate",
+    "windows_of",
+]

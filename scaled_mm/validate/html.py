@@ -66,6 +66,10 @@ TERMS = {
     "Grid": "The 256 int8 values that an input can take. A static scale that is too wide uses few "
     "of them; one that is too narrow clamps what lies beyond, which then is saturated.",
     "azp": "Activation zero point: the int8 value that stands for 0.",
+    "Perplexity": "exp of the mean of -log p over the counted tokens of a text, each predicted "
+    "from those before it in its window. A window's first token does not count.",
+    "KL": "Mean over these tokens of the divergence of the quantised model's prediction from the "
+    "float one's, sum of p_float (log p_float - log p_quantised), in nats.",
     "Outlier channel": "An input channel (of the float model) whose range is many times the "
     "median channel's. Outliers stretch the grid for all others. Smoothing moves their range into "
     "the weight.",
@@ -101,6 +105,7 @@ def page(report: ValidationReport, model: str = "", command: str = "") -> str:
         f"<title>{verdict}: {len(report.layers)} quantised layers</title>",
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>",
         *summary(report, verdict, model, command),
+        *text_table(report),
         *charts(report),
         *layer_table(report),
         "<h2>What the words mean</h2>\n<dl>",
@@ -164,6 +169,25 @@ def summary(report: ValidationReport, verdict: str, model: str, command: str) ->
         yield "</ul>\n<h2>What to try</h2>\n<ul>"
         yield from (f"<li>{escape(printable(line))}</li>" for line in report.advice())
         yield "</ul>"
+
+
+def text_table(report: ValidationReport) -> Iterator[str]:
+    """Perplexity and KL divergence, a row for each model."""
+    if (text := report.text) is None:
+        return
+    yield "<h2>Perplexity</h2>"
+    yield (
+        f"<p>{number(text.tokens, ',')} tokens counted, in {number(text.windows, ',')} windows of "
+        f"{number(text.length, ',')} tokens, stride {number(text.stride, ',')}.</p>"
+    )
+    yield '<div class="scroll">\n<table><thead><tr><th>model</th><th>perplexity</th>'
+    yield "<th>KL, nats a token</th></tr></thead>\n<tbody>"
+    cells = f"<td>{number(text.float_perplexity, '.4f')}</td><td></td>"
+    yield f'<tr><th scope="row">float</th>{cells}</tr>'
+    for each in text.models:
+        cells = f"<td>{number(each.perplexity, '.4f')}</td><td>{number(each.kl, '.6f')}</td>"
+        yield f'<tr><th scope="row"><code>{escape(printable(each.name))}</code></th>{cells}</tr>'
+    yield "</tbody>\n</table>\n</div>"
 
 
 # --- charts ---------------------------------------------------------------------------------------

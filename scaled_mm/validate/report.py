@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from math import inf, isfinite, isnan
 from typing import Any
 
+from .text import TextReport
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -79,6 +81,8 @@ class ValidationReport:
     batches: int
     stride: int
     """Every how many-th token the bits were compared for."""
+    text: TextReport | None = None
+    """Perplexity and KL divergence on a text, where one was read."""
 
     def failures(self) -> list[str]:
         """What is beyond its threshold, one line each."""

@@ -17,6 +17,7 @@ from scaled_mm_cli.terminal import cell, lines, printable
 
 from .._extras import needed
 from .report import LayerReport, ValidationReport
+from .text import TextReport
 
 SHOWN = 2  # outlier channels named
 LABELS = 40  # names along an axis; more would touch each other
@@ -56,6 +57,7 @@ def show(report: ValidationReport, console: Console) -> None:
         f"{outputs.cosine_min:.5f} least; SQNR {outputs.sqnr_db:.1f} dB; the same argmax in "
         f"{outputs.same_argmax:.1%}.",
         f"Bits: {off} of {checked:,} recomputed outputs off R1 (stride {report.stride}).",
+        *text_lines(report.text),
         LEGEND,
     )
     for text in told:
@@ -65,6 +67,19 @@ def show(report: ValidationReport, console: Console) -> None:
     lines(console, *report.advice())
     verdict = "FAIL" if failures else "PASS"
     lines(console, verdict, style="bold red" if failures else "bold green")
+
+
+def text_lines(text: TextReport | None) -> list[str]:
+    """What was measured on a text, a line for each model."""
+    if text is None:
+        return []
+    sizes = f"{text.windows:,} windows of {text.length:,}, stride {text.stride:,}"
+    return [
+        f"Text: {text.tokens:,} tokens counted, {sizes}. KL is of (float || quantised), in nats a "
+        "token.",
+        f"perplexity {text.float_perplexity:.4f}: float",
+        *(f"perplexity {x.perplexity:.4f}, KL {x.kl:.6f}: {x.name}" for x in text.models),
+    ]
 
 
 def _fitted(

@@ -9,11 +9,19 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoint.float_model import load_model, read_tokens, tokenized, vocabulary, with_decoder
+from ..checkpoint.float_model import (
+    check_language_model,
+    load_model,
+    read_tokens,
+    tokenized,
+    vocabulary,
+    with_decoder,
+)
 from ..checkpoint.folder import Checkpoint
 from ..quantization.model import SCHEMES, QuantConfig, quantize_model
 from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme
 from ..quantization.smoothquant import ALPHAS, Smoothing
+from .text import Window, windows_of
 
 HYBRID = "hybrid"
 NORM_FED = ("*.query", "*.key", "*.value", "*.ffn_up")
@@ -124,6 +132,35 @@ def from_transformers(
     else:
         batches = tokenized(folder, sentences(text))
     return model, with_decoder(checkpoint, batches)
+
+
+def text_windows(source: str | None, text: Path, length: int, stride: int | None) -> list[Window]:
+    """The windows of a whole file, by the tokenizer of the float checkpoint.
+
+    Raises:
+        ValueError: there is no such checkpoint, its model has no language-model head or takes fewer
+            tokens than a window has, or the text is empty, shorter than a window, or not of its
+            vocabulary.
+    """
+    if source is None or not Path(source).is_dir():
+        rule = "come with a checkpoint, and the folder of its float model in --float"
+        raise ValueError(f"--perplexity must {rule}, got {source or 'none'}")
+    checkpoint = Checkpoint(source)
+    check_language_model(checkpoint)
+    most = checkpoint.config.get("max_position_embeddings")
+    if isinstance(most, int) and length > most:
+        raise ValueError(f"--window must be at most {most}, the model's positions, got {length}")
+    words = text.read_text(encoding="utf-8")
+    if not words.strip():
+        raise ValueError(f"{text}: must hold a text, got none")
+    ids = tokenized(checkpoint.folder, [words])[0]["input_ids"][0]
+    known = vocabulary(checkpoint)
+    if known is not None and int(ids.max()) >= known:
+        raise ValueError(f"{source}: the tokenizer must give ids below {known}, got {ids.max()}")
+    try:
+        return windows_of(ids, length, stride)
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from None
 
 
 def sentences(text: Path | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..words import COSINE, HYBRID, SATURATED, SCHEMES, SQNR, STRIDE, WEIGHTS
+from ..words import COSINE, HYBRID, LENGTH, SATURATED, SCHEMES, SQNR, STRIDE, WEIGHTS
 
 
 def options(
@@ -59,6 +59,23 @@ def options(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
     ] = False,
+    perplexity: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a checkpoint of a language model: a text; perplexity and KL divergence on it."
+        ),
+    ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="With it: another quantised checkpoint; several may be given."),
+    ] = None,
+    window: Annotated[
+        int, typer.Option(min=2, help="With it: how many tokens the model reads at a time.")
+    ] = LENGTH,
+    window_stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="With it: from window to window. [a window: no overlap]"),
+    ] = None,
     stride: Annotated[int, typer.Option(min=1, help="Compare bits of every so many-th token.")] = (
         STRIDE
     ),

@@ -1,0 +1,186 @@
+"""Perplexity and KL divergence: the formulas by hand, the windows, and the command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import extra
+from torch import Tensor, nn
+
+from scaled_mm.validate import Window, perplexity, windows_of
+from scaled_mm_cli.main import main
+
+WORDS = [f"w{i}" for i in range(128)]
+LENGTHS = {  # tokens, length, stride -> begin, end and first counted token of each window
+    (10, 4, None): [(0, 4, 1), (4, 8, 1), (8, 10, 1)],
+    (9, 4, None): [(0, 4, 1), (4, 8, 1)],
+    (8, 4, 2): [(0, 4, 1), (2, 6, 2), (4, 8, 2)],
+    (9, 4, 2): [(0, 4, 1), (2, 6, 2), (4, 8, 2), (6, 9, 2)],
+    (4, 4, 1): [(0, 4, 1)],
+}
+
+
+@pytest.mark.parametrize(("tokens", "length", "stride"), LENGTHS)
+def test_windows(tokens: int, length: int, stride: int | None) -> None:
+    found = windows_of(torch.arange(tokens), length, stride)
+    assert [(int(x.ids[0, 0]), int(x.ids[0, -1]) + 1, x.first) for x in found] == LENGTHS[
+        tokens, length, stride
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((5, 1), "length must be at least 2, got 1"),
+        ((5, 4, 5), r"stride must be from 1 to the window's length \(4\), got 5"),
+        ((5, 6), r"the text must fill a window \(6 tokens\), got 5 tokens"),
+    ],
+)
+def test_windows_that_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        windows_of(torch.arange(arguments[0]), *arguments[1:])
+
+
+class Bigram(nn.Module):
+    """Logits of the next token by a table."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table, requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table[ids]
+
+
+def test_the_formulas() -> None:
+    """In float64, token by token; a probability of 0 adds nothing to the divergence."""
+    torch.manual_seed(0)
+    one, other = torch.randn(5, 5), torch.randn(5, 5)
+    one[2, 3] = -torch.inf
+    ids = torch.tensor([0, 4, 2, 1, 2, 4, 0, 3])
+    pairs = [(int(a), int(b)) for a, b in itertools.pairwise(ids)]
+    p, q = (x.double().log_softmax(-1) for x in (one, other))
+    divergence = (p.exp() * (p - q)).nan_to_num(0).sum(-1)
+    for length, stride, left_out in ((8, None, ()), (4, None, (3,)), (4, 2, ())):
+        counted = [pair for at, pair in enumerate(pairs) if at not in left_out]
+        report = perplexity(Bigram(one), Bigram(other), windows_of(ids, length, stride), "q")
+        p_, q_ = (float((-sum(x[pair] for pair in counted) / len(counted)).exp()) for x in (p, q))
+        sizes = (len(counted), length, stride or length)
+        assert (report.tokens, report.length, report.stride) == sizes
+        (model,) = report.models
+        found = (report.float_perplexity, model.perplexity, model.name)
+        assert found == (pytest.approx(p_, rel=1e-5), pytest.approx(q_, rel=1e-5), "q")
+        wanted = float(sum(divergence[a] for a, _ in counted) / len(counted))
+        assert model.kl == pytest.approx(wanted, rel=1e-5)
+        same = perplexity(Bigram(one), Bigram(one), windows_of(ids, length, stride))
+        assert same.models[0].kl == 0 and same.models[0].perplexity == same.float_perplexity
+
+
+def test_models_that_are_refused() -> None:
+    table, window = Bigram(torch.ones(3, 3)), [Window(torch.tensor([[0, 1, 2]]))]
+    for model, windows, message in (
+        (table, [], "windows must hold at least one, got none"),
+        (nn.Flatten(0), window, r"model must return logits \[1, 3, V\], got \[3\]"),
+        (Bigram(torch.ones(3, 4)), window, r"one vocabulary, got logits \[2, 3\] and \[2, 4\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            perplexity(table, model, windows)
+
+
+# ---- The command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float Llama with a tokenizer, two quantised ones, and texts."""
+    extra("transformers")
+    from test_cli_quantize import written
+
+    folder: Path = tmp_path_factory.mktemp("models")
+    written(folder / "float")
+    for scheme in ("dynamic", "w4a16-g16"):
+        command = ["quantize", f"{folder}/float", "-o", f"{folder}/{scheme}", "--scheme", scheme]
+        assert main(command) == 0
+    (folder / "text").write_text(" ".join(WORDS[i * 7 % 128] for i in range(200)))
+    (folder / "lines").write_text("\n".join(" ".join(WORDS[i : i + 9]) for i in range(4)))
+    (folder / "short").write_text("w1 w2")
+    (folder / "empty").write_text(" \n")
+    headless = folder / "headless"
+    headless.mkdir()
+    for path in (folder / "float").iterdir():
+        (headless / path.name).write_bytes(path.read_bytes())
+    config = headless / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "LlamaModel"))
+    return folder
+
+
+def run(folder: Path, *options: str, source: str = "float") -> int:
+    named = [f"{folder}/{x[1:]}" if x.startswith("@") else x for x in options]
+    usual = ["--float", f"{folder}/{source}", "--text", f"{folder}/lines", "--min-cosine", "-1"]
+    return main(["validate", f"{folder}/dynamic", *usual, "--min-sqnr", "-99", *named])
+
+
+def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "x.html"
+    options = ["--perplexity", "@text", "--window", "64", "--window-stride", "32"]
+    options += ["--compare", "@w4a16-g16"]
+    assert run(folder, *options, "--json", "--html", str(page)) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert (text["tokens"], text["windows"], text["length"], text["stride"]) == (199, 6, 64, 32)
+    eight, four = text["models"]
+    assert [eight["name"], four["name"]] == [f"{folder}/dynamic", f"{folder}/w4a16-g16"]
+    assert 0 < eight["kl"] < four["kl"]
+    for value in (text["float_perplexity"], eight["perplexity"], four["kl"]):
+        assert f'<data value="{value!r}">' in page.read_text()
+    assert "--compare" in page.read_text() and "--window-stride 32" in page.read_text()
+    assert run(folder, *options) == 0
+    printed = capsys.readouterr().out
+    assert "199 tokens counted, 6 windows of 64, stride 32" in " ".join(printed.split())
+    assert f"perplexity {text['float_perplexity']:.4f}: float" in printed
+    assert f"KL {four['kl']:.6f}" in printed
+
+
+REFUSED: dict[str, tuple[list[str], str, str]] = {
+    "no-file": (["--perplexity", "@none", "--window", "8"], "float", "No such file"),
+    "empty": (["--perplexity", "@empty", "--window", "8"], "float", "must hold a text, got none"),
+    "short": (
+        ["--perplexity", "@short", "--window", "8"],
+        "float",
+        "the text must fill a window (8 tokens), got 2 tokens",
+    ),
+    "long-window": (["--perplexity", "@text"], "float", "--window must be at most 64, the model's"),
+    "stride": (
+        ["--perplexity", "@text", "--window", "8", "--window-stride", "9"],
+        "float",
+        "stride must be from 1 to the window's length (8), got 9",
+    ),
+    "no-head": (
+        ["--perplexity", "@text", "--window", "8"],
+        "headless",
+        "must name a model with a language-model head, such as LlamaForCausalLM, got LlamaModel",
+    ),
+    "compare-alone": (["--compare", "@dynamic"], "float", "--compare must come with --perplexity"),
+    "compare-float": (
+        ["--perplexity", "@text", "--window", "8", "--compare", "@float"],
+        "float",
+        "is a float checkpoint",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options, source, said = REFUSED[name]
+    assert run(folder, *options, source=source) == 2
+    printed, errors = capsys.readouterr()
+    assert not printed and errors.count("\n") == 1 and said in errors
+
+
+def test_a_function_has_no_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "minilm", "--perplexity", "x"]) == 2
+    assert "--perplexity must come with a checkpoint, and the folder" in capsys.readouterr().err
