@@ -12,7 +12,8 @@ import torch
 from helpers import extra
 from torch import Tensor, nn
 
-from scaled_mm.validate import Window, perplexity, windows_of
+from scaled_mm.validate import perplexity, windows_of
+from scaled_mm.validate.text import Window
 from scaled_mm_cli.main import main
 
 WORDS = [f"w{i}" for i in range(128)]

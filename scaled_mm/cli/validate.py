@@ -17,11 +17,12 @@ from scaled_mm_cli.terminal import Console, print_json
 from .._extras import needed
 from ..checkpoint import load_quantized
 from ..quantization.model import QuantConfig
-from ..validate import TextReport, Thresholds, Window, validate
+from ..validate import TextReport, Thresholds, validate
 from ..validate import perplexity as perplexity_of
 from ..validate.html import write_html
 from ..validate.show import plot, show
 from ..validate.targets import against, config_of, minilm, text_windows, users
+from ..validate.text import Window
 
 
 def command(

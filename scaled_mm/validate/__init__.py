@@ -10,14 +10,12 @@ targets.py    what `scaled-mm validate` is pointed at
 
 from .compare import validate
 from .report import Thresholds, ValidationReport
-from .text import Likelihood, TextReport, Window, perplexity, windows_of
+from .text import TextReport, perplexity, windows_of
 
 __all__ = [
-    "Likelihood",
     "TextReport",
     "Thresholds",
     "ValidationReport",
-    "Window",
     "perplexity",
     "validate",
     "windows_of",
