@@ -244,10 +244,9 @@ def test_what_else_is_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=r"^targets must .*model.embed_tokens"):
         quantize_checkpoint(source, out, QuantConfig(targets=("model.embed_tokens",)))
-    with pytest.raises(ValueError, match="batches must be given for a static scheme or smoothing"):
-        quantize_checkpoint(source, out, QuantConfig("static"))
-    with pytest.raises(ValueError, match=r"^rotation must be None for a checkpoint .*seed=0"):
-        quantize_checkpoint(source, out, QuantConfig(rotation=Rotation()))
+    for config in (QuantConfig("static"), QuantConfig(rotation=Rotation())):
+        with pytest.raises(ValueError, match="batches must be given for a static scheme, smooth"):
+            quantize_checkpoint(source, out, config)
     assert not out.exists()
     quantize_checkpoint(source, out)
     with pytest.raises(ValueError, match="is quantised already"):

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 import scaled_mm
 from scaled_mm import Call, QuantConfig, Rotation, Smoothing, quantize_model
+from scaled_mm.checkpoint import quantize_checkpoint
+from scaled_mm.checkpoint.compressed_tensors import rotation_in
+from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.quantization.rotation import rotate
+from scaled_mm.validate import Thresholds, validate
+from scaled_mm_cli.main import main
 
 transformers = extra("transformers")
 compressed_tensors = extra("compressed_tensors.transform")
@@ -168,6 +173,85 @@ def test_report_smoothing_and_files(tmp_path: Path) -> None:
         groups = compressed_tensors.TransformConfig(**said["transform_config"]).config_groups
         assert {name: group.head_dim for name, group in groups.items()} == {"R1": 32, "R2": 8}
         assert not any(place.is_online() for group in groups.values() for place in group.apply)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QuantConfig(rotation=Rotation(seed=3)),
+        QuantConfig("static-asymmetric", smoothing=Smoothing(), rotation=Rotation()),
+        QuantConfig("w8a16", rotation=Rotation(residual=False)),
+    ],
+    ids=["dynamic", "smoothed", "values"],
+)
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3"])
+def test_checkpoints_are_rotated_file_by_file(
+    name: str, config: QuantConfig, tmp_path: Path
+) -> None:
+    """The bits of `quantize_model`; the seed is in the files, and `validate` finds it there."""
+    model = model_of(name, torch.bfloat16)
+    model.save_pretrained(tmp_path / "float", max_shard_size="40KB")
+    report = quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, [IDS])
+    wanted = quantize_model(model, config, [IDS])
+    chosen = scaled_mm.quantization_report(wanted).rotation
+    assert report.calibration == "block by block" and report.rotation == chosen
+    made = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    told = made.quantization_config
+    assert told["transform_config"] == wanted.config.quantization_config["transform_config"]
+    del made.quantization_config
+    empty = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16).eval()
+    assert_bits(logits(scaled_mm.load_quantized(empty, tmp_path / "out")), logits(wanted))
+    assert rotation_in(Checkpoint(tmp_path / "out")) == chosen
+    loose = Thresholds(cosine_mean=0.9)
+    for quantised in (tmp_path / "out", wanted):
+        assert validate(model, quantised, [IDS], thresholds=loose, stride=31).ok
+
+
+@pytest.mark.parametrize(
+    ("kind", "batches", "rotation", "message"),
+    [
+        (
+            "Llama",
+            None,
+            Rotation(),
+            "^batches must be given for .* or rotation, got None",
+        ),
+        ("Llama", [IDS], Rotation(block=64), r"^block must divide the width of model\S+ \(96\)"),
+        ("Gemma", [IDS], Rotation(), "^rotation must leave the model's output as it was"),
+        ("GPTNeoX", [IDS], Rotation(), "^model must have model.embed_tokens, a Embedding"),
+    ],
+)
+def test_checkpoints_that_cannot_be_rotated(
+    kind: str, batches: Any, rotation: Rotation, message: str, tmp_path: Path
+) -> None:
+    config = getattr(transformers, f"{kind}Config")(**SIZES)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "float")
+    with pytest.raises(ValueError, match=message):
+        quantize_checkpoint(
+            tmp_path / "float", tmp_path / "out", QuantConfig(rotation=rotation), batches
+        )
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model_of("llama-tied").save_pretrained(tmp_path / "float")
+    (tmp_path / "ids").write_text("\n".join(" ".join(map(str, row)) for row in IDS.tolist()))
+    options = [f"{tmp_path}/float", "-o", f"{tmp_path}/out"]
+    tokens = ["--tokens", f"{tmp_path}/ids"]
+    assert main(["quantize", *options, "--rotate", "--seed", "5", *tokens]) == 0
+    assert "rotated, with the seed 5" in capsys.readouterr().out
+    assert rotation_in(Checkpoint(tmp_path / "out")) == Rotation(seed=5, block=32, head_block=8)
+    command = ["validate", f"{tmp_path}/out", "--float", f"{tmp_path}/float", *tokens]
+    assert main([*command, "--min-cosine", "0.9"]) == 0
+    for wrong, said in (
+        (
+            ["--rotate"],
+            "given with a static scheme, --alpha, --search or --rotate, got nei",
+        ),
+        (["--seed", "5"], "--seed must come with --rotate, got 5 alone"),
+    ):
+        assert main(["quantize", *options, *wrong]) == 2
+        assert said in capsys.readouterr().err
 
 
 class Layer(nn.Module):

@@ -15,6 +15,7 @@ from ..quantization.calibration import Calibration, calibrated, input_scale
 from ..quantization.config import QuantConfig
 from ..quantization.feeds import find_feeds
 from ..quantization.observe import Call, as_calls, evaluating
+from ..quantization.rotation import Folding, check_output, output_of, rotate
 from .blocks import Walk, blocks_of
 from .compressed_tensors import NO_PLACE
 from .config import PackedScheme
@@ -97,7 +98,11 @@ _Found = tuple[QuantConfig, "dict[str, tuple[str, ...]]", Calibration]
 
 def _by_blocks(plan: Plan, calls: Sequence[Call]) -> _Found:
     """With one block in memory at a time; `NotInParts` where that cannot be."""
-    streamed = StreamedModel(plan.source)
+    if plan.folding is not None:
+        check_output(*(_output(plan, calls[0], folding) for folding in (None, plan.folding)))
+    if not plan.calibrated:
+        return plan.config, {}, Calibration()
+    streamed = StreamedModel(plan.source, plan.folding)
     layers = {name: streamed.model.get_submodule(name) for name in plan.schemes}
     walk = Walk(streamed, blocks_of(streamed.model, list(layers)))
     with walk.watching(), torch.no_grad(), evaluating(streamed.model):
@@ -115,8 +120,20 @@ def _by_blocks(plan: Plan, calls: Sequence[Call]) -> _Found:
         raise NotInParts("a block reads weights that are not its own") from error
 
 
+def _output(plan: Plan, call: Call, folding: Folding | None) -> Tensor:
+    """What the float model returns, with one block in memory at a time."""
+    streamed = StreamedModel(plan.source, folding)
+    walk = Walk(streamed, blocks_of(streamed.model, list(plan.schemes)))
+    with walk.watching(), torch.no_grad():
+        return output_of(streamed.model, call)
+
+
 def _whole(plan: Plan, calls: Sequence[Call]) -> _Found:
     model = load_model(plan.source)
+    if plan.config.rotation is not None:
+        rotate(model, plan.config.rotation, calls[0])
+    if not plan.calibrated:
+        return plan.config, {}, Calibration()
     layers = {name: model.get_submodule(name) for name in plan.schemes}
     seeks = _seeks_norms(plan.config)
     foldable = find_feeds(model, layers, calls[0]).foldable if seeks else {}

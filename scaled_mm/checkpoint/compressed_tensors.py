@@ -21,7 +21,9 @@ Source: the format of the compressed-tensors package, 0.20.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 from ..nn import ScaledLinear, WeightOnlyLinear
 from ..quantization.rotation import Rotation
 from .config import PackedScheme, W8A8Scheme
+from .folder import Checkpoint
 
 Saved = ScaledLinear | WeightOnlyLinear
 """The layers that the formats have a place for."""
@@ -144,7 +147,8 @@ def quantization_config(
 
 
 def transform_config(rotation: Rotation) -> dict[str, Any]:
-    """What was folded into weights, as compressed-tensors says it. It has no place for the seed."""
+    """What was folded into weights, as compressed-tensors says it. It has no place for the seed:
+    `rotation_metadata` has one."""
     groups = {}
     for name, size, writes, reads in (
         ("R1", rotation.residual and rotation.block, _WRITERS, _READERS),
@@ -162,6 +166,25 @@ def transform_config(rotation: Rotation) -> dict[str, Any]:
                 "head_dim": size,
             }
     return {"config_groups": groups}
+
+
+_ROTATION = "scaled_mm.rotation"
+
+
+def rotation_metadata(rotation: Rotation | None) -> dict[str, str]:
+    """For the `__metadata__` of every shard: the rotation with its seed."""
+    return {} if rotation is None else {_ROTATION: json.dumps(asdict(rotation))}
+
+
+def rotation_in(checkpoint: Checkpoint) -> Rotation | None:
+    """What `rotation_metadata` put into a checkpoint; ValueError where it is none."""
+    for file in checkpoint.files.values():
+        if (text := file.metadata.get(_ROTATION)) is not None:
+            try:
+                return Rotation(**json.loads(text))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{file.path}: {_ROTATION} must be a Rotation: {error}") from error
+    return None
 
 
 _WRITERS = ("embed_tokens", "o_proj", "down_proj")

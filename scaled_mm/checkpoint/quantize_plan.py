@@ -21,6 +21,7 @@ from ..quantization.layers import why_not
 from ..quantization.model import linears, nothing_meant
 from ..quantization.observe import as_call
 from ..quantization.report import report_of
+from ..quantization.rotation import EMBEDDING, HEAD, Folding, folding_of
 from ..quantization.schemes import AnyScheme, WeightScheme
 from .compressed_tensors import AnyLayerScheme, is_linear, one_kind
 from .config import PackedScheme, W8A8Scheme
@@ -45,6 +46,7 @@ class Plan:
         floats: names of the Linears that stay float, as in the files; None: unknown.
         others: why other matrices stay float that are multiplied by, by name.
         computed: tensors of the files that the model makes itself, and which are left out.
+        folding: what a rotation makes of the model's tensors; None: nothing is rotated.
     """
 
     source: Checkpoint
@@ -55,6 +57,7 @@ class Plan:
     floats: tuple[str, ...] | None
     others: Mapping[str, str]
     computed: frozenset[str]
+    folding: Folding | None
 
     @classmethod
     def of(cls, source: Checkpoint, config: QuantConfig) -> Plan:
@@ -96,13 +99,29 @@ class Plan:
         return cls(
             *(source, config, schemes, in_files, names),
             *(tuple(floats) if known else None, others, frozenset(computed)),
+            _folding(source, model, {name: file for file, name in names.items()}, config),
         )
 
     @property
     def calibrated(self) -> bool:
-        """Whether the float model has to run."""
+        """Whether scales or divisors come from running the float model."""
         static = any(self.config.scheme_for(name).static for name in self.schemes)
         return static or self.config.smoothing is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether the float model has to run: to calibrate, or to show what a rotation left."""
+        return self.calibrated or self.folding is not None
+
+    @cached_property
+    def new_head(self) -> bool:
+        """Whether a rotation parts the head from the embedding, whose weight it shared."""
+        turned = self.folding is not None and f"{HEAD}.weight" in self.folding.folds
+        return turned and f"{HEAD}.weight" not in self.names.values()
+
+    def folded(self, name: str, x: Tensor) -> Tensor:
+        """A tensor of the model as the rotation makes it."""
+        return x if self.folding is None else self.folding(name, x)
 
     @cached_property
     def weights(self) -> dict[str, str]:
@@ -124,6 +143,8 @@ class Plan:
                 made += self._layer(layer, DTYPES[entry.dtype], *entry.shape)
             elif entry.name not in self.computed:
                 made.append(Planned(entry.name, entry.dtype, entry.shape))
+                if self.new_head and self.names.get(entry.name) == f"{EMBEDDING}.weight":
+                    made.append(Planned(f"{HEAD}.weight", entry.dtype, entry.shape))
         return made
 
     def _layer(self, name: str, dtype: torch.dtype, n: int, k: int) -> list[Planned]:
@@ -197,6 +218,26 @@ def _check(
                 refuse(f"has {_layer_of(weight)}.{part} already, without quantization_config")
 
 
+def _folding(
+    source: Checkpoint, model: nn.Module, stored: Mapping[str, str], config: QuantConfig
+) -> Folding | None:
+    """What the config's rotation makes of the model; ValueError where the files have not all."""
+    if config.rotation is None:
+        return None
+
+    def file_of(name: str) -> str:
+        if name not in stored:
+            raise ValueError(f"{source.folder}: has no {name}, which is rotated")
+        return stored[name]
+
+    found = folding_of(model, config.rotation, lambda name: source.read(file_of(name)))
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for name in found.folds:
+        if name != f"{HEAD}.weight" or name not in tied:
+            file_of(name)
+    return found
+
+
 def _layer_of(weight: str) -> str:
     return weight.removesuffix(".weight")
 
@@ -235,6 +276,7 @@ def fingerprint(plan: Plan, batches: Sequence[Any]) -> str:
         "schemes": {name: str(scheme) for name, scheme in plan.schemes.items()},
         "smoothing": asdict(config.smoothing) if config.smoothing else None,
         "percentile": config.percentile,
+        "rotation": asdict(config.rotation) if config.rotation else None,
         "batches": _digest(batches),
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -21,9 +21,10 @@ from ..lowbit.grouped import quantize_weight_grouped, scales_dtype
 from ..lowbit.stored import stored
 from ..ops.quantize import quantize_weight_int8
 from ..quantization.model import QuantConfig
+from ..quantization.rotation import EMBEDDING, HEAD, Rotation
 from ..quantization.schemes import WeightScheme
 from .calibrating import CALIBRATION, Calibrated, calibrate, read_calibration, write_calibration
-from .compressed_tensors import quantization_config
+from .compressed_tensors import quantization_config, rotation_metadata
 from .files import TensorFile
 from .folder import CONFIG, Checkpoint
 from .output import copy_file, other_files, output_folder, write_json
@@ -58,6 +59,8 @@ class QuantizeReport:
     """Name of each quantised layer -> its scheme."""
     smoothed: int | None
     """How many of them are smoothed; None: not known, all shards were there already."""
+    rotation: Rotation | None
+    """What was folded into the weights, with its seed; the shards' metadata have it too."""
     floats: tuple[str, ...] | None
     """Linears that stay float; None: the model's modules are not known."""
     others: Mapping[str, str]
@@ -100,27 +103,26 @@ def quantize_checkpoint(
         config: as for `quantize_model`. Which modules are Linears is asked of transformers, by
             config.json; where it cannot tell, `targets` must name them. Of smoothing only what a
             norm can take is done, for the format has no place for the rest.
-        batches: for static schemes and for smoothing, as for `quantize_model`. Then transformers
-            loads the whole model, in its own dtype, on the CPU.
+        batches: for static schemes, smoothing and rotation, as for `quantize_model`. Then the float
+            model runs, in its own dtype, on the CPU; of a rotation alone, on the first batch.
         progressed: called with how many bytes of the source were done since the last call, and of
             how many.
 
     Raises:
         ValueError: the checkpoint is malformed or quantised; config means no Linear, one that has
-            no weight of its own, a rotation, or smoothing that the format has no place for; batches
-            are missing; or `out` holds what was not written here, or with other settings.
+            no weight of its own, a rotation that the model cannot have, or smoothing that the
+            format has no place for; batches are missing; or `out` holds what was not written
+            here, or with other settings.
         ModuleNotFoundError: transformers is needed, and not installed.
         OSError: a file cannot be read or written. What was finished stays, for the next run.
     """
     started = time.perf_counter()
     source, out, config = Checkpoint(checkpoint), Path(out), config or QuantConfig()
-    if config.rotation is not None:
-        rule = "be None for a checkpoint (scaled_mm.quantize_model rotates a model)"
-        raise ValueError(f"rotation must {rule}, got {config.rotation}")
     plan = Plan.of(source, config)
-    if plan.calibrated and batches is None:
-        raise ValueError("batches must be given for a static scheme or smoothing, got None")
-    run = _Run(plan, out, list(batches) if plan.calibrated and batches is not None else [])
+    if plan.runs and batches is None:
+        what = "a static scheme, smoothing or rotation"
+        raise ValueError(f"batches must be given for {what}, got None")
+    run = _Run(plan, out, list(batches) if plan.runs and batches is not None else [])
     written = {*run.names(), CONFIG}
     others, left_out = other_files(source.folder, written, source.paths())
     with output_folder(out, MADE_BY, source.folder, run.names()):
@@ -134,6 +136,7 @@ def quantize_checkpoint(
         out=str(out),
         layers={name: str(scheme) for name, scheme in plan.schemes.items()},
         smoothed=_smoothed(plan, values),
+        rotation=plan.folding.rotation if plan.folding else None,
         calibration=values.how if values else None,
         floats=plan.floats,
         others=plan.others,
@@ -163,8 +166,11 @@ class _Run:
         self._out = out
         self._batches = batches
         self._mark = fingerprint(plan, batches)
+        rotation = rotation_metadata(plan.folding.rotation if plan.folding else None)
         self._shards = {
-            name: NewShard(name, plan.planned(file), {**file.metadata, MARK: self._mark})
+            name: NewShard(
+                name, plan.planned(file), {**file.metadata, **rotation, MARK: self._mark}
+            )
             for name, file in plan.source.files.items()
         }
 
@@ -211,7 +217,7 @@ class _Run:
         return False
 
     def _calibrated(self) -> Calibrated:
-        if not self._plan.calibrated:
+        if not self._plan.runs:
             return Calibrated()
         values = read_calibration(self._out, self._mark)
         if values is None:
@@ -229,13 +235,22 @@ class _Run:
                 yield from self._layer(layer, file.read(entry.name), values)
             elif entry.name not in self._plan.computed:
                 inside = self._plan.names.get(entry.name, entry.name)
-                yield entry.name, _divided(inside, file.read(entry.name), values)
+                yield from self._float(entry.name, inside, file.read(entry.name), values)
             progressed(entry.nbytes)
+
+    def _float(
+        self, name: str, inside: str, x: Tensor, values: Calibrated
+    ) -> Iterator[tuple[str, Tensor]]:
+        """A tensor that stays float, called `inside` in the model, and a head parted from it."""
+        yield name, _divided(inside, self._plan.folded(inside, x), values)
+        if self._plan.new_head and inside == f"{EMBEDDING}.weight":
+            yield f"{HEAD}.weight", self._plan.folded(f"{HEAD}.weight", x)
 
     def _layer(self, name: str, weight: Tensor, values: Calibrated) -> Iterator[tuple[str, Tensor]]:
         smooth = values.get(f"{name}.smooth")
         scheme, dtype = self._plan.config.scheme_for(name), scales_dtype(weight.dtype)
         stored_as = self._plan.stored[name]
+        weight = self._plan.folded(f"{name}.weight", weight)
         if smooth is not None:
             weight = weight.float() * smooth
         if isinstance(scheme, WeightScheme):
@@ -259,8 +274,10 @@ class _Run:
             fields = {**source.index_fields, **index}
             write_json(self._out / source.index.name, fields, mode_of(source.index))
         schemes = {self._plan.stored[name]: x for name, x in self._plan.schemes.items()}
-        quantization = quantization_config(schemes, self._plan.floats)
-        fields = {**source.config, "quantization_config": quantization}
+        rotation = self._plan.folding.rotation if self._plan.folding else None
+        quantization = quantization_config(schemes, self._plan.floats, rotation)
+        untied = {"tie_word_embeddings": False} if rotation and rotation.residual else {}
+        fields = {**source.config, **untied, "quantization_config": quantization}
         write_json(self._out / CONFIG, fields, mode_of(config))
 
 

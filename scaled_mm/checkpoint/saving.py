@@ -23,6 +23,7 @@ from .compressed_tensors import (
     layer_tensors,
     quantization_config,
     refuse_homeless,
+    rotation_metadata,
     scheme_of_layer,
 )
 from .fields import read_json
@@ -91,7 +92,7 @@ def save_quantized(
     planned = [Planned.like(name, x) for make in makes for name, x in make().items()]
     parts = split(planned, max_shard_bytes)
     shards = [
-        NewShard(name, part, {"format": "pt"})
+        NewShard(name, part, {"format": "pt", **rotation_metadata(rotation_of(model))})
         for name, part in zip(shard_names(len(parts)), parts, strict=True)
     ]
     config = _config(model, source)

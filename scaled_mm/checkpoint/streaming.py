@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .._torch import keeps_dtypes
+from ..quantization.rotation import Folding
 from .files import DTYPES
 from .float_model import model_class, transformers_config
 from .folder import Checkpoint
@@ -27,6 +28,10 @@ class NotInParts(Exception):
 class StreamedModel:
     """A model of transformers, and where each of its parameters is in the files.
 
+    Args:
+        checkpoint: the files.
+        folding: what a rotation makes of each parameter that is read; None: nothing.
+
     Attributes:
         model: in eval mode; matrices on the meta device until they are loaded.
 
@@ -35,8 +40,8 @@ class StreamedModel:
         ValueError, ModuleNotFoundError: as `float_model.model_class`.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, folding: Folding | None = None) -> None:
+        self._checkpoint, self._folding = checkpoint, folding
         made = model_class(checkpoint, "running the float model")
         config = transformers_config(checkpoint)
         dtype = getattr(config, "dtype", None) or _first_float(checkpoint)
@@ -114,13 +119,18 @@ class StreamedModel:
         return self.model.get_submodule(path), leaf
 
     def _place(self, named: Iterator[tuple[str, nn.Parameter]]) -> None:
-        made: dict[str, nn.Parameter] = {}  # by the name in the files: what is tied stays so
+        # By the name in the files: what is tied stays so, unless a rotation parts it.
+        made: dict[str, nn.Parameter] = {}
         for name, _ in named:
             source = self._sources[name]
-            if source not in made:
-                made[source] = nn.Parameter(self._checkpoint.read(source), requires_grad=False)
+            turned = self._folding is not None and name in self._folding.folds
+            key = name if turned else source
+            if key not in made:
+                x = self._checkpoint.read(source)
+                x = self._folding(name, x) if self._folding is not None else x
+                made[key] = nn.Parameter(x, requires_grad=False)
             owner, leaf = self._owner(name)
-            setattr(owner, leaf, made[source])
+            setattr(owner, leaf, made[key])
 
 
 def _below(name: str, prefix: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..checkpoint.float_model import read_lines, read_tokens, tokenized, vocabul
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
 from ..quantization.model import SCHEMES, QuantConfig
+from ..quantization.rotation import Rotation
 from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
 from ..quantization.smoothquant import ALPHAS, Smoothing
 
@@ -45,6 +46,8 @@ def show(report: QuantizeReport, console: RichConsole) -> None:
         told.append(f"the float model was run {report.calibration}")
     if report.smoothed:
         told.append(f"{report.smoothed} layers are smoothed, and the norms in front divided")
+    if report.rotation is not None:
+        told.append(f"rotated, with the seed {report.rotation.seed}: {report.rotation}")
     if report.floats is not None:
         told.append(f"Linears that stay float: {_listed(report.floats)}")
     by_reason: dict[str, list[str]] = {}
@@ -76,12 +79,18 @@ def command(
     ignore: list[str] | None,
     alpha: float | None,
     search: bool,
+    rotate: bool,
+    seed: int,
     text: Path | None,
     tokens: Path | None,
     length: int,
     as_json: bool,
 ) -> None:
     config = config_of(scheme, override or [], target, ignore, alpha, search)
+    if rotate:
+        config = replace(config, rotation=Rotation(seed=seed))
+    elif seed:
+        raise ValueError(f"--seed must come with --rotate, got {seed} alone")
     batches = _batches(model_dir, config, text, tokens, length)
     with progress_display() as display:
         bar = display.add_task("quantize")
@@ -136,18 +145,19 @@ def _batches(
     """What calibrates, as the command was told; None: nothing has to."""
     used = [config.scheme, *(scheme for _, scheme in config.overrides)]
     static = any(scheme_of(scheme).static for scheme in used)
-    if not static and config.smoothing is None:
+    if not static and config.smoothing is None and config.rotation is None:
         if text is not None or tokens is not None:
             given = "--text" if text is not None else "--tokens"
             raise ValueError(
-                f"{given} must come with a static scheme, --alpha or --search: nothing else is "
-                "calibrated"
+                f"{given} must come with a static scheme, --alpha, --search or --rotate: nothing "
+                "else runs the model"
             )
         return None
     if (text is None) == (tokens is None):
         got = "neither" if text is None else "both"
         raise ValueError(
-            f"--text or --tokens must be given with a static scheme, --alpha or --search, got {got}"
+            "--text or --tokens must be given with a static scheme, --alpha, --search or --rotate, "
+            f"got {got}"
         )
     source = Checkpoint(folder)
     if tokens is not None:

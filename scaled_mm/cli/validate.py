@@ -16,7 +16,10 @@ from scaled_mm_cli.terminal import Console, print_json
 
 from .._extras import needed
 from ..checkpoint import load_quantized
+from ..checkpoint.compressed_tensors import rotation_in
+from ..checkpoint.folder import Checkpoint
 from ..quantization.model import QuantConfig
+from ..quantization.rotation import untie
 from ..validate import TextReport, Thresholds, validate
 from ..validate import perplexity as perplexity_of
 from ..validate.html import write_html
@@ -93,7 +96,11 @@ def read_text(model: nn.Module, folders: Sequence[str], windows: Sequence[Window
     """A text, read by the float model and by each checkpoint of it; two models are in memory."""
     found = []
     for folder in folders:
-        quantised = load_quantized(copy.deepcopy(model), folder)
+        quantised, checkpoint = copy.deepcopy(model), Checkpoint(folder)
+        rotation = rotation_in(checkpoint)
+        if rotation is not None and rotation.residual:
+            untie(quantised)
+        load_quantized(quantised, checkpoint)
         found.append(perplexity_of(model, quantised, windows, folder))
     return replace(found[0], models=tuple(each.models[0] for each in found))
 

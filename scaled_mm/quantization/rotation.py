@@ -17,8 +17,9 @@ Source: QuaRot (Ashkboos et al., 2024), SpinQuant (Liu et al., 2024); SliceGPT (
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +33,7 @@ _NORMS = {
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
 }
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")
-_EMBEDDING, _LAYERS, _HEAD = "model.embed_tokens", "model.layers", "lm_head"
+EMBEDDING, _LAYERS, HEAD = "model.embed_tokens", "model.layers", "lm_head"
 Part = TypeVar("Part", bound=nn.Module)
 _TOLERANCE = 1e-3
 """Of the output's norm, as the rotated model may differ in float32."""
@@ -95,39 +96,44 @@ class _Turn:
 
 
 @dataclass
-class _Fold:
-    """What becomes of a Linear's weight: W * gain, R on its columns, R on its rows."""
+class Fold:
+    """What becomes of a parameter: x * gain, R on its columns, R on its rows; or ones."""
 
     gain: Tensor | None = None
     reads: _Turn | None = None
     writes: _Turn | None = None
+    ones: bool = False
 
-    def apply(self, linear: nn.Linear) -> None:
-        w = linear.weight.detach()
-        made = w.to(torch.promote_types(w.dtype, torch.float32))
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.ones:
+            return torch.ones_like(x)
+        made = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.gain is not None:
             made = made * self.gain
         if self.reads is not None:
             made = self.reads(made)
         if self.writes is not None:
             made = self.writes(made.t()).t().contiguous()
-            if linear.bias is not None:
-                bias = self.writes(linear.bias.detach().to(made.dtype))
-                linear.bias = _parameter(bias, linear.bias)
-        linear.weight = _parameter(made, linear.weight)
+        return made.to(x.dtype)
 
 
 def _parameter(values: Tensor, old: Tensor) -> nn.Parameter:
-    return nn.Parameter(values.to(old.dtype), requires_grad=old.requires_grad)
+    return nn.Parameter(values, requires_grad=old.requires_grad)
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Folding:
+    """What becomes of a model's parameters, by name; of those without a fold nothing.
+
+    Attributes:
+        rotation: with the blocks that were taken.
+    """
+
     rotation: Rotation
-    """With the blocks that were taken."""
-    folds: dict[nn.Linear, _Fold]
-    turn: _Turn | None
-    """Of the residual stream."""
+    folds: Mapping[str, Fold]
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        return self.folds[name](x) if name in self.folds else x
 
 
 @torch.no_grad()
@@ -150,65 +156,84 @@ def rotate(model: nn.Module, rotation: Rotation, call: Call) -> Rotation:
         ValueError: the model has other layers, or a block does not divide a width or a share; the
             model is as it was. Or its output changed: then it is not to be used.
     """
-    plan = _plan(model, rotation)
-    before = _output(model, call)
-    for linear, fold in plan.folds.items():
-        fold.apply(linear)
-    if plan.turn is not None:
-        embedding = _part(model, _EMBEDDING, nn.Embedding)
-        rows = embedding.weight.detach()
-        turned = plan.turn(rows.to(torch.promote_types(rows.dtype, torch.float32)))
-        embedding.weight = _parameter(turned, embedding.weight)
-        for norm, _ in _norms(model):
-            norm.weight = _parameter(torch.ones_like(norm.weight), norm.weight)
+    folding = folding_of(model, rotation, lambda name: attrgetter(name)(model).detach())
+    before = output_of(model, call)
+    if rotation.residual:
         untie(model)
-    after = _output(model, call)
+    for name, fold in folding.folds.items():
+        path, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(path)
+        old = getattr(owner, leaf)
+        setattr(owner, leaf, _parameter(fold(old.detach()), old))
+    check_output(before, output_of(model, call))
+    return folding.rotation
+
+
+def check_output(before: Tensor, after: Tensor) -> None:
+    """ValueError where a rotation changed a model's output by more than `rotate` allows."""
     bound = max(_TOLERANCE, 8 * torch.finfo(before.dtype).eps)
     off = float((after.double() - before.double()).norm() / before.double().norm())
     if not off <= bound:
         rule = f"leave the model's output as it was, within {bound:.1g} of its norm"
         raise ValueError(f"rotation must {rule}, got {off:.1g}: the model is not like Llama")
-    return plan.rotation
 
 
 def untie(model: nn.Module) -> None:
     """Gives the head a weight of its own; transformers' config says so from then on."""
-    head = _part(model, _HEAD, nn.Linear)
-    if head.weight is _part(model, _EMBEDDING, nn.Embedding).weight:
+    head = _part(model, HEAD, nn.Linear)
+    if head.weight is _part(model, EMBEDDING, nn.Embedding).weight:
         head.weight = _parameter(head.weight.detach().clone(), head.weight)
     config: Any = getattr(model, "config", None)
     if hasattr(config, "tie_word_embeddings"):
         config.tie_word_embeddings = False
 
 
-def _plan(model: nn.Module, rotation: Rotation) -> _Plan:
+def folding_of(model: nn.Module, rotation: Rotation, read: Callable[[str], Tensor]) -> Folding:
+    """What a rotation makes of a model.
+
+    Args:
+        model: as for `rotate`; it may be on the meta device.
+        rotation: what to fold.
+        read: gives the weight of a norm, by its name.
+
+    Raises:
+        ValueError: as `rotate`, but for a changed output.
+    """
     generator = torch.Generator().manual_seed(rotation.seed)
-    folds: dict[nn.Linear, _Fold] = {}
-    turn = None
+    folds: dict[str, Fold] = {}
     if rotation.residual:
-        width = _part(model, _EMBEDDING, nn.Embedding).embedding_dim
-        block = _block("block", rotation.block, width, f"the width of {_EMBEDDING}")
+        width = _part(model, EMBEDDING, nn.Embedding).embedding_dim
+        block = _block("block", rotation.block, width, f"the width of {EMBEDDING}")
         rotation = dataclasses.replace(rotation, block=block)
         turn = _Turn.of(block, generator)
+        folds[f"{EMBEDDING}.weight"] = Fold(reads=turn)
         for norm, readers in _norms(model):
-            for linear in readers:
-                folds[linear] = _Fold(norm.weight.detach(), turn)
+            folds[f"{norm}.weight"] = Fold(ones=True)
+            for name in readers:
+                folds[f"{name}.weight"] = Fold(read(f"{norm}.weight"), turn)
         for layer in _layers(model):
             for name in _WRITERS:
-                folds[_part(model, f"{layer}.{name}", nn.Linear)] = _Fold(writes=turn)
+                _writes(model, folds, f"{layer}.{name}", turn)
     for layer in _layers(model) if rotation.value_output else ():
-        v, o = (_part(model, f"{layer}.self_attn.{x}_proj", nn.Linear) for x in "vo")
+        v, o = (f"{layer}.self_attn.{x}_proj" for x in "vo")
         size = _head_size(model, layer)
         block = _block("head_block", rotation.head_block, size, f"a head of {layer}.self_attn")
         rotation = dataclasses.replace(rotation, head_block=block)
-        share = o.in_features / rotation.ranks
+        share = _part(model, o, nn.Linear).in_features / rotation.ranks
         if share % block:
-            whose = f"the share of {layer}.self_attn.o_proj of each of {rotation.ranks} ranks"
+            whose = f"the share of {o} of each of {rotation.ranks} ranks"
             raise ValueError(f"head_block must divide {whose} ({share:g}), got {block}")
         of_values = _Turn.of(block, generator)
-        folds.setdefault(v, _Fold()).writes = of_values
-        folds.setdefault(o, _Fold()).reads = of_values
-    return _Plan(rotation, folds, turn)
+        _writes(model, folds, v, of_values)
+        folds.setdefault(f"{o}.weight", Fold()).reads = of_values
+    return Folding(rotation, folds)
+
+
+def _writes(model: nn.Module, folds: dict[str, Fold], name: str, turn: _Turn) -> None:
+    """R on what a Linear puts out."""
+    folds.setdefault(f"{name}.weight", Fold()).writes = turn
+    if _part(model, name, nn.Linear).bias is not None:
+        folds[f"{name}.bias"] = Fold(writes=turn)
 
 
 def _block(argument: str, given: int | None, width: int, whose: str) -> int:
@@ -235,18 +260,20 @@ def _layers(model: nn.Module) -> list[str]:
     return [f"{_LAYERS}.{name}" for name, _ in _part(model, _LAYERS, nn.Module).named_children()]
 
 
-def _norms(model: nn.Module) -> Iterator[tuple[Any, list[nn.Linear]]]:
+def _norms(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
     """Each norm of the residual stream, and the Linears that read it."""
     named = [
         (f"{layer}.{norm}", [f"{layer}.{reader}" for reader in readers])
         for layer in _layers(model)
         for norm, readers in _NORMS.items()
     ]
-    for name, readers in [*named, ("model.norm", [_HEAD])]:
+    for name, readers in [*named, ("model.norm", [HEAD])]:
         norm: Any = _part(model, name, nn.Module)
         if isinstance(norm, nn.LayerNorm) or not isinstance(getattr(norm, "weight", None), Tensor):
             raise ValueError(f"{name} must be an RMSNorm, got a {type(norm).__name__}")
-        yield norm, [_part(model, reader, nn.Linear) for reader in readers]
+        for reader in readers:
+            _part(model, reader, nn.Linear)
+        yield name, readers
 
 
 def _head_size(model: nn.Module, layer: str) -> int:
@@ -257,7 +284,8 @@ def _head_size(model: nn.Module, layer: str) -> int:
     return size
 
 
-def _output(model: nn.Module, call: Call) -> Tensor:
+def output_of(model: nn.Module, call: Call) -> Tensor:
+    """The first floating tensor that a model returns; ValueError where there is none."""
     with evaluating(model):
         leaves = tree_leaves(call(model))
     found = (x for x in leaves if isinstance(x, Tensor) and x.is_floating_point())

@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from .._progress import progress
 from .._torch import tree_leaves
 from ..checkpoint import load_quantized
+from ..checkpoint.compressed_tensors import rotation_in
 from ..checkpoint.folder import Checkpoint
 from ..nn import ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import decibels
 from ..quantization.observe import Call, as_calls, evaluating, observe
+from ..quantization.report import rotation_of
+from ..quantization.rotation import rotate
 from .folds import find_folds
 from .layers import LayerInspector
 from .report import Agreement, Thresholds, ValidationReport
@@ -66,7 +69,7 @@ def validate(
             `scaled_mm.quantize_model` makes, on the same device; or a quantised checkpoint, which
             `scaled_mm.load_quantized` puts into a copy of the model. Factors that its quantiser
             moved into norms or the layers in front are found and undone, so that a layer's noise is
-            its own.
+            its own. Of a rotated model the float layers are rotated too, by the recorded seed.
         batches: as for `scaled_mm.quantize_model`; not those of its calibration.
         thresholds: what passes; default: `Thresholds()`.
         stride: bits are compared for every stride-th token.
@@ -83,15 +86,24 @@ def validate(
         TypeError: a batch has no known form, or an output holds no float tensor.
     """
     calls = as_calls(batches)
+    if isinstance(quantised, nn.Module):
+        rotation = rotation_of(quantised)
+    else:
+        quantised = quantised if isinstance(quantised, Checkpoint) else Checkpoint(quantised)
+        rotation = rotation_in(quantised)
+    turned = model
+    if rotation is not None:
+        turned = copy.deepcopy(model)
+        rotate(turned, rotation, calls[0])
     if not isinstance(quantised, nn.Module):
-        quantised = load_quantized(copy.deepcopy(model), quantised)
+        quantised = load_quantized(copy.deepcopy(turned), quantised)
     layers = {
         name: module for name, module in quantised.named_modules() if isinstance(module, Layer)
     }
     if not layers:
         raise ValueError("quantised must hold a ScaledLinear or WeightOnlyLinear, got none")
-    originals = _originals(model, layers)
-    inspector = LayerInspector(originals, stride, find_folds(model, quantised, originals, layers))
+    originals = _originals(turned, layers)
+    inspector = LayerInspector(originals, stride, find_folds(turned, quantised, originals, layers))
     with progress("comparing", 2 * len(calls) + len(layers)) as tick:
         with torch.no_grad(), evaluating(model):
             wanted = []

@@ -38,6 +38,10 @@ def options(
     search: Annotated[
         bool, typer.Option("--search", help="Smooth, with the best alpha for each norm.")
     ] = False,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Rotate a Llama-like model first, in its weights.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the rotation's signs; it is recorded.")] = 0,
     text: Annotated[
         Path | None,
         typer.Option(help="Sentences that calibrate, one a line, for the model's own tokenizer."),
