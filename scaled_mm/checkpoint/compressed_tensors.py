@@ -181,8 +181,11 @@ def rotation_in(checkpoint: Checkpoint) -> Rotation | None:
     for file in checkpoint.files.values():
         if (text := file.metadata.get(_ROTATION)) is not None:
             try:
-                return Rotation(**json.loads(text))
-            except (TypeError, ValueError) as error:
+                fields = json.loads(text)
+                if not all(x is None or type(x) in (bool, int) for x in fields.values()):
+                    raise TypeError("its fields are numbers and switches")
+                return Rotation(**fields)
+            except (AttributeError, TypeError, ValueError) as error:
                 raise ValueError(f"{file.path}: {_ROTATION} must be a Rotation: {error}") from error
     return None
 

@@ -138,12 +138,18 @@ def with_decoder(checkpoint: Checkpoint, batches: list[Any]) -> list[Any]:
     return [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
 
 
-def check_language_model(checkpoint: Checkpoint) -> None:
-    """ValueError where the model has no head that predicts the next token."""
-    made = model_class(checkpoint, "perplexity")
+def has_language_head(checkpoint: Checkpoint) -> bool:
+    """Whether the model has a head that predicts the next token."""
     heads = transformers_for("perplexity").MODEL_FOR_CAUSAL_LM_MAPPING
     known = heads.get(type(transformers_config(checkpoint)), ())
-    if made not in (known if isinstance(known, tuple) else (known,)):
+    made = model_class(checkpoint, "perplexity")
+    return made in (known if isinstance(known, tuple) else (known,))
+
+
+def check_language_model(checkpoint: Checkpoint) -> None:
+    """ValueError where `has_language_head` says no."""
+    if not has_language_head(checkpoint):
+        made = model_class(checkpoint, "perplexity")
         raise ValueError(
             f"{checkpoint.folder / CONFIG}: architectures must name a model with a language-model "
             f"head, such as LlamaForCausalLM, got {made.__name__}"

@@ -22,6 +22,8 @@ from ..quantization.model import SCHEMES, QuantConfig
 from ..quantization.rotation import Rotation
 from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
 from ..quantization.smoothquant import ALPHAS, Smoothing
+from .search import search as find
+from .search import tell
 
 _SHOWN = 8
 KNOWN = f"{', '.join(SCHEMES)}, {NAMES_OF_WEIGHTS}"
@@ -72,7 +74,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def command(
     model_dir: Path,
-    out: Path,
+    out: Path | None,
     scheme: str,
     override: list[str] | None,
     target: list[str] | None,
@@ -91,6 +93,18 @@ def command(
         config = replace(config, rotation=Rotation(seed=seed))
     elif seed:
         raise ValueError(f"--seed must come with --rotate, got {seed} alone")
+    if out is None:
+        if not search:
+            raise ValueError("--out must be given, or --search alone, got neither")
+        if override or alpha is not None or rotate or scheme != "dynamic":
+            rule = "must come with --out: without it, --search tries them all"
+            raise ValueError(f"--scheme, --override, --alpha and --rotate {rule}")
+        sequences = _batches(model_dir, config, text, tokens, length) or []
+        given = ["--text", str(text)] if text is not None else ["--tokens", str(tokens)]
+        for option, patterns in (("--target", target), ("--ignore", ignore)):
+            given += [word for pattern in patterns or () for word in (option, pattern)]
+        tell(find(model_dir, replace(config, smoothing=None), sequences, given), as_json)
+        return
     batches = _batches(model_dir, config, text, tokens, length)
     with progress_display() as display:
         bar = display.add_task("quantize")

@@ -15,8 +15,9 @@ def options(
         Path, typer.Argument(help="The folder of a float checkpoint: safetensors and config.json.")
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="A folder: new, empty, or of an interrupted run.")
-    ],
+        Path | None,
+        typer.Option("--out", "-o", help="A folder: new, empty, or of an interrupted run."),
+    ] = None,
     scheme: Annotated[str, typer.Option(help=f"{', '.join(SCHEMES)}, {WEIGHTS}.")] = "dynamic",
     override: Annotated[
         list[str] | None,
@@ -36,7 +37,12 @@ def options(
         float | None, typer.Option(help="Smooth the layers that a norm feeds (SmoothQuant).")
     ] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Smooth, with the best alpha for each norm.")
+        bool,
+        typer.Option(
+            "--search",
+            help="Smooth, with the best alpha for each norm. Without --out: try every scheme, with "
+            "and without smoothing and rotation, and write only a table.",
+        ),
     ] = False,
     rotate: Annotated[
         bool, typer.Option("--rotate", help="Rotate a Llama-like model first, in its weights.")
