@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_front() -> None:
     """Sorted by error; what is worse in everything, or equal but in one thing, is not on it."""
     sizes = {"a": (1, 5, 5), "b": (2, 4, 5), "c": (2, 5, 6), "d": (1, 5, 6), "e": (9, 9, 1)}
-    made = _sorted([Trial(name, error, None, n, ms) for name, (error, n, ms) in sizes.items()])
+    made = _sorted([Trial("", name, error, None, n, ms) for name, (error, n, ms) in sizes.items()])
     assert [x.command for x in made] == ["a", "d", "b", "c", "e"]
     assert {x.command for x in made if x.front} == {"a", "b", "e"}
 
@@ -61,6 +61,8 @@ def test_a_language_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     printed = capsys.readouterr().out
     assert f"float: perplexity {found['float_perplexity']:.3f}" in printed
     assert "not tried: --scheme w4a16-g128: " in printed
+    assert all(x["options"] in " ".join(printed.split()) for x in trials)
+    assert "so the first is made: scaled-mm quantize" in printed
 
 
 def test_a_model_without_logits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,7 @@ class Trial:
     """One scheme, tried.
 
     Attributes:
+        options: of the scheme.
         command: that makes it.
         error: of a language model the mean KL divergence (float || quantised), in nats a token;
             of another |y_quantised - y| / |y| of all outputs.
@@ -52,6 +53,7 @@ class Trial:
         front: no other is as good in error, bytes and time, and better in one of them.
     """
 
+    options: str
     command: str
     error: float
     perplexity: float | None
@@ -123,7 +125,8 @@ def search(folder: Path, base: QuantConfig, batches: Sequence[Any], given: Seque
             words = ["scaled-mm", "quantize", str(folder), "-o", "OUT", *options]
             words += given if config.rotation or config.smoothing or "static" in options[1] else ()
             ms = _milliseconds(quantised, calls)
-            found.append(Trial(shlex.join(words), error, read, _bytes(quantised), ms))
+            sizes = error, read, _bytes(quantised), ms
+            found.append(Trial(shlex.join(options), shlex.join(words), *sizes))
             tick()
     return Found(_sorted(found), refused, of_float, len(calls))
 
@@ -195,13 +198,15 @@ def show(found: Found, console: RichConsole) -> None:
     headings = ["KL " if language else "error ", *(["perplexity "] * language), "MB ", "ms "]
     for heading in ("", *headings):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("made by", overflow="fold")
+    table.add_column("options", overflow="fold")
     for x in found.trials:
         read = [f"{x.perplexity:.3f} "] if x.perplexity is not None else []
         figures = [f"{x.error:.5f} ", *read, f"{x.bytes / 1e6:.1f} ", f"{x.ms:.1f} "]
-        table.add_row("* " if x.front else "", *figures, cell(x.command))
+        table.add_row("* " if x.front else "", *figures, cell(x.options))
     console.print(table)
     told = ["* no other is as good in error, size and time, and better in one of them"]
+    if found.trials:
+        told.append(f"so the first is made: {found.trials[0].command}")
     if language:
         told.append(f"float: perplexity {found.float_perplexity:.3f}; KL in nats a token")
     told.append(f"{found.sequences} sequences evaluated, the others calibrated; ms for all of them")
