@@ -64,12 +64,80 @@ struct Unpack {
   };
 };
 
+// The rounding to D's dtype of elements of two rows, as Unpack takes them. Out: the storage type of
+// D.
+template <class Out>
+struct Rounding {
+  DType dtype;
+
+  template <class Operands>
+  CUTLASS_DEVICE Rounding(const Destination& to, const Operands&, int) : dtype(to.out.dtype) {}
+
+  template <int kSize, int kWords>
+  CUTLASS_DEVICE void operator()(const float (&x)[kSize], int32_t (&word)[kWords]) const {
+    if constexpr (sizeof(Out) == 4) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSize; ++i) word[i] = __float_as_int(x[i]);
+    } else {
+      with_dtype16(dtype, [&](auto to) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kSize; i += 2) {
+          word[i] = static_cast<int32_t>(Format<decltype(to)::value>::narrow(x[i], x[i + 1]));
+        }
+      });
+    }
+  }
+};
+template <>
+struct Rounding<uint8_t> {
+  bool to_int8, quick;
+  Quantizer by[2];
+
+  template <class Operands>
+  CUTLASS_DEVICE Rounding(const Destination& to, const Operands& operands, int first_row)
+      : to_int8(to.out.dtype == DType::int8) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      const auto get = [&](auto leaf) { return operands.at(leaf, first_row + 8 * row, 0); };
+      by[row] = quantizer_given(get(epilogue::OutScale{}), get(epilogue::OutAzp{}), to.symmetric);
+    }
+    quick = by[0].is_quick && by[1].is_quick;
+  }
+
+  template <int kSize, int kWords>
+  CUTLASS_DEVICE void operator()(const float (&x)[kSize], int32_t (&word)[kWords]) const {
+    const auto each = [&](const auto& four) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSize; i += 4) {
+        word[i] = static_cast<int32_t>(four(x[i], x[i + 1], x[i + 2], x[i + 3]));
+      }
+    };
+    if (to_int8 && quick) {
+      each([&](float x0, float x1, float x2, float x3) {
+        return pack(by[0].quick_limited(x0), by[0].quick_limited(x1), by[1].quick_limited(x2),
+                    by[1].quick_limited(x3));
+      });
+    } else if (to_int8) {
+      each([&](float x0, float x1, float x2, float x3) {
+        return pack(by[0].exact(x0), by[0].exact(x1), by[1].exact(x2), by[1].exact(x3));
+      });
+    } else {
+      each([&](float x0, float x1, float x2, float x3) {
+        const auto of = [](float x, float r) { return within_e4m3(__fmul_rn(x, r)); };
+        return pack_e4m3(of(x0, by[0].reciprocal), of(x1, by[0].reciprocal)) |
+               pack_e4m3(of(x2, by[1].reciprocal), of(x3, by[1].reciprocal)) << 16;
+      });
+    }
+  }
+};
+
 // Accumulator: the type of the sums, of 32 bits. Out: the storage type of D.
 template <class E, class Tile, class Cluster, class Accumulator, class Out, bool kPingpong>
 struct EndedEpilogue {
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
   static constexpr int kColumns = epilogue::columns_of(E::form);
   static constexpr int kThreads = kPingpong ? 128 : 256;
+  static constexpr int kPerWord = 4 / sizeof(Out);
   using OutTile =
       cute::Shape<cute::Int<kTileM>, cute::Int<kTileN / kColumns>, decltype(cute::get<2>(Tile{}))>;
   // What CUTLASS would multiply by in tiles of that width.
@@ -166,6 +234,7 @@ struct EndedEpilogue {
       CUTLASS_PRAGMA_NO_UNROLL
       for (int block = 0; block < kBlocks; ++block) {
         const int first_row = get<0>(places(make_coord(make_coord(0, 0, 0), block, 0)));
+        const Rounding<Out> rounding(ending_.to, operands, first_row);
         CUTLASS_PRAGMA_NO_UNROLL
         for (int turn = 0; turn < kTurns; ++turn) {
           const int first = get<1>(places(make_coord(make_coord(0, 0, turn * kTogether), 0, 0)));
@@ -200,14 +269,16 @@ struct EndedEpilogue {
               pairs[i] = made[at], pairs[i + 1] = made[at + 2];
               make_neighbours(pairs[i], pairs[i + 1], thread % 4);
             }
-            narrow(pairs, word, operands, first_row);
+            rounding(pairs, word);
             // Into the registers of every other eight.
             CUTLASS_PRAGMA_UNROLL
             for (int i = kSums / 2 - 1; i >= 0; --i) word[i / 4 * 8 + i % 4] = word[i];
           } else {
-            narrow(made, word, operands, first_row);
+            rounding(made, word);
           }
-          with_sums([&](int i, int32_t& sum) { sum = word[i]; });
+          with_sums([&](int i, int32_t& sum) {
+            if (i % kPerWord == 0 && i / 4 % kColumns == 0) sum = word[i];
+          });
         }
       }
     }
@@ -217,52 +288,6 @@ struct EndedEpilogue {
         return __int_as_float(word);
       } else {
         return word;
-      }
-    }
-
-    // As Unpack takes them.
-    template <int kSize, int kWords>
-    CUTLASS_DEVICE void narrow(const float (&x)[kSize], int32_t (&word)[kWords],
-                               const Operands& operands, int first_row) const {
-      if constexpr (sizeof(Out) == 4) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kSize; ++i) word[i] = __float_as_int(x[i]);
-      } else if constexpr (sizeof(Out) == 2) {
-        with_dtype16(ending_.to.out.dtype, [&](auto dtype) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kSize; i += 2) {
-            word[i] = static_cast<int32_t>(Format<decltype(dtype)::value>::narrow(x[i], x[i + 1]));
-          }
-        });
-      } else {
-        const auto of_row = [&](auto leaf, int row) {
-          return operands.at(leaf, first_row + 8 * row, 0);
-        };
-        const float scale0 = of_row(epilogue::OutScale{}, 0);
-        const float scale1 = of_row(epilogue::OutScale{}, 1);
-        if (ending_.to.out.dtype == DType::int8) {
-          const auto quantizer = [&](float scale, int row) {
-            return quantizer_given(scale, of_row(epilogue::OutAzp{}, row), ending_.to.symmetric);
-          };
-          const Quantizer by0 = quantizer(scale0, 0), by1 = quantizer(scale1, 1);
-          const bool quick = by0.is_quick && by1.is_quick;
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kSize; i += 4) {
-            word[i] = static_cast<int32_t>(
-                quick ? pack(by0.quick_limited(x[i]), by0.quick_limited(x[i + 1]),
-                             by1.quick_limited(x[i + 2]), by1.quick_limited(x[i + 3]))
-                      : pack(by0.exact(x[i]), by0.exact(x[i + 1]), by1.exact(x[i + 2]),
-                             by1.exact(x[i + 3])));
-          }
-        } else {
-          const float r0 = __frcp_rn(scale0), r1 = __frcp_rn(scale1);
-          const auto of = [](float x, float r) { return within_e4m3(__fmul_rn(x, r)); };
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kSize; i += 4) {
-            word[i] = static_cast<int32_t>(pack_e4m3(of(x[i], r0), of(x[i + 1], r0)) |
-                                           pack_e4m3(of(x[i + 2], r1), of(x[i + 3], r1)) << 16);
-          }
-        }
       }
     }
 
