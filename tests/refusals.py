@@ -161,7 +161,7 @@ def _table() -> list[Refusal]:
     refuse("azp-with-adj-short", "azp_with_adj", "(1, 95)", azp_with_adj=_int32(1, N - 1))
     all_of_them = {"azp": _int32(1), **adj, "azp_with_adj": _int32(N)}
     refuse("azp-both-forms", "azp_with_adj", "azp, azp_adj, azp_with_adj", **all_of_them)
-    refuse("azp-two-adj", "azp_adj", "azp_adj, azp_with_adj", **adj, azp_with_adj=_int32(N))
+    refuse("azp-two-adj", "azp_with_adj", "azp_adj, azp_with_adj", **adj, azp_with_adj=_int32(N))
 
     for name, shape in {
         "row": (1, N),
@@ -233,9 +233,7 @@ def _table() -> list[Refusal]:
     )
     refuse("out-azp-int64", "out_azp", "int64", **to_int8, out_azp=_int32(1).long())
     refuse("out-azp-columns", "out_azp", "(1, 96)", **to_int8, out_azp=_int32(1, N))
-    refuse(
-        "int8-residual", "out_scale", "residual, out_scale", **to_int8, residual=torch.ones(M, N)
-    )
+    refuse("int8-residual", "residual", "residual, out_scale", **to_int8, residual=torch.ones(M, N))
     refuse("int8-bias-float64", "bias", "float64", **to_int8, bias=torch.ones(N).double())
     refuse("int8-into-bfloat16", "out", "bfloat16", **to_int8, out=torch.ones(M, N).bfloat16())
     refuse("swiglu-odd", "b", "N=95", b=_int8(K, N - 1), scale_b=torch.ones(1), activation="swiglu")

@@ -84,30 +84,23 @@ inline std::string names(OperandSet operands) {
 // The epilogue that reads the operands given. What check_scaled_mm asks of them besides: a
 // quantised D has out_scale, and out_azp where it is int8.
 inline Id choose(OperandSet given, const Activation& activation) {
-  const auto has = [&](Operand operand) { return (given & bit(operand)) != 0; };
-  const auto apart = [&](Operand one, OperandSet others) {
-    if (!has(one) || !(given & others)) return;
-    const char* const name = kOperandNames[static_cast<int>(one)];
-    refuse(name, cat("not be given together with ", names(given & others)), "both");
+  constexpr OperandSet both = Azp::reads | AzpAdj::reads;
+  const auto has = [&](OperandSet operands) { return (given & operands) != 0; };
+  const auto check = [&](bool right, OperandSet argument, const std::string& rule) {
+    constexpr OperandSet scales = ScaleA::reads | ScaleB::reads;
+    if (!right) refuse(names(argument), "be given " + rule, names(given & ~scales));
   };
-  apart(Operand::azp_with_adj, bit(Operand::azp) | bit(Operand::azp_adj));
-  apart(Operand::residual, bit(Operand::out_scale));
-  if (has(Operand::azp) != has(Operand::azp_adj)) {
-    const bool lacks_azp = has(Operand::azp_adj);
-    const char* const there = lacks_azp ? "azp_adj" : "azp";
-    refuse(lacks_azp ? "azp" : "azp_adj", cat("be given together with ", there),
-           cat(there, " alone"));
-  }
-  if (activation.form != Form::none && has(Operand::residual)) {
-    refuse("residual", cat("not be given together with activation='", activation.name, "'"),
-           "both");
-  }
+  check(!has(AzpWithAdj::reads) || !has(both), AzpWithAdj::reads, "without azp and azp_adj");
+  check(has(Azp::reads) || !has(AzpAdj::reads), Azp::reads, "together with azp_adj");
+  check(has(AzpAdj::reads) || !has(Azp::reads), AzpAdj::reads, "together with azp");
+  check(!has(Residual::reads) || !has(OutScale::reads), Residual::reads, "without out_scale");
+  check(!has(Residual::reads) || activation.form == Form::none, Residual::reads,
+        cat("without activation='", activation.name, "'"));
   if (activation.form == Form::gated) return Id::ScaledEpilogueGated;
   if (activation.form == Form::activated) return Id::ScaledEpilogueActivated;
-  if (has(Operand::out_scale)) return Id::ScaledEpilogueActivated;  // by no function
-  if (has(Operand::residual)) return Id::ScaledEpilogueResidual;
-  const bool azp = has(Operand::azp) || has(Operand::azp_with_adj);
-  return azp ? Id::ScaledEpilogueAzp : Id::ScaledEpilogue;
+  if (has(OutScale::reads)) return Id::ScaledEpilogueActivated;  // by no function
+  if (has(Residual::reads)) return Id::ScaledEpilogueResidual;
+  return has(both | AzpWithAdj::reads) ? Id::ScaledEpilogueAzp : Id::ScaledEpilogue;
 }
 
 }  // namespace scaled_mm::epilogue
