@@ -26,10 +26,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from scaled_mm.checkpoint.config import W8A8, W8A8Scheme
+from scaled_mm.checkpoint.config import W8A8
 from scaled_mm.checkpoint.files import TensorFile
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.targets import Targets
+from scaled_mm.quantization.compressed_tensors import W8A8Scheme
 
 # ---- One file ------------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import scaled_mm
 from scaled_mm import Call, QuantConfig, Rotation, Smoothing, quantize_model
 from scaled_mm.checkpoint import quantize_checkpoint
-from scaled_mm.checkpoint.compressed_tensors import rotation_in
-from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.checkpoint.folder import Checkpoint, rotation_in
 from scaled_mm.quantization.rotation import rotate
 from scaled_mm.validate import Thresholds, validate
 from scaled_mm_cli.main import main

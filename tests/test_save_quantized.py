@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model, save_quantized
 from scaled_mm.checkpoint import saving
-from scaled_mm.checkpoint.config import W8A8Scheme
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.lowbit.grouped import GroupedWeight
 from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.precompute import precompute
+from scaled_mm.quantization.compressed_tensors import W8A8Scheme
 from scaled_mm.quantization.schemes import SCHEMES
 
 extra("compressed_tensors")

@@ -23,12 +23,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from scaled_mm import load_quantized
-from scaled_mm.checkpoint.config import W8A8, W8A8Scheme
+from scaled_mm.checkpoint.config import W8A8
 from scaled_mm.checkpoint.fields import MAX_CONFIG, MAX_ITEMS, parse_json, read_json
 from scaled_mm.checkpoint.files import TensorFile
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.targets import Targets
 from scaled_mm.precompute import precompute
+from scaled_mm.quantization.compressed_tensors import W8A8Scheme
 from scaled_mm_cli.main import main
 
 BASES: dict[str, tuple[Callable[[Path], object], Callable[[], nn.Module]]] = {

@@ -27,9 +27,9 @@ from scaled_mm import (
     save_quantized,
 )
 from scaled_mm.checkpoint import quantize_checkpoint
-from scaled_mm.checkpoint.config import PackedScheme
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
+from scaled_mm.quantization.compressed_tensors import PackedScheme
 from scaled_mm.validate import Thresholds, validate
 from scaled_mm_cli.main import main
 

@@ -17,8 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- imports.py: begin -->", "<!-- imports.py: end -->"
 Graph = dict[str, set[str]]
-UPWARD = {("scaled_mm.quantization", "scaled_mm.checkpoint")}
-"""saving.py asks within a function what config a checkpoint of its layers would have."""
 
 
 def modules() -> dict[str, Path]:
@@ -59,12 +57,10 @@ def unit(name: str) -> str:
 
 
 def units(whole: Graph) -> Graph:
-    """The same between the modules and packages right below `scaled_mm`, without `UPWARD`."""
+    """The same between the modules and packages right below `scaled_mm`."""
     made: Graph = {}
     for name, others in whole.items():
         made.setdefault(unit(name), set()).update(unit(x) for x in others if unit(x) != unit(name))
-    for name, other in UPWARD:
-        made[name].remove(other)
     return made
 
 

@@ -307,14 +307,30 @@ class Blockwise:
             BlockCall(call.args, call.kwargs, call.mask, run, number)
             for number, call in enumerate(self._calls)
         ]
-        for block in self._blocks:
-            block.forward = lambda *args, **kwargs: self._outputs[current]
+        blocks = list(self._blocks)
+        for at, block in enumerate(blocks):
+            self._blocks[at] = _Done(block, lambda: self._outputs[current])
         try:
             with self._streamed.loaded(without=self._name):
                 return calibrated(self._streamed.model, layers, calls, _within(config, layers))
         finally:
-            for block in self._blocks:
-                del block.forward
+            for at, block in enumerate(blocks):
+                self._blocks[at] = block
+
+
+class _Done(nn.Module):
+    """In a block's place: puts out what the block did. All else that a model asks of it is the
+    block's."""
+
+    def __init__(self, block: nn.Module, output: Callable[[], Any]) -> None:
+        super().__init__()
+        self._done = block, output  # in a tuple the block is no submodule: it has no values now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._done[0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._done[1]()
 
 
 def _within(config: QuantConfig, layers: Mapping[str, nn.Module]) -> QuantConfig:

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from ..quantization.calibration import Calibration, calibrated, input_scale
+from ..quantization.compressed_tensors import NO_PLACE, PackedScheme
 from ..quantization.config import QuantConfig
 from ..quantization.feeds import find_feeds
 from ..quantization.observe import Call, as_calls, evaluating
 from ..quantization.rotation import Folding, check_output, output_of, rotate
 from .blocks import Walk, blocks_of
-from .compressed_tensors import NO_PLACE
-from .config import PackedScheme
 from .files import TensorFile
 from .float_model import load_model
 from .quantize_plan import Plan

@@ -21,6 +21,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ..quantization.compressed_tensors import PackedScheme, W8A8Scheme
 from .config_awq_gptq import AwqGptq, AwqGptqFields
 from .fields import Fields, read_json, shown
 from .targets import Targets
@@ -34,54 +35,6 @@ _FOLDED = ("weight_input", "weight_output")
 """Locations of transforms that are in the weights, of which a reader need know nothing."""
 _ORDERS_OF_GPTQ = ("static", "weight")
 """GPTQ went through the columns in another order and put them back; "group" leaves them moved."""
-
-
-@dataclass(frozen=True)
-class W8A8Scheme:
-    """How the Linears of one group are quantised."""
-
-    dynamic: bool
-    """Activation scales (and zero points) at run time, not from the checkpoint."""
-    symmetric: bool
-    """Activations without zero points. (Weights never have them.)"""
-    per_token: bool
-    """Dynamic: a scale for each token, or one for all."""
-    per_channel: bool
-    """A weight scale for each output channel, or one for all."""
-
-    @property
-    def term(self) -> str | None:
-        """The name of the azp term that a layer of this scheme needs."""
-        if self.symmetric:
-            return None
-        return "azp_adj" if self.dynamic else "azp_with_adj"
-
-    def __str__(self) -> str:
-        return (
-            f"{'dynamic' if self.dynamic else 'static'} "
-            f"{'symmetric' if self.symmetric else 'asymmetric'}, "
-            f"per {'token' if self.per_token else 'tensor'}, "
-            f"weights per {'channel' if self.per_channel else 'tensor'}"
-        )
-
-
-@dataclass(frozen=True)
-class PackedScheme:
-    """How the Linears of one group are quantised: 4- or 8-bit weights, activations in float."""
-
-    bits: int
-    """Of a weight, 4 or 8."""
-    group_size: int
-    """Input features that share a scale; -1: all of them."""
-    symmetric: bool
-    """Without zero points."""
-    act_order: bool = False
-    """The features of a group lie scattered; `weight_g_idx` says where."""
-
-    def __str__(self) -> str:
-        groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
-        kind = "symmetric" if self.symmetric else "asymmetric"
-        return f"packed int{self.bits}, {kind}, {groups}"
 
 
 Scheme = TypeVar("Scheme", W8A8Scheme, PackedScheme)

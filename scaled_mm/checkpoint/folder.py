@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from os.path import lexists  # a broken link is refused by name, not taken for no file
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ..quantization.rotation import Rotation
 from .config import Quantization, read_quantization
 from .fields import MAX_JSON, Fields, read_json
 from .files import Entry, TensorFile
@@ -124,3 +127,25 @@ def _weight_map(index: Path, fields: dict[str, Any]) -> dict[str, str]:
                 refuse_other_formats(index.parent / shard)
             raise ValueError(f"{index}: a shard must be a .safetensors file, got {shard}")
     return weight_map
+
+
+_ROTATION = "scaled_mm.rotation"
+
+
+def rotation_metadata(rotation: Rotation | None) -> dict[str, str]:
+    """For the `__metadata__` of every shard: the rotation with its seed."""
+    return {} if rotation is None else {_ROTATION: json.dumps(asdict(rotation))}
+
+
+def rotation_in(checkpoint: Checkpoint) -> Rotation | None:
+    """What `rotation_metadata` put into a checkpoint; ValueError where it is none."""
+    for file in checkpoint.files.values():
+        if (text := file.metadata.get(_ROTATION)) is not None:
+            try:
+                fields = json.loads(text)
+                if not all(x is None or type(x) in (bool, int) for x in fields.values()):
+                    raise TypeError("its fields are numbers and switches")
+                return Rotation(**fields)
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ValueError(f"{file.path}: {_ROTATION} must be a Rotation: {error}") from error
+    return None

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..nn import MAX_K, ScaledLinear
 from ..ops.azp import azp_adj, azp_with_adj
-from .config import W8A8, W8A8Scheme
+from ..quantization.compressed_tensors import W8A8Scheme
+from .config import W8A8
 from .folder import Checkpoint
 from .layer import FLOATS, Part, QuantisedLayer, parts_by_module
 

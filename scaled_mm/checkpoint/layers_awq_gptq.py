@@ -24,7 +24,7 @@ from ..lowbit.gptq import from_gptq_words
 from ..lowbit.grouped import GroupedWeight
 from ..lowbit.words import pack_dense, per_word, signed
 from ..nn import WeightOnlyLinear
-from .config import PackedScheme
+from ..quantization.compressed_tensors import PackedScheme
 from .config_awq_gptq import AwqGptq
 from .folder import Checkpoint
 from .layer import FLOATS, Part, QuantisedLayer, layers_with

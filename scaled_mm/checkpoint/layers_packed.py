@@ -22,7 +22,8 @@ from typing import ClassVar
 
 from ..lowbit.stored import plain
 from ..nn import WeightOnlyLinear
-from .config import PackedScheme, PackedWeights
+from ..quantization.compressed_tensors import PackedScheme
+from .config import PackedWeights
 from .folder import Checkpoint
 from .layer import FLOATS, Part, layers_with
 from .layers_awq_gptq import LowbitLayer

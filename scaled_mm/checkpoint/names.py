@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import copy
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..quantization.saving import of_transformers
 from .files import DTYPES
 from .folder import Checkpoint
 
@@ -62,7 +62,7 @@ class Names:
         self._renamings: list[Any] = []
         self._converters: list[Any] = []
         self._keys: dict[str, Any] = {}
-        if not _of_transformers(model):
+        if not of_transformers(model):
             return
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
@@ -110,11 +110,6 @@ class Names:
         return list(found.values())
 
 
-def _of_transformers(model: nn.Module) -> bool:
-    transformers = sys.modules.get("transformers")
-    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
-
-
 def _in_order(name: str) -> list[tuple[bool, int, str]]:
     """Experts by their numbers: 10 behind 2."""
     parts = re.split(r"(\d+)", name)
@@ -129,14 +124,3 @@ def without_values(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
         return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
 
     return read
-
-
-def stored_name(model: Any, layer: str) -> str | None:
-    """The name of a layer in what `save_pretrained` writes; None: it is not one layer there."""
-    if not _of_transformers(model):
-        return layer
-    from transformers.core_model_loading import revert_weight_conversion
-
-    weight = torch.empty(64, 64, device="meta")
-    stored = [*revert_weight_conversion(model, {f"{layer}.weight": weight})]
-    return stored[0].removesuffix(".weight") if len(stored) == 1 else None

@@ -16,6 +16,13 @@ from torch import Tensor, nn
 from .._torch import tree_leaves
 from ..lowbit.grouped import scales_dtype
 from ..lowbit.stored import stored_sizes
+from ..quantization.compressed_tensors import (
+    AnyLayerScheme,
+    PackedScheme,
+    W8A8Scheme,
+    is_linear,
+    one_kind,
+)
 from ..quantization.config import TARGETS, QuantConfig
 from ..quantization.layers import why_not
 from ..quantization.model import linears, nothing_meant
@@ -23,8 +30,6 @@ from ..quantization.observe import as_call
 from ..quantization.report import report_of
 from ..quantization.rotation import EMBEDDING, HEAD, Folding, folding_of
 from ..quantization.schemes import AnyScheme, WeightScheme
-from .compressed_tensors import AnyLayerScheme, is_linear, one_kind
-from .config import PackedScheme, W8A8Scheme
 from .files import DTYPES, NAMES, TensorFile
 from .float_model import skeleton
 from .folder import Checkpoint

@@ -20,13 +20,13 @@ from torch import Tensor
 from ..lowbit.grouped import quantize_weight_grouped, scales_dtype
 from ..lowbit.stored import stored
 from ..ops.quantize import quantize_weight_int8
+from ..quantization.compressed_tensors import quantization_config
 from ..quantization.model import QuantConfig
 from ..quantization.rotation import EMBEDDING, HEAD, Rotation
 from ..quantization.schemes import WeightScheme
 from .calibrating import CALIBRATION, Calibrated, calibrate, read_calibration, write_calibration
-from .compressed_tensors import quantization_config, rotation_metadata
 from .files import TensorFile
-from .folder import CONFIG, Checkpoint
+from .folder import CONFIG, Checkpoint, rotation_metadata
 from .output import copy_file, other_files, output_folder, write_json
 from .quantize_plan import Plan, fingerprint
 from .shards import NewShard, index_of

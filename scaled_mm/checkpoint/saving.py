@@ -7,7 +7,7 @@ import json
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,18 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..quantization.report import rotation_of
-from .compressed_tensors import (
+from ..quantization.compressed_tensors import (
     Saved,
     is_linear,
     layer_tensors,
     quantization_config,
     refuse_homeless,
-    rotation_metadata,
     scheme_of_layer,
 )
+from ..quantization.report import rotation_of
 from .fields import read_json
-from .folder import CONFIG, INDEX
+from .folder import CONFIG, INDEX, rotation_metadata
 from .output import copy_file, other_files, write_json
 from .shards import NewShard, Planned, index_of, shard_names, split
 
@@ -154,11 +153,10 @@ def _float_linears(model: nn.Module) -> list[str]:
 
 def _makes(model: nn.Module, layers: Mapping[str, Saved]) -> list[_Make]:
     """All tensors, in the order of the modules."""
-    floats: dict[str, dict[str, Tensor]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if not isinstance(module, Saved):
-            floats[name] = _own_tensors(name, module)
-    kept = _once(model, {name: x for own in floats.values() for name, x in own.items()})
+    kept = _once(model, _floats(model, layers.values()))
+    floats: dict[str, list[str]] = {}
+    for name in kept:
+        floats.setdefault(name.rpartition(".")[0], []).append(name)
     sizes: Counter[torch.dtype] = Counter()
     for x in kept.values():
         sizes[x.dtype] += x.numel() * x.is_floating_point()
@@ -167,27 +165,38 @@ def _makes(model: nn.Module, layers: Mapping[str, Saved]) -> list[_Make]:
     for name, _ in model.named_modules(remove_duplicate=False):
         if name in layers:
             makes.append(partial(layer_tensors, name, layers[name], dtype))
-        for tensor in floats.get(name, {}):
-            if tensor in kept:
-                makes.append(partial(dict, [(tensor, kept[tensor])]))
+        makes += [partial(dict, [(tensor, kept[tensor])]) for tensor in floats.get(name, ())]
     return makes
 
 
-def _own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
-    """What the state dict has of this module alone, by whole names."""
-    found: dict[str, Any] = {}
-    # Module by module, for state_dict() would make the plain weights of all layers at once.
-    module._save_to_state_dict(found, f"{name}." if name else "", True)
+def _floats(model: nn.Module, layers: Iterable[Saved]) -> dict[str, Tensor]:
+    """What the state dict has of everything but the quantised layers. They leave it at once, so
+    that there is one plain weight at a time."""
+
+    def leave(layer: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        for name in [name for name in state if name.startswith(prefix)]:
+            del state[name]
+
+    hooks = [layer.register_state_dict_post_hook(leave) for layer in layers]
+    try:
+        found: dict[str, Any] = model.state_dict(keep_vars=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
     for tensor, x in found.items():
         if not isinstance(x, Tensor) or x.is_meta:
             got = "one on the meta device" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise ValueError(f"{tensor} must be a tensor with values, got {got}")
         if x.dtype in _INT8 and x.ndim > 1:
             raise ValueError(
-                f"{tensor} must be float, got {x.dtype} of a {type(module).__name__}, which the "
+                f"{tensor} must be float, got {x.dtype} of a {_kind(model, tensor)}, which the "
                 "format has no place for"
             )
     return found
+
+
+def _kind(model: nn.Module, tensor: str) -> str:
+    return type(model.get_submodule(tensor.rpartition(".")[0])).__name__
 
 
 def _once(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

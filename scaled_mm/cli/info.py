@@ -19,6 +19,7 @@ from torch import Tensor
 from scaled_mm_cli.terminal import Console, cell, print_json
 
 from .. import _library, reference
+from .._version import VERSION
 from ..ops.int8 import pack_weight_int8, scaled_mm
 from ..ops.lowbit import awq_dequantize, awq_gemm
 from ..ops.quantize import quantize_int8
@@ -149,12 +150,10 @@ def facts() -> dict[str, str]:
     Raises:
         ValueError: SCALED_MM_CPU_ISA names an instruction set that this machine does not run.
     """
-    from .. import __version__
-
     isa = _library.cpu_isa()  # refuses a wrong SCALED_MM_CPU_ISA in the words of the library
     forced = f" (by {_ISA})" if os.environ.get(_ISA) else ""
     return {
-        "scaled_mm": __version__,
+        "scaled_mm": VERSION,
         "CPU library": _library.CPU_LIBRARY.name,
         "CUDA library": _cuda_library(),
         "GPU": _gpus(),
@@ -162,8 +161,8 @@ def facts() -> dict[str, str]:
         "CPU": f"{_cpu_model()}, {torch.get_num_threads()} threads",
         "instruction set": isa + forced,
         "others it runs": ", ".join(each for each in _library.cpu_isas() if each != isa),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+        "torch": torch.VERSION,
+        "numpy": np.VERSION,
         "Python": platform.python_version(),
         "system": platform.platform(),
     }

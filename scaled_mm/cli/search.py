@@ -20,10 +20,10 @@ from torch import nn
 from scaled_mm_cli.terminal import Console, cell, lines, print_json
 
 from .._progress import progress
-from ..checkpoint.compressed_tensors import NO_PLACE, Saved, homeless
 from ..checkpoint.float_model import has_language_head, load_model
 from ..checkpoint.folder import Checkpoint
 from ..quantization.calibrate import CalibrationWarning
+from ..quantization.compressed_tensors import NO_PLACE, Saved, homeless
 from ..quantization.model import QuantConfig, quantize_model
 from ..quantization.observe import Call, as_calls, evaluating
 from ..quantization.report import QuantizationWarning

@@ -15,6 +15,7 @@ from rich.table import Table
 from scaled_mm_cli.terminal import Console, cell, lines
 
 from .. import _library
+from .._version import VERSION
 from ..bench.clocks import CudaGraphClock
 from ..checkpoint.fields import Fields, read_json
 from ..gpus import Device, local_device
@@ -141,8 +142,6 @@ def fits(times: Times) -> dict[str, Result]:
 
 def entry_of(times: Times, results: dict[str, Result]) -> cache.Entry:
     """What is kept: the numbers of the families whose fit is better than the tables' numbers."""
-    from .. import __version__
-
     device = device_of(times)
     arch = str(ask("int8", 1, 64, 64, device)["arch"])
     rows = {
@@ -155,7 +154,7 @@ def entry_of(times: Times, results: dict[str, Result]) -> cache.Entry:
         device=device.name,
         capability=device.capability,
         sms=device.sms,
-        library=__version__,
+        library=VERSION,
         arch=arch,
         tables=_library.fingerprint(arch),
         driver=cache.driver(),

@@ -16,8 +16,7 @@ from scaled_mm_cli.terminal import Console, print_json
 
 from .._extras import needed
 from ..checkpoint import load_quantized
-from ..checkpoint.compressed_tensors import rotation_in
-from ..checkpoint.folder import Checkpoint
+from ..checkpoint.folder import Checkpoint, rotation_in
 from ..quantization.model import QuantConfig
 from ..quantization.rotation import untie
 from ..validate import TextReport, Thresholds, validate

@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.compressed_tensors import narrowed
 from ..checkpoint.config_awq_gptq import AwqGptq
 from ..checkpoint.files import DTYPES
 from ..checkpoint.folder import Checkpoint
@@ -22,6 +21,7 @@ from ..checkpoint.layers_packed import PackedLayer
 from ..lowbit.gptq import to_gptq_words
 from ..lowbit.words import pack, unsigned
 from ..nn import WeightOnlyLinear
+from ..quantization.compressed_tensors import narrowed
 
 
 def stored_tensors(

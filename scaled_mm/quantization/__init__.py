@@ -4,6 +4,7 @@ model.py         quantize_model, prepare_model; swap.py puts modules into places
 fuse.py          fuse_model: which modules can be closed ones (`nn/fused.py`)
 config.py        QuantConfig; schemes.py Scheme, WeightScheme
 layers.py        which modules can be quantised, and what else holds matrices
+compressed_tensors.py  what a checkpoint says of a layer; saving.py save_pretrained
 report.py        what was quantised, and what was not
 calibrate.py     ranges of activations
 rotation.py      orthogonal matrices folded into weights

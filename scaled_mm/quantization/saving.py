@@ -7,12 +7,22 @@ a checkpoint of compressed-tensors, which `load_quantized` and `from_pretrained`
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from .compressed_tensors import (
+    Saved,
+    homeless,
+    is_linear,
+    one_kind,
+    quantization_config,
+    scheme_of_layer,
+)
 from .rotation import Rotation
 
 _METHOD = "save_pretrained"
@@ -46,17 +56,6 @@ def _savers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str | None:
     """Gives the model's config its quantization_config; a text: why there can be none."""
-    # The checkpoint package reads layers from files, and so is built upon this one.
-    from ..checkpoint.compressed_tensors import (
-        Saved,
-        homeless,
-        is_linear,
-        one_kind,
-        quantization_config,
-        scheme_of_layer,
-    )
-    from ..checkpoint.names import stored_name
-
     schemes, floats = {}, []
     for name, module in owner.named_modules(remove_duplicate=False):
         if isinstance(module, Saved):
@@ -72,7 +71,7 @@ def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str 
         one_kind(schemes)
     except ValueError:
         return "it has W8A8 and weight-only layers"
-    stored = {name: stored_name(owner, name) for name in (*schemes, *floats)}
+    stored = {name: _stored_name(owner, name) for name in (*schemes, *floats)}
     for name in schemes:
         if stored[name] is None:
             return f"{prefix}{name} is several layers in transformers' files"
@@ -83,6 +82,23 @@ def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str 
             rotation,
         )
     return None
+
+
+def of_transformers(model: nn.Module) -> bool:
+    """Whether it is a model of transformers, which need not be there."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+
+
+def _stored_name(model: Any, layer: str) -> str | None:
+    """The name of a layer in what `save_pretrained` writes; None: it is not one layer there."""
+    if not of_transformers(model):
+        return layer
+    from transformers.core_model_loading import revert_weight_conversion
+
+    weight = torch.empty(64, 64, device="meta")
+    stored = [*revert_weight_conversion(model, {f"{layer}.weight": weight})]
+    return stored[0].removesuffix(".weight") if len(stored) == 1 else None
 
 
 def _refuse(owner: Any, reason: str) -> None:

@@ -19,15 +19,22 @@ depends on a fused multiply-add or a long double.
 # (numpy types its operators as Any)
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from .functions import Function
-
 Array = np.ndarray
+
+
+class Function(NamedTuple):
+    """A function that an epilogue applies: the sequence in float32, and the true value of float64
+    arguments, to float64's accuracy."""
+
+    name: str
+    float32: Callable[[Array], Array]
+    true: Callable[[Array], Array]
 
 
 class Format(NamedTuple):

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
-from .arithmetic import Array, fma32
+from .arithmetic import Array, Function, fma32
 
 F32 = np.float32
 Number = Array | np.float32
@@ -107,15 +106,6 @@ def gelu_tanh(x: Array) -> Array:
 
 
 ACTIVATIONS = {"relu": relu, "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
-
-
-class Function(NamedTuple):
-    """A function that an epilogue applies: the sequence in float32, and the true value of float64
-    arguments, to float64's accuracy."""
-
-    name: str
-    float32: Callable[[Array], Array]
-    true: Callable[[Array], Array]
 
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])

@@ -26,6 +26,8 @@ from typing import Any
 
 from .. import _library
 from .._version import VERSION
+from ..checkpoint.fields import Fields, read_json
+from ..checkpoint.writing import new_file
 
 VARIABLE = "SCALED_MM_TUNING"
 """Names the file, or is `off`: then none is read or written. Read once, at import."""
@@ -143,8 +145,6 @@ def read(path: Path) -> tuple[Entry, ...]:
         ValueError: it breaks a rule; the message names file, field, rule and value.
         OSError: it cannot be read.
     """
-    from ..checkpoint.fields import Fields, read_json
-
     made = read_json(path, MAX_BYTES)
     fields = Fields(str(path))
     fields.integer("format", made.get("format"), FORMAT, FORMAT)
@@ -252,8 +252,6 @@ def keep(entry: Entry, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    from ..checkpoint.writing import new_file
-
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(path.parent):
         others = [each for each in _there(path) if each.gpu != entry.gpu][-(MAX_GPUS - 1) :]
@@ -268,8 +266,6 @@ def drop(gpu: tuple[str, int, int], path: Path) -> bool:
     Raises:
         OSError: the file cannot be written.
     """
-    from ..checkpoint.writing import new_file
-
     if not path.exists():
         return False
     with _locked(path.parent):

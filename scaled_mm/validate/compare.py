@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from .._progress import progress
 from .._torch import tree_leaves
 from ..checkpoint import load_quantized
-from ..checkpoint.compressed_tensors import rotation_in
-from ..checkpoint.folder import Checkpoint
+from ..checkpoint.folder import Checkpoint, rotation_in
 from ..nn import ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import decibels
 from ..quantization.observe import Call, as_calls, evaluating, observe

@@ -21,18 +21,64 @@ Source: the format of the compressed-tensors package, 0.20.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..nn import ScaledLinear, WeightOnlyLinear
-from ..quantization.rotation import Rotation
-from .config import PackedScheme, W8A8Scheme
-from .folder import Checkpoint
+from .rotation import Rotation
+
+
+@dataclass(frozen=True)
+class W8A8Scheme:
+    """How the Linears of one group are quantised."""
+
+    dynamic: bool
+    """Activation scales (and zero points) at run time, not from the checkpoint."""
+    symmetric: bool
+    """Activations without zero points. (Weights never have them.)"""
+    per_token: bool
+    """Dynamic: a scale for each token, or one for all."""
+    per_channel: bool
+    """A weight scale for each output channel, or one for all."""
+
+    @property
+    def term(self) -> str | None:
+        """The name of the azp term that a layer of this scheme needs."""
+        if self.symmetric:
+            return None
+        return "azp_adj" if self.dynamic else "azp_with_adj"
+
+    def __str__(self) -> str:
+        return (
+            f"{'dynamic' if self.dynamic else 'static'} "
+            f"{'symmetric' if self.symmetric else 'asymmetric'}, "
+            f"per {'token' if self.per_token else 'tensor'}, "
+            f"weights per {'channel' if self.per_channel else 'tensor'}"
+        )
+
+
+@dataclass(frozen=True)
+class PackedScheme:
+    """How the Linears of one group are quantised: 4- or 8-bit weights, activations in float."""
+
+    bits: int
+    """Of a weight, 4 or 8."""
+    group_size: int
+    """Input features that share a scale; -1: all of them."""
+    symmetric: bool
+    """Without zero points."""
+    act_order: bool = False
+    """The features of a group lie scattered; `weight_g_idx` says where."""
+
+    def __str__(self) -> str:
+        groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
+        kind = "symmetric" if self.symmetric else "asymmetric"
+        return f"packed int{self.bits}, {kind}, {groups}"
+
 
 Saved = ScaledLinear | WeightOnlyLinear
 """The layers that the formats have a place for."""
@@ -166,28 +212,6 @@ def transform_config(rotation: Rotation) -> dict[str, Any]:
                 "head_dim": size,
             }
     return {"config_groups": groups}
-
-
-_ROTATION = "scaled_mm.rotation"
-
-
-def rotation_metadata(rotation: Rotation | None) -> dict[str, str]:
-    """For the `__metadata__` of every shard: the rotation with its seed."""
-    return {} if rotation is None else {_ROTATION: json.dumps(asdict(rotation))}
-
-
-def rotation_in(checkpoint: Checkpoint) -> Rotation | None:
-    """What `rotation_metadata` put into a checkpoint; ValueError where it is none."""
-    for file in checkpoint.files.values():
-        if (text := file.metadata.get(_ROTATION)) is not None:
-            try:
-                fields = json.loads(text)
-                if not all(x is None or type(x) in (bool, int) for x in fields.values()):
-                    raise TypeError("its fields are numbers and switches")
-                return Rotation(**fields)
-            except (AttributeError, TypeError, ValueError) as error:
-                raise ValueError(f"{file.path}: {_ROTATION} must be a Rotation: {error}") from error
-    return None
 
 
 _WRITERS = ("embed_tokens", "o_proj", "down_proj")
