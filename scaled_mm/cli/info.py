@@ -161,8 +161,8 @@ def facts() -> dict[str, str]:
         "CPU": f"{_cpu_model()}, {torch.get_num_threads()} threads",
         "instruction set": isa + forced,
         "others it runs": ", ".join(each for each in _library.cpu_isas() if each != isa),
-        "torch": torch.VERSION,
-        "numpy": np.VERSION,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
         "Python": platform.python_version(),
         "system": platform.platform(),
     }

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Array
-from .functions import FUNCTIONS, GATES, Function
+from .arithmetic import Array, Function
+from .functions import FUNCTIONS, GATES
 
 NO_BIAS = np.full((1, 1), -0.0, np.float32)  # -0.0 is what fma adds without changing a bit
 
