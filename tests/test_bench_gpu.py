@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -123,7 +124,10 @@ def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
             raise RuntimeError("CUDA error: an illegal memory access\nmore")
 
     monkeypatch.setattr(measure, "clock_of", lambda device: Broken())
-    result = command.measured([(2, 16, 32), (3, 16, 32)], Settings(device="cuda", rounds=1), None)
+    growing = partial(
+        measure.growing, [(2, 16, 32), (3, 16, 32)], Settings(device="cuda", rounds=1)
+    )
+    result = command.measured(growing, None)
     assert [case["m"] for case in result["results"]] == [2]
     err = capsys.readouterr().err
     assert err.endswith("scaled-mm: stopped: CUDA error: an illegal memory access\n")

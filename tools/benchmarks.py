@@ -52,7 +52,7 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
 
 def markdown(title: str, rows: list[list[str]]) -> str:
     """Without the last column, the verdicts: a page holds results that were found right."""
-    header, *rest = [row[:-1] for row in rows if row[0] in ROUTES]
+    header, *rest = [row[:-1] for row in rows if row[0] in ROUTES or " / " in title]
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join([f"**{title}**", "", *(f"| {' | '.join(r)} |" for r in (header, rule, *rest))])
 
@@ -88,15 +88,7 @@ def draw(device: str, data: dict[str, Any]) -> None:
         labels = ("MB of 36 linear layers (float32: 42.5)", "1 - cosine to float32")
         picture.labelled(points, labels, FOLDER / "accuracy.svg")
     if "endings" in entries:
-        rows = entries["endings"]["result"]
-        names = [x for x in rows[0] if f"{x}, two kernels" in rows[0]]
-        lines = {
-            f"M={row['m']}": [row[x] / row[f"{x}, two kernels"] for x in names]
-            for row in rows
-            if (row["n"], row["k"]) == (14336, 4096)
-        }
-        label = "one kernel / two kernels"
-        picture.ratios(lines, names, label, FOLDER / f"{device}-endings.svg")
+        picture.plot(entries["endings"]["result"], FOLDER / f"{device}-endings.svg")
 
 
 SCHEMES = (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .._extras import needed
+from .endings import ratio
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -68,6 +69,9 @@ def plot(
         ValueError: the result has no floors.
         ModuleNotFoundError: matplotlib is missing; the message names the command that installs it.
     """
+    if result.get("endings"):
+        _endings(result["endings"], path)
+        return
     cases = result["results"]
     if not cases or not cases[0].get("floor_us"):
         raise ValueError("--png must be given with shapes measured by --device cuda, got none")
@@ -139,7 +143,16 @@ def labelled(points: dict[str, tuple[float, float]], labels: tuple[str, str], pa
     save(figure, path)
 
 
-def ratios(rows: dict[str, list[float]], names: Sequence[str], label: str, path: Path) -> None:
+def _endings(cases: list[dict[str, Any]], path: Path) -> None:
+    """Every ending of the largest weight at up to six M: in the product over the faster way."""
+    weight = max((case["n"] * case["k"], case["n"], case["k"]) for case in cases)[1:]
+    own = [case for case in cases if (case["n"], case["k"]) == weight][-len(COLOURS) :]
+    names = [name for name in own[0]["us"] if name != "plain"]
+    rows = {f"M={case['m']}": [ratio(case["us"][name]) for name in names] for case in own}
+    _ratios(rows, names, f"in the product / the faster way, N={weight[0]} K={weight[1]}", path)
+
+
+def _ratios(rows: dict[str, list[float]], names: Sequence[str], label: str, path: Path) -> None:
     """A dot for each name and row: `rows` is a line's label -> its values, in the names' order."""
     figure, ((axes,),) = figure_of(1, 1, 9, 3.6)
     for i, (row, values) in enumerate(rows.items()):

@@ -13,6 +13,7 @@ from scaled_mm_cli.terminal import cell, lines
 
 from .cases import EPILOGUES, shape_text
 from .contenders import CONTENDERS
+from .endings import tables as ending_tables
 from .layer import CONTENDERS as LAYER_CONTENDERS
 from .layer import rows as layer_rows
 from .mixed import LOWBIT_CONTENDERS
@@ -185,6 +186,9 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
     if result.get("layers"):
         yield f"{result['settings']['layer']}, without attention's core, us", layer_rows(result)
         return
+    if result.get("endings"):
+        yield from ending_tables(result)
+        return
     ours = ours_of(result["settings"])
     in_time = result["settings"]["device"] == "cuda" or ours == "awq_dequantize"
     for title, cases in titled(result):
@@ -201,7 +205,7 @@ def geomean(values: list[float]) -> float:
 
 def totals(result: dict[str, Any]) -> list[str]:
     """Lines over all cells of a GPU's result: ours against the best right route, and each."""
-    if result["settings"]["device"] != "cuda" or result.get("layers"):
+    if result["settings"]["device"] != "cuda" or not result["results"]:
         return []
     return [line for ours in JUDGED for line in total(result, ours)]
 
@@ -275,6 +279,8 @@ def markdown(result: dict[str, Any]) -> str:
     if result.get("layers"):
         what = "\n".join(f"- {c.name}: {c.what}" for c in LAYER_CONTENDERS)
         return "\n\n".join([*parts, what]) + "\n"
+    if not result["results"]:
+        return "\n\n".join(parts) + "\n"
     contenders = (
         LOWBIT_CONTENDERS[settings["op"]] if "op" in settings else (*CONTENDERS, *PEERS.values())
     )

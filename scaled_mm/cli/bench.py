@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import typer
 from scaled_mm_cli.terminal import Console
 
 from .._extras import needed
+from ..bench import endings as ending_time
 from ..bench import host as host_time
 from ..bench import layer as layer_time
 from ..bench.cases import DTYPES, EPILOGUES
@@ -40,6 +42,12 @@ AWQ_SHAPES = {
         [(4096, 4096), (28672, 8192), (4096, 14336)],
         [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096],
     ),
+}
+
+
+ENDING_SHAPES = {
+    "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
+    "cuda": ([(4096, 4096), (14336, 4096)], [1, 16, 64, 256, 1024, 4096]),
 }
 
 
@@ -173,13 +181,14 @@ def tell(result: dict[str, Any], markdown_file: Path | None, png_file: Path | No
 
 
 def measured(
-    shapes: list[tuple[int, int, int]], settings: AnySettings, json_file: Path | None
+    results: Callable[[Callable[[str], None]], Iterator[dict[str, Any]]], json_file: Path | None
 ) -> dict[str, Any]:
-    """`run`, keeping the JSON file up to date: a run that is cut off leaves what it has."""
+    """The last result, keeping the JSON file up to date: a run that is cut off leaves what it has.
+    `results` is given what tells the user of progress."""
     say, done = progress()
     result: dict[str, Any] = {}
     try:
-        for result in growing(shapes, settings, say):
+        for result in results(say):
             if json_file is not None:
                 write_json(result, json_file)
     except RuntimeError as reason:  # a GPU that a kernel has brought down: show what there is
@@ -200,21 +209,13 @@ def host_measured(settings: AnySettings) -> dict[str, Any]:
 def layer_measured(
     name: str, m: list[int], common: dict[str, Any], json_file: Path | None
 ) -> dict[str, Any]:
-    """What `--layer` measures; the JSON file is kept up to date."""
+    """What `--layer` measures."""
     names = [contender.name for contender in layer_time.CONTENDERS]
     without = tuple(one_of("--without", name, names) for name in common["without"])
     settings = layer_time.LayerSettings(
         one_of("--layer", name, layer_time.LAYERS), common["device"], common["rounds"], without
     )
-    say, done = progress()
-    result: dict[str, Any] = {}
-    try:
-        for result in layer_time.growing(settings, m, say):
-            if json_file is not None:
-                write_json(result, json_file)
-    finally:
-        done()
-    return result
+    return measured(partial(layer_time.growing, settings, m), json_file)
 
 
 def command(
@@ -235,6 +236,7 @@ def command(
     peers: bool,
     host: bool,
     layer: str | None,
+    endings: bool,
     json_file: Path | None,
     markdown_file: Path | None,
     png_file: Path | None,
@@ -247,12 +249,21 @@ def command(
     if read:
         result = read_results(read)
     elif layer is not None:
-        if shape or weight or awq or awq_dequantize or mixed or host or png_file:
+        if shape or weight or awq or awq_dequantize or mixed or host or endings or png_file:
             raise ValueError("--layer must be given with --m alone, got another choice of cases")
         if threads is not None:
             torch.set_num_threads(threads)
         chosen = {"device": one_of("--device", device, DEFAULT_SHAPES), "rounds": rounds}
         result = layer_measured(layer, m or [], {**chosen, "without": without or ()}, json_file)
+    elif endings:
+        if awq or awq_dequantize or mixed or host or peers or without:
+            raise ValueError("--endings must be given with shapes alone, got another option")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        device = one_of("--device", device, DEFAULT_SHAPES)
+        shapes = shapes_of(device, shape or [], weight or [], m or [], ENDING_SHAPES)
+        asked_for = ending_time.EndingSettings(device, rounds)
+        result = measured(partial(ending_time.growing, asked_for, shapes), json_file)
     else:
         op = op_of(awq, awq_dequantize, mixed, png_file)
         if peers and op:
@@ -279,7 +290,11 @@ def command(
             shapes = shapes_of(*asked)
         if threads is not None:
             torch.set_num_threads(threads)
-        result = host_measured(settings) if host else measured(shapes, settings, json_file)
+        result = (
+            host_measured(settings)
+            if host
+            else measured(partial(growing, shapes, settings), json_file)
+        )
     if json_file is not None:
         write_json(result, json_file)
     try:

@@ -47,6 +47,10 @@ def options(
     layer: Annotated[
         str | None, typer.Option(help=f"Time a layer, with every --m: {', '.join(LAYERS)}.")
     ] = None,
+    endings: Annotated[
+        bool,
+        typer.Option("--endings", help="Time residual, activations and 8-bit outputs, three ways."),
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
     png_file: Annotated[Path | None, typer.Option("--png", help="Draw a GPU's result.")] = None,

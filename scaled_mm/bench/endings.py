@@ -1,0 +1,185 @@
+"""`scaled-mm bench --endings`: what comes behind the sums, inside the product and behind it.
+
+An ending is a residual, an activation, a gate, an 8-bit output, or one of those with another. Each
+is timed three ways, in turns: in the product, as this library's op does it; as *two kernels*, the
+plain product and the kernel that torch or this library has for it; and as *torch.compile* makes it,
+the plain product and one generated kernel. The functions' own arithmetic is the same in all.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..ops.int8 import pack_weight_int8, scaled_mm
+from ..ops.produce import gelu_quantize_int8, silu_mul_quantize_int8
+from ..ops.quantize import quantize_int8
+from .clocks import Clock, Stopwatch, clock_of
+from .measure import SCHEMA
+
+WAYS = ("in the product", "two kernels", "torch.compile")
+FP8 = torch.float8_e4m3fn
+Kernel = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class EndingSettings:
+    """What to measure."""
+
+    device: str = "cpu"
+    rounds: int = 9
+
+
+class Ending(NamedTuple):
+    """What `scaled_mm` is given, the kernel for it (None: there is none), and it in torch."""
+
+    arguments: dict[str, Any]
+    kernel: Kernel | None
+    torch: Kernel
+
+
+def endings_of(residual: Tensor, scale: Tensor) -> dict[str, Ending]:
+    """Every ending by its name; `scale` is that of an 8-bit output."""
+
+    def to_int8(x: Tensor) -> Tensor:
+        return (x.float() / scale).round().clamp(-128, 127).to(torch.int8)
+
+    def to_fp8(x: Tensor) -> Tensor:
+        return (x.float() / scale).clamp(-448, 448).to(FP8)
+
+    def swiglu(x: Tensor) -> Tensor:
+        return functional.silu(x[:, ::2]) * x[:, 1::2]
+
+    def add(x: Tensor) -> Tensor:
+        return x + residual
+
+    functions: dict[str, Kernel] = {
+        "relu": torch.relu,
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    }
+    int8 = {"out_dtype": torch.int8, "out_scale": scale}
+    found = {"residual": Ending({"residual": residual}, add, add)}
+    for name, function in functions.items():
+        found[name] = Ending({"activation": name}, function, function)
+    found["swiglu"] = Ending({"activation": "swiglu"}, None, swiglu)
+    found["int8"] = Ending(int8, lambda x: quantize_int8(x, scale=scale)[0], to_int8)
+    found["fp8"] = Ending({**int8, "out_dtype": FP8}, None, to_fp8)
+    found["swiglu to int8"] = Ending(
+        {"activation": "swiglu", **int8},
+        lambda x: silu_mul_quantize_int8(x, scale=scale)[0],  # of halves: the same bytes and work
+        lambda x: to_int8(swiglu(x)),
+    )
+    found["gelu to int8"] = Ending(
+        {"activation": "gelu", **int8},
+        lambda x: gelu_quantize_int8(x, scale=scale)[0],
+        lambda x: to_int8(functional.gelu(x)),
+    )
+    return found
+
+
+Calls = list[Callable[[], Tensor]]
+
+
+def contenders(m: int, n: int, k: int, device: str, clock: Clock) -> dict[tuple[str, str], Calls]:
+    """(ending, way) -> a call for each copy of the operands; the plain product is an ending too."""
+    generator = torch.Generator(device).manual_seed(0)
+    given: dict[str, Any] = {"generator": generator, "device": device}
+
+    def int8(*shape: int) -> Tensor:
+        return torch.randint(-128, 128, shape, dtype=torch.int8, **given)
+
+    copies = clock.weight_copies(n * k)
+    weights = [pack_weight_int8(int8(n, k).t()) for _ in range(copies)]
+    tokens = [int8(m, k) for _ in range(min(copies, clock.activation_copies(m * k)))]
+    scale_a, scale_b = (torch.rand(shape, **given) / 500 for shape in ((m, 1), (1, n)))
+    residual = torch.randn(m, n, **given).to(torch.bfloat16)
+    scale = torch.full((1,), 0.05, device=device)
+
+    def product(i: int, **arguments: Any) -> Tensor:
+        return scaled_mm(tokens[i % len(tokens)], weights[i], scale_a, scale_b, **arguments)
+
+    def calls(kernel: Kernel | None = None, **arguments: Any) -> Calls:
+        if kernel is None:
+            return [partial(product, i, **arguments) for i in range(copies)]
+
+        def behind(i: int) -> Tensor:
+            return kernel(product(i))
+
+        return [partial(behind, i) for i in range(copies)]
+
+    found = {("plain", WAYS[0]): calls()}
+    for name, ending in endings_of(residual, scale).items():
+        found[name, WAYS[0]] = calls(**ending.arguments)
+        if ending.kernel is not None:
+            found[name, WAYS[1]] = calls(ending.kernel)
+        found[name, WAYS[2]] = calls(torch.compile(ending.torch, dynamic=False))
+    return found
+
+
+@torch.inference_mode()
+def measure(settings: EndingSettings, shape: tuple[int, int, int], clock: Clock) -> dict[str, Any]:
+    """Microseconds of every ending, every way."""
+    m, n, k = shape
+    watches: dict[tuple[str, str], Stopwatch] = {}
+    for key, calls in contenders(m, n, k, settings.device, clock).items():
+        watches[key] = clock.stopwatch(calls)
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in watches}
+    for i in range(settings.rounds):
+        for key in [*watches][:: -1 if i % 2 else 1]:
+            times[key].append(watches[key].seconds())
+    case: dict[str, Any] = {"m": m, "n": n, "k": k, "us": {}}
+    for (name, way), own in times.items():
+        case["us"].setdefault(name, {})[way] = 1e6 * statistics.median(own)
+    return case
+
+
+def growing(
+    settings: EndingSettings,
+    shapes: Sequence[tuple[int, int, int]],
+    progress: Callable[[str], None] = lambda _: None,
+) -> Iterator[dict[str, Any]]:
+    """The result, JSON-ready: a case for each (M, N, K); as far as it is, after every one."""
+    clock = clock_of(settings.device)
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "machine": clock.machine(),
+        "settings": asdict(settings),
+        "results": [],
+        "endings": [],
+    }
+    for shape in shapes:
+        progress("endings: M={} N={} K={}".format(*shape))
+        result["endings"].append(measure(settings, shape, clock))
+        clock.clear()
+        torch.compiler.reset()
+        yield result
+
+
+def ratio(us: dict[str, float]) -> float:
+    """An ending in the product over the faster of the other ways."""
+    return us[WAYS[0]] / min(us[way] for way in WAYS[1:] if way in us)
+
+
+def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
+    """Title and rows, the header first, for each weight."""
+    every = result["endings"]
+    for n, k in dict.fromkeys((case["n"], case["k"]) for case in every):
+        cases = [case for case in every if (case["n"], case["k"]) == (n, k)]
+        rows = [["us", *(f"M={case['m']}" for case in cases), "worst"]]
+        for name in cases[0]["us"]:
+            own = [case["us"][name] for case in cases]
+            cells = [" / ".join(f"{us[w]:.4g}" if w in us else "-" for w in WAYS) for us in own]
+            if name == "plain":
+                rows.append([name, *(f"{us[WAYS[0]]:.4g}" for us in own), ""])
+            else:
+                rows.append([name, *cells, f"{max(map(ratio, own)):.2f}x"])
+        yield f"N={n} K={k}, us: {' / '.join(WAYS)}", rows

@@ -1,0 +1,78 @@
+"""`scaled-mm bench --endings`: its ways compute the same, its table and picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import extra
+
+from scaled_mm.bench import endings, table
+from scaled_mm.bench.clocks import CpuClock
+from scaled_mm_cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile makes is torch's to test."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
+def test_every_way_computes_the_ending() -> None:
+    ways = endings.contenders(9, 64, 96, "cpu", CpuClock())
+    names = dict.fromkeys(name for name, _ in ways)
+    assert len(names) == 11
+    for name in names:
+        own = {way: ways[name, way][0]().float() for way in endings.WAYS if (name, way) in ways}
+        expected = own.pop("in the product")
+        if name == "swiglu to int8":  # the kernel is given halves, not pairs
+            assert own.pop("two kernels").shape == expected.shape
+        for way, got in own.items():
+            # The product rounds once; a kernel behind it takes bfloat16. Int8 steps are whole.
+            atol = 2 if "int8" in name else 0.02 * float(expected.abs().max())
+            assert (got - expected).abs().max() <= atol, (name, way)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    extra("matplotlib")
+    path, text, png = tmp_path / "endings.json", tmp_path / "endings.md", tmp_path / "endings.svg"
+    files = ["--json", str(path), "--markdown", str(text), "--png", str(png)]
+    asked = ["bench", "--endings", "--weight", "32x64", "--m", "2", "--m", "3", "--rounds", "1"]
+    assert main([*asked, *files]) == 0
+    assert "gelu_tanh" in capsys.readouterr().out
+    assert "M=3" in png.read_text()
+    result = json.loads(path.read_text())
+    assert [(c["m"], c["n"], c["k"]) for c in result["endings"]] == [(2, 32, 64), (3, 32, 64)]
+    assert all(us > 0 for c in result["endings"] for own in c["us"].values() for us in own.values())
+    assert table.markdown(result) == text.read_text()
+    assert main(["bench", "--read", str(path)]) == 0
+
+
+def test_table() -> None:
+    case = {"m": 8, "n": 16, "k": 32}
+    relu = dict(zip(endings.WAYS, (9.0, 12.0, 10.0), strict=True))
+    swiglu = {endings.WAYS[0]: 11.0, endings.WAYS[2]: 10.0}
+    us = {"plain": {endings.WAYS[0]: 8.0}, "relu": relu, "swiglu": swiglu}
+    ((title, rows),) = endings.tables({"endings": [{**case, "us": us}]})
+    assert title == "N=16 K=32, us: in the product / two kernels / torch.compile"
+    assert rows == [
+        ["us", "M=8", "worst"],
+        ["plain", "8", ""],
+        ["relu", "9 / 12 / 10", "0.90x"],
+        ["swiglu", "11 / - / 10", "1.10x"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--awq"], "--endings must be given with shapes alone"),
+        (["--without", "relu"], "--endings must be given with shapes alone"),
+        (["--shape", "8x8"], "--shape must be MxNxK"),
+    ],
+)
+def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--endings", *options]) == 2
+    assert message in capsys.readouterr().err
