@@ -45,6 +45,7 @@ class AwqCase:
     bias: torch.dtype | None = None
     words: Layout = ROW  # of qweight, qzeros and scales
     x: Layout = ROW
+    ending: str | None = None  # an activation, or "residual"
 
     def rng(self) -> np.random.Generator:
         return np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -73,6 +74,11 @@ class AwqCase:
         if self.bias is not None:
             bias = torch.from_numpy(rng.standard_normal(self.n).astype(np.float32))
             operands["bias"] = bias.to(self.bias).to(device)
+        if self.ending == "residual":
+            residual = rng.standard_normal((*self.rows, self.n)).astype(np.float32)
+            operands["residual"] = torch.from_numpy(residual).to(self.dtype).to(device)
+        elif self.ending is not None:
+            operands["activation"] = self.ending
         return operands
 
 
@@ -103,6 +109,8 @@ def _named() -> Iterator[AwqCase]:
             yield AwqCase(f"x-{name}-{str(dtype)[6:]}", dtype=dtype, rows=(2, 9), x=layout)
     for bias, dtype in itertools.product((torch.float32, None), DTYPES):
         yield AwqCase(f"bias-{bias}-{str(dtype)[6:]}", dtype=dtype, bias=bias or dtype)
+    for ending in ("residual", "relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"):
+        yield AwqCase(f"ending-{ending}", n=72, rows=(2, 9), bias=torch.float32, ending=ending)
 
 
 AWQ_CASES = {case.name: case for case in _named()}

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from cuda_support import DEVICE, kernels, on_device
+from operands import ACTIVATIONS, GATED
 from torch import Tensor
 
 import scaled_mm
 
 ZEROS = ("none", "integer", "float")
-ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -44,6 +44,7 @@ class MixedCase:
     pre_scale: torch.dtype | None = None
     order: bool = False
     exact: bool = False  # operands of few bits: every sum is exact in float32
+    residual: bool = False
 
     def plain(self) -> dict[str, Any]:
         """What pack_weight takes: values equally often, scales that keep W near 1."""
@@ -84,22 +85,32 @@ class MixedCase:
             made["bias"] = normal(self.n).to(self.bias)
         if self.pre_scale:
             made["pre_scale"] = (0.5 + normal(self.k).abs()).to(self.pre_scale)
+        if self.residual:
+            made["residual"] = normal(self.m, self.n).to(self.dtype)
         if self.activation:
             made["activation"] = self.activation
         return made
 
 
 def odd_cases() -> Iterator[MixedCase]:
-    """Every end of a tile, of a unit and of a share of K; every kind, bias and activation."""
+    """Every end of a tile, of a unit and of a share of K; every kind, bias and ending."""
     rows = itertools.cycle((1, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 129, 200, 257))
     sizes = [(64, 72, 32), (128, 64, 128), (192, 65, 96), (448, 224, 64), (1024, 1032, 128)]
     sizes += [(4160, 264, 4160), (1000, 136, 1000), (2176, 1, 128), (300, 24, 100), (96, 8, 16)]
     biases = itertools.cycle((None, torch.float32, "own"))
-    activations = itertools.cycle(ACTIVATIONS)
+    endings = itertools.cycle((None, *ACTIVATIONS, "residual"))
     for (k, n, group), bits, zero, dtype in itertools.product(sizes, (4, 8), ZEROS, DTYPES):
         bias = next(biases)
         own = dtype if bias == "own" else bias
-        yield MixedCase(next(rows), n, k, group, bits, zero, dtype, own, next(activations))
+        made = MixedCase(next(rows), n, k, group, bits, zero, dtype, own)
+        yield with_ending(made, next(endings))
+
+
+def with_ending(case: MixedCase, name: str | None) -> MixedCase:
+    """With an activation, without the gate where N is odd; or a residual."""
+    if name == "residual":
+        return replace(case, residual=True)
+    return replace(case, activation=None if name in GATED and case.n % 2 else name)
 
 
 def exact_cases() -> Iterator[MixedCase]:
@@ -118,6 +129,7 @@ def random_exact_case(rng: np.random.Generator) -> MixedCase:
     bits, zero = int(rng.choice([4, 8])), str(rng.choice(ZEROS))
     dtype = DTYPES[rng.integers(2)]
     bias, scale = ((None, torch.float32, dtype)[i] for i in rng.integers(3, size=2))
-    activation, order = ACTIVATIONS[rng.integers(5)], bool(rng.integers(2))
+    ending, order = (None, *ACTIVATIONS, "residual")[rng.integers(10)], bool(rng.integers(2))
     m, n = int(rng.integers(1, 300)), int(rng.integers(1, 400))
-    return MixedCase(m, n, k, group, bits, zero, dtype, bias, activation, scale, order, exact=True)
+    case = MixedCase(m, n, k, group, bits, zero, dtype, bias, order=order, exact=True)
+    return with_ending(replace(case, pre_scale=scale), ending)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from awq_cases import SCALES
-from operands import ROW, Layout
+from operands import ACTIVATIONS, ROW, Layout
 from torch import Tensor
 
 import scaled_mm
@@ -35,6 +35,7 @@ class MixedCase:
     scales: str = "usual"
     rows: tuple[int, ...] = (3,)
     bias: torch.dtype | None = None
+    residual: bool = False
     activation: str | None = None
     pre_scale: torch.dtype | None = None
     shuffled: bool = False  # with a g_idx that is not sorted
@@ -80,6 +81,8 @@ class MixedCase:
             made["pre_scale"] = (floats(self.k).abs() + 0.5).to(self.pre_scale)
         if self.bias is not None:
             made["bias"] = floats(self.n).to(self.bias)
+        if self.residual:
+            made["residual"] = floats(*self.rows, self.n).to(self.dtype)
         return made | ({"activation": self.activation} if self.activation else {})
 
     def product(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -111,8 +114,13 @@ def _named() -> Iterator[MixedCase]:
             yield case(f"empty-{k}-{n}-{rows}", k=k, n=n, group=k, rows=(rows,), bias=torch.float32)
         for rows in ((), (2, 3), (2, 0, 3)):
             yield case(f"rows-{rows}", torch.bfloat16, rows=rows, bias=torch.bfloat16)
-        for activation in ("relu", "gelu", "gelu_tanh", "silu"):
+        for activation in ACTIVATIONS:
             yield case(activation, rows=(9,), activation=activation, bias=torch.float32)
+        yield case("residual", rows=(2, 9), residual=True, bias=torch.float32)
+        yield case("residual-n7", torch.bfloat16, n=7, rows=(33,), residual=True)
+        yield case("swiglu-n134", torch.bfloat16, n=134, rows=(33,), activation="swiglu")
+        for more in ({"residual": True}, {"activation": "geglu"}):
+            yield case(f"empty-{[*more]}", k=0, group=0, bias=torch.float32, **more)
         for pre_scale, shuffled in ((torch.float32, False), (torch.float16, True), (None, True)):
             name = f"pre-{pre_scale}-{shuffled}"
             yield case(name, k=288, rows=(9,), pre_scale=pre_scale, shuffled=shuffled)

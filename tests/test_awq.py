@@ -180,6 +180,9 @@ X_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "other-dtype": ({"x": torch.ones(5, 96).bfloat16()}, "scales", "float16"),
     "bias-other": ({"bias": torch.ones(64).bfloat16()}, "bias", "bfloat16"),
     "bias-short": ({"bias": torch.ones(63)}, "bias", "(63,)"),
+    "residual-short": ({"residual": torch.ones(5, 63).half()}, "residual", "(5, 63)"),
+    "residual-float": ({"residual": torch.ones(5, 64)}, "residual", "float32"),
+    "activation": ({"activation": "tanh"}, "activation", "tanh"),
     "bias-grad": ({"bias": torch.ones(64, requires_grad=True)}, "bias", "requires"),
 }
 del REFUSED["qzeros-meta"]
@@ -217,6 +220,8 @@ def test_not_a_tensor(name: str) -> None:
 CALLS: dict[str, dict[str, Any]] = {
     "2d": GOOD,
     "bias": {**GOOD, "bias": torch.ones(64)},
+    "residual": {**GOOD, "residual": torch.ones(5, 64).half()},
+    "gated": {**GOOD, "activation": "swiglu"},
     "1d": {**GOOD, "x": GOOD["x"][0]},
     "3d": {**GOOD, "x": GOOD["x"].expand(2, 5, 96)},
     "empty": {**GOOD, "x": GOOD["x"][:0]},
@@ -227,8 +232,9 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_opcheck(name: str) -> None:
     operands = dict(CALLS[name])
-    bias = {"bias": operands.pop("bias")} if "bias" in operands else {}
-    torch.library.opcheck(torch.ops.scaled_mm.awq_gemm.default, tuple(operands.values()), bias)
+    named = ("bias", "residual", "activation")
+    ending = {name: operands.pop(name) for name in named if name in operands}
+    torch.library.opcheck(torch.ops.scaled_mm.awq_gemm.default, tuple(operands.values()), ending)
     weight = tuple(weight_only(operands).values())
     torch.library.opcheck(torch.ops.scaled_mm.awq_dequantize.default, weight)
 
@@ -237,7 +243,8 @@ def test_opcheck(name: str) -> None:
 def test_fake_metadata_is_real(name: str) -> None:
     operands = CALLS[name]
     with FakeTensorMode() as mode:
-        fakes = {name: mode.from_tensor(x) for name, x in operands.items()}
+        tensors = {name: x for name, x in operands.items() if isinstance(x, Tensor)}
+        fakes = operands | {name: mode.from_tensor(x) for name, x in tensors.items()}
         pairs = [
             (scaled_mm.awq_gemm(**fakes), scaled_mm.awq_gemm),
             (scaled_mm.awq_dequantize(**weight_only(fakes)), scaled_mm.awq_dequantize),

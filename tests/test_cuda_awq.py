@@ -23,6 +23,7 @@ from cuda_support import (
     streams_only,
 )
 from helpers import run_python
+from operands import ACTIVATIONS
 from test_awq import all_pairs, assert_bounded
 
 import scaled_mm
@@ -126,14 +127,16 @@ def streamed() -> Iterator[AwqCase]:
     """Shapes that the streaming arms take: every end of a tile, of a stage and of a slice of K."""
     rows = itertools.cycle((1, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 129, 200))
     biases = itertools.cycle((None, torch.float32, torch.float16, torch.bfloat16))
+    endings = itertools.cycle((None, "residual", *ACTIVATIONS))
     sizes = itertools.product((64, 128, 192, 448, 1024, 4160), (32, 224, 256, 288, 1056))
     for (k, n), dtype in itertools.product(sizes, DTYPES):
         for group in {32, 64, k, 128 if k % 128 == 0 else 64}:
             bias = next(biases)
             bias = bias if bias in (None, torch.float32, dtype) else dtype
             m = next(rows)
-            name = f"stream-{m}x{n}x{k}-g{group}-{bias}-{dtype}"
-            yield AwqCase(name, k, n, group, dtype, "signed", (m,), bias)
+            ending = next(endings)
+            name = f"stream-{m}x{n}x{k}-g{group}-{bias}-{dtype}-{ending}"
+            yield AwqCase(name, k, n, group, dtype, "signed", (m,), bias, ending=ending)
 
 
 STREAMED = {case.name: case for case in streamed()}

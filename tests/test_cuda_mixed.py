@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_mixed_cases import ACTIVATIONS, DTYPES, ZEROS, MixedCase, arms, exact_cases, odd_cases
+from cuda_mixed_cases import DTYPES, ZEROS, MixedCase, arms, exact_cases, odd_cases
 from cuda_support import (
     DEVICE,
     GPU,
@@ -23,6 +23,7 @@ from cuda_support import (
     streams_only,
 )
 from helpers import assert_bits
+from operands import ACTIVATIONS
 from test_awq import assert_bounded
 
 import scaled_mm

@@ -14,6 +14,7 @@ from helpers import assert_bits, bytes_of, each_isa
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed_cases import DTYPES, KINDS, MIXED_CASES, MixedCase
+from operands import ACTIVATIONS, GATED
 from test_awq import assert_bounded
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -35,7 +36,8 @@ kinds = pytest.mark.parametrize(("bits", "zero"), KINDS)
 
 
 def shape_of(given: dict[str, Any]) -> tuple[int, ...]:
-    return (*given["x"].shape[:-1], given["w"].n)
+    columns = given["w"].n // (2 if given.get("activation") in GATED else 1)
+    return (*given["x"].shape[:-1], columns)
 
 
 @pytest.mark.parametrize("name", FINITE)
@@ -57,16 +59,19 @@ def test_the_reference_is_within_its_own_bound(name: str) -> None:
     assert_bounded(reference.mixed_mm(**plain), *reference.mixed_mm_bound(**plain), name)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
-def test_an_activation_has_the_bits_of_its_sequence(isa: str, activation: str) -> None:
-    """x = I: no sum is rounded, so D is the reference's to the bit."""
+@pytest.mark.parametrize("activation", (None, *ACTIVATIONS))
+def test_an_ending_has_the_bits_of_its_sequence(isa: str, activation: str | None) -> None:
+    """x = I: no sum is rounded, so D is the reference's to the bit. Without f, a residual."""
     plain = MixedCase("activation", 8, "none", 64, 40, 64, scales="signed").plain()
     plain["scales"] *= 0.05
     w, eye = pack_weight(**plain), torch.eye(64).half()
-    bias = torch.linspace(-3, 3, 40)
-    got = mixed_mm(eye, w, bias=bias, activation=activation)
+    ending: dict[str, Any] = {"bias": torch.linspace(-3, 3, 40), "activation": activation}
+    if activation is None:
+        ending["residual"] = torch.linspace(-7, 7, 40 * 64).half().view(40, 64).t()
+        ending["bias"] = ending["bias"].bfloat16().float()  # sums of few bits: float64 is no nearer
+    got = mixed_mm(eye, w, **ending)
     q, scales, _, _ = w.unpack()
-    assert_bits(got, reference.mixed_mm(eye, q, scales, bias=bias, activation=activation))
+    assert_bits(got, reference.mixed_mm(eye, q, scales, **ending))
 
 
 @kinds
@@ -122,13 +127,16 @@ def test_special_values_reach_the_output(isa: str, bits: int, zero: str) -> None
     groups=st.integers(1, 5),
     group=st.integers(1, 40),
     half=st.sampled_from(DTYPES),
-    activation=st.sampled_from([None, "relu", "gelu", "gelu_tanh", "silu"]),
+    activation=st.sampled_from([None, "residual", *ACTIVATIONS]),
     scales=st.sampled_from(["usual", "signed", "subnormal"]),
     shuffled=st.booleans(),
 )
 def test_any_problem(isa: str, seed: int, kind: tuple[int, str], m: int, **sizes: Any) -> None:
     n, groups, group = sizes["n"], sizes["groups"], sizes["group"]
-    more = {name: sizes[name] for name in ("activation", "scales", "shuffled")}
+    more = {name: sizes[name] for name in ("scales", "shuffled")}
+    ending = sizes["activation"]
+    more |= {"residual": True} if ending == "residual" else {"activation": ending}
+    n += n % 2 if ending in GATED else 0
     name, k = f"any{seed}", groups * group
     case = MixedCase(name, *kind, k, n, group, sizes["half"], rows=(m,), **more)
     given, plain = case.product()
@@ -166,6 +174,7 @@ def test_written_in_place(isa: str, bits: int, zero: str) -> None:
 GOOD, _ = MixedCase("good", 8, "none", 64, 24, 32, rows=(5,)).product()
 W, X = GOOD["w"], GOOD["x"]
 SHUFFLED, _ = MixedCase("shuffled", 4, "float", 64, 24, 32, rows=(5,), shuffled=True).product()
+ODD = pack_weight(**MixedCase("odd", 8, "none", 64, 23, 32).plain())
 OP = torch.ops.scaled_mm.mixed_mm
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "x float32": ({"x": X.float()}, "x must be float16 or bfloat16, got float32"),
@@ -185,8 +194,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "activation": (
         {"activation": "tanh"},
-        "activation must be None or one of relu, silu, gelu, gelu_tanh, got tanh",
+        "activation must be None or one of relu, silu, gelu, gelu_tanh, reglu, .*, got tanh",
     ),
+    "residual shape": ({"residual": X[:, :23]}, r"residual must have the output's shape \(5, 24\)"),
+    "residual dtype": ({"residual": torch.ones(5, 24)}, "residual must be float16, got float32"),
+    "residual grad": (
+        {"residual": torch.ones(5, 24).half().requires_grad_()},
+        "residual must not require grad",
+    ),
+    "residual relu": (
+        {"residual": torch.ones(5, 24).half(), "activation": "relu"},
+        "residual must not be given together with activation='relu', got both",
+    ),
+    "odd": ({"w": ODD, "activation": "geglu"}, "packed must have an even number of columns.*N=23"),
     "activation none": ({"activation": "none"}, "activation must be None or one of"),
     "out shape": ({"out": X.new_empty(5, 23)}, r"out must .*got shape \(5, 23\)"),
     "out dtype": ({"out": torch.empty(5, 24)}, "out must .*got float32"),
@@ -268,6 +288,8 @@ FULL, _ = MixedCase(
     shuffled=True,
 ).product()
 CALLS = {"plain": GOOD, "shuffled": SHUFFLED, "full": FULL, "empty": {**GOOD, "x": X[:0]}}
+CALLS["residual"] = {**GOOD, "residual": torch.ones(24, 5).half().t()}
+CALLS["gated"] = {**GOOD, "activation": "swiglu"}
 
 
 def of_the_op(given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -88,15 +88,28 @@ inline void write_sums(const LowbitProblem& p, const Span& span, const float* su
   for (int block = 0; block < span.blocks; ++block) {
     const int64_t col = span.col + block * kLowbitCols;
     const int count = static_cast<int>(std::min<int64_t>(kLowbitCols, p.w.n - col));
-    float bias[kLowbitCols], sum[kLowbitCols];
+    float bias[kLowbitCols], residual[kLowbitCols], sum[kLowbitCols];
     if (p.bias.data) widen_columns(p.bias, 0, col, bias, count);
     for (int64_t r = 0; r < span.rows; ++r, sums += kLowbitCols) {
+      uint16_t* const d = p.d + (span.row + r) * p.ldd;
       Words::to_columns(sums, sum);
       if (p.bias.data) {
         for (int i = 0; i < count; ++i) sum[i] += bias[i];
       }
-      activate(p.function, sum, count);
-      Of::narrow(sum, p.d + (span.row + r) * p.w.n + col, count);
+      if (p.residual.data) {
+        widen_columns(p.residual, span.row + r, col, residual, count);
+        for (int i = 0; i < count; ++i) sum[i] += residual[i];
+      }
+      if (p.gated) {
+        float gates[kLowbitCols / 2];
+        for (int i = 0; i < count / 2; ++i) gates[i] = sum[2 * i];
+        activate(p.function, gates, count / 2);
+        for (int i = 0; i < count / 2; ++i) gates[i] *= sum[2 * i + 1];
+        Of::narrow(gates, d + col / 2, count / 2);
+      } else {
+        activate(p.function, sum, count);
+        Of::narrow(sum, d + col, count);
+      }
     }
   }
 }

@@ -1,8 +1,8 @@
 // The lowbit kernels that no arch has for itself: W at the speed of memory, and D where K is 0.
-#include "cuda/common/functions.cuh"
 #include "cuda/common/convert.cuh"
 #include "cuda/common/formats.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/common/lowbit_end.cuh"
 #include "cuda/common/units.cuh"
 #include "cuda/lowbit.h"
 #include "integers.h"
@@ -172,14 +172,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) fill(const LowbitProblem p) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= p.m * p.w.n) return;
-  float x[1] = {p.bias.data ? load_float(p.bias, 0, i % p.w.n) : 0.0f};
-  apply_function(p.function, x);
-  p.d[i] = with_dtype16(p.w.dtype, [&](auto dtype) {
-    return static_cast<uint16_t>(Format<decltype(dtype)::value>::narrow(x[0], 0.0f));
-  });
+template <DType dtype>
+__global__ void __launch_bounds__(kThreads) fill_pairs(const LowbitEnd end, const int64_t tokens) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, pairs = (end.channels + 1) / 2;
+  if (i >= tokens * pairs) return;
+  const int64_t token = i / pairs;
+  const int channel = static_cast<int>(i % pairs * 2);
+  float x[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) x[e] = 0.0f + bias_at(end, channel + e);
+  store_ended<dtype>(end, token, channel, x);
 }
 
 unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
@@ -218,9 +220,13 @@ void from_units(const LowbitWeight& w, uint16_t* out, const Scope& scope) {
 
 }  // namespace
 
-void fill_with_bias(const LowbitProblem& p, const Scope& scope) {
-  fill<<<blocks_for(p.m * p.w.n), kThreads, 0, scope.stream>>>(p);
-  check(cudaGetLastError(), "fill_with_bias");
+void fill(const LowbitProblem& p, const Scope& scope) {
+  with_dtype16(p.w.dtype, [&](auto dtype) {
+    fill_pairs<decltype(dtype)::value>
+        <<<blocks_for(p.m * ceil_div(p.columns, int64_t{2})), kThreads, 0, scope.stream>>>(
+            end_of(p), p.m);
+  });
+  check(cudaGetLastError(), "fill");
 }
 
 void dequantize(const LowbitWeight& w, uint16_t* out, bool keep, const Scope& scope) {

@@ -21,15 +21,15 @@ void align_groups(LowbitWeight& w, const Scope& scope) {
   }
 }
 
-// What the kernels write has rows of whole vectors: launch(d) writes those, into D itself or into
-// memory that is copied to D.
+// What the kernels write has rows of whole vectors: launch(d, ldd) writes those, into D itself or
+// into memory that is copied to D.
 template <class Launch>
 void with_padded_rows(uint16_t* d, int64_t rows, int64_t columns, const Scope& scope,
                       const Launch& launch) {
   const int64_t padded = round_up(columns, 8);
-  if (padded == columns) return launch(d);
+  if (padded == columns) return launch(d, columns);
   auto* const wide = scope.allocate<uint16_t>(rows * padded);
-  launch(wide);
+  launch(wide, padded);
   copy_rows(wide, 2 * padded, d, 2 * columns, rows, scope.stream);
 }
 
@@ -40,7 +40,7 @@ Tensor dequantize_checked(Checked<LowbitProblem> checked) {
   const Scope scope(d);
   align_groups(w, scope);
   with_padded_rows(checked.problem.d, w.k, w.n, scope,
-                   [&](uint16_t* out) { dequantize(w, out, false, scope); });
+                   [&](uint16_t* out, int64_t) { dequantize(w, out, false, scope); });
   return d;
 }
 
@@ -67,17 +67,16 @@ void run(Checked<LowbitProblem>& checked, const Tensor& x) {
   must_fit("qweight", "columns", p.w.padded_n());
   must_fit("x", "bytes in a row", 2 * p.w.k);  // what TMA counts, and the loaders
   const Scope scope(checked.outputs[0]);
-  if (p.w.k == 0) return fill_with_bias(p, scope);
   if (p.x.col_stride != 1 && p.w.k > 1 && !p.order && !p.pre_scale.data) {
     const Tensor& copy = checked.inputs.emplace_back(row_major_copy(x));
     p.x = {static_cast<const uint16_t*>(copy.const_data_ptr()), p.w.k, 1};
   }
-  with_padded_rows(p.d, p.m, p.w.n, scope, [&](uint16_t* d) {
+  with_padded_rows(p.d, p.m, p.out_columns(), scope, [&](uint16_t* d, int64_t ldd) {
     LowbitProblem padded = p;
-    if (p.w.n % 8 != 0) padded.bias = pad_bias(p, scope);
     padded.w.n = p.w.padded_n();
     padded.d = d;
-    multiply(padded, scope);
+    padded.ldd = ldd;
+    p.w.k == 0 ? fill(padded, scope) : multiply(padded, scope);
   });
 }
 

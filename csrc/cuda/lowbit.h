@@ -15,10 +15,7 @@ void dequantize(const LowbitWeight& w, uint16_t* out, bool keep, const Scope& sc
 // rows that begin at multiples of 16 bytes. p.x itself where it is that, or memory of the scope.
 Matrix<const uint16_t> arrange_tokens(const LowbitProblem& p, const Scope& scope);
 
-// A bias of N float32, followed by zeros up to a multiple of 8. Absent where p's is.
-EpilogueOperand pad_bias(const LowbitProblem& p, const Scope& scope);
-
-// D where K is 0: the activated bias in every row, or zeros activated.
-void fill_with_bias(const LowbitProblem& p, const Scope& scope);
+// D where K is 0: what the ending makes of sums of 0.
+void fill(const LowbitProblem& p, const Scope& scope);
 
 }  // namespace scaled_mm::cuda

@@ -47,12 +47,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    widen_bias(const EpilogueOperand bias, float* const to, const int n, const int padded) {
-  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  if (i < padded) to[i] = i < n ? load_float(bias, 0, i) : 0.0f;
-}
-
 }  // namespace
 
 Matrix<const uint16_t> arrange_tokens(const LowbitProblem& p, const Scope& scope) {
@@ -68,16 +62,6 @@ Matrix<const uint16_t> arrange_tokens(const LowbitProblem& p, const Scope& scope
                  across);
   });
   return {to, stride, 1};
-}
-
-EpilogueOperand pad_bias(const LowbitProblem& p, const Scope& scope) {
-  if (!p.bias.data) return p.bias;
-  const int n = static_cast<int>(p.w.n), padded = static_cast<int>(round_up(p.w.n, 8));
-  auto* const to = scope.allocate<float>(padded);
-  widen_bias<<<static_cast<unsigned>(ceil_div(padded, kThreads)), kThreads, 0, scope.stream>>>(
-      p.bias, to, n, padded);
-  check(cudaGetLastError(), "pad_bias");
-  return {to, DType::float32, 0, 1};
 }
 
 }  // namespace scaled_mm::cuda

@@ -66,20 +66,20 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "bool normed=False) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)");
   ops.def("awq_dequantize(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor");
   ops.def(
-      "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None) "
-      "-> Tensor");
+      "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None, "
+      "Tensor? residual=None, str? activation=None) -> Tensor");
   ops.def(
       "awq_gemm.out(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None, "
-      "Tensor(a!) out) -> ()");
+      "Tensor? residual=None, str? activation=None, Tensor(a!) out) -> ()");
   ops.def("mixed_dequantize(Tensor packed, int[] sizes) -> Tensor");
   ops.def(
       "mixed_mm(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-      "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, bool settled=False) -> "
-      "Tensor");
+      "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+      "bool settled=False) -> Tensor");
   ops.def(
       "mixed_mm.out(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-      "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, bool settled=False, "
-      "Tensor(a!) out) -> ()");
+      "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+      "bool settled=False, Tensor(a!) out) -> ()");
   ops.def("_widen(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor");
 
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says

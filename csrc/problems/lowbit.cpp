@@ -148,7 +148,10 @@ LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t
 }
 
 void add_output(Checked<LowbitProblem>& checked, const Tensor& d) {
-  checked.problem.d = static_cast<uint16_t*>(checked.outputs.emplace_back(d).mutable_data_ptr());
+  LowbitProblem& p = checked.problem;
+  p.columns = p.w.n;
+  p.d = static_cast<uint16_t*>(checked.outputs.emplace_back(d).mutable_data_ptr());
+  p.ldd = p.out_columns();
 }
 
 }  // namespace
@@ -178,9 +181,12 @@ namespace {
 // What of a product the kind of weight does not matter to. `weight` is the argument that holds q,
 // `scales` the one whose dtype is that of the scales.
 void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const char* weight,
-                const Tensor& q, const char* scales, const std::optional<Tensor>& bias,
-                const std::optional<Tensor>& out) {
+                const Tensor& q, const char* scales, const LowbitEnding& ending) {
+  const auto& [bias, residual, name_of_function, out] = ending;
   LowbitProblem& p = checked.problem;
+  const Activation activation = epilogue::check_activation(name_of_function, Form::gated);
+  p.function = activation.function;
+  p.gated = activation.form == Form::gated;
   const ScalarType dtype = scalar_type(p.w.dtype);
   if (dtype != x.scalar_type()) {
     refuse(scales, "be of x's dtype " + name(x.scalar_type()), name(dtype));
@@ -199,11 +205,29 @@ void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const char* we
     }
     p.bias = operand_along(epilogue::Axis::Row, *bias, checked.inputs);
   }
-  add_output(checked, output_tensor(out, "x", x, sizes_with_last(x, p.w.n), dtype));
+  if (p.gated && p.w.n % 2 != 0) {
+    refuse(weight, cat("have an even number of columns for activation='", activation.name, "'"),
+           cat("N=", p.w.n));
+  }
+  const std::vector<int64_t> sizes = sizes_with_last(x, p.gated ? p.w.n / 2 : p.w.n);
+  if (residual) {
+    must_be("residual", *residual, dtype);
+    must_share_device("residual", *residual, "x", x);
+    if (activation.form != Form::none) {
+      refuse("residual", cat("not be given together with activation='", activation.name, "'"),
+             "both");
+    }
+    if (!residual->sizes().equals(sizes)) {
+      refuse("residual", "have the output's shape " + shape_text(sizes), shape(*residual));
+    }
+    p.residual = operand_along(epilogue::Axis::Full, *residual, checked.inputs);
+  }
+  add_output(checked, output_tensor(out, "x", x, sizes, dtype));
   if (!out) return;
   must_lie_apart(*out, "x", x);
   must_lie_apart(*out, weight, q);
   if (bias) must_lie_apart(*out, "bias", *bias);
+  if (residual) must_lie_apart(*out, "residual", *residual);
 }
 
 void must_be_tokens(const Tensor& x, const char* weight_name, const Tensor& weight) {
@@ -215,15 +239,14 @@ void must_be_tokens(const Tensor& x, const char* weight_name, const Tensor& weig
 }  // namespace
 
 Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales,
-                                      const Tensor& qzeros, const std::optional<Tensor>& bias,
-                                      const std::optional<Tensor>& out) {
+                                      const Tensor& qzeros, const LowbitEnding& ending) {
   Checked<LowbitProblem> checked;
   must_be_tokens(x, "qweight", qweight);
   checked.problem.w = check_awq_weight(qweight, scales, qzeros, checked.inputs);
-  check_rest(checked, x, "qweight", qweight, "scales", bias, out);
-  if (!out) return checked;
-  must_lie_apart(*out, "scales", scales);
-  must_lie_apart(*out, "qzeros", qzeros);
+  check_rest(checked, x, "qweight", qweight, "scales", ending);
+  if (!ending.out) return checked;
+  must_lie_apart(*ending.out, "scales", scales);
+  must_lie_apart(*ending.out, "qzeros", qzeros);
   return checked;
 }
 
@@ -261,15 +284,15 @@ Checked<LowbitProblem> check_mixed_mm(const MixedArguments& given) {
   must_be_tokens(given.x, "packed", given.packed);
   p.w = check_packed_weight(given.packed, given.sizes);
   p.w.settled = given.settled;
-  p.function = epilogue::check_activation(given.activation, Form::activated).function;
-  check_rest(checked, given.x, "packed", given.packed, "packed", given.bias, given.out);
+  check_rest(checked, given.x, "packed", given.packed, "packed", given.ending);
   if (given.order) p.order = check_order(*given.order, given.x, p.w.k, checked.inputs);
   if (given.pre_scale) {
     p.pre_scale = check_pre_scale(*given.pre_scale, given.x, p.w.k, checked.inputs);
   }
-  if (!given.out) return checked;
-  if (given.order) must_lie_apart(*given.out, "order", *given.order);
-  if (given.pre_scale) must_lie_apart(*given.out, "pre_scale", *given.pre_scale);
+  const std::optional<Tensor>& out = given.ending.out;
+  if (!out) return checked;
+  if (given.order) must_lie_apart(*out, "order", *given.order);
+  if (given.pre_scale) must_lie_apart(*out, "pre_scale", *given.pre_scale);
   return checked;
 }
 

@@ -76,8 +76,9 @@ struct LowbitWeight {
   int offset() const { return zero_point == ZeroPoint::integer ? 0 : 1 << (bits - 1); }
 };
 
-// D [M, N] = f(X' [M, K] W [K, N] + bias [N]); without X, D is W itself. D is row-major without
-// gaps, X and D are of W's dtype, a bias and a pre_scale of that dtype or float32.
+// D [M, N] = f(X' [M, K] W [K, N] + bias [N] + residual [M, N]); without X, D is W itself. X, D and
+// the residual are of W's dtype, a bias and a pre_scale of that dtype or float32. Gated, channels
+// 2 j and 2 j + 1 make column j of D [M, N / 2]: f of the first times the second.
 //
 //   X'[m, k] = RN16(x[m, order[k]] * pre_scale[order[k]]), the product in float32
 struct LowbitProblem {
@@ -91,7 +92,6 @@ struct LowbitProblem {
     Packing packing = Packing::awq;
     ZeroPoint zero_point = ZeroPoint::integer;
     DType dtype = DType::float16;  // of X, W and D
-    bool activated = false;        // whether D goes through a function
 
     bool operator==(const Size&) const = default;
     // Of the weight: words, scales and zero points. Of every operand once and of D.
@@ -108,22 +108,29 @@ struct LowbitProblem {
   LowbitWeight w;
   const int32_t* order = nullptr;  // [K], elements of 0 .. K - 1; or absent
   EpilogueOperand pre_scale;       // [K], one for each column of x; or absent
-  EpilogueOperand bias;
-  Function function = Function::none;  // of every element, after the bias
-  uint16_t* d = nullptr;
+  EpilogueOperand bias, residual;
+  Function function = Function::none;
+  bool gated = false;
+  int64_t columns = 0;    // of bias and residual: w.n, or fewer where a kernel is given more
+  uint16_t* d = nullptr;  // row-major
+  int64_t ldd = 0;
 
-  Size size() const {
-    return {
-        m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point, w.dtype, function != Function::none};
-  }
+  int64_t out_columns() const { return gated ? columns / 2 : columns; }
+  Size size() const { return {m, w.n, w.k, w.group, w.bits, w.packing, w.zero_point, w.dtype}; }
 };
 
 // outputs[0] is D in both: `out`, where it is given.
 Checked<LowbitProblem> check_awq_dequantize(const Tensor& qweight, const Tensor& scales,
                                             const Tensor& qzeros);
+
+// What comes behind the sums of a product, and where it goes.
+struct LowbitEnding {
+  std::optional<Tensor> bias, residual;
+  std::optional<std::string> activation;
+  std::optional<Tensor> out;
+};
 Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, const Tensor& scales,
-                                      const Tensor& qzeros, const std::optional<Tensor>& bias,
-                                      const std::optional<Tensor>& out);
+                                      const Tensor& qzeros, const LowbitEnding& ending);
 
 // A weight as pack_weight and pack_awq lay it out (scaled_mm/ops/packed_words.py, docs/lowbit.md),
 // of `sizes` (K, N, G, bits, zero point, layout). Layout 0 is words, layout 1 units.
@@ -133,10 +140,9 @@ Checked<LowbitProblem> check_mixed_dequantize(const Tensor& packed,
 struct MixedArguments {
   Tensor x, packed;
   std::vector<int64_t> sizes;
-  std::optional<Tensor> order, pre_scale, bias;
-  std::optional<std::string> activation;
+  std::optional<Tensor> order, pre_scale;
+  LowbitEnding ending;
   bool settled;
-  std::optional<Tensor> out;
 };
 Checked<LowbitProblem> check_mixed_mm(const MixedArguments& given);
 

@@ -16,6 +16,7 @@ from .shapes import (
     must,
     must_have_dim,
     must_share_device,
+    out_columns,
     output,
     product_sizes,
     shape_text,
@@ -29,9 +30,6 @@ _int8_mm_out = torch.ops.scaled_mm.int8_mm.out
 _pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
 
 _BIAS = {"bias"}
-
-GATED = ("reglu", "swiglu", "geglu", "geglu_tanh")
-"""The activations that make one column of two."""
 
 
 def scaled_mm(
@@ -299,10 +297,7 @@ def _scaled_mm_shape(
     must_share_device("a", a, scale_a=scale_a, scale_b=scale_b, bias=bias, azp=azp)
     must_share_device("a", a, azp_adj=azp_adj, azp_with_adj=azp_with_adj, residual=residual)
     must_share_device("a", a, out_scale=out_scale, out_azp=out_azp)
-    if activation in GATED:
-        even = f"have an even number of columns for activation={activation!r}"
-        must("b", n % 2 == 0, lambda: even, lambda: f"N={n}")
-        n = n // 2
+    n = out_columns("b", n, activation)
     return output(out, "a", a, [*rows, n], out_dtype or torch.bfloat16)
 
 

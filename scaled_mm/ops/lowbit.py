@@ -10,7 +10,15 @@ from torch import Tensor
 from .._arguments import accept, accept_out, explained, written
 from .mixed import mixed_mm
 from .mixed_weight import MixedWeight
-from .shapes import awq_sizes, must, must_have_dim, must_share_device, output, shape_text
+from .shapes import (
+    awq_sizes,
+    must,
+    must_have_dim,
+    must_share_device,
+    out_columns,
+    output,
+    shape_text,
+)
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
 _awq_gemm = torch.ops.scaled_mm.awq_gemm.default
@@ -51,10 +59,12 @@ def awq_gemm(
     qzeros: Tensor | None = None,
     *,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`D = x W + bias` with `W = awq_dequantize(qweight, scales, qzeros)`, which is not written
-    to memory: on the CPU never, on a GPU not while the tokens are few.
+    """`D = f(x W + bias + residual)` with `W = awq_dequantize(qweight, scales, qzeros)`, which is
+    not written to memory: on the CPU never, on a GPU not while the tokens are few.
 
     Products and sums are float32; the same call gives the same bits on every run (docs/lowbit.md
     has the bound on their error). On the CPU they depend on neither threads nor the rows around,
@@ -65,24 +75,31 @@ def awq_gemm(
         qweight, scales, qzeros: as for `awq_dequantize`; the scales of x's dtype. Or, in place of
             all three, `MixedWeight.from_awq` of them, for `mixed_mm`: on a GPU faster.
         bias: x's dtype or float32, [N] or [1, N]; added in float32.
+        residual, activation: as for `mixed_mm`.
         out: a tensor of D's dtype and shape to write D into, as for `scaled_mm`.
 
     Returns:
-        D [..., N] of x's dtype; `out` itself, where it is given.
+        D [..., N] of x's dtype, [..., N/2] with a gated activation; `out` itself, where it is
+        given.
 
     Raises:
         ValueError: an operand breaks a rule above, or requires grad in grad mode.
-        TypeError: an operand is no tensor, or scales or qzeros stand beside a `MixedWeight`.
+        TypeError: an operand is no tensor, activation no string, or scales or qzeros stand beside a
+            `MixedWeight`.
     """
     if isinstance(qweight, MixedWeight):
         if scales is not None or qzeros is not None:
             raise TypeError("scales and qzeros must be absent beside a MixedWeight, got a Tensor")
-        return mixed_mm(x, qweight, bias=bias, out=out)
-    options: dict[str, Any] = {} if bias is None else {"bias": bias}
-    if out is not None:
-        options["out"] = out
+        ending: dict[str, Any] = {"bias": bias, "residual": residual, "activation": activation}
+        return mixed_mm(x, qweight, **ending, out=out)
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError(f"activation must be a string, got {type(activation).__name__}")
+    given = {"bias": bias, "residual": residual, "out": out}
+    options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
     operands: dict[str, Any] = {"x": x, "qweight": qweight, "scales": scales, "qzeros": qzeros}
     accept(operands, options)
+    if activation is not None:
+        options["activation"] = activation
     try:
         if out is None:
             return _awq_gemm(x, qweight, scales, qzeros, **options)
@@ -103,6 +120,8 @@ def _awq_gemm_shape(
     qzeros: Tensor,
     *,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | None:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
@@ -110,7 +129,8 @@ def _awq_gemm_shape(
     k, n = awq_sizes(qweight, scales, qzeros)
     columns = x.shape[-1] == k
     must("x", columns, lambda: f"have K={k} columns, the rows of qweight", lambda: shape_text(x))
-    must_share_device("x", x, bias=bias)
+    must_share_device("x", x, bias=bias, residual=residual)
+    n = out_columns("qweight", n, activation)
     return output(out, "x", x, [*x.shape[:-1], n], x.dtype)
 
 

@@ -11,7 +11,15 @@ from torch import Tensor
 from .._arguments import accept, accept_out, explained, written
 from .mixed_weight import LAYOUT_SIZES, MixedWeight
 from .packed_weight import is_read_early
-from .shapes import must, must_have_dim, must_share_device, output, shape_text, sizes_text
+from .shapes import (
+    must,
+    must_have_dim,
+    must_share_device,
+    out_columns,
+    output,
+    shape_text,
+    sizes_text,
+)
 
 _mixed_mm = torch.ops.scaled_mm.mixed_mm.default
 _mixed_mm_out = torch.ops.scaled_mm.mixed_mm.out
@@ -22,12 +30,13 @@ def mixed_mm(
     w: MixedWeight,
     *,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
     activation: str | None = None,
     pre_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`D = f(x' W + bias)` with a weight of 4 or 8 bits (W4A16, W8A16), which is not written to
-    memory as floats: on the CPU never, on a GPU not while the tokens are few.
+    """`D = f(x' W + bias + residual)` with a weight of 4 or 8 bits (W4A16, W8A16), which is not
+    written to memory as floats: on the CPU never, on a GPU not while the tokens are few.
 
     `x' = x * pre_scale`, rounded to x's dtype. Products and sums are float32; the same call gives
     the same bits on every run (docs/numerics.md has the bound on their error). On the CPU they
@@ -37,14 +46,18 @@ def mixed_mm(
         x: float16 or bfloat16 [..., K], any strides.
         w: a weight from `pack_weight` or a constructor of `MixedWeight`, its scales of x's dtype.
         bias: x's dtype or float32, [N] or [1, N]; added in float32.
-        activation: what f is: None (nothing), "relu", "gelu" (by erf), "gelu_tanh" or "silu". It is
-            computed in float32, before D is rounded.
+        residual: x's dtype, of D's shape; any strides. Added in float32. Not with an activation.
+        activation: what f is, as for `scaled_mm`: None (nothing), "relu", "gelu" (by erf),
+            "gelu_tanh" or "silu"; or a gated linear unit, "reglu", "swiglu", "geglu" or
+            "geglu_tanh", which makes one column of two (`interleave_gate_up`). It is computed in
+            float32, before D is rounded.
         pre_scale: x's dtype or float32, [K] or [1, K]: a factor for each input channel, as AWQ's
             `pre_quant_scale`; multiplied in float32.
         out: a tensor of D's dtype and shape to write D into, as for `scaled_mm`.
 
     Returns:
-        D [..., N] of x's dtype; `out` itself, where it is given.
+        D [..., N] of x's dtype; [..., N/2] with a gated activation; `out` itself, where it is
+        given.
 
     Raises:
         ValueError: an operand breaks a rule above, requires grad in grad mode, or has a tangent of
@@ -58,7 +71,8 @@ def mixed_mm(
         raise TypeError(f"w must be a MixedWeight (see pack_weight), got {type(w).__name__}")
     if activation is not None and not isinstance(activation, str):
         raise TypeError(f"activation must be a string, got {type(activation).__name__}")
-    given = {"order": w.order, "pre_scale": pre_scale, "bias": bias, "out": out}
+    tensors = {"bias": bias, "residual": residual, "out": out}
+    given = {"order": w.order, "pre_scale": pre_scale, **tensors}
     options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
     operands = {"x": x, "packed": w.data}
     accept(operands, options)
@@ -100,15 +114,18 @@ def _mixed_mm_shape(
     order: Tensor | None = None,
     pre_scale: Tensor | None = None,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
     activation: str | None = None,
     settled: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, packed=packed, order=order, pre_scale=pre_scale, bias=bias)
+    must_share_device("x", x, residual=residual)
     k, n = _must_be_packed(packed, sizes)
     columns = x.shape[-1] == k
     must("x", columns, lambda: f"have K={k} columns, the rows of packed", lambda: shape_text(x))
+    n = out_columns("packed", n, activation)
     return output(out, "x", x, [*x.shape[:-1], n], x.dtype)
 
 

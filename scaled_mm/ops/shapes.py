@@ -42,6 +42,19 @@ def must_share_device(whose: str, like: Tensor, **others: Tensor | None) -> None
             )
 
 
+GATED = ("reglu", "swiglu", "geglu", "geglu_tanh")
+"""The activations that make one column of two."""
+
+
+def out_columns(weight: str, n: int, activation: str | None) -> int:
+    """Columns of D, of N of the weight."""
+    if activation not in GATED:
+        return n
+    even = f"have an even number of columns for activation={activation!r}"
+    must(weight, n % 2 == 0, lambda: even, lambda: f"N={n}")
+    return n // 2
+
+
 def output(
     out: Tensor | None, whose: str, like: Tensor, sizes: Sequence[int], dtype: torch.dtype
 ) -> Tensor | None:

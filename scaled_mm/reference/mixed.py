@@ -8,14 +8,16 @@ whose dtype says which formula holds.
 # (numpy types its operators as Any)
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from .arithmetic import FORMATS, Array, round_to, to_odd, two_sum
 from .arrays import matrix_product, to_float64, to_tensor
+from .epilogues import FORMS
 from .float_mode import ieee
-from .functions import ACTIVATIONS
 
 SLOPES = {None: 1.0, "relu": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
 """How much an activation may enlarge an error of its argument, at most."""
@@ -45,17 +47,10 @@ def mixed_mm(
     *,
     order: Tensor | None = None,
     pre_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
+    **ending: Any,
 ) -> Tensor:
-    """RN(f(x' W + bias)): W as above, x' as in `prepared`, summed in float64; the ops sum in
-    float32 and may differ from it by `mixed_mm_bound`."""
-    with np.errstate(all="ignore"):
-        d = _sum(prepared(x, order, pre_scale), mixed_dequantize(q, scales, zeros), bias)
-        if activation is not None:
-            d = ACTIVATIONS[activation](d.astype(np.float32)).astype(np.float64)
-        d = round_to(d, FORMATS[x.dtype])
-    return to_tensor(d, (*x.shape[:-1], d.shape[1]), x.dtype)
+    """What `product` makes of W as above and x' as in `prepared`."""
+    return product(prepared(x, order, pre_scale), mixed_dequantize(q, scales, zeros), **ending)
 
 
 @ieee()
@@ -67,26 +62,72 @@ def mixed_mm_bound(
     *,
     order: Tensor | None = None,
     pre_scale: Tensor | None = None,
+    **ending: Any,
+) -> tuple[Tensor, Tensor]:
+    """`product_bound` of the same."""
+    w = mixed_dequantize(q, scales, zeros)
+    return product_bound(prepared(x, order, pre_scale), w, **ending)
+
+
+@ieee()
+def product(
+    x: Tensor,
+    w: Tensor,
+    *,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """RN(f(x W + bias + residual)), summed in float64, f in float32; the ops sum in float32 and may
+    differ from it by `product_bound`. Gated, of columns 2 j and 2 j + 1: RN(f(first) second)."""
+    form, function = FORMS[activation]
+    with np.errstate(all="ignore"):
+        d = _sum(x, w, bias, residual)
+        if function is not None:
+            d = d.astype(np.float32)
+            gates = d[:, ::2] if form == "gated" else d
+            made = function.float32(gates)
+            d = (made * d[:, 1::2] if form == "gated" else made).astype(np.float64)
+        d = round_to(d, FORMATS[x.dtype])
+    return to_tensor(d, (*x.shape[:-1], d.shape[1]), x.dtype)
+
+
+@ieee()
+def product_bound(
+    x: Tensor,
+    w: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The exact output (as of float64) and how far from it one may be, float64 [..., N]:
 
-        |out - exact| <= ulp(exact) / 2 + (L K 2^-23 + e) (|x'| |W| + |bias|)
+        |out - exact| <= ulp(exact) / 2 + (L K 2^-23 + e) (|x| |W| + |bias| + |residual|)
 
     where ulp is that of x's dtype, never below that of its least normal number; L is the slope of
     the activation (`SLOPES`) and e the error of its float32 sequence (`OWN_ERROR`; 0 for none and
-    relu).
+    relu). Gated, the errors of both factors come together as those of a product do.
     """
-    x = prepared(x, order, pre_scale)
-    w = mixed_dequantize(q, scales, zeros)
-    size = _sum(x.abs(), w.abs(), None if bias is None else bias.abs())
-    exact = _activated(_sum(x, w, bias), activation)
+    form, function = FORMS[activation]
+    name = None if function is None else function.name
+    sizes = (None if t is None else t.abs() for t in (bias, residual))
+    size, value = _sum(x.abs(), w.abs(), *sizes), _sum(x, w, bias, residual)
+    of_sum = max(1, x.shape[-1]) * 2.0**-23 * size
+    gates = slice(None, None, 2 if form == "gated" else 1)
+    own = 0.0 if name in (None, "relu") else OWN_ERROR
+    error = SLOPES[name] * of_sum[:, gates] + own * size[:, gates]
+    with np.errstate(over="ignore"):  # exp of what is far below 0
+        exact = value if function is None else function.true(value[:, gates])
+    if form == "gated":
+        other, of_other = value[:, 1::2], of_sum[:, 1::2]
+        error = error * (np.abs(other) + of_other) + np.abs(exact) * of_other
+        exact = exact * other
+        error += np.abs(exact) * 2.0**-24
     fmt = FORMATS[x.dtype]
     half_ulp = np.maximum(np.abs(exact) * 2.0**-fmt.bits, 2.0 ** (fmt.min_exponent - 1))
-    own = 0.0 if activation in (None, "relu") else OWN_ERROR
-    bound = half_ulp + (SLOPES[activation] * max(1, x.shape[-1]) * 2.0**-23 + own) * size
-    shape = (*x.shape[:-1], w.shape[1])
+    shape = (*x.shape[:-1], exact.shape[1])
+    bound = half_ulp + error
     return torch.from_numpy(exact).reshape(shape), torch.from_numpy(bound).reshape(shape)
 
 
@@ -101,22 +142,11 @@ def prepared(x: Tensor, order: Tensor | None, pre_scale: Tensor | None) -> Tenso
     return x if order is None else x.cpu()[..., order.cpu().long()]
 
 
-def _activated(x: Array, activation: str | None) -> Array:
-    """The activation of a float64, in float64."""
-    t = torch.from_numpy(x)
-    if activation == "relu":
-        return t.relu().numpy()
-    if activation == "silu":
-        return torch.nn.functional.silu(t).numpy()
-    if activation in ("gelu", "gelu_tanh"):
-        kind = "tanh" if activation == "gelu_tanh" else "none"
-        return torch.nn.functional.gelu(t, approximate=kind).numpy()
-    return x
-
-
-def _sum(x: Tensor, w: Tensor, bias: Tensor | None) -> Array:
-    product = matrix_product(x, w)
-    return product if bias is None else product + to_float64(bias).reshape(1, -1)
+def _sum(x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Array:
+    total = matrix_product(x, w)
+    if bias is not None:
+        total = total + to_float64(bias).reshape(1, -1)
+    return total if residual is None else total + to_float64(residual).reshape(total.shape)
 
 
 def _exact(q: Tensor, scales: Tensor, zeros: Tensor | None) -> Array:

@@ -15,9 +15,9 @@
 #include "cuda/common/device.h"
 #include "cuda/common/finish.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/common/lowbit_end.cuh"
 #include "cuda/cutlass2/multiplied.h"
 #include "cuda/cutlass2/rows.h"
-#include "cuda/common/functions.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda::cutlass2 {
@@ -32,8 +32,8 @@ struct GemmArguments {
   int64_t ldb;  // elements between columns of int8, rows of floats; as above
   const EpilogueOperand (&operands)[kNumOperands];
   Destination to;
-  int slices = 1;  // of K, at most; if more than one, slice s writes its D to to.out.d + s M N
-  Function function = Function::none;  // of 16-bit floats
+  int slices = 1;      // of K, at most; if more than one, slice s writes its D to to.out.d + s M N
+  LowbitEnd end = {};  // of 16-bit floats, in place of `to`
 };
 
 template <class Mma>
@@ -48,7 +48,7 @@ struct GemmParams {
   EpilogueOperand operands[kNumOperands];
   Destination to;
   int64_t slice_elements;  // from D of a slice to that of the next
-  Function function;
+  LowbitEnd end;
 };
 
 template <class Default, bool kRowsAlongK>
@@ -173,8 +173,10 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
         for (int e = 0; e < 4; ++e) {
           four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
         }
-        activate_once(four, p.function);
-        store_row(to.out, (tile_row + row + i) * to.ldd + tile_col + col, inside, four);
+        constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
+                                     ? DType::float16
+                                     : DType::bfloat16;
+        store_ended<kDType>(p.end, tile_row + row + i, tile_col + col, four);
       } else {
         finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get);
       }
@@ -243,7 +245,7 @@ int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& arg
       .operands = {},
       .to = args.to,
       .slice_elements = slices > 1 ? args.m * args.n : 0,
-      .function = args.function,
+      .end = args.end,
   };
   std::copy(std::begin(args.operands), std::end(args.operands), params.operands);
   allow_all_shared_memory<kKernel>(scope.device);

@@ -26,15 +26,15 @@ void run_dense(const LowbitProblem& p, const Scope& scope) {
   EpilogueOperand operands[kNumOperands];
   operands[static_cast<int>(Operand::bias)] = p.bias;
   const cutlass2::GemmArguments args{.m = m,
-                                     .n = n,
+                                     .n = p.columns,
                                      .k = whole,
                                      .a = x.data,
                                      .lda = x.row_stride,
                                      .b = w,
                                      .ldb = n,
                                      .operands = operands,
-                                     .to = {{p.d, p.w.dtype, n % 4 == 0}, n},
-                                     .function = p.function};
+                                     .to = {},
+                                     .end = end_of(p)};
   using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
   using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
   with_dtype16(p.w.dtype, [&](auto dtype) {

@@ -1,9 +1,8 @@
 // Lines of a lowbit.table without tensor cores: those of 7.5 have no bfloat16. setup.py compiles
 // this for a few lines at a time, behind arch.h of their folder, with SCALED_MM_KERNEL_NAMES(X)
 // defined as X(name) of each.
-#include "cuda/common/store.cuh"
+#include "cuda/common/lowbit_end.cuh"
 #include "cuda/lowbit.h"
-#include "cuda/common/functions.cuh"
 #include "cuda/mma_sync/model.h"
 
 namespace scaled_mm::cuda::mma_sync {
@@ -14,9 +13,7 @@ struct SimtParams {
   int m;
   int n;
   int k;
-  EpilogueOperand bias;
-  Function function;
-  uint16_t* d;  // [M, N]
+  LowbitEnd end;
 };
 
 // A block has kTile tokens x kTile channels, a thread 4 x 4 of them: float32 fused multiply-adds in
@@ -57,21 +54,18 @@ __global__ void __launch_bounds__(kTile* kTile / 16)
     }
     __syncthreads();
   }
-  const int channel = col + along, inside = p.n - channel;
-  if (inside <= 0) return;
-  float bias[4] = {};
+  const int channel = col + along;
+  if (channel >= p.n) return;
+  float bias[4];
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
-    if (p.bias.data) bias[b] = load_float(p.bias, 0, min(channel + b, p.n - 1));
-  }
+  for (int b = 0; b < 4; ++b) bias[b] = bias_at(p.end, channel + b);
 #pragma unroll
   for (int a = 0; a < 4; ++a) {
     const int token = row + down + a;
     if (token >= p.m) return;
 #pragma unroll
     for (int b = 0; b < 4; ++b) sums[a][b] = __fadd_rn(sums[a][b], bias[b]);
-    activate_once(sums[a], p.function);
-    store_row({p.d, dtype, p.n % 4 == 0}, int64_t{token} * p.n + channel, inside, sums[a]);
+    store_ended<dtype>(p.end, token, channel, sums[a]);
   }
 }
 
@@ -84,9 +78,7 @@ void run_simt(const LowbitProblem& p, const Scope& scope) {
                           .m = static_cast<int>(p.m),
                           .n = static_cast<int>(p.w.n),
                           .k = static_cast<int>(p.w.k),
-                          .bias = p.bias,
-                          .function = p.function,
-                          .d = p.d};
+                          .end = end_of(p)};
   constexpr int kSide = kTile.tile;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.w.n, int64_t{kSide})),
                   static_cast<unsigned>(ceil_div(p.m, int64_t{kSide})));

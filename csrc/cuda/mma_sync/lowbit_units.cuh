@@ -1,4 +1,4 @@
-// D = f(X W + bias), W packed in units (docs/lowbit.md, "The packed form").
+// D = f(X W + bias + residual), W packed in units (docs/lowbit.md, "The packed form").
 //
 //            kTokens              Channels lie on the M side of the tensor cores' products, tokens
 //           +-------+             on their N side. A block owns kTokens x kChannels of D, of all of
@@ -17,7 +17,6 @@
 #pragma once
 
 #include "cuda/common/formats.cuh"
-#include "cuda/common/functions.cuh"
 #include "cuda/mma_sync/lowbit_units_load.cuh"
 
 namespace scaled_mm::cuda::mma_sync {
@@ -174,9 +173,7 @@ __device__ inline void finish_two(const UnitsParams& p, int token, int channel,
     return;
   }
   float both[2] = {first + bias[0], second + bias[1]};
-  activate_once(both, p.function);
-  *reinterpret_cast<uint32_t*>(p.d + int64_t{token} * p.n + channel) =
-      Format<DTypeOf<T>::value>::narrow(both[0], both[1]);
+  store_ended<DTypeOf<T>::value>(p.end, token, channel, both);
 }
 
 template <class Block>
@@ -189,11 +186,7 @@ __device__ void store_tile(const UnitsParams& p, const typename Block::Sums& sum
     const int part = warp * Block::kParts + j;
     const int channel = panel * kUnitChannels + 16 * part + lane / 4 * 2;
     if (channel >= p.n) continue;
-    float bias[2] = {};
-    if (p.bias.data && p.partials == nullptr) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) bias[e] = load_float(p.bias, 0, channel + e);
-    }
+    const float bias[2] = {bias_at(p.end, channel), bias_at(p.end, channel + 1)};
 #pragma unroll
     for (int i = 0; i < Block::kTokens / 8; ++i) {
 #pragma unroll
@@ -251,7 +244,7 @@ __global__ void __launch_bounds__(256)
   const int quads = p.n / 4;
   const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x, step = int64_t{p.m} * p.n;
   if (i >= int64_t{p.m} * quads) return;
-  const int channel = static_cast<int>(i % quads) * 4;
+  const int channel = static_cast<int>(i % quads) * 4, token = static_cast<int>(i / quads);
   const float* from = p.partials + 4 * i;
   float all[4] = {};
 #pragma unroll 4
@@ -260,12 +253,8 @@ __global__ void __launch_bounds__(256)
     all[0] += part.x, all[1] += part.y, all[2] += part.z, all[3] += part.w;
   }
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    if (p.bias.data) all[e] += load_float(p.bias, 0, channel + e);
-  }
-  apply_function(p.function, all);
-  using Of = Format<DTypeOf<T>::value>;
-  *reinterpret_cast<uint2*>(p.d + 4 * i) = {Of::narrow(all[0], all[1]), Of::narrow(all[2], all[3])};
+  for (int e = 0; e < 4; ++e) all[e] += bias_at(p.end, channel + e);
+  store_ended<DTypeOf<T>::value>(p.end, token, channel, all);
 }
 
 }  // namespace scaled_mm::cuda::mma_sync

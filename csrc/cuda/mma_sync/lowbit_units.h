@@ -38,9 +38,7 @@ void run_units(const LowbitProblem& p, const Scope& scope) {
       .token_tiles = static_cast<int>(ceil_div(p.m, int64_t{kTile.tile_m})),
       .slice = static_cast<int>(slice),
       .partials = slices > 1 ? scope.allocate<float>(slices * p.m * p.w.n) : nullptr,
-      .bias = p.bias,
-      .function = p.function,
-      .d = p.d,
+      .end = end_of(p),
   };
   const auto tiles = static_cast<unsigned>(tiles_of(kTile, size));
   with_dtype16(p.w.dtype, [&](auto dtype) {

@@ -2,6 +2,7 @@
 // memory is laid out, and the copies that fill it.
 #pragma once
 
+#include "cuda/common/lowbit_end.cuh"
 #include "cuda/common/unaligned.cuh"
 #include "cuda/common/units.cuh"
 #include "cuda/mma_sync/kinds.h"
@@ -22,9 +23,7 @@ struct UnitsParams {
   int token_tiles;  // tiles of D along M
   int slice;        // chunks of a slice
   float* partials;  // [slices, M, N] where K is cut; else null
-  EpilogueOperand bias;
-  Function function;
-  uint16_t* d;  // [M, N]
+  LowbitEnd end;
 };
 
 template <const auto& kTile, class T_, class Format_>

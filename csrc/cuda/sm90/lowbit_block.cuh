@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "cuda/common/lowbit_end.cuh"
 #include "cuda/sm90/arch.h"
 
 namespace scaled_mm::cuda::sm90::lowbit {
@@ -24,10 +25,8 @@ struct StreamParams {
   int group;        // rows of a group: 32, or a multiple of kDepth
   int token_tiles;  // tiles of D along M
   Plan plan;
-  int stages;                          // of the ring
-  EpilogueOperand bias;                // of D's dtype or float32
-  Function function = Function::none;  // the kernel has no other
-  uint16_t* d;                         // [M, N]
+  int stages;  // of the ring
+  LowbitEnd end;
   float* partials;  // [slices, tiles that are cut, tokens of a tile, channels of a tile]
 };
 

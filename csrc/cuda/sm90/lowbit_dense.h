@@ -2,6 +2,7 @@
 // compiles this with SCALED_MM_KERNEL_NAME defined as its name.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
 
+#include "cuda/common/alignment.h"
 #include "cuda/common/dense.h"
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/lowbit.h"
@@ -12,10 +13,9 @@ namespace scaled_mm::cuda::sm90::lowbit {
 namespace {
 
 // 16-bit floats, float32 sums.
-template <class T, const Dense& kTile>
+template <class T, class E, const Dense& kTile>
 using DenseGemm =
-    cutlass3::Gemm<T, cutlass::layout::RowMajor, T, cutlass::layout::RowMajor, float, uint16_t,
-                   epilogue::Activated<BiasedSum>,
+    cutlass3::Gemm<T, cutlass::layout::RowMajor, T, cutlass::layout::RowMajor, float, uint16_t, E,
                    cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::_64>,
                    cute::Shape<cute::_1, cute::_1, cute::_1>, false>;
 
@@ -28,19 +28,33 @@ void run(const LowbitProblem& p, const Scope& scope) {
   dequantize(p.w, w, 2 * p.w.k * p.w.n <= kL2Share, scope);
   EpilogueOperand operands[kNumOperands];
   operands[static_cast<int>(Operand::bias)] = p.bias;
+  if (p.residual.data) {
+    const Matrix<const uint16_t> residual{static_cast<const uint16_t*>(p.residual.data),
+                                          p.residual.row_stride, 1};
+    const auto rows = aligned_rows(residual, p.m, p.columns, scope);
+    operands[static_cast<int>(Operand::residual)] = {rows.data, p.w.dtype, rows.row_stride, 1};
+  }
   const cutlass3::GemmArguments args{
       .m = p.m,
-      .n = p.w.n,
+      .n = p.columns,
       .k = p.w.k,
       .a = p.x.data,
       .lda = p.x.row_stride,
       .b = w,
       .ldb = p.w.n,
       .operands = operands,
-      .to = {{p.d, p.w.dtype, true}, p.w.n, p.function, true},
+      .to = {{p.d, p.w.dtype, true}, p.ldd, p.function, true},
       .swizzle = choose_swizzle(8, ceil_div(p.m, kTile.tile_m), ceil_div(p.w.n, kTile.tile_n))};
   with_dtype16(p.w.dtype, [&](auto dtype) {
-    DenseGemm<typename CutlassHalf<decltype(dtype)::value>::type, kTile>::run(args, scope);
+    using T = typename CutlassHalf<decltype(dtype)::value>::type;
+    using Residual = epilogue::Apply<epilogue::Add, BiasedSum, epilogue::Residual>;
+    if (p.gated) {
+      DenseGemm<T, epilogue::Gated<BiasedSum>, kTile>::run(args, scope);
+    } else if (p.residual.data) {
+      DenseGemm<T, Residual, kTile>::run(args, scope);
+    } else {
+      DenseGemm<T, epilogue::Activated<BiasedSum>, kTile>::run(args, scope);
+    }
   });
 }
 

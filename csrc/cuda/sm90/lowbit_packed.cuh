@@ -1,4 +1,4 @@
-// D = X W + bias, W packed in units (docs/lowbit.md, "The packed form").
+// D = f(X W + bias + residual), W packed in units (docs/lowbit.md, "The packed form").
 //
 // As in lowbit_stream.cuh channels lie on the M side of the tensor cores' products, tokens on their
 // N side, and one thread feeds a ring of stages; a stage is kUnitRows rows of K, or half of them.
@@ -55,22 +55,32 @@ __device__ void store_share(const PackedParams& p, const Share& share,
     });
     return;
   }
-  float bias[Block::kPanels][2] = {};
+  float bias[Block::kPanels][2];
 #pragma unroll
   for (int j = 0; j < Block::kPanels; ++j) {
     const int channel = place.col + lane.channel + j * kUnitChannels;
-    if (!p.bias.data || channel >= p.n) continue;
-    bias[j][0] = load_float(p.bias, 0, channel), bias[j][1] = load_float(p.bias, 0, channel + 1);
+    bias[j][0] = bias_at(p.end, channel), bias[j][1] = bias_at(p.end, channel + 1);
   }
   lane.each(sums, [&](int, int channel, float& x, float& y) {
     const float* const b = bias[(channel - lane.channel) / kUnitChannels];
     x += b[0], y += b[1];
   });
-  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.function);
-  lane.each(sums, [&](int token, int channel, float x, float y) {
-    if (place.row + token >= p.m || place.col + channel >= p.n) return;
-    const float both[2] = {x, y};
-    store_narrow<T>(p.d + int64_t{place.row + token} * p.n + place.col + channel, both);
+  const auto each_there = [&](const auto& f) {
+    lane.each(sums, [&](int token, int channel, float& x, float& y) {
+      token += place.row, channel += place.col;
+      if (token < p.m && channel < p.n) f(token, channel, x, y);
+    });
+  };
+  if (p.end.residual.data) {
+    each_there([&](int token, int channel, float& x, float& y) {
+      float both[2] = {x, y};
+      add_residual(p.end, token, channel, both);
+      x = both[0], y = both[1];
+    });
+  }
+  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.end);
+  each_there([&](int token, int channel, float x, float y) {
+    store_pair<T>(p.end, token, channel, x, y);
   });
 }
 
@@ -102,7 +112,7 @@ __device__ void join_cluster(const PackedParams& p, const Share& share,
       const float4 x = load_remote(base + 4 * (token * Block::kSumsRow + channel), slice);
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }
-    store_quad<T>(p, place.row + token, place.col + channel, sum);
+    store_quad<T>(p.end, place.row + token, place.col + channel, sum);
   }
   cluster_sync();  // nobody leaves while others read what it has
 }
@@ -173,7 +183,7 @@ __global__ __launch_bounds__(128) void join_shares(const __grid_constant__ Packe
     sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     from += slot;
   }
-  store_quad<T>(p, place.row + token, place.col + channel, sum);
+  store_quad<T>(p.end, place.row + token, place.col + channel, sum);
 }
 
 }  // namespace scaled_mm::cuda::sm90::lowbit

@@ -32,9 +32,7 @@ void launch(const LowbitProblem& p, const Scope& scope) {
   params.stages = Block::stages(chunks, bytes, plan.slices > 1);
   // Where there is a multiprocessor for every block, each has one for itself.
   const int alone = plan.blocks <= device.sms ? device.shared_memory / 2 + 1024 : 0;
-  params.bias = p.bias;
-  params.function = p.function;
-  params.d = p.d;
+  params.end = end_of(p);
   params.partials =
       scope.allocate<float>(int64_t{plan.slots()} * Block::kTokens * Block::kChannels);
 

@@ -17,10 +17,8 @@ struct PackedParams {
   int panels;       // of kUnitChannels channels
   int token_tiles;  // tiles of D along M
   PackedPlan plan;
-  int stages;            // of the ring
-  EpilogueOperand bias;  // of D's dtype or float32
-  Function function;
-  uint16_t* d;      // [M, N]
+  int stages;  // of the ring
+  LowbitEnd end;
   float* partials;  // [slots, tokens of a tile, channels of a tile]
 };
 

@@ -2,55 +2,52 @@
 // cluster have.
 #pragma once
 
-#include <type_traits>
-
-#include "cuda/common/formats.cuh"
-#include "cuda/common/functions.cuh"
+#include "cuda/common/lowbit_end.cuh"
 
 namespace scaled_mm::cuda::sm90::lowbit {
 
-// The bits of floats in T, side by side.
-template <class T, int kCount>
-__device__ void store_narrow(uint16_t* to, const float (&x)[kCount]) {
-  using Bits =
-      std::conditional_t<kCount == 8, uint4, std::conditional_t<kCount == 4, uint2, uint32_t>>;
-  uint32_t bits[kCount / 2];
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    bits[i] = Format<DTypeOf<T>::value>::narrow(x[2 * i], x[2 * i + 1]);
-  }
-  *reinterpret_cast<Bits*>(to) = *reinterpret_cast<const Bits*>(bits);
-}
-
-// Four channels of D, with the bias, activated.
-template <class T, class Params>
-__device__ void store_quad(const Params& p, int token, int channel, const float4& sum) {
+// Four channels of D, from their sums.
+template <class T>
+__device__ void store_quad(const LowbitEnd& end, int token, int channel, const float4& sum) {
   float x[4] = {sum.x, sum.y, sum.z, sum.w};
-  if (p.bias.data) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) x[c] += load_float(p.bias, 0, channel + c);
-  }
-  apply_function(p.function, x);
-  store_narrow<T>(p.d + int64_t{token} * p.n + channel, x);
+  for (int c = 0; c < 4; ++c) x[c] += bias_at(end, channel + c);
+  store_ended<DTypeOf<T>::value>(end, token, channel, x);
 }
 
-// Of all sums of a lane, in place. They pass through the first registers, a few at a time: code for
-// every one of them would be large.
+// f of all sums of a lane, in place. Of four, the first two are channels 2 j of two tokens and the
+// others channels 2 j + 1 of them: gated, the first two become those tokens' columns j. The sums
+// pass through the first registers, a few at a time: code for every one of them would be large.
 template <int kCount>
-__device__ void activate_sums(float (&sums)[kCount], Function function) {
-  if (function == Function::none) return;
+__device__ void activate_sums(float (&sums)[kCount], const LowbitEnd& end) {
+  if (end.function == Function::none) return;
   constexpr int kAtOnce = kCount < 8 ? kCount : 8;
-  static_assert(kCount % kAtOnce == 0);
+  static_assert(kCount % kAtOnce == 0 && kAtOnce % 4 == 0);
 #pragma unroll 1
   for (int done = 0; done < kCount; done += kAtOnce) {
     float now[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) now[i] = sums[i];
-    apply_function(function, now);
+    apply_function(end.function, now);
+    if (end.gated) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) now[i] = __fmul_rn(now[i], sums[(i + 2) % kAtOnce]);
+    }
 #pragma unroll
     for (int i = 0; i < kCount - kAtOnce; ++i) sums[i] = sums[i + kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) sums[kCount - kAtOnce + i] = now[i];
+  }
+}
+
+// Two channels of a token, or the column that activate_sums made of them.
+template <class T>
+__device__ void store_pair(const LowbitEnd& end, int token, int channel, float x, float y) {
+  uint16_t* const row = end.d + token * end.ldd;
+  if (end.gated) {
+    store_narrow<DTypeOf<T>::value>(row + channel / 2, {x});
+  } else {
+    store_narrow<DTypeOf<T>::value>(row + channel, {x, y});
   }
 }
 

@@ -1,4 +1,4 @@
-// D = X W + bias, W from AWQ's own words: it is never written anywhere.
+// D = f(X W + bias + residual), W from AWQ's own words: it is never written anywhere.
 //
 // Channels lie on the M side of the tensor cores' products and tokens on their N side. A block goes
 // from work tile to work tile: a tile of kTokens tokens by tile_channels(kTokens) channels, or a
@@ -36,43 +36,66 @@ namespace scaled_mm::cuda::sm90::lowbit {
 // the next one.
 template <class T, int kTokens, int kPairs>
 __device__ void store_sums(const StreamParams& p, const WorkTile& work,
-                           const float (&sums)[kPairs][kTokens / 8][4], int unit, int t) {
+                           float (&sums)[kPairs][kTokens / 8][4], int unit, int t) {
   constexpr int kChannels = 2 * kPairs;
   const Place place(p, work.tile, kTokens);
   const int channel = place.col + kChannels * unit;
   if (channel >= p.n) return;
-  const bool whole = work.slice < 0;
-  float bias[kChannels] = {};
-  if (p.bias.data && whole) {
+  // use(the token in its tile, the sum of channel c of it) for each of the lane's tokens.
+  const auto each_token = [&](const auto& use) {
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c) bias[c] = load_float(p.bias, 0, channel + c);
-  }
-  constexpr int kTileChannels = tile_channels(kTokens);
-  float* const partial =
-      p.partials + int64_t{work.partial(p.plan)} * (kTokens * kTileChannels) + kChannels * unit;
+    for (int i = 0; i < kTokens / 8; ++i) {
 #pragma unroll
-  for (int i = 0; i < kTokens / 8; ++i) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int token = 8 * i + 2 * t + e;
-      if (place.row + token >= p.m) return;
-      float x[kChannels];
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c) x[c] = sums[c / 2][i][e + c % 2 * 2];
-      if (!whole) {
-        using Floats = std::conditional_t<kPairs == 1, float2, float4>;
-#pragma unroll
-        for (int c = 0; c < kChannels; c += sizeof(Floats) / 4) {
-          *reinterpret_cast<Floats*>(partial + token * kTileChannels + c) =
-              *reinterpret_cast<const Floats*>(x + c);
-        }
-      } else {
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c) x[c] += bias[c];
-        store_narrow<T>(p.d + int64_t{place.row + token} * p.n + channel, x);
+      for (int e = 0; e < 2; ++e) {
+        const int token = 8 * i + 2 * t + e;
+        if (place.row + token >= p.m) return;
+        use(token, [&](int c) -> float& { return sums[c / 2][i][e + c % 2 * 2]; });
       }
     }
+  };
+  if (work.slice >= 0) {
+    constexpr int kTileChannels = tile_channels(kTokens);
+    float* const partial =
+        p.partials + int64_t{work.partial(p.plan)} * (kTokens * kTileChannels) + kChannels * unit;
+    each_token([&](int token, const auto& sum) {
+      using Floats = std::conditional_t<kPairs == 1, float2, float4>;
+      float x[kChannels];
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) x[c] = sum(c);
+#pragma unroll
+      for (int c = 0; c < kChannels; c += sizeof(Floats) / 4) {
+        *reinterpret_cast<Floats*>(partial + token * kTileChannels + c) =
+            *reinterpret_cast<const Floats*>(x + c);
+      }
+    });
+    return;
   }
+  float bias[kChannels];
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) bias[c] = bias_at(p.end, channel + c);
+  each_token([&](int token, const auto& sum) {
+    float x[kChannels];
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) x[c] = sum(c) + bias[c];
+    if (p.end.residual.data) add_residual(p.end, place.row + token, channel, x);
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) sum(c) = x[c];
+  });
+  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.end);
+  each_token([&](int token, const auto& sum) {
+    uint16_t* const row = p.end.d + (place.row + token) * p.end.ldd;
+    if (p.end.gated) {
+      float x[kPairs];
+#pragma unroll
+      for (int c = 0; c < kPairs; ++c) x[c] = sum(2 * c);
+      store_narrow<DTypeOf<T>::value>(row + channel / 2, x);
+    } else {
+      float x[kChannels];
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) x[c] = sum(c);
+      store_narrow<DTypeOf<T>::value>(row + channel, x);
+    }
+  });
 }
 
 template <class T, int kTokens>
@@ -153,7 +176,7 @@ __global__ __launch_bounds__(128) void join_slices(const __grid_constant__ Strea
     sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     from += int64_t{cut} * tokens * channels;
   }
-  store_quad<T>(p, place.row + token, place.col + channel, sum);
+  store_quad<T>(p.end, place.row + token, place.col + channel, sum);
 }
 
 }  // namespace scaled_mm::cuda::sm90::lowbit

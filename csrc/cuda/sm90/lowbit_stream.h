@@ -39,8 +39,7 @@ void launch(const LowbitProblem& p, const Scope& scope) {
   params.stages = Block::stages(chunks, bytes, groups);
   // Where there is a multiprocessor for every block, each has one for itself.
   const int alone = plan.blocks <= device.sms ? device.shared_memory / 2 + 1024 : 0;
-  params.bias = p.bias;
-  params.d = p.d;
+  params.end = end_of(p);
   params.partials = scope.allocate<float>(plan.partials() * kTokens * tile_channels(kTokens));
 
   allow_all_shared_memory<kKernel>(device);

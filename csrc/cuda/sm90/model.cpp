@@ -250,7 +250,6 @@ std::string Stream::describe(const LowbitProblem::Size& size, const Machine& mac
 std::string Stream::refuse(const LowbitProblem::Size& size, const Machine& machine) const {
   if (size.packing != Packing::awq) return "takes AWQ's words, not packed ones";
   if (size.zero_point != ZeroPoint::integer) return "takes integer zero points only";
-  if (size.activated) return "has no activations";
   if (size.k == 0) return "has nothing to load when K is 0";
   if (size.k % kDepth) {
     return cat("does not take the shape: K=", size.k, " is no multiple of ", kDepth);

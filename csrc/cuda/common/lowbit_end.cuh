@@ -1,0 +1,79 @@
+// How the lowbit kernels end: bias, residual, function or gate, and D.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/common/functions.cuh"
+#include "cuda/common/lower.cuh"
+#include "problems/lowbit.h"
+
+namespace scaled_mm::cuda {
+
+// What comes behind the sums of a token's channels. Rows of D, `ldd` elements apart, begin at
+// multiples of 16 bytes and have room for what whole eights of channels make.
+struct LowbitEnd {
+  EpilogueOperand bias, residual;
+  int channels = 0;  // that there are: a kernel may have some more, up to a multiple of 8
+  Function function = Function::none;
+  bool gated = false;  // channels 2 j and 2 j + 1 make column j of D
+  uint16_t* d = nullptr;
+  int64_t ldd = 0;
+};
+
+inline LowbitEnd end_of(const LowbitProblem& p) {
+  return {p.bias, p.residual, static_cast<int>(p.columns), p.function, p.gated, p.d, p.ldd};
+}
+
+// What the bias adds to a channel. RN(x - 0.0) is x for every x.
+__device__ inline float bias_at(const LowbitEnd& end, int channel) {
+  return end.bias.data && channel < end.channels ? load_float(end.bias, 0, channel) : -0.0f;
+}
+
+template <int kCount>
+__device__ inline void add_residual(const LowbitEnd& end, int64_t token, int channel,
+                                    float (&x)[kCount]) {
+  float more[kCount];
+  load_elements<epilogue::Residual>(end.residual, token, channel, end.channels - channel, more);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = __fadd_rn(x[i], more[i]);
+}
+
+// Neighbouring columns of a row, rounded to 16 bits.
+template <DType dtype, int kCount>
+__device__ inline void store_narrow(uint16_t* to, const float (&x)[kCount]) {
+  if constexpr (kCount == 1) {
+    *to = static_cast<uint16_t>(Format<dtype>::narrow(x[0], 0.0f));
+  } else {
+    using Bits =
+        std::conditional_t<kCount == 8, uint4, std::conditional_t<kCount == 4, uint2, uint32_t>>;
+    static_assert(sizeof(Bits) == 2 * kCount);
+    uint32_t bits[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      bits[i] = Format<dtype>::narrow(x[2 * i], x[2 * i + 1]);
+    }
+    *reinterpret_cast<Bits*>(to) = *reinterpret_cast<const Bits*>(bits);
+  }
+}
+
+// The ending of neighbouring channels of a token, whose bias is in x already; the first is even.
+template <DType dtype, int kCount>
+__device__ inline void store_ended(const LowbitEnd& end, int64_t token, int channel,
+                                   float (&x)[kCount]) {
+  if (end.residual.data) add_residual(end, token, channel, x);
+  uint16_t* const row = end.d + token * end.ldd;
+  if (!end.gated) {
+    activate_once(x, end.function);
+    store_narrow<dtype>(row + channel, x);
+    return;
+  }
+  float gates[kCount == 2 ? 2 : kCount / 2] = {}, made[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) gates[i] = x[2 * i];
+  activate_once(gates, end.function);
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) made[i] = __fmul_rn(gates[i], x[2 * i + 1]);
+  store_narrow<dtype>(row + channel / 2, made);
+}
+
+}  // namespace scaled_mm::cuda
