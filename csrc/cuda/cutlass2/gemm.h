@@ -77,7 +77,7 @@ struct Gemm {
   // Of stages of 64 bytes a thread copies less, and CUTLASS's own are as fast or ahead.
   using Mma = typename Mainloop<Default, Of::kRowsAlongK && Tile::kK == 128>::type;
   using Params = GemmParams<Mma>;
-  using Operands = StagedOperands<typename Lower<E>::List, Tile::kM, Tile::kN>;
+  using Operands = StagedOperands<typename Lower<epilogue::Body<E>>::List, Tile::kM, Tile::kN>;
   struct Shared {
     typename Mma::SharedStorage ring;
     Operands operands;
@@ -138,6 +138,7 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
   using Slab = WarpSums<Gemm>;
   constexpr int kQuads = Slab::kCols / 4, kStep = 32 / kQuads;  // rows at a time
   static_assert(32 % kQuads == 0);
+  constexpr int kTogether = epilogue::has_ending<E> ? 1 : 2;  // the functions' code is large
   auto& slab = reinterpret_cast<Slab*>(&shared.ring)[warp];
   const int col = warp / Gemm::kWarpsM * Gemm::WarpTile::kN + lane % kQuads * 4;
   const int inside = p.n - tile_col - col;
@@ -149,7 +150,7 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
     if (inside <= 0) continue;
     const int row = warp % Gemm::kWarpsM * Gemm::WarpTile::kM + first;
     const int rows = min(Slab::kRows, p.m - tile_row - row);
-#pragma unroll 2
+#pragma unroll(kTogether)
     for (int i = lane / kQuads; i < rows; i += kStep) {
       typename Slab::Acc four[4];
 #pragma unroll
@@ -164,6 +165,8 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
         if constexpr (L::axis == epilogue::Axis::Full) {
           static_assert(L::id == Operand::residual);
           return matrix[e];
+        } else if constexpr (L::id == Operand::out_scale || L::id == Operand::out_azp) {
+          return load_operand<L>(p.operands[static_cast<int>(L::id)], tile_row + row + i, 0);
         } else {
           return shared.operands.at(leaf, row + i, col + e);
         }
@@ -225,7 +228,6 @@ __global__ __launch_bounds__(Gemm::kThreads,
 template <class E, class Of, class Tile, class WarpTile, int kStages, int kSwizzle>
 int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& args,
                                                         const Scope& scope) {
-  static_assert(!epilogue::has_ending<E>);  // those end in a kernel of their own
   constexpr auto kKernel = multiply<Gemm>;
   const int64_t slice = round_up(ceil_div(args.k, int64_t{args.slices}), int64_t{Tile::kK});
   const int64_t slices = ceil_div(args.k, slice);

@@ -59,7 +59,7 @@ void run_multistage(const Int8Problem& p, const Scope& scope) {
   static_assert(kGpus.multistage || kTile.stages == 2);
   const Int8Problem whole = with_whole_vectors(p, scope);
   const int slices = slices_of(kTile, whole.size, scope.device);
-  if (slices > 1 || p.size.has_ending()) {  // what ends the sums is a kernel of its own
+  if (slices > 1) {
     auto* const partials = scope.allocate<int32_t>(slices * p.size.m * p.size.n);
     const Destination to{{partials, {}, p.size.n % 4 == 0}, p.size.n, Function::none, true};
     const int made = launch<kTile, kGpus, epilogue::Acc>(whole, to, slices, scope);
@@ -67,9 +67,7 @@ void run_multistage(const Int8Problem& p, const Scope& scope) {
   }
   epilogue::with_epilogue(p.size.epilogue, [&](auto e) {
     using E = typename decltype(e)::type;
-    if constexpr (!epilogue::has_ending<E>) {
-      launch<kTile, kGpus, E>(whole, destination<E>(p), 1, scope);
-    }
+    launch<kTile, kGpus, E>(whole, destination<E>(p), 1, scope);
   });
 }
 

@@ -64,11 +64,9 @@ int slices_of(const Stream<kGpus>& tile, const Int8Problem::Size& size, const Ma
                     machine);
 }
 
-// What slices cost beside the product: their sums are written, read and added up. So are whole sums
-// that end in a kernel of their own.
-inline double join_us(int slices, const Int8Problem::Size& size, const Machine& machine,
-                      bool ends_later = false) {
-  if (slices == 1 && !ends_later) return 0;
+// What slices cost beside the product: their sums are written, read and added up.
+inline double join_us(int slices, const Int8Problem::Size& size, const Machine& machine) {
+  if (slices == 1) return 0;
   const double bytes = 8.0 * slices * double(size.m) * double(size.n);  // L2 holds them
   return kJoinUs * machine.latency + bytes / (machine.l2_bytes_per_us * machine.sms);
 }
@@ -110,8 +108,7 @@ std::string Multistage<kGpus>::describe(const Int8Problem::Size& size,
       size.k % 16 ? "; A and B are copied into rows that end in zeros, as K is no multiple of 16"
                   : "";
   return cat("CUTLASS 2.x, tiles of ", tile_m, " tokens x ", tile_n, " channels, ", stages,
-             " stages", slices_text(slices_of(*this, size, machine)), copies,
-             size.has_ending() ? "; its sums end in a kernel of their own" : "");
+             " stages", slices_text(slices_of(*this, size, machine)), copies);
 }
 
 template <const Gpus& kGpus>
@@ -133,8 +130,7 @@ Prediction Multistage<kGpus>::predict(const Int8Problem::Size& size, const Machi
   const double rounds = double(ceil_div(blocks, int64_t{machine.sms}));
   const double tokens = double(std::min<int64_t>(tile_m, size.m));  // others are not loaded
   const double turns = live_of(*this, machine) > 1 ? 0.0 : std::max(rounds - 1, 0.0);
-  const double waits =
-      join_us(slices, size, machine, size.has_ending()) + turns * kTurnUs * machine.latency;
+  const double waits = join_us(slices, size, machine) + turns * kTurnUs * machine.latency;
   return predict_rounds(*this, rounds, tokens, k, 1.0, size, waits, machine);
 }
 
