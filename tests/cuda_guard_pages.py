@@ -229,15 +229,7 @@ def producers() -> None:
         check(f"{case}", torch.ops.scaled_mm.produce_int8, on_device(case.build()))
 
 
-def widened() -> None:
-    words = torch.arange(-60, 60, dtype=torch.int32, device=DEVICE) * 35_791_393
-    for count, width in itertools.product(range(1, 120, 7), (4, 8)):
-        how = {"bits": width, "signed": True, "dtype": torch.float16}
-        widen = partial(torch.ops.scaled_mm._widen, **how)
-        check(f"_widen {count} {width}", lambda q, widen=widen: widen(q), {"q": words[:count]})
-
-
-PARTS = {f.__name__: f for f in (int8_products, lowbit_products, quantisers, producers, widened)}
+PARTS = {f.__name__: f for f in (int8_products, lowbit_products, quantisers, producers)}
 
 if __name__ == "__main__":
     torch.zeros(1, device=DEVICE)  # starts CUDA

@@ -179,20 +179,10 @@ def producers(m: int, k: int, at_end: bool, dtype: torch.dtype) -> None:
             expect(got, expected, producer, isa, m, k, at_end, dtype)
 
 
-def widened(count: int, at_end: bool, dtype: torch.dtype) -> None:
-    words = torch.from_numpy(RNG.integers(-(2**31), 2**31, count, np.int32))
-    there = GUARDED["words"].place(words, at_end)
-    for bits in (4, 8):
-        how = {"bits": bits, "signed": True, "dtype": dtype}
-        wanted = torch.ops.scaled_mm._widen(words, **how)
-        expect(torch.ops.scaled_mm._widen(there, **how), wanted, "_widen", count, at_end, how)
-
-
 def main() -> None:
     halves = (torch.float16, torch.bfloat16)
     for n, at_end, dtype in itertools.product(range(8, 201, 8), (True, False), halves):
         int4(1 + n // 8 % 5, n, 64, 32, at_end, dtype)
-        widened(n // 8, at_end, dtype)
     for k, at_end in itertools.product((1, 3, 16, 17, 33, 100, 129, 260), (True, False)):
         int4(1 + k % 9, 72, k, k, at_end, halves[k % 2])
     for (i, kind), at_end in itertools.product(enumerate(KINDS), (True, False)):

@@ -29,7 +29,7 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import numpy as np
 import torch
-from awq_cases import AWQ_CASES, DTYPES, FINITE, AwqCase
+from awq_cases import AWQ_CASES, FINITE, AwqCase
 from cases import random_case
 from cuda_mixed_cases import MixedCase, arms, exact_cases, odd_cases
 from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
@@ -178,17 +178,6 @@ def run_producers(options: argparse.Namespace, verdict: Wrong) -> None:
         assert_unchanged(there, operands, case)
 
 
-def run_widen(options: argparse.Namespace, verdict: Wrong) -> None:
-    kinds = itertools.product((1, 255, 257, 1000), (4, 8), (False, True), DTYPES)
-    for size, bits, signed, dtype in kinds:
-        words = torch.randint(-(2**31), 2**31, (size,), dtype=torch.int32)
-        how = {"bits": bits, "signed": signed, "dtype": dtype}
-        got, expected = (
-            {"_widen": torch.ops.scaled_mm._widen(x, **how)} for x in (words.to(DEVICE), words)
-        )
-        verdict.compare(got, expected, size, how)
-
-
 def awq_cases(count: int) -> list[AwqCase]:
     """About so many, of every kind that there is."""
     cases = [*AWQ_CASES.values(), *streamed()]
@@ -275,7 +264,7 @@ def run_mixed_dequantize(options: argparse.Namespace, verdict: Wrong) -> None:
 
 
 def run_others(options: argparse.Namespace, verdict: Wrong) -> None:
-    dequantizers = (run_dequantize, run_mixed_dequantize, run_widen)
+    dequantizers = (run_dequantize, run_mixed_dequantize)
     for run in (run_weights, run_quantizers, run_producers, *dequantizers):
         run(options, verdict)
 

@@ -203,14 +203,6 @@ def test_a_packed_weight(shape: tuple[int, int]) -> None:
     assert_out_of_memory(lambda: torch.ops.scaled_mm.pack_weight_int8(b), MemoryError, None)
 
 
-@pytest.mark.parametrize("signed", [True, False])
-def test_widened_words(signed: bool) -> None:
-    words = ones(HUGE, dtype=INT)
-    options = {"bits": 4, "signed": signed, "dtype": HALF}
-    call = torch.ops.scaled_mm._widen
-    assert_out_of_memory(lambda: call(words, **options), MemoryError, None)
-
-
 def test_many_failures_leave_nothing_behind() -> None:
     for _ in range(100):
         for name in ("output", "copy of a residual of two strides", "quantize_int8, scales"):

@@ -31,7 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutate"
-OF_CSRC = ["scaled_mm", "epilogues", "quantize", "guards_int8", "awq", "mixed", "produce", "widen"]
+OF_CSRC = ["scaled_mm", "epilogues", "quantize", "guards_int8", "awq", "mixed", "produce"]
 FILES_OF_TESTS = 8
 BUILD = ["setup.py", "--quiet", "build_ext", "--inplace"]
 

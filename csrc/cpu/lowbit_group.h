@@ -62,7 +62,7 @@ inline float product_plus(float d, float scale, float zero) {
 
 // What a weight is made of: words of a codec, and a kind of zero point.
 template <class Words_, bool kReal_>
-struct Weights {
+struct WeightKind {
   using Words = Words_;
   static constexpr bool kReal = kReal_;  // W = q s + z, not (q - z) s
 };
@@ -72,8 +72,8 @@ template <class Use>
 inline void with_weights(const LowbitWeight& w, const Use& use) {
   const auto of = [&](auto words) {
     using Words = decltype(words);
-    if (w.zero_point == ZeroPoint::real) return use(Weights<Words, true>{});
-    use(Weights<Words, false>{});
+    if (w.zero_point == ZeroPoint::real) return use(WeightKind<Words, true>{});
+    use(WeightKind<Words, false>{});
   };
   return w.bits == 4 ? of(NibbleWords{}) : of(ByteWords{});
 }

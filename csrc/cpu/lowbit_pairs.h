@@ -245,9 +245,9 @@ inline void multiply_tile_pairs(const WeightTile& tile, const PairTerms<Words>& 
 
 // What multiply_span keeps of all this, for the time of a task.
 template <class Words>
-class Pairs {
+class Bf16Pairs {
  public:
-  explicit Pairs(int64_t rows)
+  explicit Bf16Pairs(int64_t rows)
       : x_(static_cast<size_t>(rows) * kPairStride), b_(kLowbitDepth / 2 * kLowbitCols) {}
 
   // Of sums that are 0.

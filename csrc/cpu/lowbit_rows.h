@@ -124,7 +124,7 @@ struct Scratch {
   Buffer<uint32_t> padded{kLowbitDepth * kLowbitMostWords};
 };
 
-// Pairs (lowbit_pairs.h) where there are none.
+// Bf16Pairs (lowbit_pairs.h) where there are none.
 struct NoPairs {
   explicit NoPairs(int64_t) {}
   void begin() {}
@@ -142,8 +142,8 @@ struct PairsOf {
 };
 #if defined(SCALED_MM_HAS_AVX512_BF16)
 template <class Words>
-struct PairsOf<Format<DType::bfloat16>, Weights<Words, false>> {
-  using Type = Pairs<Words>;
+struct PairsOf<Format<DType::bfloat16>, WeightKind<Words, false>> {
+  using Type = Bf16Pairs<Words>;
 };
 #endif
 

@@ -80,7 +80,6 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "mixed_mm.out(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
       "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
       "bool settled=False, Tensor(a!) out) -> ()");
-  ops.def("_widen(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor");
 
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says
   // which of the two libraries is asked.

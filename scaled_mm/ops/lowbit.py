@@ -141,8 +141,3 @@ for _name in ("awq_gemm", "awq_gemm.out"):
 @torch.library.register_fake("scaled_mm::awq_dequantize")
 def _(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
     return scales.new_empty([*awq_sizes(qweight, scales, qzeros)])
-
-
-@torch.library.register_fake("scaled_mm::_widen")  # csrc/problems/widen.h: what it is for
-def _(words: Tensor, *, bits: int, signed: bool, dtype: torch.dtype) -> Tensor:
-    return words.new_empty([*words.shape, 32 // bits], dtype=dtype)

@@ -11,16 +11,16 @@ constexpr int kHeld = 4;  // vectors of 16 bytes that a thread moves, all in fli
 
 // Rows of vectors shared out: a team of threads (threadIdx.x) moves a segment of a row, that is
 // kHeld vectors for each thread; segments are numbered row by row.
-struct Teams {
+struct Shares {
   dim3 block;
   unsigned blocks;
   int64_t per_row;  // segments
 };
 
-Teams share_out(int64_t rows, int64_t vectors) {
+Shares share_out(int64_t rows, int64_t vectors) {
   int size = 1;
   while (size < 32 && size * kHeld < vectors) size *= 2;
-  Teams shared;
+  Shares shared;
   shared.block = dim3(size, kThreads / size);
   shared.per_row = std::max<int64_t>(1, ceil_div(vectors, size * kHeld));
   shared.blocks = static_cast<unsigned>(ceil_div(rows * shared.per_row, shared.block.y));
@@ -192,7 +192,7 @@ void relayout(const Matrix<const int8_t>& from, int64_t rows, int64_t cols, int8
   } else {
     const auto kernel =
         from.col_stride == 1 || cols == 1 ? relayout_rows<true> : relayout_rows<false>;
-    const Teams shared = share_out(rows, to_stride / 16);
+    const Shares shared = share_out(rows, to_stride / 16);
     kernel<<<shared.blocks, shared.block, 0, stream>>>(from, rows, cols, to, to_stride,
                                                        shared.per_row);
   }
@@ -202,7 +202,7 @@ void relayout(const Matrix<const int8_t>& from, int64_t rows, int64_t cols, int8
 void copy_rows(const void* from, int64_t from_pitch_bytes, void* to, int64_t row_bytes,
                int64_t rows, cudaStream_t stream) {
   if (rows == 0 || row_bytes == 0) return;
-  const Teams shared = share_out(rows, row_bytes / 16 + 2);
+  const Shares shared = share_out(rows, row_bytes / 16 + 2);
   const auto kernel = row_bytes % 2 ? copy_rows_of<uint8_t> : copy_rows_of<uint16_t>;
   kernel<<<shared.blocks, shared.block, 0, stream>>>(static_cast<const int8_t*>(from),
                                                      from_pitch_bytes, static_cast<int8_t*>(to),

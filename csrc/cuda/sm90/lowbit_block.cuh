@@ -45,7 +45,7 @@ struct Cursor {
 
 // What a block with tiles of kTokens tokens is: its tile, its threads, its shared memory.
 template <int kTokens_>
-struct StreamBlock {
+struct WordsBlock {
   static constexpr int kTokens = kTokens_;
   static constexpr int kPairs = lane_pairs(kTokens), kChannels = tile_channels(kTokens);
   static constexpr int kConsumers = 32 * kWarps;  // threads that multiply
@@ -122,7 +122,7 @@ struct WorkTile {
 // What the calling warp knows of its work.
 template <int kTokens>
 struct Worker {
-  using Block = StreamBlock<kTokens>;
+  using Block = WordsBlock<kTokens>;
   const StreamParams& p;
   const uint8_t* ring;
   typename Block::Barriers& barriers;

@@ -10,7 +10,7 @@ namespace scaled_mm::cuda::sm90::lowbit {
 // A stage's words, box by box: by copy(box, the first byte of a row).
 template <int kTokens, class Copy>
 __device__ void each_box(const Place& place, const Copy& copy) {
-  using Block = StreamBlock<kTokens>;
+  using Block = WordsBlock<kTokens>;
 #pragma unroll
   for (int box = 0; box < Block::kRowBytes / Block::kBoxBytes; ++box) {
     copy(box, place.col / 2 + box * Block::kBoxBytes);
@@ -35,9 +35,9 @@ __device__ void fetch_words(const StreamParams& p) {
 // Loads all that the block works on. kGroups: of a stage.
 template <int kTokens, int kGroups>
 __device__ void load(const StreamParams& p, uint8_t* ring,
-                     typename StreamBlock<kTokens>::Barriers& barriers,
-                     typename StreamBlock<kTokens>::Group* groups) {
-  using Block = StreamBlock<kTokens>;
+                     typename WordsBlock<kTokens>::Barriers& barriers,
+                     typename WordsBlock<kTokens>::Group* groups) {
+  using Block = WordsBlock<kTokens>;
   const auto once = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
   const auto often = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
   const uint64_t hint = p.token_tiles == 1 ? once : often;

@@ -64,7 +64,7 @@ struct LaneGroup {
 // swizzled the 16-byte vectors of a box's rows.
 template <int kTokens>
 struct LaneWords {
-  using Block = StreamBlock<kTokens>;
+  using Block = WordsBlock<kTokens>;
   static constexpr int kRow = Block::kBoxBytes;
   const uint8_t *even, *odd;
 
@@ -123,9 +123,9 @@ __device__ void multiply_add_async(float (&sums)[kTokens / 8][4], const Pair (&w
 // of which one is made while others are multiplied. ptxas accepts this where products come first in
 // the loop and the making of weights after the wait.
 template <class T, int kTokens, int kGroups>
-__device__ void multiply(float (&sums)[StreamBlock<kTokens>::kPairs][kTokens / 8][4],
+__device__ void multiply(float (&sums)[WordsBlock<kTokens>::kPairs][kTokens / 8][4],
                          const Worker<kTokens>& on, int chunk, int last, Cursor& at) {
-  using Block = StreamBlock<kTokens>;
+  using Block = WordsBlock<kTokens>;
   constexpr int kPairs = Block::kPairs, kBatch = std::min(kPairs, 2);
   constexpr int kStepBatches = kPairs / kBatch, kBatches = kSteps * kStepBatches;
   constexpr int kPending = Block::kLive == 1 ? 2 : 1;  // batches whose products may run on

@@ -100,9 +100,9 @@ __device__ void store_sums(const StreamParams& p, const WorkTile& work,
 
 template <class T, int kTokens>
 __global__ __launch_bounds__(
-    StreamBlock<kTokens>::kThreads,
-    StreamBlock<kTokens>::kLive) void stream_words(const __grid_constant__ StreamParams p) {
-  using Block = StreamBlock<kTokens>;
+    WordsBlock<kTokens>::kThreads,
+    WordsBlock<kTokens>::kLive) void stream_words(const __grid_constant__ StreamParams p) {
+  using Block = WordsBlock<kTokens>;
   extern __shared__ __align__(1024) uint8_t ring[];
   auto& barriers =
       *reinterpret_cast<typename Block::Barriers*>(ring + p.stages * Block::kStageBytes);

@@ -11,7 +11,7 @@ namespace {
 template <class T, const Stream& kTile>
 void launch(const LowbitProblem& p, const Scope& scope) {
   constexpr int kTokens = kTile.tokens;
-  using Block = StreamBlock<kTokens>;
+  using Block = WordsBlock<kTokens>;
   constexpr auto kKernel = stream_words<T, kTokens>;
   const Device& device = scope.device;
   const Plan plan = plan_stream(kTile, p.size(), device.sms);
