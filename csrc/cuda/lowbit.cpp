@@ -51,6 +51,15 @@ Tensor mixed_dequantize(const Tensor& packed, const std::vector<int64_t>& sizes)
   return dequantize_checked(check_mixed_dequantize(packed, sizes));
 }
 
+// The residual as the kernels read it, by vectors.
+void align_residual(LowbitProblem& p, const Scope& scope) {
+  if (!p.residual.data) return;
+  const Matrix<const uint16_t> given{static_cast<const uint16_t*>(p.residual.data),
+                                     p.residual.row_stride, 1};
+  const auto rows = aligned_rows(given, p.m, p.columns, scope);
+  p.residual = {rows.data, p.w.dtype, rows.row_stride, 1};
+}
+
 // The product by the kernel that suits it best. p.w.n is a multiple of 8.
 void multiply(LowbitProblem& p, const Scope& scope) {
   const Kernel<LowbitProblem>* const kernel = choose<LowbitProblem>(p.size(), scope.device);
@@ -76,6 +85,7 @@ void run(Checked<LowbitProblem>& checked, const Tensor& x) {
     padded.w.n = p.w.padded_n();
     padded.d = d;
     padded.ldd = ldd;
+    align_residual(padded, scope);
     p.w.k == 0 ? fill(padded, scope) : multiply(padded, scope);
   });
 }

@@ -4,16 +4,16 @@
 #include <type_traits>
 
 #include "cuda/common/functions.cuh"
-#include "cuda/common/lower.cuh"
+#include "cuda/common/formats.cuh"
 #include "problems/lowbit.h"
 
 namespace scaled_mm::cuda {
 
-// What comes behind the sums of a token's channels. Rows of D, `ldd` elements apart, begin at
-// multiples of 16 bytes and have room for what whole eights of channels make.
+// What comes behind the sums of a token's channels. Rows of D, `ldd` elements apart, and of the
+// residual begin at multiples of 16 bytes and have room for whole eights of channels.
 struct LowbitEnd {
   EpilogueOperand bias, residual;
-  int channels = 0;  // that there are: a kernel may have some more, up to a multiple of 8
+  int channels = 0;  // that the bias has: a kernel may have some more, up to a multiple of 8
   Function function = Function::none;
   bool gated = false;  // channels 2 j and 2 j + 1 make column j of D
   uint16_t* d = nullptr;
@@ -29,13 +29,19 @@ __device__ inline float bias_at(const LowbitEnd& end, int channel) {
   return end.bias.data && channel < end.channels ? load_float(end.bias, 0, channel) : -0.0f;
 }
 
-template <int kCount>
+template <DType dtype, int kCount>
 __device__ inline void add_residual(const LowbitEnd& end, int64_t token, int channel,
                                     float (&x)[kCount]) {
-  float more[kCount];
-  load_elements<epilogue::Residual>(end.residual, token, channel, end.channels - channel, more);
+  struct alignas(2 * kCount) Halves {
+    uint32_t word[kCount / 2];
+  };
+  const auto* const row =
+      static_cast<const uint16_t*>(end.residual.data) + token * end.residual.row_stride;
+  const Halves all = *reinterpret_cast<const Halves*>(row + channel);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = __fadd_rn(x[i], more[i]);
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = __fadd_rn(x[i], Format<dtype>::widen(all.word[i / 2], i % 2));
+  }
 }
 
 // Neighbouring columns of a row, rounded to 16 bits.
@@ -60,7 +66,7 @@ __device__ inline void store_narrow(uint16_t* to, const float (&x)[kCount]) {
 template <DType dtype, int kCount>
 __device__ inline void store_ended(const LowbitEnd& end, int64_t token, int channel,
                                    float (&x)[kCount]) {
-  if (end.residual.data) add_residual(end, token, channel, x);
+  if (end.residual.data) add_residual<dtype>(end, token, channel, x);
   uint16_t* const row = end.d + token * end.ldd;
   if (!end.gated) {
     activate_once(x, end.function);

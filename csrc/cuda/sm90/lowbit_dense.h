@@ -2,7 +2,6 @@
 // compiles this with SCALED_MM_KERNEL_NAME defined as its name.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
 
-#include "cuda/common/alignment.h"
 #include "cuda/common/dense.h"
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/lowbit.h"
@@ -28,12 +27,7 @@ void run(const LowbitProblem& p, const Scope& scope) {
   dequantize(p.w, w, 2 * p.w.k * p.w.n <= kL2Share, scope);
   EpilogueOperand operands[kNumOperands];
   operands[static_cast<int>(Operand::bias)] = p.bias;
-  if (p.residual.data) {
-    const Matrix<const uint16_t> residual{static_cast<const uint16_t*>(p.residual.data),
-                                          p.residual.row_stride, 1};
-    const auto rows = aligned_rows(residual, p.m, p.columns, scope);
-    operands[static_cast<int>(Operand::residual)] = {rows.data, p.w.dtype, rows.row_stride, 1};
-  }
+  operands[static_cast<int>(Operand::residual)] = p.residual;
   const cutlass3::GemmArguments args{
       .m = p.m,
       .n = p.columns,

@@ -74,7 +74,7 @@ __device__ void store_share(const PackedParams& p, const Share& share,
   if (p.end.residual.data) {
     each_there([&](int token, int channel, float& x, float& y) {
       float both[2] = {x, y};
-      add_residual(p.end, token, channel, both);
+      add_residual<DTypeOf<T>::value>(p.end, token, channel, both);
       x = both[0], y = both[1];
     });
   }

@@ -77,7 +77,7 @@ __device__ void store_sums(const StreamParams& p, const WorkTile& work,
     float x[kChannels];
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) x[c] = sum(c) + bias[c];
-    if (p.end.residual.data) add_residual(p.end, place.row + token, channel, x);
+    if (p.end.residual.data) add_residual<DTypeOf<T>::value>(p.end, place.row + token, channel, x);
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) sum(c) = x[c];
   });
