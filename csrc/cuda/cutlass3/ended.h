@@ -90,12 +90,12 @@ struct Rounding {
 };
 template <>
 struct Rounding<uint8_t> {
-  bool to_int8, quick;
+  bool to_int8, quick, symmetric;
   Quantizer by[2];
 
   template <class Operands>
   CUTLASS_DEVICE Rounding(const Destination& to, const Operands& operands, int first_row)
-      : to_int8(to.out.dtype == DType::int8) {
+      : to_int8(to.out.dtype == DType::int8), symmetric(to.symmetric) {
     CUTLASS_PRAGMA_UNROLL
     for (int row = 0; row < 2; ++row) {
       const auto get = [&](auto leaf) { return operands.at(leaf, first_row + 8 * row, 0); };
@@ -112,7 +112,21 @@ struct Rounding<uint8_t> {
         word[i] = static_cast<int32_t>(four(x[i], x[i + 1], x[i + 2], x[i + 3]));
       }
     };
-    if (to_int8 && quick) {
+    const auto all_finite = [&] {
+      float poison = 0.0f;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSize; ++i) poison = __fmaf_rn(x[i], 0.0f, poison);
+      return poison == 0.0f;
+    };
+    if (to_int8 && quick && symmetric && all_finite()) {
+      each([&](float x0, float x1, float x2, float x3) {
+        const auto of = [](float x, const Quantizer& by) {
+          return by.low_byte(fminf(fmaxf(x, -by.limit), by.limit));
+        };
+        return __byte_perm(__byte_perm(of(x0, by[0]), of(x1, by[0]), 0x0040),
+                           __byte_perm(of(x2, by[1]), of(x3, by[1]), 0x0040), 0x5410);
+      });
+    } else if (to_int8 && quick) {
       each([&](float x0, float x1, float x2, float x3) {
         return pack(by[0].quick_limited(x0), by[0].quick_limited(x1), by[1].quick_limited(x2),
                     by[1].quick_limited(x3));
