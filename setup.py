@@ -144,6 +144,16 @@ def arch_list(library: str, targets: dict[str, list[str]]) -> str:
 TOGETHER = 4  # lines to a file, of kinds that arch folders share: most of its time goes to headers
 
 
+def table_text(path: Path) -> str:
+    """A table, with those in it that it includes: some GPUs run the kernels of others."""
+
+    def included(line: re.Match[str]) -> str:
+        return table_text(ROOT / "csrc" / line[1])
+
+    include = re.compile(r'^#include "(.*)"$', re.MULTILINE)
+    return include.sub(included, path.read_text())
+
+
 def kernel_stubs(arch: str) -> dict[str, list[str]]:
     """Translation units for the lines `KERNEL(name, Kind, ...)` of the arch's tables, of each
     FAMILY_kind.
@@ -161,7 +171,7 @@ def kernel_stubs(arch: str) -> dict[str, list[str]]:
 
     for table in sorted((cuda / arch).glob("*.table")):
         names: dict[str, list[str]] = {}
-        lines = re.findall(r"^KERNEL\((\w+),\s*(\w+)", table.read_text(), re.MULTILINE)
+        lines = re.findall(r"^KERNEL\((\w+),\s*(\w+)", table_text(table), re.MULTILINE)
         for name, kind in lines:
             names.setdefault(f"{table.stem}_{kind.lower()}", []).append(name)
         for header, all_names in names.items():
