@@ -142,6 +142,7 @@ inline float* produce_row(const ProduceProblem& p, int64_t row, ProducerRows& sc
   if (p.smooth) {
     for (int64_t k = 0; k < p.cols; ++k) v[k] *= p.smooth[k];
   }
+  if (p.rotate) rotate_row(v, p.cols, p.rotate);
   return v;
 }
 

@@ -52,22 +52,23 @@ void run(QuantizeProblem p) {
 }
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
-                                                                bool per_token) {
-  const Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token);
+                                                                bool per_token, int64_t rotate) {
+  const Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token, rotate);
   run(checked.problem);
   std::optional<Tensor> azp;
   if (!symmetric) azp = checked.outputs[2];
   return {checked.outputs[0], checked.outputs[1], azp};
 }
 
-std::tuple<Tensor, Tensor> quantize_weight_int8(const Tensor& w, bool per_channel) {
-  const Checked<QuantizeProblem> checked = check_quantize_weight(w, per_channel);
+std::tuple<Tensor, Tensor> quantize_weight_int8(const Tensor& w, bool per_channel, int64_t rotate) {
+  const Checked<QuantizeProblem> checked = check_quantize_weight(w, per_channel, rotate);
   run(checked.problem);
   return {checked.outputs[0], checked.outputs[1]};
 }
 
-Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<Tensor> azp) {
-  const Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp);
+Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<Tensor> azp,
+                            int64_t rotate) {
+  const Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp, rotate);
   run(checked.problem);
   return checked.outputs[0];
 }

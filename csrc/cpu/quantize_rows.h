@@ -20,6 +20,72 @@ inline const float* widen_row(const QuantizeProblem& p, int64_t row, float* scra
   return result;
 }
 
+using Lanes = float __attribute__((vector_size(32)));
+
+// A butterfly of strides 1 to 4 * kVectors columns over 8 * kVectors.
+template <int kVectors>
+inline void rotate_in_registers(float* x) {
+  Lanes v[kVectors];
+  std::memcpy(v, x, sizeof v);
+#pragma GCC unroll 8
+  for (Lanes& of : v) {
+    of = __builtin_shufflevector(of, of, 1, 0, 3, 2, 5, 4, 7, 6) +
+         of * Lanes{1, -1, 1, -1, 1, -1, 1, -1};
+    of = __builtin_shufflevector(of, of, 2, 3, 0, 1, 6, 7, 4, 5) +
+         of * Lanes{1, 1, -1, -1, 1, 1, -1, -1};
+    of = __builtin_shufflevector(of, of, 4, 5, 6, 7, 0, 1, 2, 3) +
+         of * Lanes{1, 1, 1, 1, -1, -1, -1, -1};
+  }
+#pragma GCC unroll 4
+  for (int stride = 1; stride < kVectors; stride *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) {
+      if (i & stride) continue;
+      const Lanes sum = v[i] + v[i + stride];
+      v[i + stride] = v[i] - v[i + stride];
+      v[i] = sum;
+    }
+  }
+  std::memcpy(x, v, sizeof v);
+}
+
+// Rotates blocks of a row, in place: strides from 1 upwards, then the factor.
+inline void rotate_row(float* x, int64_t cols, int64_t block) {
+  const float factor = rotation_factor(block);
+  for (float* end = x + cols; x < end; x += block) {
+    int64_t stride = std::min<int64_t>(block, 64);
+    for (int64_t k = 0; k < block; k += stride) {
+      if (block == 16) {
+        rotate_in_registers<2>(x);
+      } else if (block == 32) {
+        rotate_in_registers<4>(x);
+      } else {
+        rotate_in_registers<8>(x + k);
+      }
+    }
+    for (; stride < block; stride *= 2) {
+      for (int64_t first = 0; first < block; first += 2 * stride) {
+        float *a = x + first, *b = a + stride;
+        for (int64_t i = 0; i < stride; ++i) {
+          const float sum = a[i] + b[i], difference = a[i] - b[i];
+          a[i] = sum;
+          b[i] = difference;
+        }
+      }
+    }
+    for (int64_t k = 0; k < block; ++k) x[k] *= factor;
+  }
+}
+
+// The row that is quantised: x's as float32, rotated where that is asked for.
+inline const float* read_row(const QuantizeProblem& p, int64_t row, float* scratch) {
+  const float* x = widen_row(p, row, scratch);
+  if (!p.rotate) return x;
+  if (x != scratch) std::memcpy(scratch, x, p.cols * sizeof(float));
+  rotate_row(scratch, p.cols, p.rotate);
+  return scratch;
+}
+
 // Reductions run on integers, which a compiler may reorder: floats order like their bits once the
 // magnitude of negative ones is flipped.
 inline int32_t ordered(float value) {
@@ -90,7 +156,7 @@ inline Range range_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
   Buffer<float> scratch(static_cast<size_t>(p.cols));
   Range range;
   for (int64_t row = begin; row < end; ++row) {
-    extend(range, widen_row(p, row, scratch.data()), p.cols, p.symmetric);
+    extend(range, read_row(p, row, scratch.data()), p.cols, p.symmetric);
   }
   return range;
 }
@@ -114,6 +180,6 @@ inline void quantize_rows(const QuantizeProblem& p, int64_t begin, int64_t end) 
   const FloatEnvironment environment;
   Buffer<float> scratch(static_cast<size_t>(p.cols));
   for (int64_t row = begin; row < end; ++row) {
-    quantize_one(p, row, widen_row(p, row, scratch.data()));
+    quantize_one(p, row, read_row(p, row, scratch.data()));
   }
 }

@@ -17,7 +17,7 @@ struct LinearOps {
   static Tensor scaled_linear(const Tensor& x, const Tensor& b, const Tensor& scale_b,
                               const std::optional<Tensor>& bias, int64_t k, int64_t n,
                               bool b_settled) {
-    const Checked<QuantizeProblem> activation = check_quantize(x, true, true);
+    const Checked<QuantizeProblem> activation = check_quantize(x, true, true, 0);
     const Tensor& q = activation.outputs[0];
     const Tensor& scale_a = activation.outputs[1];
     quantize(activation.problem, q);

@@ -12,6 +12,8 @@
 // produce_int8 returns q; scale and azp of a dynamic quantiser; the sum with the residual; and the
 // norm as floats (normed).
 //
+// rotate: the columns of a block that is rotated before it is quantised; 0: none is.
+//
 // _scaled_mm_plain is scaled_mm of the commonest operands, in bfloat16. It takes them by position:
 // an argument that is given by its name costs an eager call 0.4 us. And it takes b_shape as two
 // numbers, both -1 for a plain weight: a list costs as much again.
@@ -55,15 +57,16 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def("pack_weight_int8(Tensor b) -> Tensor");
   ops.def("_settle(Tensor memory) -> ()");
   ops.def(
-      "quantize_int8(Tensor x, *, bool symmetric=True, bool per_token=True) "
+      "quantize_int8(Tensor x, *, bool symmetric=True, bool per_token=True, int rotate=0) "
       "-> (Tensor, Tensor, Tensor?)");
-  ops.def("quantize_weight_int8(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)");
-  ops.def("quantize_int8_static(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor");
+  ops.def(
+      "quantize_weight_int8(Tensor w, *, bool per_channel=True, int rotate=0) -> (Tensor, Tensor)");
+  ops.def("quantize_int8_static(Tensor x, Tensor scale, Tensor? azp=None, int rotate=0) -> Tensor");
   ops.def(
       "produce_int8(str producer, Tensor x, *, Tensor? weight=None, Tensor? bias=None, "
       "Tensor? residual=None, Tensor? times=None, bool halves=False, float eps=0.0, "
       "Tensor? smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True, "
-      "bool normed=False) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)");
+      "bool normed=False, int rotate=0) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)");
   ops.def("awq_dequantize(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor");
   ops.def(
       "awq_gemm(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, Tensor? bias=None, "

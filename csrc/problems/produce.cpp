@@ -102,6 +102,7 @@ Checked<ProduceProblem> check_produce(const ProduceArguments& given) {
   p.producer = check_producer(given.producer);
   check_x(given, checked);
   check_operands(given, checked);
+  take_rotation(p, given.rotate);
   const std::vector<int64_t> sizes = sizes_with_last(x, p.cols);
   const Tensor& q = checked.outputs.emplace_back(new_empty(x, sizes, ScalarType::Char));
   p.q = static_cast<int8_t*>(q.mutable_data_ptr());

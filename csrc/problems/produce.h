@@ -63,7 +63,8 @@ struct ProduceArguments {
   double eps;
   std::optional<Tensor> smooth, scale, azp;
   bool symmetric;
-  bool normed;  // whether the norm is wanted as floats too
+  bool normed;     // whether the norm is wanted as floats too
+  int64_t rotate;  // as for the quantiser, the last step before it; 0: none
 };
 
 // outputs: q; then, where there are such, scale, azp (of a dynamic quantiser), sum and normed.
@@ -77,10 +78,11 @@ Produced produce_int8(std::string producer, const Tensor& x, const std::optional
                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                       const std::optional<Tensor>& times, bool halves, double eps,
                       const std::optional<Tensor>& smooth, const std::optional<Tensor>& scale,
-                      const std::optional<Tensor>& azp, bool symmetric, bool normed) {
+                      const std::optional<Tensor>& azp, bool symmetric, bool normed,
+                      int64_t rotate) {
   const Checked<ProduceProblem> checked =
       check_produce({std::move(producer), x, weight, bias, residual, times, halves, eps, smooth,
-                     scale, azp, symmetric, normed});
+                     scale, azp, symmetric, normed, rotate});
   const ProduceProblem& p = checked.problem;
   run(p, checked.outputs[0]);
   auto next = checked.outputs.begin();

@@ -20,13 +20,14 @@ int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, Scal
   return by_row.row_stride;
 }
 
-Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x) {
+Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x, int64_t rotate) {
   Checked<QuantizeProblem> checked;
   QuantizeProblem& p = checked.problem;
   p.x_dtype = must_be_float(argument, x);
   if (x.dim() < 1) refuse(argument, "have at least one dimension [..., K]", shape(x));
   p.rows = count_rows(x);
   p.cols = x.size(x.dim() - 1);
+  take_rotation(p, rotate);
   p.x = fold_rows(x, checked.inputs);
   const Tensor& q = checked.outputs.emplace_back(new_empty(x, x.sizes(), ScalarType::Char));
   p.q = static_cast<int8_t*>(q.mutable_data_ptr());
@@ -34,6 +35,14 @@ Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x
 }
 
 }  // namespace
+
+void take_rotation(QuantizeProblem& p, int64_t rotate) {
+  p.rotate = rotate;
+  if (rotate == 0) return;
+  const bool is_block = rotate >= 16 && rotate <= 512 && (rotate & (rotate - 1)) == 0;
+  if (is_block && p.cols % rotate == 0) return;
+  refuse("rotate", cat("be 16, 32, 64, 128, 256 or 512 and divide K=", p.cols), cat(rotate));
+}
 
 void add_scales(QuantizeProblem& p, const Tensor& x, Sizes sizes, bool symmetric, bool per_token,
                 std::vector<Tensor>& outputs) {
@@ -55,24 +64,25 @@ void take_scales(QuantizeProblem& p, const Tensor& x, const Tensor& scale,
   if (azp) p.azp_stride = check_given("azp", *azp, x, ScalarType::Int, p.azp, copies);
 }
 
-Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token) {
-  Checked<QuantizeProblem> checked = check_quantizable("x", x);
+Checked<QuantizeProblem> check_quantize(const Tensor& x, bool symmetric, bool per_token,
+                                        int64_t rotate) {
+  Checked<QuantizeProblem> checked = check_quantizable("x", x, rotate);
   const std::vector<int64_t> sizes = per_token ? sizes_with_last(x, 1) : std::vector<int64_t>{1};
   add_scales(checked.problem, x, sizes, symmetric, per_token, checked.outputs);
   return checked;
 }
 
-Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel) {
+Checked<QuantizeProblem> check_quantize_weight(const Tensor& w, bool per_channel, int64_t rotate) {
   if (w.dim() != 2) refuse("w", "be a matrix [N, K]", shape(w));
-  Checked<QuantizeProblem> checked = check_quantizable("w", w);
+  Checked<QuantizeProblem> checked = check_quantizable("w", w, rotate);
   add_scales(checked.problem, w, {1, per_channel ? w.size(0) : 1}, true, per_channel,
              checked.outputs);
   return checked;
 }
 
 Checked<QuantizeProblem> check_quantize_static(const Tensor& x, const Tensor& scale,
-                                               const std::optional<Tensor>& azp) {
-  Checked<QuantizeProblem> checked = check_quantizable("x", x);
+                                               const std::optional<Tensor>& azp, int64_t rotate) {
+  Checked<QuantizeProblem> checked = check_quantizable("x", x, rotate);
   take_scales(checked.problem, x, scale, azp, checked.inputs);
   return checked;
 }

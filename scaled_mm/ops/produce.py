@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, explained, must_be_bool
-from .shapes import must, must_have_dim, must_share_device, shape_text
+from .shapes import must, must_have_dim, must_rotate, must_share_device, shape_text
 
 _produce_int8 = torch.ops.scaled_mm.produce_int8.default
 Quantized = tuple[Tensor, Tensor, Tensor | None]
@@ -37,6 +37,7 @@ def rms_norm_quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     smooth: Tensor | None = None,
+    rotate: int | None = None,
     normed: bool = False,
 ) -> QuantizedNorm:
     """RMS norm, then `quantize_int8` of each token.
@@ -57,6 +58,7 @@ def rms_norm_quantize_int8(
         scale, azp, symmetric: as for `quantize_int8`, always per token where they are dynamic.
         smooth: float32 [K], multiplied in last: 1 / s of SmoothQuant, the `input_smooth` of a
             `nn.ScaledLinear`.
+        rotate: as for `quantize_int8`, after `smooth`.
         normed: return the norm as floats too, as a model that norms behind a residual's sum needs
             it for the next sum.
 
@@ -71,7 +73,7 @@ def rms_norm_quantize_int8(
     """
     given = {"weight": weight, "residual": residual, "smooth": smooth}
     must_be_bool("normed", normed)
-    options = {"eps": eps, "normed": normed}
+    options = {"eps": eps, "normed": normed, "rotate": rotate or 0}
     return QuantizedNorm(*_produce("rms_norm", x, given, scale, azp, symmetric, **options))
 
 
@@ -86,6 +88,7 @@ def layer_norm_quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     smooth: Tensor | None = None,
+    rotate: int | None = None,
     normed: bool = False,
 ) -> QuantizedNorm:
     """Layer norm, then `quantize_int8` of each token.
@@ -103,7 +106,7 @@ def layer_norm_quantize_int8(
     """
     given = {"weight": weight, "bias": bias, "residual": residual, "smooth": smooth}
     must_be_bool("normed", normed)
-    options = {"eps": eps, "normed": normed}
+    options = {"eps": eps, "normed": normed, "rotate": rotate or 0}
     return QuantizedNorm(*_produce("layer_norm", x, given, scale, azp, symmetric, **options))
 
 
@@ -115,6 +118,7 @@ def silu_mul_quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     smooth: Tensor | None = None,
+    rotate: int | None = None,
 ) -> Quantized:
     """SwiGLU's product, then `quantize_int8` of each token.
 
@@ -125,7 +129,7 @@ def silu_mul_quantize_int8(
         x: float32, bfloat16 or float16; the gate [..., K] if `times` is given, else gate and up
             side by side, [..., 2 K], as the product of a joint weight leaves them.
         times: x's dtype and shape: up.
-        scale, azp, symmetric, smooth: as for `rms_norm_quantize_int8`.
+        scale, azp, symmetric, smooth, rotate: as for `rms_norm_quantize_int8`.
 
     Returns:
         (q, scale, azp) as `quantize_int8` returns them, of K columns.
@@ -136,7 +140,9 @@ def silu_mul_quantize_int8(
     Source: Shazeer, GLU Variants Improve Transformer (2020).
     """
     given = {"times": times, "smooth": smooth}
-    return _produce("silu", x, given, scale, azp, symmetric, halves=times is None)[:3]
+    return _produce(
+        "silu", x, given, scale, azp, symmetric, halves=times is None, rotate=rotate or 0
+    )[:3]
 
 
 def gelu_quantize_int8(
@@ -148,6 +154,7 @@ def gelu_quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     smooth: Tensor | None = None,
+    rotate: int | None = None,
 ) -> Quantized:
     """GELU, then `quantize_int8` of each token.
 
@@ -159,7 +166,7 @@ def gelu_quantize_int8(
         x: float32, bfloat16 or float16 [..., K]; any strides.
         approximate: as for `torch.nn.functional.gelu`.
         times: x's dtype and shape: the second factor, of a GeGLU.
-        scale, azp, symmetric, smooth: as for `rms_norm_quantize_int8`.
+        scale, azp, symmetric, smooth, rotate: as for `rms_norm_quantize_int8`.
 
     Returns, Raises: as for `silu_mul_quantize_int8`.
 
@@ -168,7 +175,8 @@ def gelu_quantize_int8(
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
     producer = "gelu" if approximate == "none" else "gelu_tanh"
-    return _produce(producer, x, {"times": times, "smooth": smooth}, scale, azp, symmetric)[:3]
+    given = {"times": times, "smooth": smooth}
+    return _produce(producer, x, given, scale, azp, symmetric, rotate=rotate or 0)[:3]
 
 
 def relu_quantize_int8(
@@ -179,12 +187,14 @@ def relu_quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     smooth: Tensor | None = None,
+    rotate: int | None = None,
 ) -> Quantized:
     """ReLU, then `quantize_int8` of each token: y = max(x, 0) [* times] [* smooth].
 
     Arguments, Returns, Raises: as for `gelu_quantize_int8`.
     """
-    return _produce("relu", x, {"times": times, "smooth": smooth}, scale, azp, symmetric)[:3]
+    given = {"times": times, "smooth": smooth}
+    return _produce("relu", x, given, scale, azp, symmetric, rotate=rotate or 0)[:3]
 
 
 def produce_int8(
@@ -197,8 +207,8 @@ def produce_int8(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A producer by its name, with the names of `reference.produce_int8`: q, scale, azp."""
-    eps = {"eps": options.pop("eps")} if "eps" in options else {}
-    return _produce(producer, x, options, scale, azp, symmetric, **eps)[:3]
+    plain = {name: options.pop(name) for name in ("eps", "rotate") if name in options}
+    return _produce(producer, x, options, scale, azp, symmetric, **plain)[:3]
 
 
 def _produce(
@@ -250,6 +260,7 @@ def _(
     azp: Tensor | None = None,
     symmetric: bool = True,
     normed: bool = False,
+    rotate: int = 0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     others = {"weight": weight, "bias": bias, "residual": residual, "times": times}
@@ -259,6 +270,7 @@ def _(
         even = "have an even number of columns, both factors'"
         must("x", cols % 2 == 0, lambda: even, lambda: shape_text(x))
         cols = cols // 2
+    must_rotate(rotate, cols)
     per_token = [*x.shape[:-1], 1]
     dynamic = scale is None
     return (

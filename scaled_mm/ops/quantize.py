@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, explained, must_be_bool
-from .shapes import must_have_dim, must_share_device
+from .shapes import must_have_dim, must_rotate, must_share_device
 
 _quantize_int8 = torch.ops.scaled_mm.quantize_int8.default
 _quantize_int8_static = torch.ops.scaled_mm.quantize_int8_static.default
@@ -20,6 +20,7 @@ def quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     per_token: bool = True,
+    rotate: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Quantises activations to int8; `x ~ scale * (q - azp)`.
 
@@ -45,6 +46,10 @@ def quantize_int8(
         symmetric: whether zero points are 0.
         per_token: whether each token gets a scale, or one serves the whole tensor. A static scale
             says so by its own shape.
+        rotate: rotate x first, by a Hadamard matrix over blocks of so many columns: 16, 32, 64,
+            128, 256 or 512, which divides K. It spreads outliers over the block. All of the above
+            is then of H x, in float32; docs/numerics.md, section 4, has the order of the sums. The
+            product by a weight that is rotated alike (`quantize_weight_int8`) is that of x.
 
     Returns:
         q int8 [..., K]; scale float32 [..., 1] per token, [1] per tensor, or as given; azp int32
@@ -73,15 +78,19 @@ def quantize_int8(
         raise ValueError("azp must be given with scale when symmetric=False, got scale alone")
     try:
         if scale is None:
-            if symmetric and per_token:  # the defaults: said, they cost the dispatcher 1 us
+            if (
+                symmetric and per_token and not rotate
+            ):  # the defaults: said, they cost the dispatcher 1 us
                 return _quantize_int8(x)
-            return _quantize_int8(x, symmetric=symmetric, per_token=per_token)
-        return _quantize_int8_static(x, scale, azp), scale, azp
+            return _quantize_int8(x, symmetric=symmetric, per_token=per_token, rotate=rotate or 0)
+        return _quantize_int8_static(x, scale, azp, rotate or 0), scale, azp
     except (MemoryError, RuntimeError) as error:
         raise explained(error, operands) from None
 
 
-def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
+def quantize_weight_int8(
+    w: Tensor, *, per_channel: bool = True, rotate: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Quantises a linear layer's weight to int8, symmetrically; `w ~ scale.t() * q`.
 
         scale = max(max|w| / 127, FLT_MIN),  q = clamp(round(w / scale), -127, 127)
@@ -89,6 +98,7 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
     Args:
         w: float32, bfloat16 or float16 [N, K], as in `torch.nn.Linear`.
         per_channel: one scale per output channel (row of w), or one for the whole weight.
+        rotate: as for `quantize_int8`: rotate each row first.
 
     Returns:
         q int8 [N, K] and scale float32 [1, N] (per channel) or [1, 1]. The product by it is
@@ -100,7 +110,7 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
     accept({"w": w})
     must_be_bool("per_channel", per_channel)
     try:
-        return _quantize_weight_int8(w, per_channel=per_channel)
+        return _quantize_weight_int8(w, per_channel=per_channel, rotate=rotate or 0)
     except (MemoryError, RuntimeError) as error:
         raise explained(error, {"w": w}) from None
 
@@ -110,9 +120,10 @@ def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor
 
 @torch.library.register_fake("scaled_mm::quantize_int8")
 def _(
-    x: Tensor, *, symmetric: bool = True, per_token: bool = True
+    x: Tensor, *, symmetric: bool = True, per_token: bool = True, rotate: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_rotate(rotate, x.shape[-1])
     shape = [*x.shape[:-1], 1] if per_token else [1]
     return (
         x.new_empty(x.shape, dtype=torch.int8),
@@ -122,14 +133,16 @@ def _(
 
 
 @torch.library.register_fake("scaled_mm::quantize_weight_int8")
-def _(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
+def _(w: Tensor, *, per_channel: bool = True, rotate: int = 0) -> tuple[Tensor, Tensor]:
     must_have_dim("w", w, w.dim() == 2, "be a matrix [N, K]")
+    must_rotate(rotate, w.shape[-1])
     n = w.shape[0] if per_channel else 1
     return w.new_empty(w.shape, dtype=torch.int8), w.new_empty([1, n], dtype=torch.float32)
 
 
 @torch.library.register_fake("scaled_mm::quantize_int8_static")
-def _(x: Tensor, scale: Tensor, azp: Tensor | None = None) -> Tensor:
+def _(x: Tensor, scale: Tensor, azp: Tensor | None = None, rotate: int = 0) -> Tensor:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, scale=scale, azp=azp)
+    must_rotate(rotate, x.shape[-1])
     return x.new_empty(x.shape, dtype=torch.int8)

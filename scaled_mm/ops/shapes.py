@@ -131,3 +131,11 @@ def awq_sizes(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> tuple[int, int
             lambda: shape_text(qzeros),
         )
     return k, n
+
+
+def must_rotate(rotate: int, k: int | torch.SymInt) -> None:
+    """The rule of blocks that are rotated; 0: none."""
+    if rotate:
+        fits = k % rotate == 0 if rotate in (16, 32, 64, 128, 256, 512) else False
+        rule = "be 16, 32, 64, 128, 256 or 512 and divide K="
+        must("rotate", fits, lambda: f"{rule}{k}", lambda: str(rotate))

@@ -21,6 +21,7 @@ def quantize_int8(
     azp: Tensor | None = None,
     symmetric: bool = True,
     per_token: bool = True,
+    rotate: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """R1 of `scaled_mm.quantize_int8`: float32, one rounding per operation.
 
@@ -31,9 +32,9 @@ def quantize_int8(
 
     over each row (per_token) or the whole tensor; a row that holds NaN or infinity has s = NaN, q =
     azp = 0. A given scale (and azp) is used as it is and returned; then NaN gives q = 0 and
-    infinity clamps.
+    infinity clamps. rotate: over x rotated (`rotated`).
     """
-    return _quantize(x, scale, azp, symmetric, per_token, np.float32)
+    return _quantize(x, scale, azp, symmetric, per_token, rotate, np.float32)
 
 
 @ieee()
@@ -44,23 +45,40 @@ def quantize_int8_exact(
     azp: Tensor | None = None,
     symmetric: bool = True,
     per_token: bool = True,
+    rotate: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`quantize_int8` with its scale and azp, but the exact quotient x / s, rounded once.
 
     float64 is exact enough: a quotient of two 24-bit significands that is no half-integer below 2^8
     is at least 2^-25 away from every one, which no rounding to 53 bits bridges.
     """
-    return _quantize(x, scale, azp, symmetric, per_token, np.float64)
+    return _quantize(x, scale, azp, symmetric, per_token, rotate, np.float64)
 
 
 @ieee()
-def quantize_weight_int8(w: Tensor, *, per_channel: bool = True) -> tuple[Tensor, Tensor]:
+def quantize_weight_int8(
+    w: Tensor, *, per_channel: bool = True, rotate: int | None = None
+) -> tuple[Tensor, Tensor]:
     """R1 of `scaled_mm.quantize_weight_int8`: w [N, K] -> q [N, K], scale [1, N] (or [1, 1]).
 
     `quantize_int8`, symmetric, over each output channel or the whole weight.
     """
-    q, scale, _ = quantize_int8(w, per_token=per_channel)
+    q, scale, _ = quantize_int8(w, per_token=per_channel, rotate=rotate)
     return q, scale.reshape(1, -1)
+
+
+def rotated(x: Array, block: int) -> Array:
+    """The rows of float32 [rows, K], each block of so many columns by a Hadamard matrix.
+
+    Columns whose numbers differ in one bit become their sum and their difference, bit after bit
+    from the lowest; then all are multiplied by 1 / sqrt(block), rounded.
+    """
+    stride, made = 1, x
+    while stride < block:
+        pairs = made.reshape(-1, 2, stride)
+        a, b = pairs[:, 0], pairs[:, 1]
+        made, stride = np.stack((a + b, a - b), 1), 2 * stride
+    return made.reshape(x.shape) * np.float32(block**-0.5)
 
 
 def _quantize(
@@ -69,11 +87,14 @@ def _quantize(
     azp: Tensor | None,
     symmetric: bool,
     per_token: bool,
+    rotate: int | None,
     quotient: type,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     rows = int(np.prod(x.shape[:-1]))
     x32 = to_numpy(x).reshape(rows, x.shape[-1])
     with np.errstate(all="ignore"):
+        if rotate:
+            x32 = rotated(x32, rotate)
         if scale is None:
             s, z = _range_of(x32 if per_token else x32.reshape(1, -1), symmetric)
             shape = (*x.shape[:-1], 1) if per_token else (1,)

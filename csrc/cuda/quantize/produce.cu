@@ -14,6 +14,7 @@
 #include "cuda/quantize/produce_row.cuh"
 #include "cuda/quantize/produce_table.cuh"
 #include "cuda/quantize/produce_team.cuh"
+#include "cuda/quantize/rotate.cuh"
 #include "integers.h"
 #include "ops/namespace.h"
 #include "refuse.h"
@@ -77,6 +78,33 @@ class Groups {
     }
   }
 
+  // use(group, v) of every group that the team could have, the same number of times in every
+  // thread.
+  template <class Use>
+  __device__ void all(const Use& use) {
+    if constexpr (kHeld > 0) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) use(group(i), held_[i]);
+    } else {
+#pragma unroll 1
+      for (int i = 0; producer_.has(i * team_.size()); ++i) use(group(i), again(i));
+    }
+  }
+
+  // Rotates a group that was made, with those of other threads. Blocks lie in neighbouring threads,
+  // those of 512 columns in two warps.
+  __device__ void rotate(int block, float (&v)[kSumGroup]) const {
+    rotate_group(v);
+#pragma unroll 1
+    for (int bit = 1; bit < min(32, block / kSumGroup); bit *= 2) rotate_lanes(v, bit);
+    if constexpr (T::kMeets) {
+      if (block > 32 * kSumGroup) T::rotate_warps(v, exchange_.sums);
+    }
+    const float factor = rotation_factor(block);
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) v[e] *= factor;
+  }
+
   // The sum of f(v) over the row, in the contract's order. Without registers that hold the row the
   // team is kMaxTeam: the thread has kSlots lanes and comes round to each in turn. `which`: of the
   // row's sums.
@@ -132,35 +160,6 @@ class Groups {
   float held_[kMost][kSumGroup];
 };
 
-// q of four values: of any, of those of a range that made the quantiser, of those of a symmetric
-// one.
-struct AnyBytes {
-  const Quantizer& by;
-  __device__ uint32_t operator()(const float* v) const {
-    return pack(by.exact(v[0]), by.exact(v[1]), by.exact(v[2]), by.exact(v[3]));
-  }
-};
-struct LimitedBytes {
-  const Quantizer& by;
-  __device__ uint32_t operator()(const float* v) const {
-    return pack(by.quick_limited(v[0]), by.quick_limited(v[1]), by.quick_limited(v[2]),
-                by.quick_limited(v[3]));
-  }
-};
-struct QuickBytes {
-  const Quantizer& by;
-  __device__ uint32_t operator()(const float* v) const {
-    return pack(by.quick(v[0]), by.quick(v[1]), by.quick(v[2]), by.quick(v[3]));
-  }
-};
-struct SymmetricBytes {
-  const Quantizer& by;
-  __device__ uint32_t operator()(const float* v) const {
-    return __byte_perm(__byte_perm(by.low_byte(v[0]), by.low_byte(v[1]), 0x0040),
-                       __byte_perm(by.low_byte(v[2]), by.low_byte(v[3]), 0x0040), 0x5410);
-  }
-};
-
 // What a team does to its row, once it has the inputs.
 template <Producer producer, class P, class A, class T>
 __device__ __forceinline__ void quantize_row(const ProduceProblem& p, const P& from, const T& team,
@@ -185,7 +184,20 @@ __device__ __forceinline__ void quantize_row(const ProduceProblem& p, const P& f
     if (p.smooth) row.each([&](int group, auto& v) { from.times_smooth(group, v); });
   }
 #endif
+  const int block = static_cast<int>(p.rotate);
+  if constexpr (A::kHeld > 0) {
+    if (block) row.all([&](int, float (&v)[kSumGroup]) { row.rotate(block, v); });
+  }
   const auto each = [&](auto use) {
+    if constexpr (A::kHeld == 0) {
+      if (block) {
+        return row.all([&](int group, float (&v)[kSumGroup]) {
+          if (from.has(group)) change(group, v);
+          row.rotate(block, v);
+          if (from.has(group)) use(group, v);
+        });
+      }
+    }
     row.each([&](int group, float (&v)[kSumGroup]) {
       if constexpr (A::kHeld == 0) change(group, v);
       use(group, v);
@@ -205,18 +217,9 @@ __device__ __forceinline__ void quantize_row(const ProduceProblem& p, const P& f
     range = team.range(extremes, exchange, p.symmetric);
   }
   const Quantizer by = from.quantizer(index, range, team.thread() == 0);
-  const auto store = [&](auto bytes) {
+  by.with_bytes(p.given, p.symmetric, [&](const auto& bytes) {
     each([&](int group, float (&v)[kSumGroup]) { from.store(index, group, v, bytes); });
-  };
-  if (!by.is_quick) {
-    store(AnyBytes{by});
-  } else if (p.given) {
-    store(LimitedBytes{by});
-  } else if (p.symmetric) {
-    store(SymmetricBytes{by});
-  } else {
-    store(QuickBytes{by});
-  }
+  });
 }
 
 // kClusters: a team is a cluster's blocks, in x, and its row is y.
@@ -300,7 +303,7 @@ Teams teams_for(const ProduceProblem& p, const Device& device) {
   const int64_t groups = ceil_div(p.cols, kSumGroup), sms = device.sms;
   if (groups > 8 * kMaxTeam || !is_aligned(p) || is_mixed(p)) return {kMaxTeam, 0};
   int blocks = 1;
-  while (!is_norm(p.producer) && device.launches_early && blocks < kMaxCluster &&
+  while (!is_norm(p.producer) && !p.rotate && device.launches_early && blocks < kMaxCluster &&
          groups >= 2 * blocks * kLeastOfBlock && p.rows * 2 * blocks <= sms) {
     blocks *= 2;
   }
@@ -309,9 +312,11 @@ Teams teams_for(const ProduceProblem& p, const Device& device) {
   }
   const int64_t many = (is_norm(p.producer) ? 1 : 2) * kManyGroups * sms;  // norms meet more often
   const int most = p.rows > sms && p.rows * groups > many ? 4 : 1;
-  int threads = 32;
-  while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;  // sums want it
-  if (!is_norm(p.producer)) threads = warps_for(std::min<int64_t>(groups, threads * most), most);
+  // Sums want a power of two; blocks of 512 columns stay within neighbouring warps.
+  int threads = p.rotate > 32 * kSumGroup ? 64 : 32;
+  while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;
+  if (!is_norm(p.producer) && !p.rotate)
+    threads = warps_for(std::min<int64_t>(groups, threads * most), most);
   const int64_t each = ceil_div(groups, threads);
   if (each > 4 && p.x_dtype == DType::float32) return {kMaxTeam, 0};  // their registers would spill
   if (is_norm(p.producer) && threads == 32 && each == 2) return {threads, 2};
@@ -325,7 +330,8 @@ constexpr bool has_table =
 
 // Whether there are many elements for each multiprocessor to fill a table for.
 bool is_many(const ProduceProblem& p, const Device& device) {
-  return is_aligned(p) && !p.other.data && p.cols <= kTabledHeld * kMaxTeam * kSumGroup &&
+  return is_aligned(p) && !p.other.data && !p.rotate &&
+         p.cols <= kTabledHeld * kMaxTeam * kSumGroup &&
          p.rows * p.cols >= kElementsOfTable * device.sms;
 }
 

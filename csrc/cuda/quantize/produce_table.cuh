@@ -21,6 +21,7 @@ constexpr int64_t kElementsOfTable = 1 << 15;  // from so many of a multiprocess
 class TeamOfBlock {
  public:
   using Exchange = Extremes[kMaxTeam / 32];
+  static constexpr bool kMeets = false;  // tables are not for rows that are rotated
 
   __device__ int size() const { return blockDim.x; }
   __device__ int thread() const { return threadIdx.x; }

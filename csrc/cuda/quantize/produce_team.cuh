@@ -73,6 +73,7 @@ template <bool kClusters>
 class Team {
  public:
   using Exchange = cuda::Exchange;
+  static constexpr bool kMeets = !kClusters;  // for rotate_warps
 
   // Every block of a cluster must be there before `range` of another one writes into it.
   __device__ explicit Team(bool calls_range) {
@@ -102,6 +103,20 @@ class Team {
       value += __shfl_xor_sync(~0u, value, distance);
     }
     return value;
+  }
+
+  // The stage of a butterfly that joins a warp's values with its neighbour's; all threads call it.
+  static __device__ __forceinline__ void rotate_warps(float (&v)[kSumGroup],
+                                                      float (&shared)[2][kMaxTeam]) {
+    const float sign = threadIdx.x & 32 ? -1.0f : 1.0f;
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) {
+      float* const values = shared[e % 2];  // of the one before, others may still read
+      values[threadIdx.x] = v[e];
+      __syncthreads();
+      v[e] = __fmaf_rn(v[e], sign, values[threadIdx.x ^ 32]);
+    }
   }
 
   // The range of all threads' elements, in every thread.

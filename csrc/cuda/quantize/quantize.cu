@@ -1,5 +1,7 @@
 // quantize_int8 on the GPU: how x is read and q written; the arithmetic is in quantizer.cuh.
 //
+// Rotated rows: quantize_rotated (rotate.cuh); or rotate_rows first, and then as any other x.
+//
 // Scales of rows: quantize_rows, in which a team of threads holds a row in registers, so that x is
 // read once. Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part;
 // then quantize_tiles, each block of which joins those parts first.
@@ -11,6 +13,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/quantize/quantize_row.cuh"
+#include "cuda/quantize/rotate.cuh"
 #include "integers.h"
 #include "ops/namespace.h"
 #include "ops/linear.h"
@@ -22,7 +25,6 @@ namespace {
 
 // Blocks are teams (threadIdx.y) of threads (threadIdx.x), whole warps. A team has a row, or a tile
 // of one, and each of its threads some chunks of that in registers.
-constexpr int kMaxTeam = 512;
 constexpr int kRowChunks = 8;      // that a thread holds of a row
 constexpr int kTileChunks = 4;     // that a thread holds of a tile
 constexpr int kTileThreads = 256;  // of a block with tiles, at most
@@ -259,11 +261,42 @@ QuantizeProblem row_of(const QuantizeProblem& p, int64_t row) {
   return one;
 }
 
-void run(const QuantizeProblem& p, const Tensor& q) {
+// Rotated rows that registers hold, each with a scale of its own or a given one.
+constexpr int64_t kMostRotated = 2 * kMaxTeam / 32 * kUnitColumns;
+bool is_held(const QuantizeProblem& p) {
+  return (p.given || p.per_token) && p.cols <= kMostRotated && p.x.col_stride == 1 &&
+         reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 &&
+         p.x.row_stride * size_of(p.x_dtype) % 16 == 0;
+}
+
+void launch_rotated(const QuantizeProblem& p, const Scope& scope) {
+  const bool one = p.cols <= kMostRotated / 2;  // unit of a warp
+  const int warps = static_cast<int>(ceil_div(p.cols, (one ? 1 : 2) * int64_t{kUnitColumns}));
+  LaunchShape shape;
+  shape.block = dim3(32 * warps, warps == 1 ? 4 : 1);
+  shape.grid = dim3(static_cast<unsigned>(ceil_div(p.rows, shape.block.y)));
+  with_dtype(p.x_dtype, [&](auto dtype) {
+    one ? launch_early(quantize_rotated<dtype, 1>, shape, scope, p)
+        : launch_early(quantize_rotated<dtype, 2>, shape, scope, p);
+  });
+}
+
+// The same problem of x rotated.
+QuantizeProblem rotated(QuantizeProblem p, const Scope& scope) {
+  constexpr int kWarps = 8;
+  float* const to = scope.allocate<float>(p.rows * p.cols);
+  const int64_t units = p.rows * ceil_div(p.cols, int64_t{kUnitColumns});
+  const int64_t blocks = std::min<int64_t>(ceil_div(units, kWarps), scope.device.sms * 8);
+  const LaunchShape shape{dim3(static_cast<unsigned>(blocks)), dim3(32 * kWarps)};
+  with_dtype(p.x_dtype, [&](auto dtype) { launch_early(rotate_rows<dtype>, shape, scope, p, to); });
+  p.x = {to, p.cols, 1};
+  p.x_dtype = DType::float32;
+  p.rotate = 0;
+  return p;
+}
+
+void quantize(const QuantizeProblem& p, const Scope& scope) {
   const bool dynamic_rows = !p.given && p.per_token;
-  const bool nothing = p.given ? p.rows == 0 || p.cols == 0 : dynamic_rows && p.rows == 0;
-  if (nothing) return;
-  const Scope scope(q);
   if (dynamic_rows && (p.cols > kLongestRow || (p.cols >= kLongRow && p.rows <= kFewRows))) {
     for (int64_t row = 0; row < p.rows; ++row) dispatch(row_of(p, row), scope);
   } else {
@@ -271,25 +304,36 @@ void run(const QuantizeProblem& p, const Tensor& q) {
   }
 }
 
+void run(const QuantizeProblem& p, const Tensor& q) {
+  const bool dynamic_rows = !p.given && p.per_token;
+  const bool nothing = p.given ? p.rows == 0 || p.cols == 0 : dynamic_rows && p.rows == 0;
+  if (nothing) return;
+  const Scope scope(q);
+  if (!p.rotate || p.rows == 0 || p.cols == 0) return quantize(p, scope);
+  if (is_held(p)) return launch_rotated(p, scope);
+  quantize(rotated(p, scope), scope);
+}
+
 using Linear = LinearOps<run, multiply>;
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
-                                                                bool per_token) {
-  const Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token);
+                                                                bool per_token, int64_t rotate) {
+  const Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token, rotate);
   run(checked.problem, checked.outputs[0]);
   std::optional<Tensor> azp;
   if (!symmetric) azp = checked.outputs[2];
   return {checked.outputs[0], checked.outputs[1], azp};
 }
 
-std::tuple<Tensor, Tensor> quantize_weight_int8(const Tensor& w, bool per_channel) {
-  const Checked<QuantizeProblem> checked = check_quantize_weight(w, per_channel);
+std::tuple<Tensor, Tensor> quantize_weight_int8(const Tensor& w, bool per_channel, int64_t rotate) {
+  const Checked<QuantizeProblem> checked = check_quantize_weight(w, per_channel, rotate);
   run(checked.problem, checked.outputs[0]);
   return {checked.outputs[0], checked.outputs[1]};
 }
 
-Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<Tensor> azp) {
-  const Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp);
+Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<Tensor> azp,
+                            int64_t rotate) {
+  const Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp, rotate);
   run(checked.problem, checked.outputs[0]);
   return checked.outputs[0];
 }

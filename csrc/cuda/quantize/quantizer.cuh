@@ -106,6 +106,11 @@ struct Quantizer {
     value = fminf(fmaxf(value, lowest), 127.0f);
     return static_cast<int8_t>(static_cast<int32_t>(value));
   }
+
+  // use(bytes), where bytes(v) makes a word of four values' q. `given`: it is no range's, of which
+  // the values are.
+  template <class Use>
+  __device__ __forceinline__ void with_bytes(bool given, bool symmetric, const Use& use) const;
 };
 
 // What `quick` wants of a divisor.
@@ -165,6 +170,49 @@ __device__ inline uint32_t pack(int32_t q0, int32_t q1, int32_t q2, int32_t q3) 
   asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, 0;" : "=r"(high) : "r"(q3), "r"(q2));
   asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(q1), "r"(q0), "r"(high));
   return all;
+}
+
+// q of four values: of any, of those of a range that made the quantiser, of those of a symmetric
+// one.
+struct AnyBytes {
+  const Quantizer& by;
+  __device__ uint32_t operator()(const float* v) const {
+    return pack(by.exact(v[0]), by.exact(v[1]), by.exact(v[2]), by.exact(v[3]));
+  }
+};
+struct LimitedBytes {
+  const Quantizer& by;
+  __device__ uint32_t operator()(const float* v) const {
+    return pack(by.quick_limited(v[0]), by.quick_limited(v[1]), by.quick_limited(v[2]),
+                by.quick_limited(v[3]));
+  }
+};
+struct QuickBytes {
+  const Quantizer& by;
+  __device__ uint32_t operator()(const float* v) const {
+    return pack(by.quick(v[0]), by.quick(v[1]), by.quick(v[2]), by.quick(v[3]));
+  }
+};
+struct SymmetricBytes {
+  const Quantizer& by;
+  __device__ uint32_t operator()(const float* v) const {
+    return __byte_perm(__byte_perm(by.low_byte(v[0]), by.low_byte(v[1]), 0x0040),
+                       __byte_perm(by.low_byte(v[2]), by.low_byte(v[3]), 0x0040), 0x5410);
+  }
+};
+
+template <class Use>
+__device__ __forceinline__ void Quantizer::with_bytes(bool given, bool symmetric,
+                                                      const Use& use) const {
+  if (!is_quick) {
+    use(AnyBytes{*this});
+  } else if (given) {
+    use(LimitedBytes{*this});
+  } else if (symmetric) {
+    use(SymmetricBytes{*this});
+  } else {
+    use(QuickBytes{*this});
+  }
 }
 
 }  // namespace scaled_mm::cuda
