@@ -52,15 +52,10 @@ def mixed(rng: np.random.Generator) -> tuple[Operands, Callable[..., Any]]:
     return {**operands, **plain}, mixed_product
 
 
-def mixed_product(
-    x: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    pre_scale: Tensor | None = None,
-    **weight: Any,
-) -> Tensor:
-    packed = scaled_mm.pack_weight(**weight)
-    return scaled_mm.mixed_mm(x, packed, bias=bias, activation=activation, pre_scale=pre_scale)
+def mixed_product(x: Tensor, **given: Any) -> Tensor:
+    ending = ("bias", "residual", "activation", "pre_scale")
+    options = {name: given.pop(name) for name in ending if name in given}
+    return scaled_mm.mixed_mm(x, scaled_mm.pack_weight(**given), **options)
 
 
 def production(rng: np.random.Generator) -> tuple[Operands, Callable[..., Any]]:

@@ -85,17 +85,16 @@ SCHEMAS = {
     "quantize_weight_int8": "(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)",
     "awq_dequantize": "(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor",
     "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
-    "Tensor? bias=None) -> Tensor",
+    "Tensor? bias=None, Tensor? residual=None, str? activation=None) -> Tensor",
     "awq_gemm.out": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
-    "Tensor? bias=None, Tensor(a!) out) -> ()",
+    "Tensor? bias=None, Tensor? residual=None, str? activation=None, Tensor(a!) out) -> ()",
     "mixed_dequantize": "(Tensor packed, int[] sizes) -> Tensor",
     "mixed_mm": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-    "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, bool settled=False) "
-    "-> Tensor",
+    "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+    "bool settled=False) -> Tensor",
     "mixed_mm.out": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-    "Tensor? pre_scale=None, Tensor? bias=None, str? activation=None, bool settled=False, "
-    "Tensor(a!) out) -> ()",
-    "_widen": "(Tensor words, *, int bits, bool signed, ScalarType dtype) -> Tensor",
+    "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+    "bool settled=False, Tensor(a!) out) -> ()",
     "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
     "int capability, int sms, float bytes_per_us, float mhz) -> str",
     "_explain_lowbit": "(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
