@@ -75,14 +75,15 @@ SCHEMAS = {
     "azp_with_adj": "(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor",
     "pack_weight_int8": "(Tensor b) -> Tensor",
     "_settle": "(Tensor memory) -> ()",
-    "quantize_int8": "(Tensor x, *, bool symmetric=True, bool per_token=True) "
+    "quantize_int8": "(Tensor x, *, bool symmetric=True, bool per_token=True, int rotate=0) "
     "-> (Tensor, Tensor, Tensor?)",
-    "quantize_int8_static": "(Tensor x, Tensor scale, Tensor? azp=None) -> Tensor",
-    "produce_int8": "(str producer, Tensor x, *, Tensor? weight=None, Tensor? bias=None, "
-    "Tensor? residual=None, Tensor? times=None, bool halves=False, float eps=0., "
-    "Tensor? smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True, "
-    "bool normed=False) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
-    "quantize_weight_int8": "(Tensor w, *, bool per_channel=True) -> (Tensor, Tensor)",
+    "quantize_int8_static": "(Tensor x, Tensor scale, Tensor? azp=None, int rotate=0) -> Tensor",
+    "produce_int8": "(str producer, Tensor x, *, Tensor? weight=None, Tensor? bias=None, Tensor? "
+    "residual=None, Tensor? times=None, bool halves=False, float eps=0., Tensor? "
+    "smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True, bool "
+    "normed=False, int rotate=0) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "quantize_weight_int8": "(Tensor w, *, bool per_channel=True, int rotate=0) "
+    "-> (Tensor, Tensor)",
     "awq_dequantize": "(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor",
     "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
     "Tensor? bias=None, Tensor? residual=None, str? activation=None) -> Tensor",
