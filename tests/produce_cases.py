@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from operands import ROW, Layout, Operands, Vector
-from quantize_cases import IN_DTYPES, ROWS
+from quantize_cases import BLOCKS, IN_DTYPES, ROWS
 from torch import Tensor
 
 NORMS = ("rms_norm", "layer_norm")
@@ -39,6 +39,7 @@ class ProduceCase:
     scale: Vector | None = None
     azp: Vector | None = None
     vectors: Layout = ROW  # of weight, bias and smooth
+    rotate: int = 0
 
     def build(self, rng: np.random.Generator | None = None) -> Operands:
         """The keyword arguments of `reference.produce_int8` and of the op."""
@@ -69,6 +70,8 @@ class ProduceCase:
             given["smooth"] = vector(torch.float32).abs_().add_(0.5)
         if self.normed:
             given["normed"] = True
+        if self.rotate:
+            given["rotate"] = self.rotate
         given["symmetric"] = self.symmetric
         vectors = {"scale": (self.scale, torch.float32), "azp": (self.azp, torch.int32)}
         for name, (made, dtype) in vectors.items():
@@ -123,6 +126,19 @@ def _named() -> Iterator[ProduceCase]:
         yield ProduceCase(f"{name}-weights-apart", producer, dtype=dtype, **apart)
         # The last group of 3 goes to a lane that has one already.
         yield ProduceCase(f"{name}-40003", producer, "normal", (12, 40003), dtype, normed=True)
+    for producer, block in itertools.product(PRODUCERS, BLOCKS):
+        # Teams of a warp and of a block, held once and several times; rows that none holds.
+        for rows, k in ((3, 512), (2, 1536), (300, 4096), (2, 33280)):
+            for dtype in (torch.bfloat16, torch.float32):
+                more = {"rotate": block, "normed": producer in NORMS, "smooth": k == 512}
+                name = f"{producer}-rotated-{block}-{rows}-{k}-{str(dtype)[6:]}"
+                yield ProduceCase(name, producer, "normal", (rows, k), dtype, other=True, **more)
+        more = {"symmetric": False, "scale": Vector(), "azp": Vector("int8", "thick")}
+        name = f"{producer}-rotated-{block}-static"
+        yield ProduceCase(name, producer, shape=(3, 512), rotate=block, **more)
+        for layout in (Layout("column"), Layout(offset=1)):
+            name = f"{producer}-rotated-{block}-{layout}"
+            yield ProduceCase(name, producer, shape=(3, 1024), layout=layout, rotate=block)
 
 
 PRODUCE_CASES = {case.name: case for case in _named()}

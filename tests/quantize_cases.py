@@ -79,6 +79,7 @@ class QuantizeCase:
     per_token: bool = True
     scale: Vector | None = None
     azp: Vector | None = None
+    rotate: int | None = None
 
     def build(self, device: str = "cpu", rng: np.random.Generator | None = None) -> Operands:
         """The keyword arguments of quantize_int8."""
@@ -92,6 +93,8 @@ class QuantizeCase:
             "symmetric": self.symmetric,
             "per_token": self.per_token,
         }
+        if self.rotate is not None:
+            operands["rotate"] = self.rotate
         for name, vector, dtype in (
             ("scale", self.scale, torch.float32),
             ("azp", self.azp, torch.int32),
@@ -145,6 +148,36 @@ def _named() -> Iterator[QuantizeCase]:
     for k in (*range(1, 71), 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1025, 1100):
         yield half_integers(k)
         yield QuantizeCase(f"half-integers-dynamic-{k}", "half-integers-scale-1", (507, k))
+    yield from _rotated()
+
+
+BLOCKS = (16, 32, 64, 128, 256, 512)
+
+
+def _rotated() -> Iterator[QuantizeCase]:
+    for block, dtype in itertools.product(BLOCKS, IN_DTYPES):
+        same: Operands = {"dtype": dtype, "rotate": block}
+        name = f"rotated-{block}-{str(dtype)[6:]}"
+        for symmetric, per_token in itertools.product((True, False), repeat=2):
+            kind: Operands = {"symmetric": symmetric, "per_token": per_token}
+            for data, shape in (("scaled", (5, 1536)), ("one-outlier", (1, block))):
+                kinds = f"{data}-{symmetric}-{per_token}"
+                yield QuantizeCase(f"{name}-{kinds}", data, shape, **kind, **same)
+        for form, azp in itertools.product(("1", "flat"), (None, Vector("int8", "flat"))):
+            given: Operands = {"symmetric": azp is None, "scale": Vector(form=form), "azp": azp}
+            yield QuantizeCase(f"{name}-static-{form}-{azp}", shape=(3, 512), **given, **same)
+        for layout in (Layout("column"), Layout(pad=5), Layout(step=2), Layout(offset=1)):
+            yield QuantizeCase(f"{name}-{layout}", "scaled", (2, 3, 512), layout=layout, **same)
+    for data, block in itertools.product(ROWS, (16, 128)):
+        yield QuantizeCase(f"rotated-{block}-{data}", data, (5, 256), rotate=block)
+        scale = Vector((0.01,), "1")
+        name = f"rotated-{block}-{data}-static"
+        yield QuantizeCase(name, data, (5, 256), scale=scale, rotate=block)
+    # Rows that a warp has, that one or two units of 16 warps have, that none have.
+    for k in (1024, 1536, 4096, 14336, 16384, 16896, 32768, 33280):
+        yield QuantizeCase(f"rotated-{k}", "scaled", (9, k), torch.bfloat16, rotate=512)
+    for shape in ((0, 32), (3, 0), (16,)):
+        yield QuantizeCase(f"rotated-{shape}", shape=shape, rotate=16)
 
 
 def half_integers(k: int) -> QuantizeCase:
@@ -169,6 +202,10 @@ def random_quantize_case(rng: np.random.Generator) -> QuantizeCase:
     if rng.random() < 0.5:
         scale = Vector(pick("normal", "signed", "wide", "mixed"), pick(*forms))
         azp = None if symmetric else Vector(pick("int8", (0,)), pick(*forms))
+    rotate = None
+    if rng.random() < 0.2:
+        rotate = int(pick(*BLOCKS[:4]))
+        shape = (*shape[:-1], rotate * int(rng.integers(1, 4)))
     return QuantizeCase(
         "random",
         pick(*ROWS),
@@ -179,4 +216,5 @@ def random_quantize_case(rng: np.random.Generator) -> QuantizeCase:
         pick(True, False),
         scale,
         azp,
+        rotate,
     )

@@ -160,7 +160,7 @@ def _options_of(node: fx.Node) -> dict[str, Any] | None:
     given = dict(normal.kwargs)
     given.pop("x")
     if node.target is _QUANTIZERS[0]:
-        return {"symmetric": given["symmetric"]} if given["per_token"] else None
+        return given if given.pop("per_token") else None
     return {name: t for name, t in given.items() if t is not None}
 
 
