@@ -260,6 +260,14 @@ class Setting:
         return config if not isinstance(replaced, dict) else replaced
 
 
+_AT_BOTH = [{"location": at, "targets": ["up"]} for at in ("input", "weight_input")]
+
+
+def _online(**changed: Any) -> dict[str, Any]:
+    """A transform that rotates the input of `up`."""
+    return {"type": "hadamard", "head_dim": 16, "apply": _AT_BOTH, **changed}
+
+
 def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     def change(config: dict[str, Any]) -> None:
         *owners, last = path.replace("G", "config_groups.group_0").split(".")
@@ -323,7 +331,20 @@ SETTINGS: dict[str, Setting] = {
             _set("transform_config", {"config_groups": {"R": {"apply": [{"location": at}]}}}),
             f"at run time), got {at}",
         )
-        for at in ("input", "output", "k_cache", "q_attn")
+        for at in ("output", "k_cache", "q_attn")
+    },
+    **{
+        f"transform-input-{name}": Setting(
+            _set("transform_config", {"config_groups": {"R": _online(**changed)}}), message
+        )
+        for name, changed, message in (
+            ("type", {"type": "random-hadamard"}, "R.type must be one of hadamard where"),
+            ("block", {"head_dim": 24}, "R.head_dim must be one of 16, 32, 64"),
+            ("no-block", {"head_dim": None}, "R.head_dim must be one of 16, 32, 64"),
+            ("random", {"randomize": True}, "R.randomize must be false where location is input"),
+            ("alone", {"apply": [{"location": "input", "targets": ["up"]}]}, "have weight_input"),
+            ("targets", {"apply": [*_AT_BOTH, {"location": "input"}]}, "have weight_input for the"),
+        )
     },
     "transform-trains": Setting(
         _set("transform_config", {"config_groups": {"R": {"requires_grad": True}}}),

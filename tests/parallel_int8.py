@@ -73,6 +73,23 @@ for _scheme in SCHEMES:
     CASES[f"same bits, {_scheme}"] = lambda me, scheme=_scheme: same_bits(me, scheme)
 
 
+@case("rotated")
+def _(me: Rank) -> None:
+    """Blocks of columns that each rank has whole; others are refused."""
+    for options in ({}, {"symmetric": False}, {"per_token": False}, SCHEMES["static"]):
+        linear = nn.Linear(256, 24).requires_grad_(False)
+        linear.weight.copy_(seeded(24, 256, seed=1))
+        made = ScaledLinear.from_linear(linear, **options, rotate=32).to(me.device)
+        x = tokens(me.device, 5, 256).bfloat16()
+        rows, columns, wanted = me.by_rows(made), me.by_columns(made), made(x)
+        assert_bits(rows(me.part(x)), wanted, *options)
+        assert_bits(columns(x), me.part(wanted).contiguous(), *options)
+    wide = ScaledLinear(512, 24, rotate=512).to(me.device)
+    if me.world > 1:
+        with refused(ValueError, "rotate"):
+            me.by_rows(wide)
+
+
 @case("shapes of x")
 def _(me: Rank) -> None:
     """No rows, one row, no leading dimension, strides, threads' worth of rows."""

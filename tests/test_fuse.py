@@ -18,7 +18,7 @@ from scaled_mm.nn.fused import FusedGatedMLP, FusedSequential
 from scaled_mm.ops.produce import produce_int8
 
 K = 64
-SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric")
+SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric", "static-rotate32")
 
 
 class Gated(nn.Module):
@@ -61,6 +61,7 @@ def by_producer(layer: Any, producer: str, x: Tensor, **given: Any) -> Tensor:
         scale=layer.input_scale,
         azp=layer.input_zero_point,
         symmetric=layer.symmetric,
+        rotate=layer.rotate,
         **given,
     )
     return layer.multiply(q, scale, azp, x.dtype)

@@ -27,6 +27,7 @@ INT8: dict[str, dict[str, Any]] = {
     "static": STATIC,
     "static-asymmetric": {**STATIC, "symmetric": False, "input_azp": 3},
     "smoothed": {"smooth": SMOOTH},
+    "rotated": {**STATIC, "smooth": SMOOTH, "rotate": 32},
 }
 MIXED: dict[str, dict[str, Any]] = {
     "w8": {},
@@ -123,11 +124,11 @@ def test_compiled_checkpointed_and_under_autocast(name: str) -> None:
 def test_opcheck() -> None:
     x = torch.randn(3, K, requires_grad=True)
     bias = torch.randn(N, requires_grad=True)
-    for name in ("dynamic-asymmetric", "smoothed"):
+    for name in ("dynamic-asymmetric", "smoothed", "rotated"):
         made = layer(name)
         q, scale, azp = made.quantize_input(x.detach())
         terms = made.packed.data, [K, N], q, scale, made.weight_scale.view(1, -1), bias
-        terms += azp, made.azp_adj, None, made.input_smooth
+        terms += azp, made.azp_adj, None, made.input_smooth, made.rotate
         torch.library.opcheck(gradients._int8_linear, (x, *terms))
     made = layer("w8-gelu")
     half = x.detach().bfloat16().requires_grad_()

@@ -89,7 +89,7 @@ class MLP(nn.Module):
 def options_of(layer: Any) -> dict[str, Any]:
     """How a layer quantises its input, as a producer takes it."""
     given = {"scale": layer.input_scale, "azp": layer.input_zero_point}
-    return {"symmetric": layer.symmetric, **given}
+    return {"symmetric": layer.symmetric, "rotate": layer.rotate, **given}
 
 
 def normed(norm: Any, x: Tensor, *layers: Any) -> list[Tensor]:
@@ -143,7 +143,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "layer without bias": (partial(nn.LayerNorm, 64, bias=False), "layer_norm"),
 }
 ACTS = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "relu": nn.ReLU()}
-SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric")
+SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric", "dynamic-rotate32")
 
 
 def graph_with_bits(want: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> fx.Graph:
@@ -168,7 +168,7 @@ def in_turn(values: Iterable[str]) -> list[Any]:
 @pytest.mark.parametrize(("norm", "dtype"), in_turn(NORMS))
 def test_bits_are_those_of_the_producers(norm: str, dtype: torch.dtype) -> None:
     place = list(NORMS).index(norm)
-    act, scheme = list(ACTS)[place % 4], SCHEMES[place % 4]
+    act, scheme = list(ACTS)[place % 4], SCHEMES[place % 5]
     torch.manual_seed(place)
     make, producer = NORMS[norm]
     model, x = Block(make, ACTS[act]).to(dtype), torch.randn(2, 5, 64).to(dtype)

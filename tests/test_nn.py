@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,9 @@ def x_of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return (torch.randn(*shape, K, generator=generator) + 0.7).to(dtype)
 
 
-def by_reference(scheme: str, state: dict[str, Tensor], x: Tensor) -> Tensor:
+def by_reference(
+    scheme: str, state: dict[str, Tensor], x: Tensor, rotate: int | None = None
+) -> Tensor:
     """The scheme in the words of the reference, from a state dict."""
     options = SCHEMES[scheme]
     symmetric, dynamic = options.get("symmetric", True), options.get("dynamic", True)
@@ -72,6 +75,7 @@ def by_reference(scheme: str, state: dict[str, Tensor], x: Tensor) -> Tensor:
         azp=state.get("input_zero_point"),
         symmetric=symmetric,
         per_token=options.get("per_token", dynamic),
+        rotate=rotate,
     )
     b = state["weight"].t()
     adjust: dict[str, Tensor] = {}
@@ -363,3 +367,40 @@ def test_a_state_dict_without_azp_terms(scheme: str) -> None:
 def test_smooth_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         ScaledLinear.from_linear(linear(), **options)
+
+
+@pytest.mark.parametrize("smooth", [None, torch.linspace(0.5, 2, 96)], ids=["plain", "smoothed"])
+@schemes
+def test_rotated(scheme: str, smooth: Tensor | None) -> None:
+    """The reference's quantisers of x and W rotated; its state makes any layer a rotated one."""
+    torch.manual_seed(0)
+    source, x = nn.Linear(96, N), torch.randn(9, 96)
+    made = ScaledLinear.from_linear(source, rotate=32, smooth=smooth, **SCHEMES[scheme])
+    state = made.state_dict()
+    w, x32 = source.weight.detach(), x
+    if smooth is not None:
+        w, x32 = w * smooth, x * (1 / smooth)
+    q, scale = reference.quantize_weight_int8(w, rotate=32)
+    assert_bits(state["weight"], q)
+    assert_bits(state["weight_scale"], scale.view(-1, 1))
+    assert_bits(made(x), by_reference(scheme, state, x32, rotate=32))
+    assert (made.weight - source.weight).norm() < 0.02 * source.weight.norm()
+    options = {k: v for k, v in SCHEMES[scheme].items() if not k.startswith("input_")}
+    for again in (ScaledLinear(96, N, **options), ScaledLinear(96, N, rotate=32, **options)):
+        again.load_state_dict(state)
+        assert again.rotate == 32
+        for other in (again, copy.deepcopy(again).bfloat16(), pickle.loads(pickle.dumps(again))):
+            assert_bits(other(x), made(x))
+    exported = torch.export.export(nn.Sequential(made.unpack()), (x,)).module()
+    assert_bits(exported(x), made.pack()(x))
+
+
+def test_rotations_that_are_refused() -> None:
+    rule = r"^rotate must be 16, 32, 64, 128, 256 or 512 and divide K=96, got "
+    for block in (8, 48, 64, 1024, -32):
+        with pytest.raises(ValueError, match=rf"{rule}{block}$"):
+            ScaledLinear(96, N, rotate=block)
+    state = ScaledLinear(96, N, rotate=32).state_dict()
+    state["input_rotate"] += 32
+    with pytest.raises(ValueError, match=rf"{rule}64$"):
+        ScaledLinear(96, N).load_state_dict(state)

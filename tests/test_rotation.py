@@ -16,6 +16,7 @@ import scaled_mm
 from scaled_mm import Call, QuantConfig, Rotation, Smoothing, quantize_model
 from scaled_mm.checkpoint import quantize_checkpoint
 from scaled_mm.checkpoint.folder import Checkpoint, rotation_in
+from scaled_mm.ops.rotate import rotated
 from scaled_mm.quantization.rotation import rotate
 from scaled_mm.validate import Thresholds, validate
 from scaled_mm_cli.main import main
@@ -204,6 +205,92 @@ def test_checkpoints_are_rotated_file_by_file(
     loose = Thresholds(cosine_mean=0.9)
     for quantised in (tmp_path / "out", wanted):
         assert validate(model, quantised, [IDS], thresholds=loose, stride=31).ok
+
+
+# --- at run time ----------------------------------------------------------------------------------
+
+KEPT = ("*.down_proj", "dynamic")  # of 80 inputs
+ONLINE = {
+    "static": QuantConfig("static-rotate32", overrides=(KEPT,)),
+    "asymmetric": QuantConfig("static-asymmetric-rotate16", percentile=99.99),
+    "dynamic": QuantConfig("dynamic-rotate32", overrides=(KEPT,)),
+    "smoothed": QuantConfig("static-rotate16", smoothing=Smoothing()),
+    "both": QuantConfig("static-rotate16", rotation=Rotation()),
+}
+
+
+def test_online_outliers_cost_less() -> None:
+    model = model_of("llama", outliers=30.0)
+    wanted = logits(model)
+    errors = {}
+    for scheme in ("static", "static-rotate32", "dynamic", "dynamic-rotate32"):
+        config = QuantConfig(scheme, overrides=(KEPT,))
+        made = quantize_model(model, config, [IDS])
+        errors[scheme] = float((logits(made) - wanted).norm() / wanted.norm())
+    assert errors["static-rotate32"] < 0.6 * errors["static"], errors
+    assert errors["dynamic-rotate32"] < 0.6 * errors["dynamic"], errors
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_online_files(name: str, tmp_path: Path) -> None:
+    """Made in memory and file by file, saved, read again: the same bits, and what
+    compressed-tensors understands."""
+    model, config = model_of("llama", torch.bfloat16), ONLINE[name]
+    made = quantize_model(model, config, [IDS])
+    model.save_pretrained(tmp_path / "float")
+    scaled_mm.save_quantized(made, tmp_path / "saved")
+    quantize_checkpoint(tmp_path / "float", tmp_path / "written", config, [IDS])
+    for folder in ("saved", "written"):
+        empty = model_of("llama", torch.bfloat16)
+        if config.rotation:
+            empty.config.tie_word_embeddings = False
+        loaded = scaled_mm.load_quantized(empty, tmp_path / folder)
+        assert_bits(logits(loaded), logits(made), folder)
+        said = json.loads((tmp_path / folder / "config.json").read_text())["quantization_config"]
+        groups = compressed_tensors.TransformConfig(**said["transform_config"]).config_groups
+        places = {at.location for group in groups.values() for at in group.apply if at.is_online()}
+        assert places == {"input"}
+        sizes = {group.head_dim for key, group in groups.items() if key.startswith("input_")}
+        assert sizes == {32 if KEPT in config.overrides else 16}
+    again = scaled_mm.prepare_model(model, config)
+    again.load_state_dict(made.state_dict())
+    assert_bits(logits(again), logits(made))
+
+
+def test_files_with_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    made = quantize_model(model_of("llama"), ONLINE["dynamic"])
+    scaled_mm.save_quantized(made, tmp_path / "out")
+    config = tmp_path / "out" / "config.json"
+    config.write_text(config.read_text().replace('"head_dim": 32', '"head_dim": 64'))
+    with pytest.raises(
+        ValueError, match=r"q_proj\.weight must have a multiple of 64 input features"
+    ):
+        scaled_mm.load_quantized(model_of("llama"), tmp_path / "out")
+
+
+def test_the_matrix_is_compressed_tensors_own() -> None:
+    from compressed_tensors.transform.utils.hadamard import deterministic_hadamard_matrix
+
+    for block in (16, 64, 512):
+        matrix = deterministic_hadamard_matrix(block, torch.float64)
+        x = torch.randn(3, 2 * block)
+        wanted = (x.double().view(-1, block) @ matrix).view(x.shape) / block**0.5
+        assert (rotated(x, block) - wanted).norm() < 1e-6 * wanted.norm()
+
+
+def test_online_rotations_that_do_not_fit_are_refused_by_name() -> None:
+    for config, message in (
+        (
+            QuantConfig("static-rotate32"),
+            r"layers\.0\.mlp\.down_proj must have .* of 32 .* got 80$",
+        ),
+        (
+            QuantConfig("W8A8-rotate64"),
+            r"layers\.0\.self_attn\.q_proj must have .* of 64 .* got 96$",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quantize_model(model_of("llama"), config, [IDS])
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ def test_names_of_the_field() -> None:
     """As compressed-tensors' presets: W4A16 has groups of 128, the others a scale a channel."""
     named = {"W8A8": Scheme(), "W8A16": WeightScheme(8), "W4A16": WeightScheme(4, 128)}
     named |= {"W4A16-channel": WeightScheme(4), "W8A16-g32": WeightScheme(8, 32)}
+    named |= {"static-asymmetric-rotate64": Scheme(False, False, rotate=64)}
     for name, scheme in named.items():
         assert scheme_of(name) == scheme_of(name.lower()) == scheme
+    assert name_of(scheme_of("dynamic-rotate16")) == "dynamic-rotate16"
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,8 @@ def test_names_of_the_field() -> None:
         "w4a16-128",
         "w4a16-g-1",
         "w4a16-asym",
+        "w4a16-rotate32",
+        "static-rotate",
         " w8a16",
     ],
 )
@@ -46,6 +50,9 @@ def test_other_names_are_refused(name: str) -> None:
 
 
 def test_schemes_that_are_none() -> None:
+    for block in (8, 24, 1024):
+        with pytest.raises(ValueError, match=rf"^rotate must be one of \(16, .*\), got {block}$"):
+            QuantConfig(f"static-rotate{block}")
     with pytest.raises(ValueError, match=r"^bits must be 4 or 8, got 6$"):
         WeightScheme(6)
     with pytest.raises(ValueError, match=r"^group_size must be -1 or at least 1, got 0$"):

@@ -16,11 +16,12 @@ AutoRound's forms are in `config_awq_gptq.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import lexists
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ..ops.rotate import BLOCKS
 from ..quantization.compressed_tensors import PackedScheme, W8A8Scheme
 from .config_awq_gptq import AwqGptq, AwqGptqFields
 from .fields import Fields, read_json, shown
@@ -68,8 +69,25 @@ class _Groups(Generic[Scheme]):
         return self.groups[min(found)[1]][1] if found else None
 
 
+@dataclass(frozen=True)
 class W8A8(_Groups[W8A8Scheme]):
-    """The groups of a compressed-tensors checkpoint with int8 weights and activations."""
+    """The groups of a compressed-tensors checkpoint with int8 weights and activations.
+
+    Attributes:
+        rotated: modules that rotate their input, those of them that do not, and the block.
+    """
+
+    rotated: tuple[tuple[Targets, Targets, int], ...] = ()
+
+    def scheme_of(self, name: str, classes: Iterable[str] = ("Linear",)) -> W8A8Scheme | None:
+        classes = tuple(classes)
+        scheme = super().scheme_of(name, classes)
+        for targets, ignore, block in self.rotated:
+            if scheme is None:
+                break
+            if targets.rank(name, classes) is not None and ignore.rank(name, classes) is None:
+                scheme = replace(scheme, rotate=block)
+        return scheme
 
 
 class PackedWeights(_Groups[PackedScheme]):
@@ -129,7 +147,7 @@ class _Reader(Fields):
             known = ", ".join((*_FORMATS, _PACKED))
             self.refuse(f"format must be one of {known}, got {shown(stored)}")
         said = {"quant_method", "format", "config_groups", "ignore", "transform_config"}
-        self._transforms(fields.get("transform_config"))
+        rotated = self._transforms(fields.get("transform_config"), stored != _PACKED)
         told = {"quantization_status", "global_compression_ratio", "version"}  # of no consequence
         self.understood("", fields, said | told)
         groups = fields.get("config_groups")
@@ -140,13 +158,14 @@ class _Reader(Fields):
         ignore = self._targets("ignore", fields.get("ignore") or [])
         if stored == _PACKED:
             return PackedWeights(self._groups(groups, formats, self._packed_scheme), ignore)
-        return W8A8(self._groups(groups, formats, self._w8a8_scheme), ignore)
+        return W8A8(self._groups(groups, formats, self._w8a8_scheme), ignore, rotated)
 
-    def _transforms(self, config: Any) -> None:
-        """Rotations, say, of weights alone: the stored weights have them already."""
-        at = "transform_config"
+    def _transforms(self, config: Any, online: bool) -> tuple[tuple[Targets, Targets, int], ...]:
+        """Rotations of inputs, if `online` ones are allowed. Of weights the stored ones have
+        theirs already."""
+        at, made = "transform_config", []
         if config in (None, {}):
-            return
+            return ()
         self.understood(at, self.object(at, config), {"config_groups"})
         groups = self.object(f"{at}.config_groups", config.get("config_groups"))
         for name, group in groups.items():
@@ -158,9 +177,31 @@ class _Reader(Fields):
                 self.refuse(f"{at}.apply must be a list, got {shown(places)}")
             for place in places:
                 location = self.object(f"{at}.apply", place).get("location")
-                if location not in _FOLDED:
+                if location == "input" and online:
+                    made.append(self._rotation(at, group, place, places))
+                elif location not in _FOLDED:
                     rule = f"be {' or '.join(_FOLDED)} (others change activations at run time)"
                     self.refuse(f"{at}.apply.location must {rule}, got {shown(location)}")
+        return tuple(made)
+
+    def _rotation(
+        self, at: str, group: dict[str, Any], place: dict[str, Any], places: list[dict[str, Any]]
+    ) -> tuple[Targets, Targets, int]:
+        """One of an input: Sylvester's matrix over blocks, with the weight's to match."""
+        choices: dict[str, tuple[Any, ...]] = {"type": ("hadamard",), "head_dim": BLOCKS}
+        for key, known in choices.items():
+            if type(got := group.get(key)) is not type(known[0]) or got not in known:
+                rule = f"one of {', '.join(map(str, known))} where location is input"
+                self.refuse(f"{at}.{key} must be {rule}, got {shown(got)}")
+        if group.get("randomize"):
+            self.refuse(f"{at}.randomize must be false where location is input, got true")
+        self.understood(f"{at}.apply", place, {"targets", "ignore", "location", "inverse"})
+        said = [(x.get("targets"), x.get("ignore") or [], x.get("location")) for x in places]
+        names, ignore = place.get("targets"), place.get("ignore") or []
+        if (names, ignore, "weight_input") not in said:
+            self.refuse(f"{at}.apply must have weight_input for the targets of input, got none")
+        targets = self._targets(f"{at}.apply.targets", names)
+        return targets, self._targets(f"{at}.apply.ignore", ignore), group["head_dim"]
 
     def _groups(
         self,

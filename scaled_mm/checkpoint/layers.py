@@ -51,6 +51,7 @@ class Int8Layer(QuantisedLayer):
             dynamic=self.scheme.dynamic,
             symmetric=self.scheme.symmetric,
             per_token=self.scheme.per_token,
+            rotate=self.scheme.rotate,
         )
         made.load_state_dict(self.state(checkpoint))
         return made
@@ -87,6 +88,8 @@ class Int8Layer(QuantisedLayer):
             state["input_scale"] = self.read(checkpoint, "input_scale").float().reshape(1)
         if "input_smooth" in self.parts:
             state["input_smooth"] = self.read(checkpoint, "input_smooth").float()
+        if self.scheme.rotate:
+            state["input_rotate"] = torch.tensor([self.scheme.rotate], dtype=torch.int32)
         for part in ("weight_scale", "input_scale", "input_smooth"):
             x = state.get(part)
             if x is not None and not bool(((x >= 0) & x.isfinite()).all()):
@@ -153,6 +156,9 @@ def _rules(checkpoint: Checkpoint, layer: Int8Layer) -> dict[str, Part]:
         layer.refuse(checkpoint, "weight", f"must have elements, got shape {[n, k]}")
     if k > MAX_K:
         layer.refuse(checkpoint, "weight", f"must have at most {MAX_K} input features, got {k}")
+    if scheme.rotate and k % scheme.rotate:
+        rule = f"must have a multiple of {scheme.rotate} input features, which are rotated"
+        layer.refuse(checkpoint, "weight", f"{rule}, got {k}")
     one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
     channels: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (1, n))
     term: tuple[tuple[int, ...], ...] = ((1, n), (n,))

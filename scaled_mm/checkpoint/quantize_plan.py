@@ -257,7 +257,8 @@ def _in_words(scheme: AnyScheme) -> AnyLayerScheme:
     if isinstance(scheme, WeightScheme):
         return PackedScheme(scheme.bits, scheme.group_size, scheme.symmetric)
     per_token = scheme.dynamic if scheme.per_token is None else scheme.per_token
-    return W8A8Scheme(scheme.dynamic, scheme.symmetric, per_token, per_channel=True)
+    kinds = scheme.dynamic, scheme.symmetric, per_token
+    return W8A8Scheme(*kinds, per_channel=True, rotate=scheme.rotate)
 
 
 def fingerprint(plan: Plan, batches: Sequence[Any]) -> str:

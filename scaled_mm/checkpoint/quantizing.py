@@ -258,7 +258,7 @@ class _Run:
             tensors = stored(made, scheme.bits) | {"weight_shape": torch.tensor(weight.shape)}
             yield from ((f"{stored_as}.{part}", x) for part, x in tensors.items())
             return
-        q, scale = quantize_weight_int8(weight)
+        q, scale = quantize_weight_int8(weight, rotate=scheme.rotate)
         yield f"{stored_as}.weight", q
         yield f"{stored_as}.weight_scale", scale.view(-1, 1)
         for part in ("input_scale", "input_zero_point"):

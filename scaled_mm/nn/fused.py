@@ -78,6 +78,7 @@ def _multiply(x: Tensor, times: Tensor | None, options: Options, linear: ScaledL
         azp=linear.input_zero_point,
         symmetric=linear.symmetric,
         smooth=linear.input_smooth,
+        rotate=linear.rotate,
         **options,
     )
     return linear.multiply(q, scale, azp, x.dtype)

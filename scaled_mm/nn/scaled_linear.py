@@ -15,9 +15,11 @@ from ..ops.gradients import int8_product, wants_gradient
 from ..ops.int8 import accepted, pack_weight_int8, scaled_mm
 from ..ops.packed_weight import PackedWeight, rows_of_panels
 from ..ops.quantize import quantize_int8, quantize_weight_int8
+from ..ops.rotate import rotated
+from ..ops.shapes import must_rotate
 from .packed_layer import PackedLayer
 
-_ENTRIES = 9
+_ENTRIES = 10
 """Buffers of a packed layer, those that are None included."""
 _DEVICES = ("cpu", "cuda")  # that have kernels, and so a layout
 MAX_K = 131071
@@ -28,7 +30,7 @@ class ScaledLinear(PackedLayer):
     """A linear layer with an int8 weight and activations quantised on the way in.
 
         y = scale_a * weight_scale * (q - azp) weight.T + bias,   q, scale_a, azp = quantize(x')
-        x' = x, or float32(x) * input_smooth
+        x' = x, or float32(x) * input_smooth; rotated, if the layer has a rotation
 
     Four schemes, by two switches. Dynamic: scale (and zero point) from each token at run time, or
     from the whole activation with per_token=False. Static: calibrated beforehand, per tensor; then
@@ -36,6 +38,8 @@ class ScaledLinear(PackedLayer):
     suit activations that lie to one side, such as those after GELU or ReLU. Smoothing
     (`scaled_mm.Smoothing`) divides each input channel by s_j and multiplies the weight by it. The
     buffer holds 1 / s_j: a product is rounded alike everywhere, a compiler's quotient is not.
+    A rotation (`rotate` of `quantize_int8`) spreads outliers over blocks of columns at run time;
+    the weight is rotated alike, so that the product stays what it was.
 
     Buffers, all in the state dict (names of compressed-tensors where it has them):
         weight            int8 [N, K]
@@ -46,12 +50,13 @@ class ScaledLinear(PackedLayer):
         azp_with_adj      int32 [1, N], static asymmetric
         azp_adj           int32 [1, N], dynamic asymmetric
         input_smooth      float32 [K], smoothed, unless a norm in front divides
+        input_rotate      int32 [1], rotated: the attribute `rotate`, columns of a block
 
-    A state dict without the azp terms, or with input_smooth where there was none, is loaded all the
-    same: the terms follow from the weight. `folded_smooth`, float32 [K] or None, is the s that a
-    norm in front was divided by; it is for validation only and not in the state dict
-    (`scaled_mm.validate` finds it again by the norms' weights). `smooth_alpha`, a float or None, is
-    the alpha that `quantize_model` smoothed by; it is for the eye only, and not there either.
+    A state dict without the azp terms, or with input_smooth or input_rotate where there was none,
+    is loaded all the same: the terms follow from the weight. `folded_smooth`, float32 [K] or None,
+    is the s that a norm in front was divided by; it is for validation only and not in the state
+    dict (`scaled_mm.validate` finds it again by the norms' weights). `smooth_alpha`, a float or
+    None, is the alpha that `quantize_model` smoothed by; it is for the eye only, and not there.
 
     Gradients of x and the bias pass (docs/tutorials/training.md); the weight has none.
 
@@ -78,6 +83,7 @@ class ScaledLinear(PackedLayer):
     azp_with_adj: Tensor | None
     azp_adj: Tensor | None
     input_smooth: Tensor | None
+    input_rotate: Tensor | None
     folded_smooth: Tensor | None
     packed: PackedWeight | None
     _of: Tensor | None  # the buffer that `packed` was made with
@@ -92,10 +98,11 @@ class ScaledLinear(PackedLayer):
         symmetric: bool = True,
         per_token: bool | None = None,
         smooth: bool = False,
+        rotate: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         """An empty layer, to load a state dict into. per_token None: per token when dynamic;
-        smooth: with input_smooth."""
+        smooth: with input_smooth; rotate: as for `quantize_int8`."""
         super().__init__()
         if per_token and not dynamic:
             raise ValueError("per_token must be False when dynamic=False, got per_token=True")
@@ -103,11 +110,13 @@ class ScaledLinear(PackedLayer):
         must_be_size("out_features", out_features)
         if in_features > MAX_K:
             raise ValueError(f"in_features must be at most {MAX_K}, got {in_features}")
+        must_rotate(rotate or 0, in_features)
         self.in_features = in_features
         self.out_features = out_features
         self.dynamic = dynamic
         self.symmetric = symmetric
         self.per_token = dynamic if per_token is None else per_token
+        self.rotate = rotate or 0
         n, k = out_features, in_features
         made: Mapping[str, tuple[bool, tuple[int, ...], torch.dtype]] = {
             "weight": (True, (n, k), torch.int8),
@@ -122,6 +131,7 @@ class ScaledLinear(PackedLayer):
         for name, (present, shape, dtype) in made.items():
             buffer = torch.zeros(shape, dtype=dtype, device=device) if present else None
             self._buffers[name] = buffer  # the name `weight` is a property's
+        self._buffers["input_rotate"] = self._rotation(device) if rotate else None
         self.register_buffer("folded_smooth", None, persistent=False)
         self.smooth_alpha: float | None = None
         self._begin()
@@ -140,10 +150,11 @@ class ScaledLinear(PackedLayer):
         input_azp: Tensor | int | None = None,
         smooth: Tensor | None = None,
         folded: bool = False,
+        rotate: int | None = None,
     ) -> ScaledLinear:
         """Quantises the weight of a float layer, per output channel.
 
-            weight_scale, weight = quantise(W),   or of float32(W) * smooth
+            weight_scale, weight = quantise(W),   or of float32(W) * smooth;   rotated
 
         Args:
             linear: the layer; left as it is.
@@ -154,15 +165,17 @@ class ScaledLinear(PackedLayer):
             input_azp: static asymmetric: the activation's zero point, one element. Scale and zero
                 point of a calibrated range [lo, hi] are those of
                 `quantize_int8(torch.tensor([lo, hi]), symmetric=False, per_token=False)`. With
-                smooth they are those of the smoothed activation.
+                smooth they are those of the smoothed activation, with rotate of the rotated one.
             smooth: float [K], positive: SmoothQuant's s. The weight is multiplied by it and the
                 activation by 1 / s (`scaled_mm.Smoothing`).
             folded: whether the activation comes divided by s already, by the norm in front.
+            rotate: rotate weight and activation, after smoothing, as `quantize_int8` does.
 
         Raises:
             ValueError: static without input_scale, or input_scale or input_azp where the scheme has
                 none; input_scale that is not one positive finite value; smooth that is not K
-                positive finite values; folded without smooth; K > 131071.
+                positive finite values; folded without smooth; K > 131071; rotate that is none of
+                `quantize_int8`'s blocks, or does not divide K.
             TypeError: linear is no `torch.nn.Linear`.
         """
         if not isinstance(linear, nn.Linear):
@@ -179,6 +192,7 @@ class ScaledLinear(PackedLayer):
             symmetric=symmetric,
             per_token=per_token,
             smooth=smooth is not None and not folded,
+            rotate=rotate,
             device=linear.weight.device,
         )
         given = {"input_scale": input_scale, "input_zero_point": input_azp}
@@ -198,7 +212,7 @@ class ScaledLinear(PackedLayer):
                 layer.folded_smooth = smooth
             else:
                 cast(Tensor, layer.input_smooth).copy_(1 / smooth)
-        q, scale = quantize_weight_int8(weight)
+        q, scale = quantize_weight_int8(weight, rotate=rotate)
         layer.weight_scale.copy_(scale.view(-1, 1))
         if layer.bias is not None:
             layer.bias.copy_(linear.bias.detach())
@@ -207,9 +221,10 @@ class ScaledLinear(PackedLayer):
 
     @property
     def weight(self) -> Tensor:
-        """A copy of the weight that x is multiplied by: float32 [N, K], weight_int8 * weight_scale
-        (* input_smooth)."""
+        """A copy of the weight that x is multiplied by: float32 [N, K], weight_int8 * weight_scale,
+        rotated back (* input_smooth)."""
         w = self.weight_int8.float() * self.weight_scale
+        w = rotated(w, self.rotate) if self.rotate else w
         return w if self.input_smooth is None else w * self.input_smooth
 
     @weight.setter
@@ -294,6 +309,7 @@ class ScaledLinear(PackedLayer):
             azp=None if self.dynamic else self._small("input_zero_point"),
             symmetric=self.symmetric,
             per_token=self.per_token,
+            rotate=self.rotate,
         )
 
     def forward(self, x: Any) -> Tensor:
@@ -310,7 +326,8 @@ class ScaledLinear(PackedLayer):
         scale_b = self.weight_scale.view(1, -1)
         terms = azp if self.dynamic else None, self.azp_adj, self.azp_with_adj
         operands = q, scale, scale_b, self.bias, *terms
-        return int8_product(x, self._weight_for_kernels(), *operands, smooth=self.input_smooth)
+        options: dict[str, Any] = {"smooth": self.input_smooth, "rotate": self.rotate}
+        return int8_product(x, self._weight_for_kernels(), *operands, **options)
 
     def _product_at_once(self, x: Any) -> Tensor | None:
         """The layer's output where it quantises by each token's own range, without zero points: two
@@ -324,7 +341,7 @@ class ScaledLinear(PackedLayer):
             or torch.compiler.is_compiling()
         ):
             return None
-        if buffers["input_smooth"] is not None:
+        if self.rotate or buffers["input_smooth"] is not None:
             return None
         weight = self._weight_for_kernels()
         if not isinstance(weight, PackedWeight):
@@ -395,6 +412,14 @@ class ScaledLinear(PackedLayer):
     def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
         if state_dict.get(prefix + "input_smooth") is not None and self.input_smooth is None:
             self.input_smooth = torch.empty(self.in_features, device=self.weight_scale.device)
+        given = state_dict.get(prefix + "input_rotate")
+        if given is not None and not given.is_meta:
+            must_rotate(block := int(given), self.in_features)
+            self.rotate = block
+            self.input_rotate = self._rotation(self.weight_scale.device)
+
+    def _rotation(self, device: torch.device | str | None) -> Tensor:
+        return torch.tensor([self.rotate], dtype=torch.int32, device=device)
 
     def _azp_terms(
         self, weight: Tensor, state_dict: Mapping[str, Any], prefix: str
@@ -413,6 +438,7 @@ class ScaledLinear(PackedLayer):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, dynamic={self.dynamic}, symmetric={self.symmetric}, "
             f"per_token={self.per_token}, smooth={self.input_smooth is not None}"
+            + (f", rotate={self.rotate}" if self.rotate else "")
         )
 
 

@@ -1,15 +1,15 @@
 """The products of quantised layers as ops that autograd knows: of x and the bias.
 
-    int8    y = scale_a * scale_b * (q - azp) B + bias      q, scale_a, azp = quantise(x * smooth)
-            dx = (dy W.t()) * smooth                        W = B * scale_b
+    int8    y = scale_a * scale_b * (q - azp) B + bias      q, scale_a, azp = quantise(x * smooth H)
+            dx = (dy W.t() H) * smooth                      W = B * scale_b
     mixed   y = f(x' W + bias),  x' = x * pre_scale
             dx = (dz W.t()) * pre_scale                     dz = dy * f'(x' W + bias)
     both    dbias = the sum of dy (dz) over tokens
 
-The quantiser counts as the identity, also where it clamps ("straight through": Bengio et al.,
-2013). W is made of the stored weight when the gradient is, in the gradient's dtype, and dropped
-then. Between forward and backward only the layer's own tensors are held, and x where there is an
-activation.
+H is the rotation of `quantize_int8`, symmetric, or 1. The quantiser counts as the identity, also
+where it clamps ("straight through": Bengio et al., 2013). W is made of the stored weight when the
+gradient is, in the gradient's dtype, and dropped then. Between forward and backward only the
+layer's own tensors are held, and x where there is an activation.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .int8 import scaled_mm
 from .mixed import mixed_mm
 from .mixed_weight import ZEROS, MixedWeight
 from .packed_weight import PackedWeight, rows
+from .rotate import rotated
 
 
 def wants_gradient(*tensors: Any) -> bool:
@@ -33,7 +34,11 @@ def wants_gradient(*tensors: Any) -> bool:
 
 
 def int8_product(
-    x: Tensor, b: Tensor | PackedWeight, *operands: Tensor | None, smooth: Tensor | None
+    x: Tensor,
+    b: Tensor | PackedWeight,
+    *operands: Tensor | None,
+    smooth: Tensor | None,
+    rotate: int,
 ) -> Tensor:
     """`scaled_mm` in x's dtype of what x was quantised to.
 
@@ -41,7 +46,7 @@ def int8_product(
         operands: a, scale_a, scale_b [1, N], bias, azp, azp_adj and azp_with_adj of `scaled_mm`.
     """
     weight, shape = (b.data, [b.k, b.n]) if isinstance(b, PackedWeight) else (b, None)
-    y: Tensor = _int8_linear(x, weight, shape, *operands, smooth)
+    y: Tensor = _int8_linear(x, weight, shape, *operands, smooth, rotate)
     return y
 
 
@@ -73,6 +78,7 @@ def _int8(
     azp_adj: Tensor | None,
     azp_with_adj: Tensor | None,
     smooth: Tensor | None,
+    rotate: int = 0,
 ) -> Tensor:
     weight = b if b_shape is None else PackedWeight(b, *b_shape)
     return scaled_mm(
@@ -86,7 +92,7 @@ def _int8(
 
 
 def _keep_int8(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, b, ctx.b_shape, _, _, scale_b, bias, *_, smooth = inputs
+    _, b, ctx.b_shape, _, _, scale_b, bias, *_, smooth, ctx.rotate = inputs
     ctx.bias = None if bias is None else (bias.shape, bias.dtype)
     ctx.save_for_backward(b, scale_b, smooth)
 
@@ -96,8 +102,8 @@ def _int8_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     dx = None
     if ctx.needs_input_grad[0]:
         w = b.t() if ctx.b_shape is None else rows(PackedWeight(b, *ctx.b_shape))
-        dx = _times(dy, (w * scale_b.t()).to(dy.dtype), smooth)
-    return (dx, *(None,) * 5, _dbias(ctx, 6, dy), *(None,) * 4)
+        dx = _times(dy, (w * scale_b.t()).to(dy.dtype), smooth, ctx.rotate)
+    return (dx, *(None,) * 5, _dbias(ctx, 6, dy), *(None,) * 5)
 
 
 # --- 4 and 8 bits ---------------------------------------------------------------------------------
@@ -153,11 +159,13 @@ def _derivative(dy: Tensor, z: Tensor, activation: str) -> Tensor:
 # --- both -----------------------------------------------------------------------------------------
 
 
-def _times(dy: Tensor, w: Tensor, factors: Tensor | None) -> Tensor:
-    """dy [..., N] w [N, K], times the factors on the input's channels; in dy's dtype, also where
-    the graph is followed under autocast."""
+def _times(dy: Tensor, w: Tensor, factors: Tensor | None, rotate: int = 0) -> Tensor:
+    """dy [..., N] w [N, K], rotated, times the factors on the input's channels; in dy's dtype, also
+    where the graph is followed under autocast."""
     with torch.autocast(dy.device.type, enabled=False):
         dx = dy @ w
+    if rotate:
+        dx = rotated(dx.float(), rotate).to(dx.dtype)
     return dx if factors is None else (dx * factors).to(dx.dtype)
 
 
@@ -174,7 +182,7 @@ _int8_linear = torch.library.custom_op(
     _int8,
     mutates_args=(),
     schema="(Tensor x, Tensor b, SymInt[]? b_shape, Tensor q, Tensor scale_a, Tensor scale_b, "
-    f"Tensor? bias, {_TERMS}) -> Tensor",
+    f"Tensor? bias, {_TERMS}, int rotate=0) -> Tensor",
 )
 _int8_linear.register_fake(_int8)
 _int8_linear.register_autograd(_int8_backward, setup_context=_keep_int8)

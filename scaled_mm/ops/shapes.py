@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._torch import check_value
+from .rotate import BLOCKS
 
 
 def sizes_text(sizes: Sequence[Any]) -> str:
@@ -136,6 +137,6 @@ def awq_sizes(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> tuple[int, int
 def must_rotate(rotate: int, k: int | torch.SymInt) -> None:
     """The rule of blocks that are rotated; 0: none."""
     if rotate:
-        fits = k % rotate == 0 if rotate in (16, 32, 64, 128, 256, 512) else False
+        fits = k % rotate == 0 if rotate in BLOCKS else False
         rule = "be 16, 32, 64, 128, 256 or 512 and divide K="
         must("rotate", fits, lambda: f"{rule}{k}", lambda: str(rotate))

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..nn import ScaledLinear
 from ..ops.int8 import int8_mm
 from ..ops.quantize import quantize_int8
+from ..ops.rotate import rotated
 from .layouts import agreed_range, all_reduce
 from .sums import scaled_epilogue
 
@@ -40,6 +41,8 @@ class RowwiseScaledLinear(ScaledLinear):
             return super().quantize_input(x)
         if self.input_smooth is not None:
             x = x.float() * self.input_smooth
+        if self.rotate:
+            x = rotated(x.float(), self.rotate)
         # The ends of a range have its scale and zero point.
         ends = agreed_range(x, self.per_token, self.mesh)
         _, scale, azp = quantize_int8(ends, symmetric=self.symmetric, per_token=self.per_token)

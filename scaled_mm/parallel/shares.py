@@ -138,5 +138,7 @@ def check(kind: type, share: Share, group: int = 1) -> None:
     if issubclass(kind, WeightOnlyLinear):
         if share.side is Side.IN and group != share.size:  # one group may be cut: it has one scale
             share.must_be_whole(group, "group_size")
-    elif share.side is Side.IN and share.size > MAX_K:  # the sum of all ranks could wrap
-        raise ValueError(f"in_features must be at most {MAX_K}, got {share.size}")
+    elif share.side is Side.IN:
+        if share.size > MAX_K:  # the sum of all ranks could wrap
+            raise ValueError(f"in_features must be at most {MAX_K}, got {share.size}")
+        share.must_be_whole(group, "rotate")

@@ -56,7 +56,8 @@ class QuantizedParallel(ParallelStyle):
             return style._apply(module, device_mesh)
         must_be_whole(module)
         layer = cast(Quantised, module)
-        features, group = getattr(layer, self.side.value), getattr(layer, "group_size", 1)
+        features = getattr(layer, self.side.value)
+        group = getattr(layer, "group_size", 0) or getattr(layer, "rotate", 0) or 1
         share = self.share(type(layer), features, group, device_mesh)
         with torch.no_grad():
             _become(layer, _cut(layer, share))
@@ -197,6 +198,7 @@ def _cut(layer: Quantised, share: Share) -> Quantised:
         symmetric=layer.symmetric,
         per_token=layer.per_token,
         smooth=layer.input_smooth is not None,
+        rotate=layer.rotate,
         device=layer.weight_scale.device,
     )
     if layer.folded_smooth is not None:  # not in the state dict

@@ -6,12 +6,14 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from .._progress import progress
 from ..ops.quantize import quantize_int8
+from ..ops.rotate import rotated
 from .observe import Call, observe
 
 BINS = 8192
@@ -104,6 +106,37 @@ def static_scale(extent: Tensor, symmetric: bool) -> tuple[Tensor, Tensor | None
     return scale, azp
 
 
+def prepared(x: Tensor, s: Tensor | None, block: int | None) -> Tensor:
+    """An input as it is quantised: float32, divided by s, rotated."""
+    x = x.float() if s is None else x.float() / s
+    return rotated(x, block) if block else x
+
+
+def extent_of(x: Tensor) -> Tensor:
+    """float32 [2]: the smallest and the largest element."""
+    return torch.stack(x.aminmax())
+
+
+def extents_of(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    calls: Sequence[Call],
+    smooth: Mapping[str, Tensor],
+    blocks: Mapping[str, int],
+) -> dict[str, Tensor]:
+    """`extent_of` each layer's rotated input: it does not follow from the ranges of channels."""
+    found: dict[str, Tensor] = {}
+
+    def widen(name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
+        if len(x):
+            seen = extent_of(prepared(x, smooth.get(name), blocks[name]))
+            found[name] = extent_of(torch.cat([found.get(name, seen), seen]))
+
+    with progress("calibrating rotated inputs", len(calls)) as tick:
+        observe(model, layers, calls, widen, tick)
+    return found
+
+
 def clip(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
@@ -148,17 +181,20 @@ def clipped(
     ranges: Mapping[str, Ranges],
     smooth: Mapping[str, Tensor],
     percentile: float,
+    blocks: Mapping[str, int] = MappingProxyType({}),
+    extents: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """What `clip` returns, and the part of each layer's energy that is cut off."""
+    """What `clip` returns, and the part of each layer's energy that is cut off; `blocks` and
+    `extents`: of rotated layers."""
     extents = {
         name: (ranges[name].times(1 / smooth[name]) if name in smooth else ranges[name]).whole()
         for name in layers
         if name in ranges
-    }
+    } | dict(extents)
     counts = {name: torch.zeros(BINS, dtype=torch.float64) for name in extents}
 
     def count(name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
-        x = x.float() / smooth[name] if name in smooth else x.float()
+        x = prepared(x, smooth.get(name), blocks.get(name))
         low, high = extents[name].tolist()
         counts[name] += torch.histc(x, BINS, low, high).cpu().double()
 

@@ -9,11 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import ScaledLinear, WeightOnlyLinear
-from .calibrate import Ranges, clipped, collect, static_scale, warn_of_clipping
+from .calibrate import (
+    Ranges,
+    clipped,
+    collect,
+    extent_of,
+    extents_of,
+    prepared,
+    static_scale,
+    warn_of_clipping,
+)
 from .config import QuantConfig
 from .layers import as_linear
 from .observe import Call
-from .schemes import AnyScheme, WeightScheme
+from .schemes import AnyScheme, WeightScheme, block_of
 from .smoothquant import Decided, Smooth, decide
 
 
@@ -25,7 +34,8 @@ class Calibration:
     ranges: dict[str, Ranges] = field(default_factory=dict)
     """Before smoothing, of all layers that the batches reached."""
     extents: dict[str, Tensor] = field(default_factory=dict)
-    """float32 [2], after smoothing and clipping; where a percentile was asked for."""
+    """float32 [2], after smoothing, rotating and clipping; of static layers that are rotated, and
+    where a percentile was asked for."""
     lost: dict[str, float] = field(default_factory=dict)
     """Which part of a layer's energy clipping cuts off."""
 
@@ -78,12 +88,16 @@ def calibrated(
         decided, ranges = decide(model, found, calls, config.smoothing, build)
     else:
         ranges = collect(model, found, calls)
-    extents: dict[str, Tensor] = {}
+    static = [name for name in found if config.scheme_for(name).static]
+    divisors = {name: part.s for name, part in decided.smooth.items()}
+    blocks = {name: block for name in static if (block := block_of(config.scheme_for(name)))}
+    turned = {name: found[name] for name in blocks if name in ranges}
+    extents = extents_of(model, turned, calls, divisors, blocks) if turned else {}
     lost: dict[str, float] = {}
     if config.percentile is not None:
-        layers = {name: x for name, x in found.items() if config.scheme_for(name).static}
-        divisors = {name: part.s for name, part in decided.smooth.items()}
-        extents, lost = clipped(model, layers, calls, ranges, divisors, config.percentile)
+        layers = {name: found[name] for name in static}
+        share = config.percentile
+        extents, lost = clipped(model, layers, calls, ranges, divisors, share, blocks, extents)
     return Calibration(decided, ranges, extents, lost)
 
 
@@ -94,6 +108,8 @@ def input_scale(
     if not scheme.static:
         return None, None
     assert ranges is not None
+    if extent is None and (block := block_of(scheme)):
+        extent = extent_of(prepared(ranges.rows, smooth.s if smooth else None, block))
     if extent is None:
         extent = (ranges.times(1 / smooth.s) if smooth else ranges).whole()
     return static_scale(extent, scheme.symmetric)

@@ -44,6 +44,8 @@ class W8A8Scheme:
     """Dynamic: a scale for each token, or one for all."""
     per_channel: bool
     """A weight scale for each output channel, or one for all."""
+    rotate: int | None = None
+    """Columns of the blocks over which the input is rotated; the weight is already."""
 
     @property
     def term(self) -> str | None:
@@ -58,6 +60,7 @@ class W8A8Scheme:
             f"{'symmetric' if self.symmetric else 'asymmetric'}, "
             f"per {'token' if self.per_token else 'tensor'}, "
             f"weights per {'channel' if self.per_channel else 'tensor'}"
+            + (f", inputs rotated by {self.rotate}" if self.rotate else "")
         )
 
 
@@ -90,7 +93,8 @@ _EIGHT_BITS = {"num_bits": 8, "type": "int", "group_size": None}
 def scheme_of_layer(layer: Saved) -> AnyLayerScheme:
     """How a layer is quantised, in the formats' words."""
     if isinstance(layer, ScaledLinear):
-        return W8A8Scheme(layer.dynamic, layer.symmetric, layer.per_token, per_channel=True)
+        kinds = layer.dynamic, layer.symmetric, layer.per_token
+        return W8A8Scheme(*kinds, per_channel=True, rotate=layer.rotate or None)
     group = -1 if layer.group_size == layer.in_features else layer.group_size
     return PackedScheme(layer.bits, group, layer.zero == "none", layer.act_order)
 
@@ -175,9 +179,11 @@ def quantization_config(
     for name, scheme in schemes.items():
         groups.setdefault(scheme, []).append(name)
     by_class = len(groups) == 1 and floats is not None
-    told = {} if rotation is None else {"transform_config": transform_config(rotation)}
+    named = {scheme: ["Linear"] if by_class else names for scheme, names in groups.items()}
+    transforms = {} if rotation is None else transforms_of(rotation)
+    transforms |= _of_inputs(named, list(floats or ()) if by_class else [])
     return {
-        **told,
+        **({"transform_config": {"config_groups": transforms}} if transforms else {}),
         "quant_method": "compressed-tensors",
         "format": _FORMATS[one_kind(schemes)],
         # Without it, transformers takes the int8 weights for float ones.
@@ -186,15 +192,36 @@ def quantization_config(
         "kv_cache_scheme": None,
         "ignore": list(floats or ()),
         "config_groups": {
-            f"group_{at}": _group(scheme, ["Linear"] if by_class else names)
-            for at, (scheme, names) in enumerate(groups.items())
+            f"group_{at}": _group(scheme, names) for at, (scheme, names) in enumerate(named.items())
         },
     }
 
 
-def transform_config(rotation: Rotation) -> dict[str, Any]:
-    """What was folded into weights, as compressed-tensors says it. It has no place for the seed:
-    `rotation_metadata` has one."""
+def _of_inputs(
+    targets: Mapping[AnyLayerScheme, Sequence[str]], ignore: Sequence[str]
+) -> dict[str, Any]:
+    """The groups of transforms of layers that rotate their input, by the block."""
+    blocks: dict[int, list[str]] = {}
+    for scheme, names in targets.items():
+        if isinstance(scheme, W8A8Scheme) and scheme.rotate:
+            blocks.setdefault(scheme.rotate, []).extend(names)
+    return {
+        f"input_{block}": {
+            "type": "hadamard",
+            "apply": [
+                {"targets": names, "ignore": list(ignore), "location": at, "inverse": inverse}
+                for at, inverse in (("input", False), ("weight_input", True))
+            ],
+            "randomize": False,
+            "head_dim": block,
+        }
+        for block, names in blocks.items()
+    }
+
+
+def transforms_of(rotation: Rotation) -> dict[str, Any]:
+    """The groups of transforms that were folded into weights, as compressed-tensors says it. It
+    has no place for the seed: `rotation_metadata` has one."""
     groups = {}
     for name, size, writes, reads in (
         ("R1", rotation.residual and rotation.block, _WRITERS, _READERS),
@@ -211,7 +238,7 @@ def transform_config(rotation: Rotation) -> dict[str, Any]:
                 "randomize": name == "R2",
                 "head_dim": size,
             }
-    return {"config_groups": groups}
+    return groups
 
 
 _WRITERS = ("embed_tokens", "o_proj", "down_proj")

@@ -102,6 +102,7 @@ def reference_arguments(layer: nn.Module, x: Tensor, rows: int | None = None) ->
         azp=state.get("input_zero_point"),
         symmetric=layer.symmetric,
         per_token=layer.per_token,
+        rotate=layer.rotate,
     )
     zero_point: dict[str, Tensor] = {}
     if azp is not None and layer.dynamic:

@@ -96,6 +96,8 @@ def why_not(scheme: AnyScheme, k: int) -> str | None:
         group = k if scheme.group_size == -1 else scheme.group_size
         fits = f"must have a multiple of {group} inputs for {scheme}, got {k}"
         return fits if group and k % group else None
+    if scheme.rotate and k % scheme.rotate:
+        return f"must have a multiple of {scheme.rotate} inputs for rotate={scheme.rotate}, got {k}"
     return f"must have at most {MAX_K} inputs, got {k}" if k > MAX_K else None
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import tree_leaves
+from ..ops.rotate import rotated
 from .observe import Call, evaluating
 
 _NORMS = {
@@ -86,13 +87,9 @@ class _Turn:
         return cls(2 * torch.randint(0, 2, (block,), generator=generator) - 1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., K] R, by sums and differences of halves."""
-        shape, block, half = x.shape, len(self.signs), 1
-        x = x.reshape(-1, block) * self.signs.to(x.device, x.dtype)
-        while half < block:
-            a, b = x.reshape(-1, 2, half).unbind(1)
-            x, half = torch.stack((a + b, a - b), 1), 2 * half
-        return x.reshape(shape) * block**-0.5
+        """x [..., K] R."""
+        signed = x.reshape(-1, len(self.signs)) * self.signs.to(x.device, x.dtype)
+        return rotated(signed.reshape(x.shape), len(self.signs))
 
 
 @dataclass

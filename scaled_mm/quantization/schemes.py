@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from ..ops.rotate import BLOCKS
 
 
 @dataclass(frozen=True)
@@ -16,13 +18,18 @@ class Scheme:
         symmetric: True: no zero point.
         per_token: dynamic only: one scale for each token (True, and None), or one for the whole
             activation (False).
+        rotate: rotate weight and activation over blocks of so many columns, 16 to 512, as
+            `quantize_int8` does. As a name: `-rotate128` behind any of `SCHEMES`.
     """
 
     dynamic: bool = True
     symmetric: bool = True
     per_token: bool | None = None
+    rotate: int | None = None
 
     def __post_init__(self) -> None:
+        if self.rotate is not None and self.rotate not in BLOCKS:
+            raise ValueError(f"rotate must be one of {BLOCKS}, got {self.rotate}")
         if self.per_token and not self.dynamic:
             raise ValueError("per_token must be False when dynamic=False, got per_token=True")
 
@@ -37,6 +44,7 @@ class Scheme:
             "dynamic": self.dynamic,
             "symmetric": self.symmetric,
             "per_token": self.per_token,
+            "rotate": self.rotate,
         }
 
 
@@ -103,6 +111,9 @@ def known_scheme(name: str) -> AnyScheme | None:
         return SCHEMES["dynamic"]
     if name in SCHEMES:
         return SCHEMES[name]
+    base, _, block = name.rpartition("-rotate")
+    if base and block.isdecimal() and isinstance(scheme := known_scheme(base), Scheme):
+        return replace(scheme, rotate=int(block))
     found = _WEIGHT_ONLY.fullmatch(name)
     if found is None:
         return None
@@ -122,6 +133,11 @@ def scheme_of(scheme: AnyScheme | str) -> AnyScheme:
     return found
 
 
+def block_of(scheme: AnyScheme) -> int | None:
+    """Columns of the blocks over which the scheme rotates its input; None: it does not."""
+    return scheme.rotate if isinstance(scheme, Scheme) else None
+
+
 def name_of(scheme: AnyScheme) -> str:
     """The name of a scheme, by which `scheme_of` finds it."""
     if isinstance(scheme, WeightScheme):
@@ -132,4 +148,4 @@ def name_of(scheme: AnyScheme) -> str:
         (known.dynamic, known.symmetric, known.dynamic and known.per_token is None): name
         for name, known in SCHEMES.items()
     }
-    return names[kind]
+    return names[kind] + (f"-rotate{scheme.rotate}" if scheme.rotate else "")

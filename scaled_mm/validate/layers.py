@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import reference
 from ..nn import ScaledLinear, WeightOnlyLinear
+from ..ops.rotate import rotated
 from ..quantization.inspect import Inspector, decibels
 from ..reference.accuracy import AccuracyReport
 from ..reference.arithmetic import FORMATS, Array, ulp
@@ -63,6 +64,8 @@ class LayerInspector(Inspector):
         seen.max_output = max(seen.max_output, float(exact.float().abs().max()))
         smooth = getattr(layer, "input_smooth", getattr(layer, "pre_scale", None))
         scaled = x.float() if smooth is None else x.float() * smooth
+        if block := getattr(layer, "rotate", 0):
+            scaled = rotated(scaled, block)
         raw = raw.float()
         seen.before = _widened(seen.before, raw.abs().amax(0))
         seen.after = _widened(seen.after, scaled.abs().amax(0))
@@ -208,5 +211,6 @@ def scheme_text(layer: nn.Module, fold: Fold) -> str:
             "sym" if layer.symmetric else "asym",
         ]
         words += ["smooth"] * (layer.input_smooth is not None)
+        words += [f"rotate{layer.rotate}"] * (layer.rotate != 0)
     words += ["folded"] * (fold.into is not None)
     return " ".join(words)
