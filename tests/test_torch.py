@@ -103,7 +103,7 @@ SCHEMAS = {
     "_gpus": "() -> str",
     "_int8_linear": "(Tensor x, Tensor b, SymInt[]? b_shape, Tensor q, Tensor scale_a, "
     "Tensor scale_b, Tensor? bias, Tensor? azp, Tensor? azp_adj, Tensor? azp_with_adj, "
-    "Tensor? smooth) -> Tensor",
+    "Tensor? smooth, int rotate=0) -> Tensor",
     "_mixed_linear": "(Tensor x, Tensor packed, SymInt[] sizes, Tensor? order, "
     "Tensor? pre_scale, Tensor? bias, str? activation) -> Tensor",
     "_fingerprint": "(str arch) -> str",
