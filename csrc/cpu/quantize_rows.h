@@ -20,25 +20,36 @@ inline const float* widen_row(const QuantizeProblem& p, int64_t row, float* scra
   return result;
 }
 
-using Lanes = float __attribute__((vector_size(32)));
+#ifdef SCALED_MM_HAS_AVX512
+inline constexpr int kLanes = 16, kMostVectors = 16;
+#else
+inline constexpr int kLanes = 8, kMostVectors = 8;
+#endif
+using Lanes = float __attribute__((vector_size(4 * kLanes)));
 
-// A butterfly of strides 1 to 4 * kVectors columns over 8 * kVectors.
+// A stage of a butterfly within a vector.
+template <int kStride, size_t... kAt>
+inline void rotate_lanes(Lanes& v, std::index_sequence<kAt...>) {
+  constexpr Lanes kSigns = {(kAt & kStride ? -1.0f : 1.0f)...};
+  v = __builtin_shufflevector(v, v, (kAt ^ kStride)...) + v * kSigns;
+}
+
+// All stages over kVectors vectors of a row, then the factor.
 template <int kVectors>
-inline void rotate_in_registers(float* x) {
+inline void rotate_in_registers(float* x, float factor) {
   Lanes v[kVectors];
   std::memcpy(v, x, sizeof v);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (Lanes& of : v) {
-    of = __builtin_shufflevector(of, of, 1, 0, 3, 2, 5, 4, 7, 6) +
-         of * Lanes{1, -1, 1, -1, 1, -1, 1, -1};
-    of = __builtin_shufflevector(of, of, 2, 3, 0, 1, 6, 7, 4, 5) +
-         of * Lanes{1, 1, -1, -1, 1, 1, -1, -1};
-    of = __builtin_shufflevector(of, of, 4, 5, 6, 7, 0, 1, 2, 3) +
-         of * Lanes{1, 1, 1, 1, -1, -1, -1, -1};
+    constexpr std::make_index_sequence<kLanes> kAll;
+    rotate_lanes<1>(of, kAll);
+    rotate_lanes<2>(of, kAll);
+    rotate_lanes<4>(of, kAll);
+    if constexpr (kLanes == 16) rotate_lanes<8>(of, kAll);
   }
 #pragma GCC unroll 4
   for (int stride = 1; stride < kVectors; stride *= 2) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
       if (i & stride) continue;
       const Lanes sum = v[i] + v[i + stride];
@@ -46,34 +57,32 @@ inline void rotate_in_registers(float* x) {
       v[i] = sum;
     }
   }
+#pragma GCC unroll 16
+  for (Lanes& of : v) of *= factor;
   std::memcpy(x, v, sizeof v);
 }
 
 // Rotates blocks of a row, in place: strides from 1 upwards, then the factor.
+template <int kVectors = 16 / kLanes>
 inline void rotate_row(float* x, int64_t cols, int64_t block) {
+  if constexpr (kVectors < kMostVectors) {
+    if (block > kVectors * kLanes) return rotate_row<2 * kVectors>(x, cols, block);
+  }
+  constexpr int64_t kHeld = kVectors * kLanes;
   const float factor = rotation_factor(block);
-  for (float* end = x + cols; x < end; x += block) {
-    int64_t stride = std::min<int64_t>(block, 64);
-    for (int64_t k = 0; k < block; k += stride) {
-      if (block == 16) {
-        rotate_in_registers<2>(x);
-      } else if (block == 32) {
-        rotate_in_registers<4>(x);
-      } else {
-        rotate_in_registers<8>(x + k);
+  for (int64_t k = 0; k < cols; k += kHeld) {
+    rotate_in_registers<kVectors>(x + k, block == kHeld ? factor : 1.0f);
+  }
+  for (int64_t stride = kHeld; stride < block; stride *= 2) {
+    const float by = 2 * stride == block ? factor : 1.0f;
+    for (int64_t first = 0; first < cols; first += 2 * stride) {
+      float *a = x + first, *b = a + stride;
+      for (int64_t i = 0; i < stride; ++i) {
+        const float sum = a[i] + b[i], difference = a[i] - b[i];
+        a[i] = sum * by;
+        b[i] = difference * by;
       }
     }
-    for (; stride < block; stride *= 2) {
-      for (int64_t first = 0; first < block; first += 2 * stride) {
-        float *a = x + first, *b = a + stride;
-        for (int64_t i = 0; i < stride; ++i) {
-          const float sum = a[i] + b[i], difference = a[i] - b[i];
-          a[i] = sum;
-          b[i] = difference;
-        }
-      }
-    }
-    for (int64_t k = 0; k < block; ++k) x[k] *= factor;
   }
 }
 
