@@ -257,6 +257,23 @@ def test_online_files(name: str, tmp_path: Path) -> None:
     assert_bits(logits(again), logits(made))
 
 
+def test_online_rotations_of_transformers_own_methods(tmp_path: Path) -> None:
+    from scaled_mm.integrations import transformers as ours
+
+    made = quantize_model(model_of("llama", torch.bfloat16), ONLINE["static"], [IDS])
+    made.save_pretrained(tmp_path / "out")
+    ours.register()
+    try:
+        read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    finally:
+        ours.unregister()
+    assert_bits(logits(read.eval()), logits(made))
+    config = tmp_path / "out" / "config.json"
+    config.write_text(config.read_text().replace('"head_dim": 32', '"head_dim": 16'))
+    with pytest.raises(ValueError, match=r"input_rotate must be transform_config's, 16$"):
+        scaled_mm.load_quantized(model_of("llama", torch.bfloat16), tmp_path / "out")
+
+
 def test_files_with_blocks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     made = quantize_model(model_of("llama"), ONLINE["dynamic"])
     scaled_mm.save_quantized(made, tmp_path / "out")

@@ -8,6 +8,7 @@ NAME.input_zero_point   integer or float, one element: static asymmetric
 NAME.azp_with_adj       int32 [1, N]: static asymmetric, after `scaled-mm precompute`
 NAME.azp_adj            int32 [1, N]: dynamic asymmetric, after `scaled-mm precompute`
 NAME.input_smooth       float [K], or absent: 1 / s, by which activations are multiplied
+NAME.input_rotate       int32 [1], or absent: the block of transform_config
 """
 
 from __future__ import annotations
@@ -88,8 +89,11 @@ class Int8Layer(QuantisedLayer):
             state["input_scale"] = self.read(checkpoint, "input_scale").float().reshape(1)
         if "input_smooth" in self.parts:
             state["input_smooth"] = self.read(checkpoint, "input_smooth").float()
+        block = torch.tensor([self.scheme.rotate or 0], dtype=torch.int32)
+        if "input_rotate" in self.parts and self.read(checkpoint, "input_rotate").ne(block).any():
+            self.refuse(checkpoint, "input_rotate", f"must be transform_config's, {int(block)}")
         if self.scheme.rotate:
-            state["input_rotate"] = torch.tensor([self.scheme.rotate], dtype=torch.int32)
+            state["input_rotate"] = block
         for part in ("weight_scale", "input_scale", "input_smooth"):
             x = state.get(part)
             if x is not None and not bool(((x >= 0) & x.isfinite()).all()):
@@ -173,4 +177,5 @@ def _rules(checkpoint: Checkpoint, layer: Int8Layer) -> dict[str, Part]:
         "azp_adj": Part(None if scheme.term == "azp_adj" else False, ("I32",), term),
         "azp_with_adj": Part(None if scheme.term == "azp_with_adj" else False, ("I32",), term),
         "input_smooth": Part(None, FLOATS, ((k,),)),
+        "input_rotate": Part(None, ("I32",), ((1,),)),
     }
