@@ -136,6 +136,14 @@ inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __int2float_rn(int32_t x) { return static_cast<float>(x); }
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t both = uint64_t{y} << 32 | x;
+  uint32_t made = 0;
+  for (int i = 0; i < 4; ++i) {
+    made |= static_cast<uint32_t>(both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  }
+  return made;
+}
 inline int32_t __float_as_int(float x) { return std::bit_cast<int32_t>(x); }
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int32_t x) { return std::bit_cast<float>(x); }
