@@ -79,16 +79,11 @@ class Groups {
   }
 
   // use(group, v) of every group that the team could have, the same number of times in every
-  // thread.
+  // thread; of a row that is not held.
   template <class Use>
   __device__ void all(const Use& use) {
-    if constexpr (kHeld > 0) {
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) use(group(i), held_[i]);
-    } else {
 #pragma unroll 1
-      for (int i = 0; producer_.has(i * team_.size()); ++i) use(group(i), again(i));
-    }
+    for (int i = 0; producer_.has(i * team_.size()); ++i) use(group(i), again(i));
   }
 
   // Rotates a group that was made, with those of other threads. Blocks lie in neighbouring threads,
@@ -184,13 +179,9 @@ __device__ __forceinline__ void quantize_row(const ProduceProblem& p, const P& f
     if (p.smooth) row.each([&](int group, auto& v) { from.times_smooth(group, v); });
   }
 #endif
-  const int block = static_cast<int>(p.rotate);
-  if constexpr (A::kHeld > 0) {
-    if (block) row.all([&](int, float (&v)[kSumGroup]) { row.rotate(block, v); });
-  }
   const auto each = [&](auto use) {
     if constexpr (A::kHeld == 0) {
-      if (block) {
+      if (const int block = static_cast<int>(p.rotate)) {
         return row.all([&](int group, float (&v)[kSumGroup]) {
           if (from.has(group)) change(group, v);
           row.rotate(block, v);
@@ -301,9 +292,10 @@ int warps_for(int64_t groups, int each) {
 // too small; many rows about four groups to a thread.
 Teams teams_for(const ProduceProblem& p, const Device& device) {
   const int64_t groups = ceil_div(p.cols, kSumGroup), sms = device.sms;
-  if (groups > 8 * kMaxTeam || !is_aligned(p) || is_mixed(p)) return {kMaxTeam, 0};
+  // Rotating beside a row in registers would spill them.
+  if (groups > 8 * kMaxTeam || !is_aligned(p) || is_mixed(p) || p.rotate) return {kMaxTeam, 0};
   int blocks = 1;
-  while (!is_norm(p.producer) && !p.rotate && device.launches_early && blocks < kMaxCluster &&
+  while (!is_norm(p.producer) && device.launches_early && blocks < kMaxCluster &&
          groups >= 2 * blocks * kLeastOfBlock && p.rows * 2 * blocks <= sms) {
     blocks *= 2;
   }
@@ -312,11 +304,9 @@ Teams teams_for(const ProduceProblem& p, const Device& device) {
   }
   const int64_t many = (is_norm(p.producer) ? 1 : 2) * kManyGroups * sms;  // norms meet more often
   const int most = p.rows > sms && p.rows * groups > many ? 4 : 1;
-  // Sums want a power of two; blocks of 512 columns stay within neighbouring warps.
-  int threads = p.rotate > 32 * kSumGroup ? 64 : 32;
-  while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;
-  if (!is_norm(p.producer) && !p.rotate)
-    threads = warps_for(std::min<int64_t>(groups, threads * most), most);
+  int threads = 32;
+  while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;  // sums want it
+  if (!is_norm(p.producer)) threads = warps_for(std::min<int64_t>(groups, threads * most), most);
   const int64_t each = ceil_div(groups, threads);
   if (each > 4 && p.x_dtype == DType::float32) return {kMaxTeam, 0};  // their registers would spill
   if (is_norm(p.producer) && threads == 32 && each == 2) return {threads, 2};
