@@ -225,9 +225,17 @@ def quantized_in_torch(
     azp: torch.Tensor | None = None,
     symmetric: bool,
     per_token: bool,
+    rotate: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """NUMERICS' quantiser section in torch float32."""
     x = x.float()
+    if rotate:
+        bits = rotate.bit_length() - 1
+        t = x.reshape(-1, *[2] * bits)
+        for bit in range(bits, 0, -1):  # the last dimension is the lowest bit of a column's number
+            a, b = t.unbind(bit)
+            t = torch.stack((a + b, a - b), bit)
+        x = t.reshape(x.shape) * torch.tensor(rotate**-0.5, dtype=torch.float32)
     rows = x if per_token else x.reshape(1, -1)
     if scale is not None:
         lead = (*x.shape[:-1], 1)
