@@ -72,8 +72,9 @@ def machines(entries: list[dict[str, Any]]) -> str:
 
 
 def page(data: dict[str, Any]) -> str:
-    entries = {k: v for k, v in data["entries"].items() if "machine" in v["result"]}
-    head = [f"# {data['title']}", data["about"], machines([*entries.values()])]
+    entries = {k: v for k, v in data["entries"].items() if "results" in v["result"]}
+    known = [entry for entry in entries.values() if "machine" in entry["result"]]
+    head = [f"# {data['title']}", data["about"], machines(known)]
     return "\n\n".join([*head, *(section(k, v) for k, v in entries.items())]) + "\n"
 
 

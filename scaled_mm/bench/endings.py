@@ -171,14 +171,15 @@ def ratio(us: dict[str, float]) -> float:
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
     """Title and rows, the header first, for each weight."""
     every = result["endings"]
+    ways = [way for way in WAYS if any(way in us for case in every for us in case["us"].values())]
     for n, k in dict.fromkeys((case["n"], case["k"]) for case in every):
         cases = [case for case in every if (case["n"], case["k"]) == (n, k)]
         rows = [["us", *(f"M={case['m']}" for case in cases), "worst"]]
         for name in cases[0]["us"]:
             own = [case["us"][name] for case in cases]
-            cells = [" / ".join(f"{us[w]:.4g}" if w in us else "-" for w in WAYS) for us in own]
+            cells = [" / ".join(f"{us[w]:.4g}" if w in us else "-" for w in ways) for us in own]
             if name == "plain":
                 rows.append([name, *(f"{us[WAYS[0]]:.4g}" for us in own), ""])
             else:
                 rows.append([name, *cells, f"{max(map(ratio, own)):.2f}x"])
-        yield f"N={n} K={k}, us: {' / '.join(WAYS)}", rows
+        yield f"N={n} K={k}, us: {' / '.join(ways)}", rows
