@@ -188,6 +188,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
     ),
     "eps-string": ("rms_norm", {"eps": "small"}, TypeError, "eps must be a number, got str"),
     "symmetric": ("gelu", {"symmetric": "no"}, TypeError, "symmetric must be a bool, got str"),
+    "rotate": ("gelu", {"rotate": "128"}, TypeError, "rotate must be an int or None, got str"),
+    "rotate-true": ("gelu", {"rotate": True}, TypeError, "rotate must be an int or None, got bool"),
     "normed": ("layer_norm", {"normed": 1}, TypeError, "normed must be a bool, got int"),
     "per-token": (
         "quantize_int8",

@@ -15,7 +15,7 @@ from ..ops.gradients import int8_product, wants_gradient
 from ..ops.int8 import accepted, pack_weight_int8, scaled_mm
 from ..ops.packed_weight import PackedWeight, rows_of_panels
 from ..ops.quantize import quantize_int8, quantize_weight_int8
-from ..ops.rotate import rotated
+from ..ops.rotate import block_given, rotated
 from ..ops.shapes import must_rotate
 from .packed_layer import PackedLayer
 
@@ -110,13 +110,13 @@ class ScaledLinear(PackedLayer):
         must_be_size("out_features", out_features)
         if in_features > MAX_K:
             raise ValueError(f"in_features must be at most {MAX_K}, got {in_features}")
-        must_rotate(rotate or 0, in_features)
+        self.rotate = block_given(rotate)
+        must_rotate(self.rotate, in_features)
         self.in_features = in_features
         self.out_features = out_features
         self.dynamic = dynamic
         self.symmetric = symmetric
         self.per_token = dynamic if per_token is None else per_token
-        self.rotate = rotate or 0
         n, k = out_features, in_features
         made: Mapping[str, tuple[bool, tuple[int, ...], torch.dtype]] = {
             "weight": (True, (n, k), torch.int8),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, explained, must_be_bool
+from .rotate import block_given
 from .shapes import must, must_have_dim, must_rotate, must_share_device, shape_text
 
 _produce_int8 = torch.ops.scaled_mm.produce_int8.default
@@ -73,7 +74,7 @@ def rms_norm_quantize_int8(
     """
     given = {"weight": weight, "residual": residual, "smooth": smooth}
     must_be_bool("normed", normed)
-    options = {"eps": eps, "normed": normed, "rotate": rotate or 0}
+    options = {"eps": eps, "normed": normed, "rotate": block_given(rotate)}
     return QuantizedNorm(*_produce("rms_norm", x, given, scale, azp, symmetric, **options))
 
 
@@ -106,7 +107,7 @@ def layer_norm_quantize_int8(
     """
     given = {"weight": weight, "bias": bias, "residual": residual, "smooth": smooth}
     must_be_bool("normed", normed)
-    options = {"eps": eps, "normed": normed, "rotate": rotate or 0}
+    options = {"eps": eps, "normed": normed, "rotate": block_given(rotate)}
     return QuantizedNorm(*_produce("layer_norm", x, given, scale, azp, symmetric, **options))
 
 
@@ -141,7 +142,7 @@ def silu_mul_quantize_int8(
     """
     given = {"times": times, "smooth": smooth}
     return _produce(
-        "silu", x, given, scale, azp, symmetric, halves=times is None, rotate=rotate or 0
+        "silu", x, given, scale, azp, symmetric, halves=times is None, rotate=block_given(rotate)
     )[:3]
 
 
@@ -176,7 +177,7 @@ def gelu_quantize_int8(
         raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
     producer = "gelu" if approximate == "none" else "gelu_tanh"
     given = {"times": times, "smooth": smooth}
-    return _produce(producer, x, given, scale, azp, symmetric, rotate=rotate or 0)[:3]
+    return _produce(producer, x, given, scale, azp, symmetric, rotate=block_given(rotate))[:3]
 
 
 def relu_quantize_int8(
@@ -194,7 +195,7 @@ def relu_quantize_int8(
     Arguments, Returns, Raises: as for `gelu_quantize_int8`.
     """
     given = {"times": times, "smooth": smooth}
-    return _produce("relu", x, given, scale, azp, symmetric, rotate=rotate or 0)[:3]
+    return _produce("relu", x, given, scale, azp, symmetric, rotate=block_given(rotate))[:3]
 
 
 def produce_int8(

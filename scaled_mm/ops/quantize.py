@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, explained, must_be_bool
+from .rotate import block_given
 from .shapes import must_have_dim, must_rotate, must_share_device
 
 _quantize_int8 = torch.ops.scaled_mm.quantize_int8.default
@@ -82,8 +83,10 @@ def quantize_int8(
                 symmetric and per_token and not rotate
             ):  # the defaults: said, they cost the dispatcher 1 us
                 return _quantize_int8(x)
-            return _quantize_int8(x, symmetric=symmetric, per_token=per_token, rotate=rotate or 0)
-        return _quantize_int8_static(x, scale, azp, rotate or 0), scale, azp
+            return _quantize_int8(
+                x, symmetric=symmetric, per_token=per_token, rotate=block_given(rotate)
+            )
+        return _quantize_int8_static(x, scale, azp, block_given(rotate)), scale, azp
     except (MemoryError, RuntimeError) as error:
         raise explained(error, operands) from None
 
@@ -110,7 +113,7 @@ def quantize_weight_int8(
     accept({"w": w})
     must_be_bool("per_channel", per_channel)
     try:
-        return _quantize_weight_int8(w, per_channel=per_channel, rotate=rotate or 0)
+        return _quantize_weight_int8(w, per_channel=per_channel, rotate=block_given(rotate))
     except (MemoryError, RuntimeError) as error:
         raise explained(error, {"w": w}) from None
 

@@ -8,6 +8,19 @@ from torch import Tensor
 BLOCKS = (16, 32, 64, 128, 256, 512)
 
 
+def block_given(rotate: object) -> int:
+    """A `rotate=` as the ops take it; None: 0.
+
+    Raises:
+        TypeError: it is neither int nor None.
+    """
+    if rotate is None:
+        return 0
+    if isinstance(rotate, bool) or not isinstance(rotate, int):
+        raise TypeError(f"rotate must be an int or None, got {type(rotate).__name__}")
+    return rotate
+
+
 def rotated(x: Tensor, block: int) -> Tensor:
     """x [..., K], each block of so many columns by a Hadamard matrix H / sqrt(block).
 
