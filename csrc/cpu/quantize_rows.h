@@ -89,7 +89,7 @@ inline void rotate_row(float* x, int64_t cols, int64_t block) {
 // The row that is quantised: x's as float32, rotated where that is asked for.
 inline const float* read_row(const QuantizeProblem& p, int64_t row, float* scratch) {
   const float* x = widen_row(p, row, scratch);
-  if (!p.rotate) return x;
+  if (!p.rotate || p.cols == 0) return x;
   if (x != scratch) std::memcpy(scratch, x, p.cols * sizeof(float));
   rotate_row(scratch, p.cols, p.rotate);
   return scratch;
