@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from ..ops.int8 import pack_weight_int8, scaled_mm
 from ..ops.produce import gelu_quantize_int8, silu_mul_quantize_int8
 from ..ops.quantize import quantize_int8
 from .clocks import Clock, Stopwatch, clock_of
-from .measure import SCHEMA
+from .measure import empty_result
 
 WAYS = ("in the product", "two kernels", "torch.compile")
 FP8 = torch.float8_e4m3fn
@@ -149,13 +149,7 @@ def growing(
 ) -> Iterator[dict[str, Any]]:
     """The result, JSON-ready: a case for each (M, N, K); as far as it is, after every one."""
     clock = clock_of(settings.device)
-    result: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": clock.machine(),
-        "settings": asdict(settings),
-        "results": [],
-        "endings": [],
-    }
+    result = {**empty_result(settings, clock), "endings": []}
     for shape in shapes:
         progress("endings: M={} N={} K={}".format(*shape))
         result["endings"].append(measure(settings, shape, clock))

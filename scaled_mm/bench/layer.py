@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from ..ops.produce import (
 )
 from ..ops.quantize import quantize_int8, quantize_weight_int8
 from .clocks import Clock, Stopwatch, clock_of
-from .measure import SCHEMA, in_short
+from .measure import empty_result, in_short
 
 EPS = 1e-5
 DTYPE = torch.bfloat16
@@ -328,13 +328,7 @@ def growing(
 ) -> Iterator[dict[str, Any]]:
     """The result, JSON-ready: for each M the contenders' rows; as far as it is, after every M."""
     clock = clock_of(settings.device)
-    result: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": clock.machine(),
-        "settings": asdict(settings),
-        "results": [],
-        "layers": [],
-    }
+    result = {**empty_result(settings, clock), "layers": []}
     for m in every_m or TOKENS[settings.device]:
         progress(f"{settings.layer}: M={m}")
         result["layers"].append({"m": m, "rows": measure(settings, m, clock)})

@@ -261,6 +261,16 @@ def run(
     return result
 
 
+def empty_result(settings: Any, clock: Clock) -> dict[str, Any]:
+    """JSON-ready, before anything is measured."""
+    return {
+        "schema": SCHEMA,
+        "machine": clock.machine(),
+        "settings": asdict(settings),
+        "results": [],
+    }
+
+
 def growing(
     shapes: Sequence[tuple[int, int, int]],
     settings: AnySettings,
@@ -268,12 +278,7 @@ def growing(
 ) -> Iterator[dict[str, Any]]:
     """`run`, yielding the result so far after every shape."""
     clock = clock_of(settings.device)
-    result: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": clock.machine(),
-        "settings": asdict(settings),
-        "results": [],
-    }
+    result = empty_result(settings, clock)
     slow: set[str] = set()
     for i, (m, n, k) in enumerate(shapes):
         progress(f"{i + 1}/{len(shapes)}: {shape_text(m, n, k)}")

@@ -79,9 +79,8 @@ def quantize_int8(
         raise ValueError("azp must be given with scale when symmetric=False, got scale alone")
     try:
         if scale is None:
-            if (
-                symmetric and per_token and not rotate
-            ):  # the defaults: said, they cost the dispatcher 1 us
+            # The defaults: said, they cost the dispatcher 1 us.
+            if symmetric and per_token and rotate is None:
                 return _quantize_int8(x)
             return _quantize_int8(
                 x, symmetric=symmetric, per_token=per_token, rotate=block_given(rotate)
