@@ -6,8 +6,9 @@
 The rules are universalmutator's: operators exchanged, conditions negated, statements left out,
 numbers changed. No list of bugs is kept, so no change of the sources makes one stale. A survivor is
 a question: a test is missing, or nothing can notice. The tests of a file are those that are called
-as it is, then those that name most of what it or its users define, where a name counts the more the
-fewer tests have it (`--tests` names others). The seed is the hash of scaled_mm as committed: a
+as it, its package or one of its functions is, and those that name most of what it or its users
+define; files of cases beside a test count as the test, and a name counts the more the fewer tests
+have it (`--tests` names others). The seed is the hash of scaled_mm as committed: a
 commit that leaves it alone tries the same bugs again. Exit code 1: fewer than `--least` percent
 noticed.
 """
@@ -51,6 +52,7 @@ class Mutant:
 
 def meaning(source: str) -> str:
     """What the interpreter makes of it, without docstrings and what is raised."""
+    compile(source, "mutant", "exec")  # a `break` outside of a loop can be parsed
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise):
@@ -84,17 +86,25 @@ def names_of(file: Path) -> set[str]:
 def tests_of(path: str) -> tuple[str, ...]:
     if not path.endswith(".py"):
         return tuple(f"tests/test_{x}.py" for x in OF_CSRC)
-    stem, own = Path(path).stem, names_of(ROOT / path)
+    stem, package, own = Path(path).stem, Path(path).parent.name, names_of(ROOT / path)
     uses = re.compile(rf"from \S*\.{stem} import|import .*\b{stem}\b")
     users = [x for x in (ROOT / "scaled_mm").rglob("*.py") if uses.search(x.read_text())]
     theirs = set[str]().union(*map(names_of, users)) - own
     left_out = re.compile("test_(cuda|tutorials)")  # no GPU here; minutes
-    files = [x for x in (ROOT / "tests").glob("test_*.py") if not left_out.match(x.stem)]
-    words = {x: set(re.findall(r"\w+", x.read_text())) & (own | theirs) for x in files}
+    named = {x: set(re.findall(r"\w+", x.read_text())) for x in (ROOT / "tests").glob("*.py")}
+    beside = {x.stem: found for x, found in named.items() if not x.stem.startswith("test_")}
+
+    def words_of(file: Path) -> set[str]:
+        return named[file].union(*(beside[x] for x in named[file] & beside.keys()))
+
+    files = [x for x in named if x.stem.startswith("test_") and not left_out.match(x.stem)]
+    words = {x: words_of(x) & (own | theirs) for x in files}
     count = Counter(name for found in words.values() for name in found)
 
     def score(file: Path) -> float:
-        called = f"{file.stem.removeprefix('test_')}_".startswith(f"{stem}_")
+        subject = f"{file.stem.removeprefix('test_')}_"
+        called = float(any(subject.startswith(f"{x}_") for x in (stem, *own)))
+        called += 0.5 * subject.startswith(f"{package}_")
         return called + sum((1 if x in own else 0.5) / count[x] for x in words[file])
 
     best = sorted(files, key=lambda x: (-score(x), x.stem))[:FILES_OF_TESTS]
