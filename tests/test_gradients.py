@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_support import GPU
 from helpers import assert_bits, extra
 from torch import Tensor, nn
 from torch.nn import functional
@@ -76,19 +77,21 @@ def differences(made: Any, x: Tensor, dy: Tensor) -> Tensor:
         None: lambda y: y,
         "gelu_tanh": lambda y: functional.gelu(y, approximate="tanh"),
     }.get(kind := getattr(made, "activation", None)) or getattr(functional, kind)
-    step = 1e-5 * torch.eye(x.numel(), dtype=torch.float64).view(-1, *x.shape)
+    step = 1e-5 * torch.eye(x.numel(), dtype=torch.float64, device=x.device)
+    step = step.view(-1, *x.shape)
     ends = [(f((x.detach() + h) @ weight.t() + bias) * dy).flatten(1).sum(1) for h in (step, -step)]
     return ((ends[0] - ends[1]) / 2e-5).view(x.shape)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @layers
-def test_gradient_of_x(name: str) -> None:
-    made = layer(name)
+def test_gradient_of_x(name: str, device: str) -> None:
+    made = layer(name).to(device)
     for shape in ((3,), (2, 2), ()):
-        x = x_of(made, *shape)
+        x = x_of(made, *shape).detach().to(device).requires_grad_()
         with torch.no_grad():
             plain = made(x)
-        dy = torch.randn(plain.shape, generator=torch.Generator().manual_seed(2)).to(x.dtype)
+        dy = torch.randn(plain.shape, generator=torch.Generator().manual_seed(2)).to(x)
         y, dx = gradients_of(made, x, dy)
         assert_bits(y, plain)
         assert (dx.dtype, dx.shape) == (x.dtype, x.shape)

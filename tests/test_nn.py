@@ -31,20 +31,14 @@ SCHEMES: dict[str, dict[str, Any]] = {
         "input_azp": torch.tensor([[AZP]], dtype=torch.int32),
     },
 }
+ALL = {"weight", "weight_scale", "bias"}
 BUFFERS = {
-    "dynamic-token": {"weight", "weight_scale", "bias"},
-    "dynamic-token-asymmetric": {"weight", "weight_scale", "bias", "azp_adj"},
-    "dynamic-tensor": {"weight", "weight_scale", "bias"},
-    "dynamic-tensor-asymmetric": {"weight", "weight_scale", "bias", "azp_adj"},
-    "static": {"weight", "weight_scale", "bias", "input_scale"},
-    "static-asymmetric": {
-        "weight",
-        "weight_scale",
-        "bias",
-        "input_scale",
-        "input_zero_point",
-        "azp_with_adj",
-    },
+    "dynamic-token": ALL,
+    "dynamic-token-asymmetric": ALL | {"azp_adj"},
+    "dynamic-tensor": ALL,
+    "dynamic-tensor-asymmetric": ALL | {"azp_adj"},
+    "static": ALL | {"input_scale"},
+    "static-asymmetric": ALL | {"input_scale", "input_zero_point", "azp_with_adj"},
 }
 schemes = pytest.mark.parametrize("scheme", SCHEMES)
 

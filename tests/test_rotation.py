@@ -389,9 +389,9 @@ def test_refused(name: str) -> None:
 
 
 def test_refused_options_and_models_of_another_kind() -> None:
-    for options in ({"block": 3}, {"head_block": 1}, {"ranks": 0}):
-        with pytest.raises(ValueError, match=f"^{next(iter(options))} must be"):
-            Rotation(**options)
+    for name, value in (("block", 3), ("head_block", 1), ("ranks", 0)):
+        with pytest.raises(ValueError, match=f"^{name} must be"):
+            Rotation(**{name: value})
     with pytest.raises(ValueError, match=r"^residual or value_output must be True"):
         Rotation(residual=False, value_output=False)
     with pytest.raises(ValueError, match=r"^calibration must be given for .* rotation, got None"):
