@@ -11,6 +11,7 @@ changes no bit (`float_mode.py`).
     epilogues.py     the formula of the products' epilogue
     arithmetic.py    what it is evaluated in: float32, exactly, in magnitude
     int8.py          the products; accuracy.py how good an output of theirs is
+    groups.py        their sums where scales change along K
     quantize.py      the quantisers
     producers.py     norms and activations that write int8; functions.py their exp and erf
     lowbit.py        int4 in AWQ's words; mixed.py 4 and 8 bits in general
@@ -20,6 +21,8 @@ changes no bit (`float_mode.py`).
 
 from .accuracy import AccuracyReport as AccuracyReport
 from .int8 import azp_adj, azp_with_adj, check, int8_mm, scaled_mm, scaled_mm_exact
+from .int8 import w4a8_check as w4a8_check
+from .int8 import w4a8_mm as w4a8_mm
 from .lowbit import awq_dequantize, awq_gemm, awq_gemm_bound
 from .mixed import mixed_dequantize as mixed_dequantize
 from .mixed import mixed_mm, mixed_mm_bound

@@ -1,8 +1,8 @@
 """The arithmetics an epilogue of the reference can be evaluated in.
 
 An epilogue (`epilogues.py`) is written once over a few verbs: `integer`, `mul`, `fma`, `add`,
-`activated` (a function of each column) and `gated` (one of each even column, times the odd one). It
-means
+`activated` (a function of each column) and `gated` (one of each even column, times the odd one);
+sums over groups (`groups.py`) over `chained` and `joined` besides. It means
 
 * in `Float32` the bit contract (R1): int32 wraps, every operation rounds once to float32;
 * in `Exact` the algebra (R0): nothing is rounded before the conversion to the output dtype;
@@ -149,6 +149,14 @@ class Float32:
     def add(x: Array, y: Array) -> Array:
         return x + y
 
+    joined = add
+
+    @staticmethod
+    def chained(factors: list[Array], x: Array, onto: Array | None) -> Array:
+        """fma of the factors' product, x, and what is there already."""
+        start = np.float32(-0.0) if onto is None else onto
+        return fma32(factors[0] if len(factors) == 1 else factors[0] * factors[1], x, start)
+
     @staticmethod
     def activated(x: Array, function: Function) -> Array:
         return function.float32(x)
@@ -195,6 +203,16 @@ class Exact:
     def add(cls, x: Exact, y: Array) -> Exact:
         finite = np.where(np.isfinite(y), y, 0).astype(np.float64)
         return cls(x.ieee + y, [*x.parts, finite])
+
+    @classmethod
+    def joined(cls, x: Exact, y: Exact) -> Exact:
+        return cls(x.ieee + y.ieee, [*x.parts, *y.parts])
+
+    @classmethod
+    def chained(cls, factors: list[Array], x: Exact, onto: Exact | None) -> Exact:
+        for s in factors:
+            x = cls.mul(s, x)
+        return x if onto is None else cls.joined(onto, x)
 
     @classmethod
     def activated(cls, x: Exact, function: Function) -> Exact:
@@ -253,6 +271,18 @@ class Magnitude(NamedTuple):
     @classmethod
     def add(cls, x: Magnitude, y: Array) -> Magnitude:
         return cls(x.size + np.abs(np.float64(y)), x.inside)
+
+    @classmethod
+    def joined(cls, x: Magnitude, y: Magnitude) -> Magnitude:
+        return cls(x.size + y.size, x.inside & y.inside)
+
+    @classmethod
+    def chained(cls, factors: list[Array], x: Magnitude, onto: Magnitude | None) -> Magnitude:
+        factor = cls(np.ones((1, 1)), np.ones((1, 1), bool))
+        for s in factors:
+            factor = cls.mul(s, factor)
+        made = cls.mul(factor.size, cls(x.size, x.inside & factor.inside))
+        return made if onto is None else cls.joined(onto, made)
 
     @classmethod
     def activated(cls, x: Magnitude, function: Function) -> Magnitude:

@@ -11,6 +11,7 @@ import numpy as np
 from .arithmetic import Array, Function
 from .functions import FUNCTIONS, GATES
 
+ONE = np.ones((1, 1), np.float32)
 NO_BIAS = np.full((1, 1), -0.0, np.float32)  # -0.0 is what fma adds without changing a bit
 
 FORMS: dict[str | None, tuple[str | None, Function | None]] = {
@@ -47,8 +48,13 @@ def evaluate(num: Any, acc: Array, operands: dict[str, Array], activation: str |
         acc = acc - operands["azp_with_adj"]
     elif "azp" in operands:
         acc = acc - operands["azp"] * operands["azp_adj"]
-    scaled = num.mul(operands["scale_b"], num.integer(acc))
-    x = num.fma(operands["scale_a"], scaled, operands.get("bias", NO_BIAS))
+    return ended(num, num.mul(operands["scale_b"], num.integer(acc)), operands, activation)
+
+
+def ended(num: Any, scaled: Any, operands: dict[str, Array], activation: str | None) -> Any:
+    """What is left of it once `scaled`, s_b acc or a sum over groups, stands; without a scale_a it
+    is 1."""
+    x = num.fma(operands.get("scale_a", ONE), scaled, operands.get("bias", NO_BIAS))
     if "residual" in operands:
         x = num.add(x, operands["residual"])
     form, function = FORMS[activation]

@@ -13,8 +13,9 @@ from torch import Tensor
 from .accuracy import AccuracyReport, judge
 from .arithmetic import FORMATS, Array, Exact, Float32, Format, Magnitude, round_to
 from .arrays import matrix_product, to_float64, to_numpy, to_tensor
-from .epilogues import evaluate, name_epilogue
+from .epilogues import FORMS, ended, evaluate, name_epilogue
 from .float_mode import ieee
+from .groups import Groups, in_blocks, of_blocks, of_int4
 
 # A signature is written out wherever an op has one: help(), mypy and a reader see all of it.
 
@@ -56,11 +57,13 @@ def scaled_mm(
     d   = f(d)                                  with an activation f, a sequence of functions.py
     d   = RN32(f(d[:, 0::2]) d[:, 1::2])        with a gated one
     out = RN(d)                                 to out_dtype; 8 bits: `store`
+
+    With scale_b [K/128, N/128] and scale_a [..., K/128] `Groups.evaluate` gives the first of these
+    d, to which the bias is added.
     """
-    operands = _operands(
-        scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual, out_scale, out_azp
-    )
-    return _evaluate(Float32, a, b, operands, activation, out_dtype)
+    sums, s_a, s_b = _sums(a, b, scale_a, scale_b)
+    operands = _operands(s_a, s_b, bias, azp, azp_adj, azp_with_adj, residual, out_scale, out_azp)
+    return _stored(Float32, sums, operands, activation, out_dtype, a.shape)
 
 
 @ieee()
@@ -84,14 +87,15 @@ def scaled_mm_exact(
     Nothing wraps, and the one rounding is the one to out_dtype. Functions but the maximum with 0
     are evaluated in float64.
     """
-    operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual)
-    return _evaluate(Exact, a, b, operands, activation, out_dtype)
+    sums, s_a, s_b = _sums(a, b, scale_a, scale_b)
+    operands = _operands(s_a, s_b, bias, azp, azp_adj, azp_with_adj, residual)
+    return _stored(Exact, sums, operands, activation, out_dtype, a.shape)
 
 
 @ieee()
 def int8_mm(a: Tensor, b: Tensor) -> Tensor:
     """A B as int32, exact (K <= 131071): a int8 [..., K], b int8 [K, N]."""
-    return to_tensor(_product(a, b), (*a.shape[:-1], b.shape[-1]), torch.int32)
+    return to_tensor(matrix_product(a, b), (*a.shape[:-1], b.shape[-1]), torch.int32)
 
 
 @ieee()
@@ -131,38 +135,114 @@ def check(
     if out.dtype not in FORMATS:
         known = ", ".join(to.name for to in FORMATS.values())
         raise ValueError(f"out must be one of {known}, got {str(out.dtype)[6:]}")
-    operands = _operands(scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual)
-    acc = _product(a, b)
-    actual = to_float64(out).reshape(len(acc), out.shape[-1])
+    sums, s_a, s_b = _sums(a, b, scale_a, scale_b)
+    operands = _operands(s_a, s_b, bias, azp, azp_adj, azp_with_adj, residual)
     roundings = ROUNDINGS.get(
         activation, 5 if residual is not None else 4 if bias is not None else 0
     )
+    return _check(out, sums, operands, activation, roundings)
+
+
+@ieee()
+def w4a8_mm(
+    x: Tensor,
+    q: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    *,
+    scale_a: Tensor,
+    azp: Tensor | None = None,
+    order: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """R1 of `scaled_mm.w4a8_mm`, of a weight as plain tensors (`mixed.py`): its `Groups.evaluate`,
+    and then the lines of `scaled_mm` from scale_a on."""
+    operands = _operands(scale_a, None, bias, None, None, None, residual)
+    groups = of_int4(x, q, scales, zeros, azp, order)
+    return _stored(Float32, groups, operands, activation, out_dtype, x.shape)
+
+
+@ieee()
+def w4a8_check(
+    out: Tensor,
+    x: Tensor,
+    q: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    *,
+    scale_a: Tensor,
+    azp: Tensor | None = None,
+    order: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> AccuracyReport:
+    """`check` of an output of `w4a8_mm`."""
+    operands = _operands(scale_a, None, bias, None, None, None, residual)
+    return _check(out, of_int4(x, q, scales, zeros, azp, order), operands, activation, 0)
+
+
+def _check(
+    out: Tensor,
+    sums: Array | Groups,
+    operands: dict[str, Array],
+    activation: str | None,
+    roundings: int,
+) -> AccuracyReport:
+    m = len(sums.a) if isinstance(sums, Groups) else len(sums)
+    if isinstance(sums, Groups):
+        form = FORMS[activation][0]
+        of_sum = sums.roundings()  # times the slopes, and as much for what is added to them
+        roundings = of_sum + (5 * of_sum // 4 if form == "gated" else of_sum // 4 if form else 0)
+        roundings += ROUNDINGS.get(activation, 0)
+    actual = to_float64(out).reshape(m, out.shape[-1])
     report = AccuracyReport(out.dtype, tuple(out.shape), name_epilogue(operands), roundings)
-    rows_at_once = 1 + 2**16 // max(1, acc.shape[1])  # temporaries that stay in the cache
+    rows_at_once = 1 + 2**16 // max(1, out.shape[-1])  # temporaries that stay in the cache
     with np.errstate(all="ignore"):
-        for first in range(0, acc.shape[0], rows_at_once):
+        for first in range(0, m, rows_at_once):
             rows = slice(first, first + rows_at_once)
-            part = {name: x[rows] if len(x) == len(acc) else x for name, x in operands.items()}
+            part = {name: x[rows] if len(x) == m else x for name, x in operands.items()}
+            acc = sums.rows(rows) if isinstance(sums, Groups) else sums[rows]
             r1, r0, bounded = (
-                evaluate(num, acc[rows], part, activation) for num in (Float32, Exact, Magnitude)
+                _ended(num, acc, part, activation) for num in (Float32, Exact, Magnitude)
             )
             r1, r0 = Float32.value(r1), Exact.value(r0)
             report = judge(report, first, actual[rows], r1, r0, bounded)
     return report
 
 
-def _evaluate(
+def _stored(
     num: Any,
-    a: Tensor,
-    b: Tensor,
+    sums: Array | Groups,
     operands: dict[str, Array],
     activation: str | None,
     out_dtype: torch.dtype,
+    shape: tuple[int, ...],
 ) -> Tensor:
     with np.errstate(all="ignore"):
-        d = num.value(evaluate(num, _product(a, b), operands, activation))
+        d = num.value(_ended(num, sums, operands, activation))
         out = store(d, out_dtype, operands.get("out_scale"), operands.get("out_azp"))
-    return to_tensor(out, (*a.shape[:-1], d.shape[-1]), out_dtype)
+    return to_tensor(out, (*shape[:-1], d.shape[-1]), out_dtype)
+
+
+def _sums(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor
+) -> tuple[Array | Groups, Tensor | None, Tensor | None]:
+    """A B, exact, and the scales behind it; with scales in blocks its groups, and none."""
+    if in_blocks(b, scale_b):
+        return of_blocks(a, b, scale_a, scale_b), None, None
+    return matrix_product(a, b).astype(np.int64), scale_a, scale_b
+
+
+def _ended(
+    num: Any, sums: Array | Groups, operands: dict[str, Array], activation: str | None
+) -> Any:
+    if isinstance(sums, Groups):
+        return ended(num, sums.evaluate(num), operands, activation)
+    return evaluate(num, sums, operands, activation)
 
 
 def store(d: Array, out_dtype: torch.dtype, scale: Array | None, azp: Array | None) -> Array:
@@ -184,14 +264,9 @@ def store(d: Array, out_dtype: torch.dtype, scale: Array | None, azp: Array | No
     return round_to(np.clip(x * (np.float32(1) / scale), -most, most).astype(np.float64), E4M3)
 
 
-def _product(a: Tensor, b: Tensor) -> Array:
-    """A B in int64, by float64 BLAS (exact below 2^53), the leading dimensions of a flattened."""
-    return matrix_product(a, b).astype(np.int64)
-
-
 def _operands(
-    scale_a: Tensor,
-    scale_b: Tensor,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
     bias: Tensor | None,
     azp: Tensor | None,
     azp_adj: Tensor | None,
