@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from scaled_mm import quantize_weight_int8, reference
 from scaled_mm.checkpoint import load_quantized
-from scaled_mm.checkpoint.loading import load_float
 from scaled_mm.nn import ScaledLinear
 
 IDS = torch.arange(VOCAB)
@@ -152,20 +151,10 @@ def float_state() -> dict[str, Tensor]:
     return {name: x.detach().clone() for name, x in Model().state_dict().items()}
 
 
-def test_a_float_checkpoint_is_loaded_as_a_float_model(tmp_path: Path) -> None:
-    """Such as one that SmoothQuant smoothed: plain tensors, no quantization_config."""
-    state = float_state()
-    write(tmp_path, {name: x.half() for name, x in state.items()}, None, shards=2)
-    model = load_float(Model(), tmp_path)
-    for name, x in model.state_dict().items():
-        assert_bits(x, state[name].half().float(), name)
+def test_a_float_checkpoint_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, float_state(), None, shards=2)
     with pytest.raises(ValueError, match="is a float checkpoint, without quantization_config"):
         load_quantized(Model(), tmp_path)
-
-
-def test_a_quantised_checkpoint_is_no_float_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is quantised: load_quantized reads it"):
-        load_float(Model(), variant(tmp_path, "dynamic-symmetric"))
 
 
 def test_tied_weights(tmp_path: Path) -> None:

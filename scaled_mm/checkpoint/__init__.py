@@ -7,7 +7,7 @@
                   and patterns; config_awq_gptq.py AWQ's and GPTQ's form
     layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_awq_gptq.py
                   AutoAWQ's and GPTQ's, layers_packed.py W4A16 and W8A16 of compressed-tensors
-    loading.py    load_quantized, load_float; names.py the names that transformers changes
+    loading.py    load_quantized; names.py the names that transformers changes
     saving.py     save_quantized; shards.py files whose tensors are made one at a time
     quantizing.py quantize_checkpoint, a float checkpoint in int8 file by file; quantize_plan.py
                   what it will do, calibrating.py what it learns from running the float model,

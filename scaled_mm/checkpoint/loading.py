@@ -1,4 +1,4 @@
-"""Checkpoints into models: `load_quantized`, `load_float`."""
+"""Checkpoints into models: `load_quantized`."""
 
 from __future__ import annotations
 
@@ -83,25 +83,10 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
     return load_layers(model, checkpoint, layers_to_load(checkpoint))
 
 
-def load_float(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
-    """Puts a float checkpoint into a model: a plain one, or one that SmoothQuant smoothed, which
-    has the same tensors (the smoothing is in its weights and norms).
-
-    Args, Raises: as for `load_quantized`, which takes the quantised ones.
-    """
-    checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
-    if checkpoint.quantization is not None:
-        raise ValueError(f"{checkpoint.folder}: is quantised: load_quantized reads it")
-    return load_layers(model, checkpoint, {})
-
-
 def layers_to_load(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
     """`quantised_layers`; without any, the checkpoint is refused."""
     if checkpoint.quantization is None:
-        raise ValueError(
-            f"{checkpoint.folder}: is a float checkpoint, without quantization_config: "
-            "load_float reads it"
-        )
+        raise ValueError(f"{checkpoint.folder}: is a float checkpoint, without quantization_config")
     layers = quantised_layers(checkpoint)
     if not layers:
         raise ValueError(f"{checkpoint.folder}: has no quantised weight")
