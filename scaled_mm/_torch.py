@@ -120,3 +120,17 @@ def made_by_the_model(model: nn.Module, name: str) -> bool:
     """Whether transformers leaves a tensor out of the files: the model computes it (tables of
     sines). It has no public name for that; without the list every tensor must be there."""
     return name in (getattr(model, "_keys_to_ignore_on_save", None) or ())
+
+
+def gate_of(experts: Any) -> Callable[[Tensor], Tensor]:
+    """What a module of transformers' stacked experts makes of gate and up. Every implementation
+    that is registered with transformers' `ExpertsInterface` calls it by this name."""
+    gate: Callable[[Tensor], Tensor] = experts._apply_gate
+    return gate
+
+
+def has_usual_gate(experts: nn.Module) -> bool:
+    """Whether that is `act_fn(gate) * up`, which transformers gives to classes without their own;
+    where another function does, the module's own gate is run."""
+    gate = getattr(type(experts), "_apply_gate", None)
+    return getattr(gate, "__module__", "") == "transformers.integrations.moe"

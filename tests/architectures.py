@@ -111,8 +111,8 @@ and `save_quantized`, and loaded by `from_pretrained` and `load_quantized`: all 
 Each has random weights and few of them. The schemes are W8A8 (dynamic and static), W8A16 and W4A16.
 
 GPT2LMHeadModel runs, but has no checkpoint: its Conv1D has no place in compressed-tensors' format.
-Stacked experts (Mixtral and others) stay float, and the report says so. Heads over a vocabulary
-stay float by default.
+Stacked experts are quantised, their routers stay float. Heads over a vocabulary stay float by
+default.
 
 `make test-slow` runs the list; `python tests/architectures.py` writes this page.
 

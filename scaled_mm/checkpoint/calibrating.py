@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..quantization.calibration import Calibration, calibrated, input_scale
 from ..quantization.compressed_tensors import NO_PLACE, PackedScheme
@@ -67,7 +67,7 @@ def calibrate(plan: Plan, batches: Sequence[Any]) -> Calibrated:
         config, norms, found = _whole(plan, calls)
     else:
         how = "block by block"
-    static = [name for name in plan.schemes if config.scheme_for(name).static]
+    static = [name for name in plan.schemes if plan.scheme_for(name).static]
     found.check(static)
     found.warn(config, calls, stacklevel=6)  # where `quantize_checkpoint` was called
     tensors: dict[str, Tensor] = {}
@@ -77,7 +77,7 @@ def calibrate(plan: Plan, batches: Sequence[Any]) -> Calibrated:
             weights = isinstance(plan.schemes[name], PackedScheme)
             raise ValueError(f"{name}: {'pre_scale' if weights else 'input_smooth'} {NO_PLACE}")
         ranges, extent = found.ranges.get(name), found.extents.get(name)
-        scale, azp = input_scale(config.scheme_for(name), ranges, smooth, extent)
+        scale, azp = input_scale(plan.scheme_for(name), ranges, smooth, extent)
         if scale is not None:
             if not bool(scale > 0 and scale.isfinite()):
                 raise ValueError(f"{name}.input_scale must be positive and finite, got {scale}")
@@ -102,7 +102,7 @@ def _by_blocks(plan: Plan, calls: Sequence[Call]) -> _Found:
     if not plan.calibrated:
         return plan.config, {}, Calibration()
     streamed = StreamedModel(plan.source, plan.folding)
-    layers = {name: streamed.model.get_submodule(name) for name in plan.schemes}
+    layers = _modules(plan, streamed.model)
     walk = Walk(streamed, blocks_of(streamed.model, list(layers)))
     with walk.watching(), torch.no_grad(), evaluating(streamed.model):
         if _seeks_norms(plan.config):
@@ -133,11 +133,15 @@ def _whole(plan: Plan, calls: Sequence[Call]) -> _Found:
         rotate(model, plan.config.rotation, calls[0])
     if not plan.calibrated:
         return plan.config, {}, Calibration()
-    layers = {name: model.get_submodule(name) for name in plan.schemes}
+    layers = _modules(plan, model)
     seeks = _seeks_norms(plan.config)
     foldable = find_feeds(model, layers, calls[0]).foldable if seeks else {}
     config, norms = _into_norms(plan, foldable)
     return config, norms, calibrated(model, layers, calls, config)
+
+
+def _modules(plan: Plan, model: nn.Module) -> dict[str, nn.Module]:
+    return {name: model.get_submodule(name) for name in plan.modules.values()}
 
 
 def _seeks_norms(config: QuantConfig) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import made_by_the_model
+from ..nn.float_experts import is_experts
+from ..quantization.layers import linears_in, quantisable, quantised_as
 from ..quantization.swap import unfuse
 from .config import PackedWeights
 from .config_awq_gptq import AwqGptq
@@ -123,12 +125,7 @@ def load_layers(
             reason = "must not be on the meta device: a buffer that no checkpoint holds"
             raise ValueError(f"{name} {reason}, got device=meta")
     with torch.no_grad():
-        made = {
-            name: layer_for(checkpoint, layers[name], linear, make)
-            for name, linear in linears.items()
-        }
-        for place, name in places.items():
-            model.set_submodule(place, made[name])
+        put_in(model, places, lambda name, x: layer_for(checkpoint, layers[name], x, make))
         unfuse(model)
         owners: dict[int, Tensor] = {}  # a tied tensor stays tied, on the meta device too
         for each in given:
@@ -146,8 +143,17 @@ def load_layers(
 def linears_of(
     model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedLayer]
 ) -> dict[str, nn.Linear]:
-    """The modules that are replaced, by name."""
+    """The modules that are replaced, by name; of experts that lie stacked, every Linear."""
     modules = dict(model.named_modules(remove_duplicate=False))
+    experts = {name: x for name, x in modules.items() if is_experts(x) and quantisable(x)}
+    for name, module in experts.items():
+        parts = dict(linears_in(name, module))
+        missing = [part for part in parts if part not in layers]
+        if len(missing) == len(parts):
+            continue
+        if missing:
+            _refuse(checkpoint, f"has no {missing[0]}, but others of {name}")
+        modules |= parts
     found: dict[str, nn.Linear] = {}
     for name, layer in layers.items():
         linear = modules.get(name)
@@ -165,23 +171,38 @@ def linears_of(
     return found
 
 
-def places_of(model: nn.Module, linears: dict[str, nn.Linear]) -> dict[str, str]:
-    """Every name under which a replaced Linear stands in the model -> its layer's name. A module in
+def places_of(model: nn.Module, linears: Iterable[str]) -> dict[str, str]:
+    """Every name under which a replaced module stands in the model -> its own name. A module in
     several places has its tensors in the checkpoint once, or for each."""
-    first = {id(linear): name for name, linear in reversed(linears.items())}
+    known = dict(model.named_modules(remove_duplicate=False))
+    own = dict.fromkeys(x if x in known else x.rsplit(".", 2)[0] for x in linears)
+    first = {id(known[name]): name for name in reversed([*own])}
     return {
-        place: place if place in linears else first[id(module)]
+        place: place if place in own else first[id(module)]
         for place, module in model.named_modules(remove_duplicate=False)
         if id(module) in first
     }
+
+
+def put_in(
+    model: nn.Module, places: Mapping[str, str], make: Callable[[str, nn.Linear], nn.Module]
+) -> None:
+    """Puts quantised layers where `places_of` says; make: makes that of a Linear of a name."""
+    made = {name: quantised_as(name, model.get_submodule(name), make) for name in places.values()}
+    for place, name in places.items():
+        model.set_submodule(place, made[name])
 
 
 def _targets(model: nn.Module, replaced: Iterable[str]) -> dict[str, Tensor]:
     """Parameters and persistent buffers that stay, by every name they have."""
     # state_dict knows which buffers are persistent, and does not merge tied tensors.
     names = model.state_dict(keep_vars=True)
-    gone = {f"{name}.{part}" for name in replaced for part in ("weight", "bias")}
-    return {name: x for name, x in names.items() if name not in gone and isinstance(x, Tensor)}
+    gone = set(replaced)
+    return {
+        name: x
+        for name, x in names.items()
+        if name.rpartition(".")[0] not in gone and isinstance(x, Tensor)
+    }
 
 
 def _check(

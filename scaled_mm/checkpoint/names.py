@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..quantization.saving import of_transformers
+from ..nn.float_experts import is_experts, parts_of
+from ..quantization.stored_names import of_transformers
 from .files import DTYPES
 from .folder import Checkpoint
 
 Layer = TypeVar("Layer")
+NUMBER = r"(?<=\.)\d+(?=\.)"
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Names:
     """
 
     def __init__(self, model: Any) -> None:
+        self._model = model
         self._prefix: str | None = None
         self._renamings: list[Any] = []
         self._converters: list[Any] = []
@@ -86,7 +89,20 @@ class Names:
 
     def layer(self, name: str) -> str:
         """The model's name of a layer."""
-        return self.tensor(f"{name}.weight")[0].removesuffix(".weight")
+        return self.expert(name) or self.tensor(f"{name}.weight")[0].removesuffix(".weight")
+
+    def expert(self, name: str) -> str | None:
+        """Of a layer that the model stacks with others, such as w3 of an expert, the name of the
+        Linear that it is: EXPERTS.3.up_proj."""
+        found, pattern = self.tensor(f"{name}.weight")
+        owner, _, stack = found.rpartition(".")
+        if pattern is None or not is_experts(module := self._model.get_submodule(owner)):
+            return None
+        part = parts_of(module)[stack][self._converter(pattern).source_patterns.index(pattern)]
+        return f"{owner}.{re.findall(NUMBER, name)[-1]}.{part}"
+
+    def _converter(self, pattern: str) -> Any:
+        return next(x for x in self._converters if pattern in x.source_patterns)
 
     def layers(self, layers: Mapping[str, Layer]) -> dict[str, Layer]:
         """The layers of a file, by their names in the model."""
@@ -105,7 +121,7 @@ class Names:
                 found[tensor] = Given(name, [(tensor, "")])
                 continue
             given = found.setdefault(f"{name} of several", Given(name))
-            given.converter = next(x for x in self._converters if pattern in x.source_patterns)
+            given.converter = self._converter(pattern)
             given.files.append((tensor, pattern))
         return list(found.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .._torch import tree_leaves
 from ..lowbit.grouped import scales_dtype
 from ..lowbit.stored import stored_sizes
+from ..nn.float_experts import is_experts, parts_of
 from ..quantization.compressed_tensors import (
     AnyLayerScheme,
     PackedScheme,
@@ -24,7 +25,7 @@ from ..quantization.compressed_tensors import (
     one_kind,
 )
 from ..quantization.config import TARGETS, QuantConfig
-from ..quantization.layers import why_not
+from ..quantization.layers import is_conv1d, linears_in, why_not
 from ..quantization.model import linears, nothing_meant
 from ..quantization.observe import as_call
 from ..quantization.report import report_of
@@ -45,7 +46,8 @@ class Plan:
     Attributes:
         source: the float checkpoint.
         config: as it was given.
-        schemes: of each layer, by name.
+        schemes: of each layer, by name; stacked experts are layers one by one.
+        modules: the names of the modules that the layers are, or are stacked in.
         stored: the names that the layers have in the files, where these are other ones.
         names: of the files' tensors in the model.
         floats: names of the Linears that stay float, as in the files; None: unknown.
@@ -57,6 +59,7 @@ class Plan:
     source: Checkpoint
     config: QuantConfig
     schemes: Mapping[str, AnyLayerScheme]
+    modules: Mapping[str, str]
     stored: Mapping[str, str]
     names: Mapping[str, str]
     floats: tuple[str, ...] | None
@@ -78,10 +81,13 @@ class Plan:
             raise ValueError(f"{source.folder}: is quantised already")
         model, known = _modules(source, config)
         meant = linears(model, config)
-        given = [x for x in Names(model).given(source.where) if x.converter is None]
-        names = {x.files[0][0]: x.name for x in given}
+        names = _names(model, source)
         stored = {name: file for file, name in names.items()}
-        found = {name: module for name, module in meant.items() if type(module) is nn.Linear}
+        kept = {name: x for name, x in meant.items() if not is_conv1d(x)}
+        whole = [name for name, x in kept.items() if is_experts(x) and _is_whole(name, x, stored)]
+        parts = {n: dict(linears_in(n, x)) for n, x in kept.items() if n not in whole}
+        found = {part: linear for linears in parts.values() for part, linear in linears.items()}
+        modules = {part: name for name, linears in parts.items() for part in linears}
         if not found and meant:
             raise ValueError(
                 f"targets must match an nn.Linear, got {next(iter(meant))}, a Conv1D: "
@@ -89,28 +95,37 @@ class Plan:
             )
         if not found:
             raise ValueError(nothing_meant(model, config))
-        _check(source, stored, model, found, config)
+        _check(source, stored, model, found, lambda name: config.scheme_for(modules[name]))
         in_files = {name: _layer_of(stored[f"{name}.weight"]) for name in found}
         floats = [
             _layer_of(stored.get(f"{name}.weight", f"{name}.weight"))
             for name, module in model.named_modules(remove_duplicate=False)
-            if (is_linear(module) or name in meant) and module not in found.values()
+            if is_linear(module) and name not in modules
         ]
-        schemes = {name: _in_words(config.scheme_for(name)) for name in found}
+        schemes = {part: _in_words(config.scheme_for(name)) for part, name in modules.items()}
         one_kind(schemes)
         computed = {file for file, name in names.items() if name in _computed(model)}
-        left = report_of(model, config, found, {}).floats if known else ()
-        others = {x.name: x.why for x in left if x.counted and not x.asked}
+        left = report_of(model, config, {n: kept[n] for n in parts}, {}).floats if known else ()
+        stacked = "stacked in the files, which quantize_model takes, once they are loaded"
+        others = {
+            x.name: stacked if x.name.rpartition(".")[0] in whole else x.why
+            for x in left
+            if x.counted and not x.asked
+        }
         return cls(
-            *(source, config, schemes, in_files, names),
+            *(source, config, schemes, modules, in_files, names),
             *(tuple(floats) if known else None, others, frozenset(computed)),
             _folding(source, model, {name: file for file, name in names.items()}, config),
         )
 
+    def scheme_for(self, name: str) -> AnyScheme:
+        """The scheme of a layer, in the config's words."""
+        return self.config.scheme_for(self.modules[name])
+
     @property
     def calibrated(self) -> bool:
         """Whether scales or divisors come from running the float model."""
-        static = any(self.config.scheme_for(name).static for name in self.schemes)
+        static = any(self.scheme_for(name).static for name in self.schemes)
         return static or self.config.smoothing is not None
 
     @property
@@ -191,12 +206,29 @@ def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
     return model, False
 
 
+def _names(model: nn.Module, source: Checkpoint) -> dict[str, str]:
+    """The model's names of the files' tensors that are its own, or weights of its experts."""
+    names, found = Names(model), {}
+    for each in names.given(source.where):
+        if each.converter is None:
+            found[each.files[0][0]] = each.name
+        for file, _ in each.files if each.converter is not None else ():
+            if (name := names.expert(_layer_of(file))) is not None:
+                found[file] = f"{name}.weight"
+    return found
+
+
+def _is_whole(name: str, experts: nn.Module, stored: Mapping[str, str]) -> bool:
+    """Whether the files have stacks, too."""
+    return any(f"{name}.{stack}" in stored for stack in parts_of(experts))
+
+
 def _check(
     source: Checkpoint,
     stored: Mapping[str, str],
     model: nn.Module,
     found: Mapping[str, nn.Linear],
-    config: QuantConfig,
+    scheme_for: Callable[[str], AnyScheme],
 ) -> None:
     """That every layer has a float weight of its own in the files, and no scales."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
@@ -216,7 +248,7 @@ def _check(
         if entry.dtype not in FLOATS or entry.shape != wanted:
             rule = f"must be {' or '.join(FLOATS)} of shape {list(wanted)}"
             refuse(f"{weight} {rule}, got {entry.dtype} {list(entry.shape)}")
-        if (reason := why_not(config.scheme_for(name), entry.shape[1])) is not None:
+        if (reason := why_not(scheme_for(name), entry.shape[1])) is not None:
             refuse(f"{weight} {reason}")
         for part in ("weight_scale", "weight_packed", "input_scale", "input_zero_point"):
             if f"{_layer_of(weight)}.{part}" in source:

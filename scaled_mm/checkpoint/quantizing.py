@@ -248,7 +248,7 @@ class _Run:
 
     def _layer(self, name: str, weight: Tensor, values: Calibrated) -> Iterator[tuple[str, Tensor]]:
         smooth = values.get(f"{name}.smooth")
-        scheme, dtype = self._plan.config.scheme_for(name), scales_dtype(weight.dtype)
+        scheme, dtype = self._plan.scheme_for(name), scales_dtype(weight.dtype)
         stored_as = self._plan.stored[name]
         weight = self._plan.folded(f"{name}.weight", weight)
         if smooth is not None:

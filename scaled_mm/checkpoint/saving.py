@@ -16,7 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..nn import ScaledExperts
+from ..nn.float_experts import is_experts
 from ..quantization.compressed_tensors import (
+    AnyLayerScheme,
     Saved,
     is_linear,
     layer_tensors,
@@ -25,6 +28,7 @@ from ..quantization.compressed_tensors import (
     scheme_of_layer,
 )
 from ..quantization.report import rotation_of
+from ..quantization.stored_names import expert_layers, expert_schemes
 from .fields import read_json
 from .folder import CONFIG, INDEX, rotation_metadata
 from .output import copy_file, other_files, write_json
@@ -33,6 +37,7 @@ from .shards import NewShard, Planned, index_of, shard_names, split
 MAX_SHARD = 5_000_000_000
 GENERATION = "generation_config.json"
 _INT8 = (torch.int8, torch.uint8)
+Quantised = Saved | ScaledExperts
 
 
 _Make = Callable[[], Mapping[str, Tensor]]
@@ -80,7 +85,7 @@ def save_quantized(
     Source: compressed-tensors' int-quantized and pack-quantized formats.
     """
     path = Path(path)
-    layers = _layers(model)
+    layers = _modules(model)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(f"path must be a folder that is new or empty, got {path}")
     if max_shard_bytes < 1:
@@ -96,7 +101,7 @@ def save_quantized(
     ]
     config = _config(model, source)
     config["quantization_config"] = quantization_config(
-        {name: scheme_of_layer(layer) for name, layer in layers.items()},
+        _schemes(model, layers),
         _float_linears(model),
         rotation_of(model),
     )
@@ -109,12 +114,13 @@ def save_quantized(
         write_json(folder / CONFIG, config)
 
 
-def _layers(model: nn.Module) -> dict[str, Saved]:
-    """The quantised layers, each once, by its first name."""
-    layers: dict[str, Saved] = {}
+def _modules(model: nn.Module) -> dict[str, Quantised]:
+    """The quantised modules, each once, by its first name."""
+    layers: dict[str, Quantised] = {}
     for name, module in model.named_modules():
         if isinstance(module, Saved):
             refuse_homeless(name, module)
+        if isinstance(module, Quantised):
             layers[name] = module
     if not layers:
         raise ValueError("model must hold a ScaledLinear or WeightOnlyLinear, got none")
@@ -123,7 +129,24 @@ def _layers(model: nn.Module) -> dict[str, Saved]:
     return layers
 
 
-def _check_kinds(model: nn.Module, layers: Mapping[str, Saved]) -> None:
+def _layers(model: nn.Module, name: str, module: Quantised) -> dict[str, Callable[[], Any]]:
+    """`layers_in` a quantised module, by their names in the files."""
+    if isinstance(module, ScaledExperts):
+        return expert_layers(model, name, module)
+    return {name: lambda: module}
+
+
+def _schemes(model: nn.Module, modules: Mapping[str, Quantised]) -> dict[str, AnyLayerScheme]:
+    found: dict[str, AnyLayerScheme] = {}
+    for name, module in modules.items():
+        if isinstance(module, ScaledExperts):
+            found |= expert_schemes(model, name, module)
+        else:
+            found[name] = scheme_of_layer(module)
+    return found
+
+
+def _check_kinds(model: nn.Module, layers: Mapping[str, Quantised]) -> None:
     """That the float model has Linears there: of a Conv1D the format's weight is the transpose, and
     its readers would take the int8 values for float ones."""
     own: Any = getattr(model, "config", None)
@@ -136,7 +159,7 @@ def _check_kinds(model: nn.Module, layers: Mapping[str, Saved]) -> None:
         return
     kinds = dict(frame.named_modules())
     for name in layers:
-        if name in kinds and not is_linear(kinds[name]):
+        if name in kinds and not (is_linear(kinds[name]) or is_experts(kinds[name])):
             kind = type(kinds[name]).__name__
             raise ValueError(
                 f"{name}: is a {kind} in the float model, and compressed-tensors' format has a "
@@ -151,7 +174,7 @@ def _float_linears(model: nn.Module) -> list[str]:
     ]
 
 
-def _makes(model: nn.Module, layers: Mapping[str, Saved]) -> list[_Make]:
+def _makes(model: nn.Module, layers: Mapping[str, Quantised]) -> list[_Make]:
     """All tensors, in the order of the modules."""
     kept = _once(model, _floats(model, layers.values()))
     floats: dict[str, list[str]] = {}
@@ -164,12 +187,17 @@ def _makes(model: nn.Module, layers: Mapping[str, Saved]) -> list[_Make]:
     makes: list[_Make] = []
     for name, _ in model.named_modules(remove_duplicate=False):
         if name in layers:
-            makes.append(partial(layer_tensors, name, layers[name], dtype))
+            for file, made in _layers(model, name, layers[name]).items():
+                makes.append(partial(_tensors_of, file, made, dtype))
         makes += [partial(dict, [(tensor, kept[tensor])]) for tensor in floats.get(name, ())]
     return makes
 
 
-def _floats(model: nn.Module, layers: Iterable[Saved]) -> dict[str, Tensor]:
+def _tensors_of(name: str, layer: Callable[[], Any], dtype: torch.dtype) -> dict[str, Tensor]:
+    return layer_tensors(name, layer(), dtype)
+
+
+def _floats(model: nn.Module, layers: Iterable[Quantised]) -> dict[str, Tensor]:
     """What the state dict has of everything but the quantised layers. They leave it at once, so
     that there is one plain weight at a time."""
 

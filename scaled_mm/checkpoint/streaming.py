@@ -15,10 +15,10 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .._torch import keeps_dtypes
 from ..quantization.rotation import Folding
-from .files import DTYPES
+from .files import DTYPES, NAMES
 from .float_model import model_class, transformers_config
 from .folder import Checkpoint
-from .names import Names
+from .names import Given, Names, without_values
 
 
 class NotInParts(Exception):
@@ -55,23 +55,23 @@ class StreamedModel:
         if keeps_dtypes(model, dtype):
             raise NotInParts("some of its parameters are kept in another dtype")
         self._sources = self._find()  # of each parameter and persistent buffer, by all its names
+        self._shapes = without_values(checkpoint)
         for name, x in self.model.named_buffers():
             if name in self._sources:
                 self._check(name, x)
-                x.copy_(checkpoint.read(self._sources[name]))
+                x.copy_(self._read(name))
         for name, parameter in self.model.named_parameters():
             self._check(name, parameter)
         self.load_vectors()
 
-    def _find(self) -> dict[str, str]:
-        """Name of each tensor of the model -> its name in the files, which may be a tied one's."""
+    def _find(self) -> dict[str, Given]:
+        """Name of each tensor of the model -> what it is made of, which may be a tied one's."""
         names: dict[int, list[str]] = {}
         persistent = self.model.state_dict(keep_vars=True)
         for name, x in persistent.items():
             names.setdefault(id(x), []).append(name)
-        given = [x for x in Names(self.model).given(self._checkpoint.where) if x.converter is None]
-        files = {each.name: each.files[0][0] for each in given}
-        sources: dict[str, str] = {}
+        files = {each.name: each for each in Names(self.model).given(self._checkpoint.where)}
+        sources: dict[str, Given] = {}
         for same in names.values():
             stored = [files[name] for name in same if name in files]
             if not stored:
@@ -79,11 +79,16 @@ class StreamedModel:
             sources |= dict.fromkeys(same, stored[0])
         return sources
 
+    def _read(self, name: str) -> Tensor:
+        made = self._sources[name]
+        return made.made(self.model, self._checkpoint.read)[made.name]
+
     def _check(self, name: str, x: Tensor) -> None:
-        entry = self._checkpoint.entry(self._sources[name])
-        if DTYPES.get(entry.dtype) != x.dtype or entry.shape != tuple(x.shape):
-            has = f"{x.dtype} {list(x.shape)}"
-            raise NotInParts(f"{name} is {entry.dtype} {list(entry.shape)}, the model has {has}")
+        made = self._sources[name]
+        found = made.made(self.model, self._shapes).get(made.name)
+        if found is None or found.dtype != x.dtype or found.shape != x.shape:
+            got = "made otherwise" if found is None else f"{NAMES[found.dtype]} {list(found.shape)}"
+            raise NotInParts(f"{name} is {got}, the model has {x.dtype} {list(x.shape)}")
 
     def load_vectors(self) -> None:
         self._place((name, x) for name, x in self._named() if x.ndim < 2)
@@ -122,11 +127,11 @@ class StreamedModel:
         # By the name in the files: what is tied stays so, unless a rotation parts it.
         made: dict[str, nn.Parameter] = {}
         for name, _ in named:
-            source = self._sources[name]
+            source = self._sources[name].name
             turned = self._folding is not None and name in self._folding.folds
             key = name if turned else source
             if key not in made:
-                x = self._checkpoint.read(source)
+                x = self._read(name)
                 x = self._folding(name, x) if self._folding is not None else x
                 made[key] = nn.Parameter(x, requires_grad=False)
             owner, leaf = self._owner(name)

@@ -38,8 +38,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .._torch import not_unexpected
 from ..checkpoint.config import read_settings
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.loading import layer_for, linears_of, places_of, quantised_layers
+from ..checkpoint.loading import layer_for, linears_of, places_of, put_in, quantised_layers
 from ..checkpoint.names import Names
+from ..nn.experts import layers_in
 from ..quantization.swap import unfuse
 from .stored import stored_tensors
 
@@ -148,52 +149,52 @@ class ScaledMMQuantizer(HfQuantizer):
                 "distributed_config and tp_plan must be None with a model that scaled_mm quantises"
             )
         self.checkpoint = _checkpoint(kwargs.get("checkpoint_files"))
-        found = Names(model).layers(quantised_layers(self.checkpoint))
-        if not found:
+        self.layers = Names(model).layers(quantised_layers(self.checkpoint))
+        if not self.layers:
             raise ValueError(f"{self.checkpoint.folder}: has no quantised weight")
-        self.linears = linears_of(model, self.checkpoint, found)
-        self.places = places_of(model, self.linears)
-        self.layers = {place: found[name] for place, name in self.places.items()}
-        for linear in self.linears.values():
-            _without_tensors(linear)  # transformers fills the rest
-        for place in self.places:
-            for part in ("weight", "bias"):
-                model.all_tied_weights_keys.pop(f"{place}.{part}", None)
+        self.places = places_of(model, linears_of(model, self.checkpoint, self.layers))
+        for module in {model.get_submodule(place) for place in self.places}:
+            for part in _without_tensors(module):  # transformers fills the rest
+                for place in self.places:
+                    model.all_tied_weights_keys.pop(f"{place}.{part}", None)
         taken = "|".join(re.escape(place) for place in self.places)
-        not_unexpected(model, rf"^(?:{taken})\.[^.]+$")
+        not_unexpected(model, rf"^(?:{taken})\..+$")
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        made = {
-            name: layer_for(self.checkpoint, self.layers[name], linear).to(model.device)
-            for name, linear in self.linears.items()
-        }
-        for place, name in self.places.items():
-            model.set_submodule(place, made[name].train(model.training))
-        self.linears.clear()
+        def make(name: str, linear: nn.Linear) -> nn.Module:
+            return layer_for(self.checkpoint, self.layers[name], linear).to(model.device)
+
+        put_in(model, self.places, make)
+        for place in self.places:
+            model.get_submodule(place).train(model.training)
         model.requires_grad_(False)  # quantised weights have no gradients
         unfuse(model)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         state = model.state_dict()
-        for place, layer in self.layers.items():
+        for place, name in self.places.items():
             module = model.get_submodule(place)
-            for name in module.state_dict():
-                del state[f"{place}.{name}"]
-            tensors = stored_tensors(self.checkpoint, layer, module)
-            state |= {f"{place}.{part}": x for part, x in tensors.items()}
+            for part in module.state_dict():
+                del state[f"{place}.{part}"]
+            for part, made in layers_in(module).items():
+                layer = self.layers[f"{name}.{part}" if part else name]
+                tensors = stored_tensors(self.checkpoint, layer, made())
+                at = layer.name if part else place
+                state |= {f"{at}.{key}": x for key, x in tensors.items()}
         return state, {}
 
     def is_serializable(self) -> bool:
         return True
 
 
-def _without_tensors(linear: nn.Linear) -> None:
-    """Leaves a Linear's weight and bias as plain tensors without values, which no state dict has:
-    a model's own code reads their sizes while transformers fills the model."""
-    for part in ("weight", "bias"):
-        x = getattr(linear, part)
-        delattr(linear, part)
-        setattr(linear, part, None if x is None else x.detach().to("meta"))
+def _without_tensors(module: nn.Module) -> list[str]:
+    """Leaves a module's parameters as plain tensors without values, which no state dict has: a
+    model's own code reads their sizes while transformers fills the model. Returns their names."""
+    found = dict(module.named_parameters(recurse=False))
+    for part, x in found.items():
+        delattr(module, part)
+        setattr(module, part, x.detach().to("meta"))
+    return [*found]
 
 
 def _checkpoint(files: list[str] | None) -> Checkpoint:

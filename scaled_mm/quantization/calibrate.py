@@ -194,12 +194,14 @@ def clipped(
     counts = {name: torch.zeros(BINS, dtype=torch.float64) for name in extents}
 
     def count(name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:
+        if name not in extents:
+            return
         x = prepared(x, smooth.get(name), blocks.get(name))
         low, high = extents[name].tolist()
         counts[name] += torch.histc(x, BINS, low, high).cpu().double()
 
     with progress("clipping", len(calls)) as tick:
-        observe(model, {name: layers[name] for name in extents}, calls, count, tick)
+        observe(model, layers, calls, count, tick)
     kept, lost = {}, {}
     tail = (1 - percentile / 100) / 2
     for name, counted in counts.items():

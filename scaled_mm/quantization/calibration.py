@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..nn import ScaledLinear, WeightOnlyLinear
+from ..nn.float_experts import is_experts, linear_names
 from .calibrate import (
+    CalibrationWarning,
     Ranges,
     clipped,
     collect,
@@ -38,6 +43,8 @@ class Calibration:
     where a percentile was asked for."""
     lost: dict[str, float] = field(default_factory=dict)
     """Which part of a layer's energy clipping cuts off."""
+    idle: tuple[str, ...] = ()
+    """Experts to which no token was sent: they have the ranges of all the others together."""
 
     @property
     def smooth(self) -> Mapping[str, Smooth]:
@@ -49,6 +56,7 @@ class Calibration:
             self.ranges | other.ranges,
             self.extents | other.extents,
             self.lost | other.lost,
+            self.idle + other.idle,
         )
 
     def check(self, static: Iterable[str]) -> None:
@@ -67,6 +75,15 @@ class Calibration:
             self.decided.warn(config.smoothing, calls, stacklevel + 1)
         if config.percentile is not None:
             warn_of_clipping(self.lost, config.percentile, stacklevel + 1)
+        if self.idle:
+            more = f" and {len(self.idle) - 5} more" if len(self.idle) > 5 else ""
+            warnings.warn(
+                f"calibration sent no token to {len(self.idle)} experts: "
+                f"{', '.join(self.idle[:5])}{more}. Their static scales are of the ranges of the "
+                "other experts together: calibrate on more text",
+                CalibrationWarning,
+                stacklevel=stacklevel,
+            )
 
 
 def calibrated(
@@ -74,14 +91,22 @@ def calibrated(
 ) -> Calibration:
     """Smoothing, ranges and clipped ranges of layers, as `config` has them.
 
+    Stacked experts are not smoothed. What is found of their Linears has the names of these.
+
     Args:
         model, found, calls: as for `collect`; the layers that are quantised.
         config: which scheme each has, and how they are smoothed.
     """
+    experts = {name: module for name, module in found.items() if is_experts(module)}
+    if experts:
+        rest = {name: module for name, module in found.items() if name not in experts}
+        of_rest = calibrated(model, rest, calls, config) if rest else Calibration()
+        needed = {name: x for name, x in experts.items() if config.scheme_for(name).static}
+        return of_rest | _of_experts(model, needed, calls, config)
 
     def build(name: str, ranges: Ranges, s: Tensor | None) -> nn.Module:
         smooth = None if s is None else Smooth(s, 0.0, None)
-        return quantised(found[name], config.scheme_for(name), ranges, smooth, None)
+        return quantised(as_linear(found[name]), config.scheme_for(name), ranges, smooth, None)
 
     decided = Decided()
     if config.smoothing:
@@ -101,6 +126,54 @@ def calibrated(
     return Calibration(decided, ranges, extents, lost)
 
 
+def _of_experts(
+    model: nn.Module, found: Mapping[str, nn.Module], calls: Sequence[Call], config: QuantConfig
+) -> Calibration:
+    """The same of stacked experts with static schemes."""
+    if not found:
+        return Calibration()
+    blocks = {
+        f"{name}.{part}": block
+        for name, experts in found.items()
+        if (block := block_of(config.scheme_for(name)))
+        for part in linear_names(experts)
+    }
+    lost: dict[str, float] = {}
+    ranges = collect(model, found, calls)
+    turned = {name: x for name, x in found.items() if block_of(config.scheme_for(name))}
+    extents = extents_of(model, turned, calls, {}, blocks) if turned else {}
+    if config.percentile is not None:
+        whole = {name: each.whole() for name, each in ranges.items()} | extents
+        extents, lost = clipped(model, found, calls, {}, {}, config.percentile, blocks, whole)
+    idle = _fill_idle(found, ranges, Ranges.__or__)
+    _fill_idle(found, extents, lambda one, other: extent_of(torch.cat([one, other])))
+    return Calibration(ranges=ranges, extents=extents, lost=lost, idle=idle)
+
+
+Found = TypeVar("Found")
+
+
+def _fill_idle(
+    experts: Mapping[str, nn.Module], known: dict[str, Found], join: Callable[[Found, Found], Found]
+) -> tuple[str, ...]:
+    """Gives an expert's Linears that got nothing what the others of their kind have together;
+    returns such experts."""
+    idle: dict[str, None] = {}
+    for name, module in experts.items():
+        kinds: dict[str, list[Found]] = {}
+        missing = []
+        for part in linear_names(module):
+            number, _, kind = part.partition(".")
+            if f"{name}.{part}" in known:
+                kinds.setdefault(kind, []).append(known[f"{name}.{part}"])
+            else:
+                missing.append((number, kind))
+        for number, kind in missing if kinds else ():
+            known[f"{name}.{number}.{kind}"] = reduce(join, kinds[kind])
+            idle[f"{name}.{number}"] = None
+    return tuple(idle)
+
+
 def input_scale(
     scheme: AnyScheme, ranges: Ranges | None, smooth: Smooth | None, extent: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -117,7 +190,7 @@ def input_scale(
 
 @torch.no_grad()
 def quantised(
-    module: nn.Module,
+    linear: nn.Linear,
     scheme: AnyScheme,
     ranges: Ranges | None,
     smooth: Smooth | None,
@@ -130,11 +203,9 @@ def quantised(
     }
     made: ScaledLinear | WeightOnlyLinear
     if isinstance(scheme, WeightScheme):
-        made = WeightOnlyLinear.from_linear(as_linear(module), **options)
+        made = WeightOnlyLinear.from_linear(linear, **options)
     else:
         scale, azp = input_scale(scheme, ranges, smooth, extent)
-        made = ScaledLinear.from_linear(
-            as_linear(module), input_scale=scale, input_azp=azp, **options
-        )
+        made = ScaledLinear.from_linear(linear, input_scale=scale, input_azp=azp, **options)
     made.smooth_alpha = smooth.alpha if smooth else None
     return made

@@ -1,23 +1,25 @@
 """Which modules of a model can be quantised, and what else holds matrices.
 
-`nn.Linear`, and the Conv1D of the transformers package (GPT-2's), whose weight is the transpose:
-[K, N]. Of a subclass of `nn.Linear` (the output projection inside `nn.MultiheadAttention`, say)
-others may read the weight, so it stays float.
+`nn.Linear`; the Conv1D of the transformers package (GPT-2's), whose weight is the transpose [K, N];
+and its experts that lie stacked (`nn.float_experts`), which are Linears too. Of a subclass of
+`nn.Linear` (the output projection inside `nn.MultiheadAttention`, say) others may read the weight,
+so it stays float.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase, translate
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from ..nn import MAX_K
+from ..nn import MAX_K, ScaledExperts
+from ..nn.float_experts import expert_linear, is_experts, linear_names, why_unserved
 from ..nn.fused import unhooked
-from .schemes import AnyScheme, WeightScheme
+from .schemes import AnyScheme, Scheme, WeightScheme
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _READ = """
@@ -41,7 +43,33 @@ def is_conv1d(module: nn.Module) -> bool:
 
 def quantisable(module: nn.Module) -> bool:
     """Whether a quantised layer can stand for the module."""
-    return (type(module) is nn.Linear or is_conv1d(module)) and unhooked(module)
+    known = type(module) is nn.Linear or is_conv1d(module)
+    return (known or (is_experts(module) and why_unserved(module) is None)) and unhooked(module)
+
+
+def linears_in(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """The Linear that a quantisable module is, or those of its experts, by name."""
+    if not is_experts(module):
+        yield name, as_linear(module)
+        return
+    for part in linear_names(module):
+        yield f"{name}.{part}" if name else part, expert_linear(module, part)
+
+
+def classes(module: nn.Module) -> tuple[str, ...]:
+    """The names by which targets mean all modules of a kind; experts are Linears, many of them."""
+    kind = type(module).__name__
+    return (kind, "Linear") if is_experts(module) else (kind,)
+
+
+def quantised_as(
+    name: str, module: nn.Module, make: Callable[[str, nn.Linear], nn.Module]
+) -> nn.Module:
+    """What takes a quantisable module's place; make: quantises a Linear of a name."""
+    if not is_experts(module):
+        return make(name, as_linear(module))
+    prefix = f"{name}." if name else ""
+    return ScaledExperts(module, lambda part: make(prefix + part, expert_linear(module, part)))
 
 
 def as_linear(module: nn.Module) -> nn.Linear:
@@ -64,6 +92,9 @@ def named(model: nn.Module) -> dict[nn.Module, list[str]]:
     for name, module in model.named_modules(remove_duplicate=False):
         if quantisable(module) and module not in held:
             names.setdefault(module, []).append(name)
+            if is_experts(module):  # a pattern of their parameters means all of them
+                own = (each for each, _ in module.named_parameters(name))
+                names[module] += own
     return names
 
 
@@ -79,7 +110,15 @@ def readers(model: nn.Module) -> dict[nn.Module, str]:
 
 def check(name: str, module: nn.Module, scheme: AnyScheme) -> None:
     """ValueError where the module's weight cannot be quantised so; nothing is changed."""
-    weight = as_linear(module).weight
+    kind = isinstance(scheme, Scheme) and (scheme.dynamic, scheme.per_token)
+    if is_experts(module) and kind == (True, False):
+        text = "must have a scheme per token, or a static one, got one dynamic scale for all"
+        raise ValueError(f"{name} {text}")
+    for part, linear in linears_in(name, module):
+        _check_weight(part, linear.weight, scheme)
+
+
+def _check_weight(name: str, weight: Tensor, scheme: AnyScheme) -> None:
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"{name}.weight must be float32, bfloat16 or float16, got {str(weight.dtype)[6:]}"
@@ -139,6 +178,8 @@ def why_float(module: nn.Module, parameter: nn.Parameter, reader: str | None) ->
         return f"this {kind} has hooks or a forward of its own, which a quantised layer would lose"
     if isinstance(module, nn.Linear):
         return f"{kind} is a subclass of Linear: others may read its weight"
+    if is_experts(module) and (why := why_unserved(module)) is not None:
+        return f"{kind} {why}"
     if parameter.ndim == 3 and not isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
         if len(parameter) == 1:
             return f"{kind} uses it itself, in the shape {tuple(parameter.shape)}"

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
 
 from .._progress import progress
 from ..lowbit.grouped import scales_dtype
-from ..nn import ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledExperts, ScaledLinear, WeightOnlyLinear
+from ..nn.float_experts import is_experts
 from .calibration import Calibration, calibrated, quantised
 from .config import QuantConfig as QuantConfig
 from .feeds import divided
 from .fuse import fuse_model
-from .layers import as_linear, check, is_conv1d, matching, matrices, named, readers, why_float
+from .layers import (
+    check,
+    classes,
+    is_conv1d,
+    linears_in,
+    matching,
+    matrices,
+    named,
+    quantised_as,
+    readers,
+    why_float,
+)
 from .observe import Call, as_calls
 from .report import attach, report_of
 from .rotation import rotate, untie
@@ -26,6 +39,7 @@ from .schemes import Scheme as Scheme
 from .swap import Swap
 
 Model = TypeVar("Model", bound=nn.Module)
+_QUANTISED = (ScaledExperts, ScaledLinear, WeightOnlyLinear)
 
 
 def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Module]:
@@ -48,7 +62,7 @@ def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Module]:
     return {
         found[0]: module
         for module, found in names.items()
-        if matching([type(module).__name__, *found], config.targets) is not None
+        if matching([*classes(module), *found], config.targets) is not None
         and matching(found, config.ignore) is None
     }
 
@@ -56,10 +70,12 @@ def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Module]:
 def _check_patterns(config: QuantConfig, layers: Sequence[str], model: nn.Module) -> None:
     # A matrix that can only stay float may be ignored by name, so that no warning counts it.
     floats = [name for full in matrices(model) for name in (full, full.rpartition(".")[0])]
+    kinds = {type(module).__name__ for module in model.modules() if is_experts(module)}
+    also = {"ignore": floats, "targets": [*kinds]}
     idle = [
         (argument, pattern)
         for argument, pattern in config.patterns()
-        if matching([*layers, *floats] if argument == "ignore" else layers, [pattern]) is None
+        if matching([*layers, *also.get(argument, ())], [pattern]) is None
     ]
     if idle:
         argument, pattern = idle[0]
@@ -82,11 +98,13 @@ def quantize_model(
     """Replaces Linears by `ScaledLinear`s, or `WeightOnlyLinear`s where a scheme is of weights.
 
     Every Linear that `config` means is quantised on its own, a fused qkv as the one Linear that it
-    is; the Conv1D of transformers (GPT-2's) is taken for the Linear that it is too. A module in
+    is; the Conv1D of transformers (GPT-2's) is taken for the Linear that it is too. Experts that
+    transformers stacks in one module are quantised one by one, and become a
+    `scaled_mm.nn.ScaledExperts`; the router stays float. A module in
     several places stays one module. The model runs the same way as before, in eval mode:
     `torch.compile`, deepcopy, state dicts, `.to()` of a device or a dtype all work. No parameter
     asks for gradients. `quantization_report` of the result says what was done and what
-    stayed float: the weights of experts that lie stacked in one parameter do, for one.
+    stayed float.
 
     A model of transformers gets a `quantization_config` in its `config`: what its `save_pretrained`
     writes is a compressed-tensors checkpoint, as `save_quantized` makes one. Where that format has
@@ -147,21 +165,22 @@ def quantize_model(
         found = linears(model, config)
     if static or config.smoothing:
         known = calibrated(model, found, calls, config)
-        known.check(static)
+        known.check([part for name in static for part, _ in linears_in(name, found[name])])
         known.warn(config, calls, stacklevel=3)
     report = report_of(model, config, found, known.smooth, rotation)
     conv1d = [name for name, module in found.items() if is_conv1d(module)]
     swap = Swap(model, inplace)
     with progress("quantising", len(found)) as tick:
         for name in list(found):
-            made = quantised(
-                found[name],
-                config.scheme_for(name),
-                known.ranges.pop(name, None),
-                known.smooth.get(name),
-                known.extents.pop(name, None),
-            )
-            swap.replace(found.pop(name), made)
+            scheme = config.scheme_for(name)
+
+            def make(part: str, linear: nn.Linear, scheme: AnyScheme = scheme) -> nn.Module:
+                ranges, extent = known.ranges.pop(part, None), known.extents.pop(part, None)
+                return quantised(linear, scheme, ranges, known.smooth.get(part), extent)
+
+            module = found.pop(name)
+            swap.replace(module, quantised_as(name, module, make))
+            del module
             tick()
     norms = {part.norm: part.s for part in known.smooth.values() if part.norm is not None}
     for norm, s in norms.items():
@@ -180,7 +199,7 @@ def nothing_meant(model: nn.Module, config: QuantConfig) -> str:
     if known:
         rule = "targets must match a Linear that ignore does not"
         got = f"targets {config.targets} and ignore {config.ignore}: the Linears are"
-    elif any(isinstance(m, (ScaledLinear, WeightOnlyLinear)) for m in model.modules()):
+    elif any(isinstance(m, _QUANTISED) for m in model.modules()):
         return "model must have a float Linear, got one whose Linears are quantised already"
     else:
         rule, got = "model must have a Linear", "no such layer, but"
@@ -205,7 +224,8 @@ def prepare_model(
     found = linears(model, config)
     swap = Swap(model, inplace)
     for name, module in found.items():
-        swap.replace(module, _empty(name, as_linear(module), config.scheme_for(name)))
+        make = partial(_empty, scheme=config.scheme_for(name))
+        swap.replace(module, quantised_as(name, module, make))
     made = swap.finished()
     if config.rotation is not None and config.rotation.residual:
         untie(made)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..nn import ScaledExperts
+from ..nn.float_experts import expert_linear, is_experts, steps
 
 Visit = Callable[[str, nn.Module, Tensor, Tensor], None]
 """visit(name, layer, x [tokens, K], y [tokens, N]): a layer's input and output, no padding."""
@@ -90,15 +93,25 @@ def observe(
 
     Args:
         model: left in the mode it was in.
-        layers: name -> module of `model`, whose first argument is [..., K].
+        layers: name -> module of `model`, whose first argument is [..., K]; or stacked experts,
+            called with a token's experts as second argument, whose Linears are shown instead.
         calls: the batches.
         visit: called once for each run of each layer; the tensors are the model's own. Of a layer
             that computes one scale for the whole activation it sees the padding too.
         tick: called after every batch.
     """
     call = calls[0]
+    linears: dict[str, Callable[[str], nn.Module]] = {}  # of experts, by name
 
     def show(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if is_experts(layer) or isinstance(layer, ScaledExperts):
+            linear = linears.setdefault(name, cache(_linear_of(layer)))
+            gating = layer.gating if isinstance(layer, ScaledExperts) else layer
+            mask = None if call.mask is None else call.mask.flatten()
+            counted = mask if mask is not None and len(mask) == len(inputs[0]) else None
+            for part, own, x, y in steps(gating, linear, inputs[0], inputs[1], counted):
+                visit(f"{name}.{part}", own, x, y)
+            return
         tokens = Call().tokens if one_scale(layer) else call.tokens
         visit(name, layer, tokens(inputs[0]), tokens(output))
 
@@ -113,6 +126,13 @@ def observe(
         for hook in hooks:
             hook.remove()
     return outputs
+
+
+def _linear_of(experts: nn.Module) -> Callable[[str], nn.Module]:
+    """Of an expert's Linear by name, for one run of a model."""
+    if isinstance(experts, ScaledExperts):
+        return experts.linear
+    return partial(expert_linear, experts)
 
 
 def one_scale(layer: nn.Module) -> bool:

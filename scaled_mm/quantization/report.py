@@ -10,7 +10,16 @@ from typing import Any
 from torch import nn
 
 from .config import TARGETS, QuantConfig
-from .layers import as_linear, matching, matrices, multiplied, named, readers, why_float
+from .layers import (
+    classes,
+    linears_in,
+    matching,
+    matrices,
+    multiplied,
+    named,
+    readers,
+    why_float,
+)
 from .rotation import Rotation
 from .schemes import name_of
 from .smoothquant import Smooth
@@ -148,7 +157,7 @@ def report_of(
             QuantisedLayer(
                 name,
                 name_of(config.scheme_for(name)),
-                as_linear(module).weight.numel(),
+                sum(linear.weight.numel() for _, linear in linears_in(name, module)),
                 part.alpha if part else None,
                 part.norm if part else None,
             )
@@ -175,7 +184,7 @@ def _asked(owner: nn.Module, names: list[str], config: QuantConfig) -> str | Non
     ignored = matching(names, config.ignore)
     if ignored is not None:
         return f"ignore has {ignored!r}"
-    named_by = matching([type(owner).__name__, *names], config.targets)
+    named_by = matching([*classes(owner), *names], config.targets)
     wanted = named_by is not None or config.targets == TARGETS
     return None if wanted else "targets has no pattern that matches it"
 

@@ -7,15 +7,15 @@ a checkpoint of compressed-tensors, which `load_quantized` and `from_pretrained`
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
+from ..nn import ScaledExperts
 from .compressed_tensors import (
+    AnyLayerScheme,
     Saved,
     homeless,
     is_linear,
@@ -24,6 +24,7 @@ from .compressed_tensors import (
     scheme_of_layer,
 )
 from .rotation import Rotation
+from .stored_names import expert_schemes, stored_name
 
 _METHOD = "save_pretrained"
 
@@ -56,12 +57,18 @@ def _savers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str | None:
     """Gives the model's config its quantization_config; a text: why there can be none."""
-    schemes, floats = {}, []
+    schemes: dict[str, AnyLayerScheme] = {}
+    floats = []
+    stored: dict[str, str | None] = {}
     for name, module in owner.named_modules(remove_duplicate=False):
         if isinstance(module, Saved):
             if (what := homeless(module)) is not None:
                 return f"{prefix}{name} has {what}"
             schemes[name] = scheme_of_layer(module)
+        elif isinstance(module, ScaledExperts):
+            found = expert_schemes(owner, name, module)
+            schemes |= found
+            stored |= {file: file for file in found}
         elif is_linear(module):
             floats.append(name)
     config: Any = getattr(owner, "config", None)
@@ -71,7 +78,8 @@ def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str 
         one_kind(schemes)
     except ValueError:
         return "it has W8A8 and weight-only layers"
-    stored = {name: _stored_name(owner, name) for name in (*schemes, *floats)}
+    for name in (*schemes, *floats):
+        stored.setdefault(name, stored_name(owner, name))
     for name in schemes:
         if stored[name] is None:
             return f"{prefix}{name} is several layers in transformers' files"
@@ -81,24 +89,11 @@ def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str 
             [stored[name] or name for name in floats],
             rotation,
         )
+    if any(isinstance(module, ScaledExperts) for module in owner.modules()):
+        from .unsaved import Stacked  # transformers is there, since the model is its
+
+        owner.hf_quantizer = Stacked()
     return None
-
-
-def of_transformers(model: nn.Module) -> bool:
-    """Whether it is a model of transformers, which need not be there."""
-    transformers = sys.modules.get("transformers")
-    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
-
-
-def _stored_name(model: Any, layer: str) -> str | None:
-    """The name of a layer in what `save_pretrained` writes; None: it is not one layer there."""
-    if not of_transformers(model):
-        return layer
-    from transformers.core_model_loading import revert_weight_conversion
-
-    weight = torch.empty(64, 64, device="meta")
-    stored = [*revert_weight_conversion(model, {f"{layer}.weight": weight})]
-    return stored[0].removesuffix(".weight") if len(stored) == 1 else None
 
 
 def _refuse(owner: Any, reason: str) -> None:

@@ -15,12 +15,13 @@ from .._progress import progress
 from .._torch import tree_leaves
 from ..checkpoint import load_quantized
 from ..checkpoint.folder import Checkpoint, rotation_in
-from ..nn import ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledExperts, ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import decibels
+from ..quantization.layers import linears_in
 from ..quantization.observe import Call, as_calls, evaluating, observe
 from ..quantization.report import rotation_of
 from ..quantization.rotation import rotate
-from .folds import find_folds
+from .folds import Fold, find_folds
 from .layers import LayerInspector
 from .report import Agreement, Thresholds, ValidationReport
 
@@ -75,9 +76,10 @@ def validate(
         output: takes from what a model returns the tensor [..., N] to compare; default: the first.
 
     Returns:
-        A `ValidationReport`: per layer the noise, the use of the grid, the distance from R0 and
-        equality with R1 (`scaled_mm.reference`; weight-only sums have a bound and no R1); end to
-        end the agreement of the outputs; and `ok`.
+        A `ValidationReport`: per layer (of experts per Linear, if a token was sent to it) the
+        noise, the use of the grid, the distance from R0 and equality with R1
+        (`scaled_mm.reference`; weight-only sums have a bound and no R1); end to end the agreement
+        of the outputs; and `ok`.
 
     Raises:
         ValueError: nothing is quantised, a layer has no float Linear of its name or shape or was
@@ -96,27 +98,32 @@ def validate(
         rotate(turned, rotation, calls[0])
     if not isinstance(quantised, nn.Module):
         quantised = load_quantized(copy.deepcopy(turned), quantised)
-    layers = {
-        name: module for name, module in quantised.named_modules() if isinstance(module, Layer)
-    }
-    if not layers:
+    modules = {n: m for n, m in quantised.named_modules() if isinstance(m, Layer | ScaledExperts)}
+    if not modules:
         raise ValueError("quantised must hold a ScaledLinear or WeightOnlyLinear, got none")
+    layers = {name: module for name, module in modules.items() if isinstance(module, Layer)}
     originals = _originals(turned, layers)
-    inspector = LayerInspector(originals, stride, find_folds(turned, quantised, originals, layers))
-    with progress("comparing", 2 * len(calls) + len(layers)) as tick:
+    folds = find_folds(turned, quantised, originals, layers)
+    for name in (name for name in modules if name not in layers):
+        experts = dict(linears_in(name, turned.get_submodule(name)))
+        originals |= experts
+        folds |= dict.fromkeys(experts, Fold())
+    inspector = LayerInspector(originals, stride, folds)
+    with progress("comparing", 2 * len(calls) + len(originals)) as tick:
         with torch.no_grad(), evaluating(model):
             wanted = []
             for call in calls:
                 wanted.append(_rows(call, output(call(model))))
                 tick()
-        found = observe(quantised, layers, calls, inspector, tick)
+        found = observe(quantised, modules, calls, inspector, tick)
         got = [_rows(call, output(out)) for call, out in zip(calls, found, strict=True)]
         missed = [name for name in layers if name not in inspector.samples]
         if missed:
             raise ValueError(f"batches must reach every layer, got no input for {missed[0]}")
         reports = []
-        for name in layers:
-            reports.append(inspector.layer(name))
+        for name in originals:
+            if name in inspector.samples:  # to some experts no token was sent
+                reports.append(inspector.layer(name))
             tick()
     return ValidationReport(
         tuple(reports), agreement(wanted, got), thresholds or Thresholds(), len(calls), stride

@@ -1,0 +1,310 @@
+"""`ScaledGroupedLinear`, `WeightOnlyGroupedLinear`: the quantised Linears of many experts in one
+layer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..lowbit.grouped import GroupedWeight
+from ..lowbit.stored import plain, stored
+from ..ops.azp import azp_adj
+from ..ops.mixed_weight import MixedWeight, pack_weight
+from ..ops.quantize import quantize_int8
+from .one_by_one import grouped_mixed_mm, grouped_mm
+from .packed_layer import PackedLayer
+from .scaled_linear import ScaledLinear
+from .weight_only_linear import WeightOnlyLinear
+
+Grouped = TypeVar("Grouped", bound="GroupedLinear")
+States = Sequence[Sequence[dict[str, Any]]]
+"""Of each expert the state dicts of its parts."""
+
+
+class GroupedLinear(PackedLayer):
+    """E quantised Linears of one shape and scheme, each for its own rows of the input.
+
+        y[i] = linear_e(x[rows[i]]),   offsets[e - 1] <= i < offsets[e]
+
+    with the bits of those layers. An expert's may have two parts, gate and up, whose rows lie one
+    part behind the other or in turns: the latter is what a gated activation takes. All buffers
+    [E, ...] are in the state dict; the weight is kept once, packed. Make one with `stacked`.
+
+    Attributes:
+        parts: of an expert.
+        in_turns: whether their rows lie so.
+    """
+
+    parts: int
+    in_turns: bool
+
+    @classmethod
+    def stacked(
+        cls: type[Grouped], experts: Sequence[Sequence[nn.Module]], in_turns: bool = False
+    ) -> Grouped:
+        """A layer of those of E experts.
+
+        Args:
+            experts: of each expert its parts, which have one input. One shape and scheme for all.
+            in_turns: whether the rows of parts are to lie in turns.
+
+        Raises:
+            ValueError: a layer has what a stack has no place for: smoothing, act-order, float zero
+                points, one dynamic scale over all tokens; or the parts of an expert quantise their
+                input by different static scales.
+        """
+        layer = cls()
+        layer.parts, layer.in_turns = len(experts[0]), in_turns
+        layer._begin()
+        layer._fill(experts[0][0], [[part.state_dict() for part in expert] for expert in experts])
+        layer._absent_last()
+        return layer.pack()
+
+    @abstractmethod
+    def _fill(self, first: Any, states: States) -> None:
+        """Makes attributes and buffers, of the first layer and of all state dicts."""
+
+    def _rows(self, states: States, name: str) -> Tensor | None:
+        """What every layer has for each of its rows, for all experts."""
+        if name not in states[0][0]:
+            return None
+        return torch.stack([self._joined([part[name] for part in each]) for each in states])
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Rows of an expert's parts as the layer has them."""
+        if len(parts) == 1:
+            return parts[0]
+        parts = list(parts)
+        return torch.stack(parts, 1).flatten(0, 1) if self.in_turns else torch.cat(parts)
+
+    def _own(self, rows: Tensor, part: int) -> Tensor:
+        """Those of a part."""
+        return rows[part :: self.parts] if self.in_turns else rows.chunk(self.parts)[part]
+
+    @abstractmethod
+    def linear(self, expert: int, part: int = 0) -> nn.Module:
+        """One expert's layer, or a part of it: a copy."""
+
+
+class ScaledGroupedLinear(GroupedLinear):
+    """`GroupedLinear` of `ScaledLinear`s.
+
+    Buffers:
+        weight            int8 [E, N, K]
+        weight_scale      float32 [E, N]
+        bias              float32 [E, N], or None
+        azp_adj           int32 [E, N], asymmetric
+        input_scale       float32 [E], static
+        input_zero_point  int32 [E], static asymmetric
+    """
+
+    _WEIGHT: ClassVar = ("weight",)
+    _SCALES: ClassVar = "weight_scale"
+
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+    azp_adj: Tensor | None
+    input_scale: Tensor | None
+    input_zero_point: Tensor | None
+
+    def _fill(self, first: ScaledLinear, states: States) -> None:
+        if first.dynamic and not first.per_token:
+            raise ValueError("experts must be dynamic per token or static, got one dynamic scale")
+        if first.input_smooth is not None:
+            raise ValueError("experts must not be smoothed, got input_smooth")
+        self.dynamic, self.symmetric, self.rotate = first.dynamic, first.symmetric, first.rotate
+        for name in ("weight", "weight_scale", "bias"):
+            self.register_buffer(name, self._rows(states, name))
+        self.weight_scale = self.weight_scale.squeeze(-1)
+        self.register_buffer("azp_adj", None if first.symmetric else _sums(self.weight))
+        for name in ("input_scale", "input_zero_point"):
+            self.register_buffer(name, _of_inputs(name, states))
+
+    def linear(self, expert: int, part: int = 0) -> ScaledLinear:
+        state = {name: x[expert] for name, x in self.state_dict().items() if name != "azp_adj"}
+        state["weight_scale"] = state["weight_scale"].unsqueeze(-1)
+        state = {n: self._own(x, part) if x.ndim else x.view(1) for n, x in state.items()}
+        n, k = state["weight"].shape
+        layer = ScaledLinear(
+            k,
+            n,
+            "bias" in state,
+            dynamic=self.dynamic,
+            symmetric=self.symmetric,
+            rotate=self.rotate or None,
+            device=self.weight_scale.device,
+        )
+        rotation = {} if layer.input_rotate is None else {"input_rotate": layer.input_rotate}
+        layer.load_state_dict({**state, **rotation})
+        return layer
+
+    def pack(self) -> ScaledGroupedLinear:
+        return self
+
+    def forward(
+        self,
+        x: Tensor,
+        offsets: Tensor,
+        *,
+        rows: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
+        """y [T', N] of x's dtype; [T', N/2] with a gated activation.
+
+        Args:
+            x: float [T, K].
+            offsets: int32 [E], where the rows of each expert end.
+            rows: int32 [T'], the row of x that each sorted row is; None: x is sorted itself.
+            activation: as for `grouped_mm`.
+        """
+        options: dict[str, Any] = {"symmetric": self.symmetric, "rotate": self.rotate or None}
+        if self.input_scale is not None:  # each expert has its own for the same token
+            x, rows = (x if rows is None else x[rows]), None
+            places = torch.arange(len(x), device=x.device, dtype=offsets.dtype)
+            expert = torch.searchsorted(offsets, places, right=True)
+            options["scale"] = self.input_scale[expert]
+            if self.input_zero_point is not None:
+                options["azp"] = self.input_zero_point[expert]
+        q, scale, azp = quantize_int8(x, **options)
+        return grouped_mm(
+            q,
+            self.weight.mT,
+            offsets,
+            scale,
+            self.weight_scale,
+            bias=self.bias,
+            azp=azp,
+            azp_adj=self.azp_adj,
+            activation=activation,
+            out_dtype=x.dtype,
+            rows=rows,
+        )
+
+    def _converted(self) -> set[str]:
+        return set()
+
+    def _taken(self, name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        return (dtype,)
+
+    def extra_repr(self) -> str:
+        e, n = self.weight_scale.shape
+        return (
+            f"experts={e}, out_features={n}, bias={self.bias is not None}, "
+            f"dynamic={self.dynamic}, symmetric={self.symmetric}"
+        )
+
+
+class WeightOnlyGroupedLinear(GroupedLinear):
+    """`GroupedLinear` of `WeightOnlyLinear`s.
+
+    Buffers: weight_packed, weight_scale, weight_zero_point and bias of `WeightOnlyLinear`, [E, ...]
+    each.
+    """
+
+    _WEIGHT: ClassVar = ("weight_packed", "weight_scale", "weight_zero_point")
+    _SCALES: ClassVar = "weight_scale"
+
+    weight_packed: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None
+    bias: Tensor | None
+
+    def _fill(self, first: WeightOnlyLinear, states: States) -> None:
+        for what, there in (
+            ("act-order", first.act_order),
+            ("float zero points", first.zero == "float"),
+            ("pre_scale", first.pre_scale is not None),
+        ):
+            if there:
+                raise ValueError(f"experts must have no {what}, which a stack has no place for")
+        self.bits, self.in_features = first.bits, first.in_features
+        made = []
+        for each in states:
+            parts = [self._unpacked(part) for part in each]
+            made.append(stored(_by_rows(self._joined, *parts), self.bits))
+        for name in self._WEIGHT:
+            stack = torch.stack([each[name] for each in made]) if name in made[0] else None
+            self.register_buffer(name, stack)
+        self.register_buffer("bias", self._rows(states, "bias"))
+
+    def _unpacked(self, state: dict[str, Any]) -> GroupedWeight:
+        packed, scales, zeros = (state.get(name) for name in self._WEIGHT)
+        assert packed is not None and scales is not None
+        return plain(packed, scales, zeros, bits=self.bits, k=self.in_features)
+
+    def linear(self, expert: int, part: int = 0) -> WeightOnlyLinear:
+        state = {name: x[expert] for name, x in self.state_dict().items()}
+        weight = _by_rows(lambda x: self._own(x[0], part), self._unpacked(state))
+        bias = state.get("bias")
+        bias = None if bias is None else self._own(bias, part)
+        return WeightOnlyLinear.from_grouped(weight, bits=self.bits, bias=bias)
+
+    def pack(self) -> WeightOnlyGroupedLinear:
+        return self
+
+    def forward(
+        self,
+        x: Tensor,
+        offsets: Tensor,
+        *,
+        rows: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
+        """As `ScaledGroupedLinear.forward`; x is brought to the scales' dtype, y back to x's."""
+        return grouped_mixed_mm(
+            x.to(self._dtype),
+            [self._expert(e) for e in range(len(self.weight_scale))],
+            offsets,
+            bias=self.bias,
+            activation=activation,
+            rows=rows,
+        ).to(x.dtype)
+
+    def _expert(self, e: int) -> MixedWeight:
+        state = {n: x[e] for n in self._WEIGHT if (x := self._buffers[n]) is not None}
+        made = self._unpacked(state)
+        return pack_weight(made.q, made.scales, zeros=made.zeros, bits=self.bits)
+
+    def extra_repr(self) -> str:
+        return (
+            f"experts={len(self.weight_scale)}, bits={self.bits}, bias={self.bias is not None}, "
+            f"dtype={str(self._dtype)[6:]}"
+        )
+
+
+def stacked(experts: Sequence[Sequence[nn.Module]], in_turns: bool) -> GroupedLinear:
+    """The `GroupedLinear` of layers, by what these are."""
+    known = {ScaledLinear: ScaledGroupedLinear, WeightOnlyLinear: WeightOnlyGroupedLinear}
+    return known[type(experts[0][0])].stacked(experts, in_turns)
+
+
+def _by_rows(make: Callable[[Sequence[Tensor]], Tensor], *weights: GroupedWeight) -> GroupedWeight:
+    """A weight whose output channels `make` makes of those of others, part by part."""
+    q, scales, zeros = (
+        None if x[0] is None else make([part.t() for part in x]).t()
+        for x in zip(*weights, strict=True)
+    )
+    assert q is not None and scales is not None
+    return GroupedWeight(q, scales, zeros)
+
+
+def _sums(weight: Tensor) -> Tensor:
+    """Column sums [E, N] of [E, N, K]."""
+    return torch.cat([azp_adj(w.t()) for w in weight])
+
+
+def _of_inputs(name: str, states: States) -> Tensor | None:
+    """One for each expert, whose parts must agree."""
+    if name not in states[0][0]:
+        return None
+    for expert, (first, *others) in enumerate(states):
+        for other in others:
+            if not first[name].is_meta and not torch.equal(first[name], other[name]):
+                got = f"{first[name].item():g} and {other[name].item():g} at expert {expert}"
+                raise ValueError(f"{name} must be one for gate and up, which share it, got {got}")
+    return torch.cat([expert[0][name] for expert in states])
