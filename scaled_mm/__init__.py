@@ -29,6 +29,7 @@ from .ops.produce import (
     silu_mul_quantize_int8,
 )
 from .ops.quantize import quantize_int8, quantize_weight_int8
+from .ops.w4a8 import w4a8_mm
 from .quantization.calibrate import CalibrationWarning
 from .quantization.config import QuantConfig
 from .quantization.fuse import fuse_model
@@ -99,4 +100,5 @@ __all__ = [
     "save_quantized",
     "scaled_mm",
     "silu_mul_quantize_int8",
+    "w4a8_mm",
 ]

@@ -11,6 +11,11 @@ inline constexpr int kTileRows = 6, kTilePanels = 4, kDotTileRows = 6, kDotTileC
 inline V load(const void* from) { return _mm512_loadu_si512(from); }
 inline void store(void* to, V x) { _mm512_storeu_si512(to, x); }
 inline V broadcast(int32_t x) { return _mm512_set1_epi32(x); }
+// The lower and the upper halves of each 16 bytes, by turns.
+inline V low_bytes(V x, V y) { return _mm512_unpacklo_epi8(x, y); }
+inline V high_bytes(V x, V y) { return _mm512_unpackhi_epi8(x, y); }
+inline V low_pairs(V x, V y) { return _mm512_unpacklo_epi16(x, y); }
+inline V high_pairs(V x, V y) { return _mm512_unpackhi_epi16(x, y); }
 inline V dpbusd(V sum, V u8, V s8) { return _mm512_dpbusd_epi32(sum, u8, s8); }
 inline V flip_sign(V x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
 inline uint32_t horizontal_sum(V x) {

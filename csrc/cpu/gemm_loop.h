@@ -12,8 +12,8 @@
 //
 //     // acc[r * kColBlock + n] = init[r] + sum_k a[r, k] * (b[k, n] + 128), against panels of a
 //     // packed weight, or columns of a plain one whose values of k lie together.
-//     static void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t k,
-//                      int32_t* acc);
+//     static void tile(int rows, int panels, const ARows& a, const uint8_t* b,
+//                      int64_t panel_stride, int64_t k, int32_t* acc);
 //     static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
 //                     int64_t k, int32_t* acc);
 //   };
@@ -22,16 +22,27 @@
 
 #include "cpu/endings.h"
 
+// Where the piece of K ends that begins at `first`: groups of `group` columns are cut into pieces
+// of at most `depth`.
+struct Pieces {
+  int64_t k, group, depth;
+  int64_t end(int64_t first) const {
+    return std::min({first + depth, first / group * group + group, k});
+  }
+  int64_t count() const { return k ? ceil_div(k, group) * ceil_div(group, depth) : 1; }
+};
+
 // A block of A's rows, converted once and used for every block of columns that follows.
 class RowBlock {
  public:
-  RowBlock(const Int8Problem& p, const Tiling& tiling)
+  RowBlock(const Int8Problem& p, const Tiling& tiling, const Pieces& pieces)
       : p_(p),
+        pieces_(pieces),
         block_rows_(tiling.block_rows),
         // A line more than needed between rows: lengths that are powers of two would collide.
         stride_(round_up(Micro::row_bytes(p.size.k), 64) + 64),
         data_(static_cast<size_t>(stride_ * block_rows_)),
-        init_(static_cast<size_t>(block_rows_)) {}
+        init_(static_cast<size_t>(block_rows_ * pieces.count())) {}
 
   void load(int64_t index) {
     if (index == index_) return;
@@ -41,7 +52,12 @@ class RowBlock {
     for (int64_t r = 0; r < count_; ++r) {
       const int8_t* row = p_.a.data + (first_ + r) * p_.a.row_stride;
       Micro::load_row(row, p_.a.col_stride, p_.size.k, data_.data() + r * stride_);
-      init_[r] = -128 * sum_row(row);  // |sum| <= 128 * kMaxK: this fits
+      int64_t begin = 0, piece = 0;
+      do {
+        const int64_t end = pieces_.end(begin);
+        init_[piece++ * block_rows_ + r] = -128 * sum_row(row, begin, end);  // of kMaxK: it fits
+        begin = end;
+      } while (begin < p_.size.k);
     }
   }
 
@@ -50,19 +66,25 @@ class RowBlock {
   ARows from(int64_t row) const {
     return {data_.data() + row * stride_, stride_, init_.data() + row};
   }
+  // From a column on, a multiple of 32, where that piece begins.
+  ARows from(int64_t row, int64_t column, int64_t piece) const {
+    return {data_.data() + row * stride_ + column * Micro::kValueBytes, stride_,
+            init_.data() + piece * block_rows_ + row};
+  }
 
  private:
-  int32_t sum_row(const int8_t* row) const {
+  int32_t sum_row(const int8_t* row, int64_t begin, int64_t end) const {
     int32_t sum = 0;
     if (p_.a.col_stride == 1) {
-      for (int64_t k = 0; k < p_.size.k; ++k) sum += row[k];
+      for (int64_t k = begin; k < end; ++k) sum += row[k];
     } else {
-      for (int64_t k = 0; k < p_.size.k; ++k) sum += row[k * p_.a.col_stride];
+      for (int64_t k = begin; k < end; ++k) sum += row[k * p_.a.col_stride];
     }
     return sum;
   }
 
   const Int8Problem& p_;
+  const Pieces pieces_;
   int64_t block_rows_, stride_;
   int64_t index_ = -1, first_ = 0, count_ = 0;
   Buffer<char> data_;
@@ -70,12 +92,12 @@ class RowBlock {
 };
 
 // acc [rows][kColBlock] = A's rows times `count` columns of the weight.
-inline void multiply_packed(Micro& micro, int rows, const ARows& a, const uint8_t* b, int64_t k,
-                            int count, int32_t* acc) {
+inline void multiply_packed(Micro& micro, int rows, const ARows& a, const uint8_t* b,
+                            int64_t panel_stride, int64_t k, int count, int32_t* acc) {
   const int panels = static_cast<int>(ceil_div(count, kPanel));
   for (int first = 0; first < panels; first += Micro::kPanels) {
-    micro.tile(rows, std::min(Micro::kPanels, panels - first), a, b + first * panel_bytes(k), k,
-               acc + first * kPanel);
+    micro.tile(rows, std::min(Micro::kPanels, panels - first), a, b + first * panel_stride,
+               panel_stride, k, acc + first * kPanel);
   }
 }
 
@@ -112,7 +134,8 @@ inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int6
   constexpr int kPanels = kColBlock / kPanel, kRows = std::max(Micro::kRows, Micro::kDotRows);
   alignas(64) int32_t acc[kRows][kColBlock] = {};
   RowOperands operands;
-  RowBlock rows(p, tiling);
+  const int64_t k = std::max<int64_t>(1, p.size.k);
+  RowBlock rows(p, tiling, {p.size.k, k, k});
   Micro micro;
   Buffer<uint8_t> scratch(pack_here ? kPanels * panel_bytes(p.size.k) : 0);
 
@@ -146,7 +169,8 @@ inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int6
     const uint8_t* b =
         pack_here ? scratch.data() : p.b.packed + col / kPanel * panel_bytes(p.size.k);
     for_each_tile(rows.count(), Micro::kRows, [&](int64_t first, int height) {
-      multiply_packed(micro, height, rows.from(first), b, p.size.k, count, acc[0]);
+      multiply_packed(micro, height, rows.from(first), b, panel_bytes(p.size.k), p.size.k, count,
+                      acc[0]);
       write(first, height);
     });
   }
@@ -174,6 +198,7 @@ inline void finish(const Int8Problem& p, const Tiling& tiling, int64_t begin, in
 }
 
 #include "cpu/lowbit_rows.h"
+#include "cpu/grouped.h"
 
 // Known at compile time: code of this instruction set must not run while the library loads.
 constexpr InstructionSet table(const char* name, bool (*available)()) {
@@ -189,5 +214,6 @@ constexpr InstructionSet table(const char* name, bool (*available)()) {
           produce_rows,
           lowbit_dequantize,
           lowbit_prepare,
-          lowbit_gemm};
+          lowbit_gemm,
+          grouped_gemm};
 }

@@ -7,6 +7,9 @@
 #include "ops/int8.h"
 
 namespace scaled_mm::cpu {
+
+void multiply_groups(Checked<GroupedProblem>& checked);  // grouped.cpp
+
 namespace {
 
 // A block of A's rows stays in a core's L2 while columns of the weight pass by: the more rows, the
@@ -31,7 +34,7 @@ void multiply(Checked<Int8Problem>& checked) {
 
 namespace {
 
-using Ops = Int8Ops<multiply>;
+using Ops = Int8Ops<multiply, multiply_groups>;
 
 // About as much work for an element as a few products.
 constexpr int64_t kProductsOfAnElement = 8;

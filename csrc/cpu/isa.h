@@ -7,6 +7,7 @@
 
 #include "cpu/tiling.h"
 #include "dispatch/setting.h"
+#include "problems/grouped.h"
 #include "problems/int8.h"
 #include "problems/lowbit.h"
 #include "problems/produce.h"
@@ -17,6 +18,9 @@ namespace scaled_mm::cpu {
 // The columns of B that a task of the int8 product computes. A multiple of the panel width
 // (packed.h).
 inline constexpr int kColBlock = 64;
+
+// Those of a product whose scales change along K: of a block, and of a cache line of words.
+inline constexpr int kGroupedCols = 128;
 
 // The columns of a task of a lowbit product: of 4 bits a cache line of each row's words.
 inline constexpr int kLowbitCols = 128;
@@ -57,6 +61,9 @@ struct InstructionSet {
   void (*lowbit_prepare)(const LowbitProblem& p, uint16_t* to, int64_t begin, int64_t end);
   // Runs tasks [begin, end) of the product, numbered row block by row block; x is X' already.
   void (*lowbit_gemm)(const LowbitProblem& p, const Tiling& tiling, int64_t begin, int64_t end);
+
+  // Runs tasks [begin, end) of a product whose scales change along K.
+  void (*grouped_gemm)(const GroupedProblem& p, const Tiling& tiling, int64_t begin, int64_t end);
 };
 
 // The instruction set in use: SCALED_MM_CPU_ISA, or the best that this machine runs. Throws

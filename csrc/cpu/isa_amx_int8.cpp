@@ -49,21 +49,35 @@ class Micro : public VnniMicro {
     if (configured_rows_) _tile_release();
   }
 
-  void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+  void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t k,
+            int32_t* acc) {
+    if (k < kGroup * kTileGroups) return short_tile(rows, panels, a, b, panel_stride, k, acc);
     if (rows != configured_rows_) configure(rows);
     for (int r = 0; r < rows; ++r) std::fill_n(acc + r * kColBlock, kPanels * kPanel, a.init[r]);
     if (rows > 16 && panels > 1) {
-      multiply<true, true>(a, b, k, acc);
+      multiply<true, true>(a, b, panel_stride, k, acc);
     } else if (rows > 16) {
-      multiply<true, false>(a, b, k, acc);
+      multiply<true, false>(a, b, panel_stride, k, acc);
     } else if (panels > 1) {
-      multiply<false, true>(a, b, k, acc);
+      multiply<false, true>(a, b, panel_stride, k, acc);
     } else {
-      multiply<false, false>(a, b, k, acc);
+      multiply<false, false>(a, b, panel_stride, k, acc);
     }
   }
 
  private:
+  static constexpr int kTileGroups = 16;
+
+  // Of so few k that no tile of B is whole.
+  static void short_tile(int rows, int panels, const ARows& a, const uint8_t* b,
+                         int64_t panel_stride, int64_t k, int32_t* acc) {
+    for (int r = 0; r < rows; r += VnniMicro::kRows) {
+      const ARows some = {a.row<char>(r), a.stride, a.init + r};
+      VnniMicro::tile(std::min(VnniMicro::kRows, rows - r), panels, some, b, panel_stride, k,
+                      acc + r * kColBlock);
+    }
+  }
+
   int configured_rows_ = 0;  // a configuration takes as long as a small tile: keep it
 
   void configure(int rows) {
@@ -80,9 +94,9 @@ class Micro : public VnniMicro {
   }
 
   template <bool Lower, bool Right>
-  static void multiply(const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+  static void multiply(const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t k,
+                       int32_t* acc) {
     constexpr int kStride = kColBlock * sizeof(int32_t);
-    constexpr int kTileGroups = 16;
     int32_t *const right = acc + kPanel, *const below = acc + 16 * kColBlock;
     written(acc);
     _tile_loadd(0, acc, kStride);
@@ -104,7 +118,7 @@ class Micro : public VnniMicro {
         if constexpr (Right) _tile_dpbsud(3, 5, 7);
       }
     };
-    const uint8_t* next = b + panel_bytes(k);
+    const uint8_t* next = b + panel_stride;
     int64_t g = 0;
     for (; g + kTileGroups <= groups(k); g += kTileGroups) {
       step(b + g * kGroupBytes, next + g * kGroupBytes, g * kGroup);

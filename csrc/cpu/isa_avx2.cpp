@@ -40,7 +40,8 @@ struct Micro {
     }
   }
 
-  static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+  static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t, int64_t k,
+                   int32_t* acc) {
     with_constant<kRows>(rows, [&](auto r) { fixed_tile<r>(a, b, k, acc); });
   }
   static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,

@@ -3,6 +3,33 @@
 
 namespace scaled_mm::cpu::portable {
 
+// 16 bytes, for weights of 4 bits (grouped.h).
+using V = int64_t __attribute__((vector_size(16)));
+inline V load(const void* from) {
+  V x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+inline void store(void* to, V x) { std::memcpy(to, &x, sizeof x); }
+inline V broadcast(int32_t x) {
+  const int32_t four[4] = {x, x, x, x};
+  return load(four);
+}
+// The lower or the upper halves of both, by turns.
+template <class T, bool kUpper>
+inline V halves(V x, V y) {
+  constexpr int kCount = 16 / sizeof(T);
+  T from[2][kCount], to[kCount];
+  store(from[0], x);
+  store(from[1], y);
+  for (int i = 0; i < kCount; ++i) to[i] = from[i % 2][i / 2 + (kUpper ? kCount / 2 : 0)];
+  return load(to);
+}
+inline V low_bytes(V x, V y) { return halves<uint8_t, false>(x, y); }
+inline V high_bytes(V x, V y) { return halves<uint8_t, true>(x, y); }
+inline V low_pairs(V x, V y) { return halves<uint16_t, false>(x, y); }
+inline V high_pairs(V x, V y) { return halves<uint16_t, true>(x, y); }
+
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 1, kValueBytes = 2;
   static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, kGroup); }
@@ -12,7 +39,8 @@ struct Micro {
     for (int64_t i = 0; i < round_up(k, kGroup); ++i) values[i] = i < k ? a[i * stride] : 0;
   }
 
-  static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+  static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t, int64_t k,
+                   int32_t* acc) {
     for (int r = 0; r < rows; ++r) {
       uint32_t sum[kPanel];
       std::fill(sum, sum + kPanel, static_cast<uint32_t>(a.init[r]));

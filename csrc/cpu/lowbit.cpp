@@ -38,6 +38,8 @@ Tensor mixed_dequantize(const Tensor& packed, const std::vector<int64_t>& sizes)
   return dequantize(check_mixed_dequantize(packed, sizes));
 }
 
+}  // namespace
+
 void check_order(const int32_t* order, int64_t k) {
   for (int64_t i = 0; order && i < k; ++i) {
     if (order[i] < 0 || order[i] >= k) {
@@ -45,6 +47,8 @@ void check_order(const int32_t* order, int64_t k) {
     }
   }
 }
+
+namespace {
 
 // X' in place of x: once, before it is read for each block of columns.
 void prepare(Checked<LowbitProblem>& checked, const Tensor& x, const InstructionSet& isa) {

@@ -23,10 +23,11 @@ struct VnniMicro {
     std::memset(row + k, 0, row_bytes(k) - k);
   }
 
-  static void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t k,
-                   int32_t* acc) {
+  static void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t panel_stride,
+                   int64_t k, int32_t* acc) {
     with_constant<kTileRows>(rows, [&](auto r) {
-      with_constant<kTilePanels>(panels, [&](auto p) { fixed_tile<r, p>(a, b, k, acc); });
+      with_constant<kTilePanels>(panels,
+                                 [&](auto p) { fixed_tile<r, p>(a, b, panel_stride, k, acc); });
     });
   }
   static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
@@ -39,9 +40,9 @@ struct VnniMicro {
  private:
   // Lanes are columns: a group of four k of one row is broadcast to all of them.
   template <int R, int P>
-  static void fixed_tile(const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
+  static void fixed_tile(const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t k,
+                         int32_t* acc) {
     constexpr int kVectors = kGroupBytes / sizeof(V);  // of one panel's group
-    const int64_t panel_stride = panel_bytes(k);
     V sum[R][P][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {

@@ -37,7 +37,10 @@ void multiply(Checked<Int8Problem>& checked) {
 
 namespace {
 
-using Ops = Int8Ops<multiply>;
+// check_blocks has refused what is not on the CPU.
+void multiply_blocks(Checked<GroupedProblem>&) {}
+
+using Ops = Int8Ops<multiply, multiply_blocks>;
 
 }  // namespace
 }  // namespace scaled_mm::cuda

@@ -1,7 +1,7 @@
 // The int8 products as the dispatcher calls them.
 #pragma once
 
-#include "problems/int8.h"
+#include "problems/grouped.h"
 
 namespace scaled_mm {
 
@@ -11,8 +11,9 @@ inline Shape shape_of(int64_t k, int64_t n) {
   return Shape({k, n});
 }
 
-// Into a new tensor or into `out`, over what runs a checked problem on a backend.
-template <void (*run)(Checked<Int8Problem>&)>
+// Into a new tensor or into `out`, over what runs a checked problem on a backend. With scales in
+// blocks that is run_blocks.
+template <void (*run)(Checked<Int8Problem>&), void (*run_blocks)(Checked<GroupedProblem>&)>
 struct Int8Ops {
   static Tensor scaled_mm(
       const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
@@ -21,17 +22,26 @@ struct Int8Ops {
       const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
       const std::optional<ScalarType>& out_dtype, const std::optional<Tensor>& out_scale,
       const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled) {
-    return computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj,
-                                    residual, activation, out_dtype, out_scale, out_azp, b_shape,
-                                    b_settled, std::nullopt));
+    return product(a, b, scale_a, scale_b, b_shape, b_settled,
+                   {bias,
+                    azp,
+                    azp_adj,
+                    azp_with_adj,
+                    residual,
+                    activation,
+                    out_dtype,
+                    out_scale,
+                    out_azp,
+                    {}});
   }
   // The commonest operands, by position; the weight's shape as two numbers, since a list costs an
   // eager call more than all of them.
   static Tensor scaled_mm_plain(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                 const Tensor& scale_b, const std::optional<Tensor>& bias, int64_t k,
                                 int64_t n, bool b_settled) {
-    return scaled_mm(a, b, scale_a, scale_b, bias, {}, {}, {}, {}, {}, {}, {}, {}, shape_of(k, n),
-                     b_settled);
+    Int8Ending ending;
+    ending.bias = bias;
+    return product(a, b, scale_a, scale_b, shape_of(k, n), b_settled, ending);
   }
   static void scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                             const Tensor& scale_b, const std::optional<Tensor>& bias,
@@ -43,8 +53,9 @@ struct Int8Ops {
                             const std::optional<Tensor>& out_scale,
                             const std::optional<Tensor>& out_azp, const Shape& b_shape,
                             bool b_settled, const Tensor& out) {
-    computed(check_scaled_mm(a, b, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, residual,
-                             activation, out_dtype, out_scale, out_azp, b_shape, b_settled, out));
+    product(a, b, scale_a, scale_b, b_shape, b_settled,
+            {bias, azp, azp_adj, azp_with_adj, residual, activation, out_dtype, out_scale, out_azp,
+             out});
   }
   static Tensor int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape, bool b_settled) {
     return computed(check_int8_mm(a, b, b_shape, b_settled, std::nullopt));
@@ -55,6 +66,17 @@ struct Int8Ops {
   }
 
  private:
+  static Tensor product(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                        const Tensor& scale_b, const Shape& b_shape, bool b_settled,
+                        const Int8Ending& ending) {
+    if (is_in_blocks(b, scale_b, b_shape)) {
+      Checked<GroupedProblem> checked =
+          check_blocks(a, b, scale_a, scale_b, b_shape, b_settled, ending);
+      run_blocks(checked);
+      return checked.outputs[0];
+    }
+    return computed(check_scaled_mm(a, b, scale_a, scale_b, ending, b_shape, b_settled));
+  }
   static Tensor computed(Checked<Int8Problem> checked) {
     run(checked);
     return checked.outputs[0];

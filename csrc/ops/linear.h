@@ -21,9 +21,11 @@ struct LinearOps {
     const Tensor& q = activation.outputs[0];
     const Tensor& scale_a = activation.outputs[1];
     quantize(activation.problem, q);
-    Checked<Int8Problem> product =
-        check_scaled_mm(q, b, scale_a, vector_of_scales(scale_b), bias, {}, {}, {}, {}, {},
-                        x.scalar_type(), {}, {}, shape_of(k, n), b_settled, {});
+    Int8Ending ending;
+    ending.bias = bias;
+    ending.out_dtype = x.scalar_type();
+    Checked<Int8Problem> product = check_scaled_mm(q, b, scale_a, vector_of_scales(scale_b), ending,
+                                                   shape_of(k, n), b_settled);
     multiply(product);
     return product.outputs[0];
   }

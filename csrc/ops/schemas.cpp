@@ -84,6 +84,15 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
       "bool settled=False, Tensor(a!) out) -> ()");
 
+  ops.def(
+      "w4a8_mm(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, Tensor? order=None, "
+      "Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+      "ScalarType? out_dtype=None) -> Tensor");
+  ops.def(
+      "w4a8_mm.out(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, Tensor? order=None, "
+      "Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+      "ScalarType? out_dtype=None, Tensor(a!) out) -> ()");
+
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says
   // which of the two libraries is asked.
   ops.def(

@@ -51,6 +51,8 @@ Weight check_weight(const Tensor& b, const Shape& b_shape) {
   return weight;
 }
 
+}  // namespace
+
 // --- A times B ---------------------------------------------------------------------------------
 
 Checked<Int8Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_shape,
@@ -74,15 +76,18 @@ Checked<Int8Problem> check_product(const Tensor& a, const Tensor& b, const Shape
   return checked;
 }
 
-void add_output(Checked<Int8Problem>& checked, const Tensor& a, const Tensor& b, ScalarType dtype,
+namespace {
+
+void add_output(Checked<Int8Problem>& checked, const Factors& factors, ScalarType dtype,
                 const std::optional<Tensor>& out) {
+  const auto& [a_name, a, b_name, b] = factors;
   Int8Problem& p = checked.problem;
   const std::vector<int64_t> sizes = sizes_with_last(a, p.size.out_columns());
-  const Tensor& d = checked.outputs.emplace_back(output_tensor(out, "a", a, sizes, dtype));
+  const Tensor& d = checked.outputs.emplace_back(output_tensor(out, a_name, a, sizes, dtype));
   p.d = d.mutable_data_ptr();
   if (!out) return;
-  must_lie_apart(d, "a", a);
-  must_lie_apart(d, "b", b);
+  must_lie_apart(d, a_name, a);
+  must_lie_apart(d, b_name, b);
 }
 
 // `quantises`: an 8-bit dtype will do as well.
@@ -165,13 +170,11 @@ OperandSet check_operand(const std::optional<Tensor>& given, const Rows& rows,
 }
 
 OperandSet check_operands(const Rows& rows, const Tensor& scale_a, const Tensor& scale_b,
-                          const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
-                          const std::optional<Tensor>& azp_adj,
+                          const std::optional<Tensor>& azp, const std::optional<Tensor>& azp_adj,
                           const std::optional<Tensor>& azp_with_adj,
                           const std::optional<Tensor>& out, Checked<Int8Problem>& checked) {
   OperandSet given = check_operand<epilogue::ScaleA>(scale_a, rows, out, checked);
   given |= check_operand<epilogue::ScaleB>(scale_b, rows, out, checked);
-  given |= check_operand<epilogue::Bias>(bias, rows, out, checked);
   given |= check_operand<epilogue::Azp>(azp, rows, out, checked);
   given |= check_operand<epilogue::AzpAdj>(azp_adj, rows, out, checked);
   given |= check_operand<epilogue::AzpWithAdj>(azp_with_adj, rows, out, checked);
@@ -189,32 +192,56 @@ void choose_epilogue(Int8Problem& p, OperandSet given, const Activation& activat
 
 }  // namespace
 
-Checked<Int8Problem> check_scaled_mm(
-    const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-    const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
-    const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
-    const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
-    const std::optional<ScalarType>& out_dtype, const std::optional<Tensor>& out_scale,
-    const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled,
-    const std::optional<Tensor>& out) {
-  const DType dtype = check_out_dtype(out_dtype.value_or(ScalarType::BFloat16), true);
-  const Activation wanted = epilogue::check_activation(activation, Form::gated);
-  check_quantises(out_scale, out_azp, dtype);
-  Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
+void check_row_operands(const Factors& factors, const Tensor& scale_a,
+                        const std::optional<Tensor>& azp, const std::optional<Tensor>& out,
+                        Checked<Int8Problem>& checked) {
+  const Rows rows{factors.a_name, factors.a};
+  check_operand<epilogue::ScaleA>(scale_a, rows, out, checked);
+  check_operand<epilogue::Azp>(azp, rows, out, checked);
+}
+
+namespace {
+
+// `given`: the operands that are in the problem already.
+void check_ending(const Factors& factors, OperandSet given, const Int8Ending& ending,
+                  Checked<Int8Problem>& checked) {
   Int8Problem::Size& size = checked.problem.size;
-  size.out_dtype = dtype;
-  const Rows rows{"a", a};
-  OperandSet given =
-      check_operands(rows, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, out, checked);
-  given |= check_operand<epilogue::Residual>(residual, rows, out, checked);
-  given |= check_operand<epilogue::OutScale>(out_scale, rows, out, checked);
-  given |= check_operand<epilogue::OutAzp>(out_azp, rows, out, checked);
+  const Rows rows{factors.a_name, factors.a};
+  const Activation wanted = epilogue::check_activation(ending.activation, Form::gated);
+  given |= check_operand<epilogue::Bias>(ending.bias, rows, ending.out, checked);
+  given |= check_operand<epilogue::Residual>(ending.residual, rows, ending.out, checked);
+  given |= check_operand<epilogue::OutScale>(ending.out_scale, rows, ending.out, checked);
+  given |= check_operand<epilogue::OutAzp>(ending.out_azp, rows, ending.out, checked);
   choose_epilogue(checked.problem, given, wanted);
   if (size.n % epilogue::entry(size.epilogue).columns()) {
-    refuse("b", cat("have an even number of columns for activation='", wanted.name, "'"),
+    refuse(factors.b_name, cat("have an even number of columns for activation='", wanted.name, "'"),
            cat("N=", size.n));
   }
-  add_output(checked, a, b, scalar_type(dtype), out);
+  add_output(checked, factors, scalar_type(size.out_dtype), ending.out);
+}
+
+DType out_dtype_of(const Int8Ending& ending) {
+  const DType dtype = check_out_dtype(ending.out_dtype.value_or(ScalarType::BFloat16), true);
+  check_quantises(ending.out_scale, ending.out_azp, dtype);
+  return dtype;
+}
+
+}  // namespace
+
+void check_ending(const Factors& factors, const Int8Ending& ending, Checked<Int8Problem>& checked) {
+  checked.problem.size.out_dtype = out_dtype_of(ending);
+  check_ending(factors, 0, ending, checked);
+}
+
+Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                                     const Tensor& scale_b, const Int8Ending& ending,
+                                     const Shape& b_shape, bool b_settled) {
+  const DType dtype = out_dtype_of(ending);
+  Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
+  checked.problem.size.out_dtype = dtype;
+  const OperandSet given = check_operands({"a", a}, scale_a, scale_b, ending.azp, ending.azp_adj,
+                                          ending.azp_with_adj, ending.out, checked);
+  check_ending({"a", a, "b", b}, given, ending, checked);
   return checked;
 }
 
@@ -222,7 +249,7 @@ Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape
                                    bool b_settled, const std::optional<Tensor>& out) {
   Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
   checked.problem.size.epilogue = epilogue::Id::RawAccumulator;
-  add_output(checked, a, b, ScalarType::Int, out);
+  add_output(checked, {"a", a, "b", b}, ScalarType::Int, out);
   return checked;
 }
 
@@ -240,10 +267,12 @@ Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scal
   size.m = count_rows(acc);
   size.n = acc.size(acc.dim() - 1);
   checked.problem.acc = operand_along(epilogue::Axis::Full, acc, checked.inputs);
-  const OperandSet given = check_operands({"acc", acc}, scale_a, scale_b, bias, azp, azp_adj,
-                                          azp_with_adj, std::nullopt, checked);
+  const Rows rows{"acc", acc};
+  OperandSet given =
+      check_operands(rows, scale_a, scale_b, azp, azp_adj, azp_with_adj, std::nullopt, checked);
+  given |= check_operand<epilogue::Bias>(bias, rows, std::nullopt, checked);
   choose_epilogue(checked.problem, given, kActivations[0]);
-  add_output(checked, acc, acc, out_dtype, std::nullopt);
+  add_output(checked, {"acc", acc, "acc", acc}, out_dtype, std::nullopt);
   return checked;
 }
 

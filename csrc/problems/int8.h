@@ -57,18 +57,21 @@ struct Int8Problem {
 
 using Shape = std::optional<std::vector<int64_t>>;
 
+// What a call of scaled_mm may give besides its factors and their scales, and where D goes.
+struct Int8Ending {
+  std::optional<Tensor> bias, azp, azp_adj, azp_with_adj, residual;
+  std::optional<std::string> activation;
+  std::optional<ScalarType> out_dtype;
+  std::optional<Tensor> out_scale, out_azp, out;
+};
+
 // Each refuses with an error or returns a problem that a kernel can run as it stands. `b_shape` is
 // the shape (K, N) of the weight when b is a packed buffer, and absent when b is the weight itself;
 // `b_settled` is for packed buffers (Weight::settled).
 // outputs[0] is D: `out`, where it is given.
-Checked<Int8Problem> check_scaled_mm(
-    const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-    const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
-    const std::optional<Tensor>& azp_adj, const std::optional<Tensor>& azp_with_adj,
-    const std::optional<Tensor>& residual, const std::optional<std::string>& activation,
-    const std::optional<ScalarType>& out_dtype, const std::optional<Tensor>& out_scale,
-    const std::optional<Tensor>& out_azp, const Shape& b_shape, bool b_settled,
-    const std::optional<Tensor>& out);
+Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                                     const Tensor& scale_b, const Int8Ending& ending,
+                                     const Shape& b_shape, bool b_settled);
 Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
                                    bool b_settled, const std::optional<Tensor>& out);
 Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scale_a,
@@ -77,6 +80,25 @@ Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scal
                                            const std::optional<Tensor>& azp_adj,
                                            const std::optional<Tensor>& azp_with_adj,
                                            ScalarType out_dtype);
+
+// --- parts of these, for problems that are made of an int8 product (grouped.h) ---
+
+// The factors, by their names in a refusal.
+struct Factors {
+  const char* a_name;
+  const Tensor& a;
+  const char* b_name;
+  const Tensor& b;
+};
+// A and B, and the sizes.
+Checked<Int8Problem> check_product(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                                   bool b_settled);
+// scale_a and azp of a product with the size in `checked`. They are in no epilogue's choice.
+void check_row_operands(const Factors& factors, const Tensor& scale_a,
+                        const std::optional<Tensor>& azp, const std::optional<Tensor>& out,
+                        Checked<Int8Problem>& checked);
+// Everything behind the zero points, and D.
+void check_ending(const Factors& factors, const Int8Ending& ending, Checked<Int8Problem>& checked);
 
 // outputs[0] is the int32 [1, N] row to fill; azp is what its sums are multiplied by, or absent.
 struct ColumnSums {

@@ -105,6 +105,8 @@ int64_t packed_bytes(const LowbitWeight& w) {
          unit_bytes(w.bits, w.zero_point, unit_sets(w.k, w.group));
 }
 
+}  // namespace
+
 LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t>& sizes) {
   const std::optional<LowbitWeight> found = weight_of(sizes);
   if (!found) {
@@ -146,6 +148,8 @@ LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t
   if (w.zero_point == ZeroPoint::real) w.real_zeros = halves(at.zeros);
   return w;
 }
+
+namespace {
 
 void add_output(Checked<LowbitProblem>& checked, const Tensor& d) {
   LowbitProblem& p = checked.problem;
@@ -250,8 +254,6 @@ Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, co
   return checked;
 }
 
-namespace {
-
 const int32_t* check_order(const Tensor& order, const Tensor& x, int64_t k,
                            std::vector<Tensor>& copies) {
   must_be("order", order, ScalarType::Int);
@@ -264,6 +266,8 @@ const int32_t* check_order(const Tensor& order, const Tensor& x, int64_t k,
   const Tensor& elements = dense ? order : copies.emplace_back(row_major_copy(order));
   return static_cast<const int32_t*>(elements.const_data_ptr());
 }
+
+namespace {
 
 EpilogueOperand check_pre_scale(const Tensor& pre_scale, const Tensor& x, int64_t k,
                                 std::vector<Tensor>& copies) {

@@ -5,6 +5,7 @@
     int8.py        scaled_mm, int8_mm, interleave_gate_up, pack_weight_int8; PackedWeight is in
                    packed_weight.py, and the short ways of eager calls in eager.py
     azp.py         azp_adj, azp_with_adj
+    w4a8.py        w4a8_mm
     quantize.py    quantize_int8, quantize_weight_int8
     produce.py     rms_norm_quantize_int8 and its like: producers that write int8
     lowbit.py      awq_dequantize, awq_gemm

@@ -93,7 +93,7 @@ def mixed_mm(
 # --- shapes only ----------------------------------------------------------------------------------
 
 
-def _must_be_packed(packed: Tensor, sizes: Sequence[int]) -> tuple[int, int]:
+def must_be_packed(packed: Tensor, sizes: Sequence[int]) -> tuple[int, int]:
     """(K, N) of a packed weight."""
     if len(sizes) != 6 or sizes[-1] not in LAYOUT_SIZES:
         rule = "be (K, N, G, bits, zero point, layout)"
@@ -122,7 +122,7 @@ def _mixed_mm_shape(
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, packed=packed, order=order, pre_scale=pre_scale, bias=bias)
     must_share_device("x", x, residual=residual)
-    k, n = _must_be_packed(packed, sizes)
+    k, n = must_be_packed(packed, sizes)
     columns = x.shape[-1] == k
     must("x", columns, lambda: f"have K={k} columns, the rows of packed", lambda: shape_text(x))
     n = out_columns("packed", n, activation)
@@ -135,4 +135,4 @@ for _name in ("mixed_mm", "mixed_mm.out"):
 
 @torch.library.register_fake("scaled_mm::mixed_dequantize")
 def _(packed: Tensor, sizes: Sequence[int]) -> Tensor:
-    return packed.new_empty([*_must_be_packed(packed, sizes)])
+    return packed.new_empty([*must_be_packed(packed, sizes)])
