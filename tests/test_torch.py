@@ -106,6 +106,12 @@ SCHEMAS = {
     "Tensor? smooth, int rotate=0) -> Tensor",
     "_mixed_linear": "(Tensor x, Tensor packed, SymInt[] sizes, Tensor? order, "
     "Tensor? pre_scale, Tensor? bias, str? activation) -> Tensor",
+    "w4a8_mm": "(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, Tensor? order=None, "
+    "Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+    "ScalarType? out_dtype=None) -> Tensor",
+    "w4a8_mm.out": "(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, "
+    "Tensor? order=None, Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, "
+    "str? activation=None, ScalarType? out_dtype=None, Tensor(a!) out) -> ()",
     "_fingerprint": "(str arch) -> str",
     "_tune": "(str device, int capability, int sms, float memory_share, str kernels, "
     "float[] numbers) -> ()",
