@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_cases import write
 from helpers import assert_bits, extra
+from int4_cases import FORMS, plainly, quantised, stored
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from scaled_mm import (
@@ -198,6 +201,53 @@ def test_a_checkpoint_file_by_file(name: str, scheme: str, tmp_path: Path) -> No
     assert not any("experts" in other for other in report.others)
     expected = logits(quantize_model(model, config, [IDS]))
     assert_bits(logits(load_quantized(tiny(name), tmp_path / "out")), expected)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-v1", "gptq8-v2-symmetric", "gptq-v1-act-order"])
+def test_awq_and_gptq(name: str, tmp_path: Path) -> None:
+    form, model = FORMS[name], tiny("MixtralForCausalLM")
+    model.save_pretrained(tmp_path / "float")
+    state = load_file(tmp_path / "float" / "model.safetensors")
+    parts = {}
+    for key in [key for key in state if "proj" in key or ".experts." in key]:
+        module = key.removesuffix(".weight")
+        parts[module] = stored(quantised(state.pop(key), form), form)
+        state |= {f"{module}.{part}": x for part, x in parts[module].items()}
+    folder = write(tmp_path / "int", state, form.config())
+    if form.act_order:
+        with pytest.raises(ValueError, match=r"^experts must have no act-order, which a stack"):
+            load_quantized(model, folder)
+        return
+    experts = load_quantized(model, folder).model.layers[1].mlp.experts
+    for own, part in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        tensors = parts[f"model.layers.1.block_sparse_moe.experts.3.{own}"]
+        assert_bits(experts.linear(f"3.{part}").weight, plainly(tensors, form).t(), part)
+
+
+UP = "model.layers.0.mlp.experts.1.up_proj"
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "missing": (dict.fromkeys((f"{UP}.weight", f"{UP}.weight_scale")), f"has no {UP}, but others"),
+    "narrow": ({f"{UP}.weight": lambda x: x[:, :8]}, f"{UP}.weight must have shape .16, 32., as"),
+    "another scale": ({f"{UP}.input_scale": lambda x: 2 * x}, "one for gate and up, .* expert 1$"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_file_that_is_refused(case: str, tmp_path: Path) -> None:
+    change, message = WRONG[case]
+    config = QuantConfig("static" if case == "another scale" else "W8A8")
+    model = tiny("Qwen3MoeForCausalLM")
+    save_quantized(quantize_model(model, config, [IDS]), tmp_path / "out")
+    path = tmp_path / "out" / "model.safetensors"
+    state = load_file(path)
+    for key, made in change.items():
+        x = state.pop(key)
+        state |= {key: made(x).contiguous()} if made else {}
+    save_file(state, path, {"format": "pt"})
+    before = model.state_dict()
+    with pytest.raises(ValueError, match=message):
+        load_quantized(model, tmp_path / "out")
+    assert model.state_dict().keys() == before.keys()
 
 
 def test_experts_that_lie_stacked_in_the_files_stay_float(tmp_path: Path) -> None:
