@@ -1,5 +1,5 @@
 """`w4a8_mm` and `scaled_mm` in blocks: the reference's bits on every instruction set; refusals; as
-ops of torch (the reference itself: test_groups.py)."""
+ops of torch (the reference itself: test_k_scales.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import pack_weight, reference, w4a8_mm
-from scaled_mm.reference.groups import BLOCK
+from scaled_mm.reference.k_scales import BLOCK
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),

@@ -198,7 +198,7 @@ inline void finish(const Int8Problem& p, const Tiling& tiling, int64_t begin, in
 }
 
 #include "cpu/lowbit_rows.h"
-#include "cpu/grouped.h"
+#include "cpu/k_scales.h"
 
 // Known at compile time: code of this instruction set must not run while the library loads.
 constexpr InstructionSet table(const char* name, bool (*available)()) {
@@ -215,5 +215,5 @@ constexpr InstructionSet table(const char* name, bool (*available)()) {
           lowbit_dequantize,
           lowbit_prepare,
           lowbit_gemm,
-          grouped_gemm};
+          k_scales_gemm};
 }

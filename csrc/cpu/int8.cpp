@@ -8,7 +8,7 @@
 
 namespace scaled_mm::cpu {
 
-void multiply_groups(Checked<GroupedProblem>& checked);  // grouped.cpp
+void multiply_groups(Checked<KScalesProblem>& checked);  // k_scales.cpp
 
 namespace {
 

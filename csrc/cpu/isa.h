@@ -7,7 +7,7 @@
 
 #include "cpu/tiling.h"
 #include "dispatch/setting.h"
-#include "problems/grouped.h"
+#include "problems/k_scales.h"
 #include "problems/int8.h"
 #include "problems/lowbit.h"
 #include "problems/produce.h"
@@ -20,7 +20,7 @@ namespace scaled_mm::cpu {
 inline constexpr int kColBlock = 64;
 
 // Those of a product whose scales change along K: of a block, and of a cache line of words.
-inline constexpr int kGroupedCols = 128;
+inline constexpr int kKScalesCols = 128;
 
 // The columns of a task of a lowbit product: of 4 bits a cache line of each row's words.
 inline constexpr int kLowbitCols = 128;
@@ -63,7 +63,7 @@ struct InstructionSet {
   void (*lowbit_gemm)(const LowbitProblem& p, const Tiling& tiling, int64_t begin, int64_t end);
 
   // Runs tasks [begin, end) of a product whose scales change along K.
-  void (*grouped_gemm)(const GroupedProblem& p, const Tiling& tiling, int64_t begin, int64_t end);
+  void (*k_scales_gemm)(const KScalesProblem& p, const Tiling& tiling, int64_t begin, int64_t end);
 };
 
 // The instruction set in use: SCALED_MM_CPU_ISA, or the best that this machine runs. Throws

@@ -3,7 +3,7 @@
 
 namespace scaled_mm::cpu::portable {
 
-// 16 bytes, for weights of 4 bits (grouped.h).
+// 16 bytes, for weights of 4 bits (k_scales.h).
 using V = int64_t __attribute__((vector_size(16)));
 inline V load(const void* from) {
   V x;

@@ -38,7 +38,7 @@ void multiply(Checked<Int8Problem>& checked) {
 namespace {
 
 // check_blocks has refused what is not on the CPU.
-void multiply_blocks(Checked<GroupedProblem>&) {}
+void multiply_blocks(Checked<KScalesProblem>&) {}
 
 using Ops = Int8Ops<multiply, multiply_blocks>;
 

@@ -1,7 +1,7 @@
 // The int8 products as the dispatcher calls them.
 #pragma once
 
-#include "problems/grouped.h"
+#include "problems/k_scales.h"
 
 namespace scaled_mm {
 
@@ -13,7 +13,7 @@ inline Shape shape_of(int64_t k, int64_t n) {
 
 // Into a new tensor or into `out`, over what runs a checked problem on a backend. With scales in
 // blocks that is run_blocks.
-template <void (*run)(Checked<Int8Problem>&), void (*run_blocks)(Checked<GroupedProblem>&)>
+template <void (*run)(Checked<Int8Problem>&), void (*run_blocks)(Checked<KScalesProblem>&)>
 struct Int8Ops {
   static Tensor scaled_mm(
       const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
@@ -70,7 +70,7 @@ struct Int8Ops {
                         const Tensor& scale_b, const Shape& b_shape, bool b_settled,
                         const Int8Ending& ending) {
     if (is_in_blocks(b, scale_b, b_shape)) {
-      Checked<GroupedProblem> checked =
+      Checked<KScalesProblem> checked =
           check_blocks(a, b, scale_a, scale_b, b_shape, b_settled, ending);
       run_blocks(checked);
       return checked.outputs[0];

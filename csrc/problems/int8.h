@@ -81,7 +81,7 @@ Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scal
                                            const std::optional<Tensor>& azp_with_adj,
                                            ScalarType out_dtype);
 
-// --- parts of these, for problems that are made of an int8 product (grouped.h) ---
+// --- parts of these, for problems that are made of an int8 product (k_scales.h) ---
 
 // The factors, by their names in a refusal.
 struct Factors {

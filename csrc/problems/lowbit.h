@@ -137,7 +137,7 @@ Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, co
 Checked<LowbitProblem> check_mixed_dequantize(const Tensor& packed,
                                               const std::vector<int64_t>& sizes);
 
-// Parts of these, for other products by such a weight (grouped.h).
+// Parts of these, for other products by such a weight (k_scales.h).
 LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t>& sizes);
 const int32_t* check_order(const Tensor& order, const Tensor& x, int64_t k,
                            std::vector<Tensor>& copies);

@@ -11,7 +11,7 @@ changes no bit (`float_mode.py`).
     epilogues.py     the formula of the products' epilogue
     arithmetic.py    what it is evaluated in: float32, exactly, in magnitude
     int8.py          the products; accuracy.py how good an output of theirs is
-    groups.py        their sums where scales change along K
+    k_scales.py      their sums where scales change along K
     quantize.py      the quantisers
     producers.py     norms and activations that write int8; functions.py their exp and erf
     lowbit.py        int4 in AWQ's words; mixed.py 4 and 8 bits in general

@@ -2,7 +2,7 @@
 
 An epilogue (`epilogues.py`) is written once over a few verbs: `integer`, `mul`, `fma`, `add`,
 `activated` (a function of each column) and `gated` (one of each even column, times the odd one);
-sums over groups (`groups.py`) over `chained` and `joined` besides. It means
+sums over groups (`k_scales.py`) over `chained` and `joined` besides. It means
 
 * in `Float32` the bit contract (R1): int32 wraps, every operation rounds once to float32;
 * in `Exact` the algebra (R0): nothing is rounded before the conversion to the output dtype;

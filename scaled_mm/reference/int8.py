@@ -15,7 +15,7 @@ from .arithmetic import FORMATS, Array, Exact, Float32, Format, Magnitude, round
 from .arrays import matrix_product, to_float64, to_numpy, to_tensor
 from .epilogues import FORMS, ended, evaluate, name_epilogue
 from .float_mode import ieee
-from .groups import Groups, in_blocks, of_blocks, of_int4
+from .k_scales import Groups, in_blocks, of_blocks, of_int4
 
 # A signature is written out wherever an op has one: help(), mypy and a reader see all of it.
 

@@ -1,9 +1,9 @@
-// w4a8_mm, and scaled_mm in blocks, on the CPU: the arithmetic is in grouped.h, here are tasks.
+// w4a8_mm, and scaled_mm in blocks, on the CPU: the arithmetic is in k_scales.h, here are tasks.
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/isa.h"
 #include "ops/namespace.h"
-#include "problems/grouped.h"
+#include "problems/k_scales.h"
 
 namespace scaled_mm::cpu {
 
@@ -12,7 +12,7 @@ void check_order(const int32_t* order, int64_t k);  // lowbit.cpp
 namespace {
 
 // A's columns in the order of the weight's rows.
-void gather(Checked<GroupedProblem>& checked) {
+void gather(Checked<KScalesProblem>& checked) {
   Int8Problem& p = checked.problem.product;
   const int32_t* const order = checked.problem.order;
   const int64_t m = p.size.m, k = p.size.k;
@@ -29,18 +29,18 @@ void gather(Checked<GroupedProblem>& checked) {
 
 }  // namespace
 
-void multiply_groups(Checked<GroupedProblem>& checked) {
+void multiply_groups(Checked<KScalesProblem>& checked) {
   constexpr int64_t kBlockBytes = 512 * 1024;  // of A's rows, as in int8.cpp
-  const GroupedProblem& p = checked.problem;
+  const KScalesProblem& p = checked.problem;
   const Int8Problem::Size& size = p.product.size;
   const InstructionSet& isa = instruction_set();
   if (size.m == 0 || size.n == 0) return;
   if (p.order) gather(checked);
   const int64_t fitting = kBlockBytes / std::max<int64_t>(size.k * isa.a_value_bytes, 1);
-  const Tiling tiling = cut_rows(size.m, ceil_div(size.n, kGroupedCols), isa.tile_rows,
+  const Tiling tiling = cut_rows(size.m, ceil_div(size.n, kKScalesCols), isa.tile_rows,
                                  std::max<int64_t>(fitting, isa.tile_rows));
-  run_tasks(tiling, tiling.block_rows * kGroupedCols * size.k,
-            [&](int64_t begin, int64_t end) { isa.grouped_gemm(p, tiling, begin, end); });
+  run_tasks(tiling, tiling.block_rows * kKScalesCols * size.k,
+            [&](int64_t begin, int64_t end) { isa.k_scales_gemm(p, tiling, begin, end); });
 }
 
 namespace {
@@ -48,7 +48,7 @@ namespace {
 using Text = std::optional<std::string>;
 using Maybe = std::optional<Tensor>;
 
-Tensor computed(Checked<GroupedProblem> checked) {
+Tensor computed(Checked<KScalesProblem> checked) {
   multiply_groups(checked);
   return checked.outputs[0];
 }

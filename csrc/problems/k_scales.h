@@ -15,7 +15,7 @@ inline constexpr int64_t kSlice = 1024;
 // Rows and columns of a block of an int8 weight, columns of a group of its activations.
 inline constexpr int64_t kBlock = 128;
 
-struct GroupedProblem {
+struct KScalesProblem {
   // A, the sizes, the ending and D. Its operand azp is that of t_g = acc_g - azp 1 b_g, which its
   // epilogue does not know of. In blocks its b is the weight, and its scale_a is 1.
   Int8Problem product;
@@ -32,7 +32,7 @@ struct GroupedProblem {
 bool is_in_blocks(const Tensor& b, const Tensor& scale_b, const Shape& b_shape);
 
 // outputs[0] is D in both: `out`, where it is given.
-Checked<GroupedProblem> check_blocks(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+Checked<KScalesProblem> check_blocks(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                      const Tensor& scale_b, const Shape& b_shape, bool b_settled,
                                      const Int8Ending& ending);
 
@@ -43,6 +43,6 @@ struct W4A8Arguments {
   std::optional<Tensor> order, azp;
   Int8Ending ending;
 };
-Checked<GroupedProblem> check_w4a8_mm(const W4A8Arguments& given);
+Checked<KScalesProblem> check_w4a8_mm(const W4A8Arguments& given);
 
 }  // namespace scaled_mm

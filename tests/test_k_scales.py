@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scaled_mm import reference
 from scaled_mm.reference.arithmetic import FLOAT32
-from scaled_mm.reference.groups import SLICE
+from scaled_mm.reference.k_scales import SLICE
 
 
 def f32(x: Fraction) -> Fraction:

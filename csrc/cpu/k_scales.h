@@ -1,6 +1,6 @@
-// Products whose scales change along K (problems/grouped.h).
+// Products whose scales change along K (problems/k_scales.h).
 //
-// A task is kGroupedCols columns of a block of rows. K is walked in spans, whose weights lie in
+// A task is kKScalesCols columns of a block of rows. K is walked in spans, whose weights lie in
 // cache in the bytes of packed.h: in L1 a piece of a group where one tile has all rows, else in L2
 // about a slice. A span is multiplied tile by tile, a tile piece by piece: exact sums, which a
 // group's end brings into the float sums of its slice, and a slice's end into the row's.
@@ -8,7 +8,7 @@
 // No include guard: every isa_*.cpp includes this once, inside its own namespace.
 
 inline constexpr int64_t kPieceRows = 256;  // a multiple of 32, where the rows of A may be cut
-inline constexpr int kGroupedPanels = kGroupedCols / kPanel;
+inline constexpr int kKScalesPanels = kKScalesCols / kPanel;
 
 // --- weights of 4 bits ---------------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ struct NibblePanels {
   using Four = float __attribute__((vector_size(16)));
 
   // to[panel * stride] = the bytes of four rows, plus those of `offsets`, where `keep` has ones.
-  static void widen(const uint32_t* const (&rows)[4], const uint8_t (&offsets)[kGroupedPanels][64],
+  static void widen(const uint32_t* const (&rows)[4], const uint8_t (&offsets)[kKScalesPanels][64],
                     uint32_t keep, uint8_t* to, int64_t stride) {
     const Bytes nibble = Bytes{} + uint8_t{15};
     const V kept = broadcast(static_cast<int32_t>(keep));
@@ -81,12 +81,12 @@ struct NibblePanels {
 // Of a task: 128 columns of a weight of 4 bits.
 class Int4Columns {
  public:
-  Int4Columns(const GroupedProblem& p, int64_t most_rows)
+  Int4Columns(const KScalesProblem& p, int64_t most_rows)
       : w_(p.w),
         group_(p.group),
         stride_((groups(std::min(most_rows, p.w.k)) + 1) * kGroupBytes),
-        bytes_(static_cast<size_t>(kGroupedPanels * stride_)),
-        scales_(static_cast<size_t>((most_rows / 32 + 1) * kGroupedCols)) {
+        bytes_(static_cast<size_t>(kKScalesPanels * stride_)),
+        scales_(static_cast<size_t>((most_rows / 32 + 1) * kKScalesCols)) {
     std::memset(offsets_, 128 - 8, sizeof offsets_);
   }
 
@@ -94,7 +94,7 @@ class Int4Columns {
   void open(int64_t col, bool more) {
     ahead_ = more ? 16 : 0;
     col_ = col;
-    columns_ = static_cast<int>(std::min<int64_t>(kGroupedCols, w_.padded_n() - col));
+    columns_ = static_cast<int>(std::min<int64_t>(kKScalesCols, w_.padded_n() - col));
   }
 
   // The rows of a span, which begins and ends with pieces.
@@ -111,9 +111,9 @@ class Int4Columns {
 
   const uint8_t* at(int64_t k) const { return bytes_.data() + (k - first_) / kGroup * kGroupBytes; }
   int64_t stride() const { return stride_; }
-  int panels() const { return kGroupedPanels; }
+  int panels() const { return kKScalesPanels; }
   const float* scales(int64_t group, int64_t) const {
-    return scales_.data() + (group - first_ / group_) * kGroupedCols;
+    return scales_.data() + (group - first_ / group_) * kKScalesCols;
   }
   static void to_columns(const float* sums, float* columns) {
     NibblePanels::to_columns(sums, columns);
@@ -123,7 +123,7 @@ class Int4Columns {
   // 16 words of a row, those behind its last as zeros.
   const uint32_t* words(const Matrix<const uint32_t>& rows, int64_t row, uint32_t (&padded)[16]) {
     const uint32_t* from = rows.data + row * rows.row_stride + col_ / 8;
-    if (columns_ == kGroupedCols) return from;
+    if (columns_ == kKScalesCols) return from;
     std::memset(padded, 0, sizeof padded);
     std::memcpy(padded, from, columns_ / 2);
     return padded;
@@ -133,14 +133,14 @@ class Int4Columns {
     alignas(64) uint32_t padded[4][16];
     const uint32_t* rows[4];
     for (int i = 0; i < 4; ++i) rows[i] = words(w_.q, k + std::min(i, count - 1), padded[i]);
-    for (const uint32_t* row : rows) __builtin_prefetch(row + ahead_);
+    for (const uint32_t* row : rows) __builtin_prefetch(row + ahead_, 0, 2);
     const uint32_t keep = count == 4 ? ~0u : (1u << 8 * count) - 1;
     uint8_t* const to = bytes_.data() + (k - first_) / kGroup * kGroupBytes;
     NibblePanels::widen(rows, offsets_, keep, to, stride_);
   }
 
   void load_zeros(int64_t group) {
-    static constexpr uint8_t kNone[kGroupedPanels][64] = {};
+    static constexpr uint8_t kNone[kKScalesPanels][64] = {};
     alignas(64) uint32_t padded[16];
     const uint32_t* zeros = words(w_.zeros, group, padded);
     NibblePanels::widen({zeros, zeros, zeros, zeros}, kNone, ~0u, offsets_[0], 64);
@@ -150,10 +150,10 @@ class Int4Columns {
   }
 
   void load_scales(int64_t group) {
-    alignas(64) float columns[kGroupedCols] = {};
+    alignas(64) float columns[kKScalesCols] = {};
     const uint16_t* from = w_.scales.data + group * w_.scales.row_stride + col_;
     with_dtype16(w_.dtype, [&](auto dtype) { Format<dtype>::widen(from, columns, columns_); });
-    NibblePanels::to_panels(columns, scales_.data() + (group - first_ / group_) * kGroupedCols);
+    NibblePanels::to_panels(columns, scales_.data() + (group - first_ / group_) * kKScalesCols);
   }
 
   const LowbitWeight& w_;
@@ -162,7 +162,7 @@ class Int4Columns {
   int columns_ = 0, ahead_ = 0;
   Buffer<uint8_t> bytes_;
   Buffer<float> scales_;
-  alignas(64) uint8_t offsets_[kGroupedPanels][64];  // 128 - zero point
+  alignas(64) uint8_t offsets_[kKScalesPanels][64];  // 128 - zero point
 };
 
 // --- int8 in blocks ------------------------------------------------------------------------------
@@ -170,15 +170,15 @@ class Int4Columns {
 // Of a task: a column of blocks.
 class BlockColumns {
  public:
-  BlockColumns(const GroupedProblem& p, int64_t)
+  BlockColumns(const KScalesProblem& p, int64_t)
       : p_(p),
         stride_(panel_bytes(p.product.size.k)),
-        packed_(p.product.b.packed ? 0 : static_cast<size_t>(kGroupedPanels * stride_)) {}
+        packed_(p.product.b.packed ? 0 : static_cast<size_t>(kKScalesPanels * stride_)) {}
 
   void open(int64_t col, bool) {
     const Weight& b = p_.product.b;
-    panels_ = static_cast<int>(ceil_div(std::min<int64_t>(kGroupedCols, b.n - col), kPanel));
-    block_ = col / kGroupedCols;
+    panels_ = static_cast<int>(ceil_div(std::min<int64_t>(kKScalesCols, b.n - col), kPanel));
+    block_ = col / kKScalesCols;
     from_ = b.packed ? b.packed + col / kPanel * stride_ : packed_.data();
     if (b.packed) return;
     for (int i = 0; i < panels_; ++i) pack_panel(b, col / kPanel + i, packed_.data() + i * stride_);
@@ -192,22 +192,22 @@ class BlockColumns {
     const auto element = [](const EpilogueOperand& x, int64_t row, int64_t col) {
       return static_cast<const float*>(x.data)[row * x.row_stride + col * x.col_stride];
     };
-    std::fill_n(scales_, kGroupedCols,
+    std::fill_n(scales_, kKScalesCols,
                 element(p_.row_scales, m, group) * element(p_.scales, group, block_));
     return scales_;
   }
   static void to_columns(const float* sums, float* columns) {
-    std::memcpy(columns, sums, kGroupedCols * sizeof(float));
+    std::memcpy(columns, sums, kKScalesCols * sizeof(float));
   }
 
  private:
-  const GroupedProblem& p_;
+  const KScalesProblem& p_;
   const int64_t stride_;
   int64_t block_ = 0;
   int panels_ = 0;
   const uint8_t* from_ = nullptr;
   Buffer<uint8_t> packed_;
-  alignas(64) float scales_[kGroupedCols];
+  alignas(64) float scales_[kKScalesCols];
 };
 
 // --- the product ---------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ struct Lower<epilogue::Accumulator<float>> {
   float operator[](int n) const { return sums[n]; }
 };
 
-inline RowEpilogue find_grouped_epilogue(const Int8Problem::Size& size) {
+inline RowEpilogue find_k_scales_epilogue(const Int8Problem::Size& size) {
   using epilogue::Apply;
   using Sum = Apply<epilogue::Fma, epilogue::ScaleA, epilogue::Accumulator<float>, epilogue::Bias>;
   using WithResidual = Apply<epilogue::Add, Sum, epilogue::Residual>;
@@ -275,20 +275,20 @@ struct RowSums {
 };
 
 template <class Columns>
-class GroupedGemm {
+class KScalesGemm {
  public:
-  GroupedGemm(const GroupedProblem& p, const Tiling& tiling)
+  KScalesGemm(const KScalesProblem& p, const Tiling& tiling)
       : p_(p.product),
         azp_(p_.operands[static_cast<int>(Operand::azp)]),
         pieces_{p_.size.k, p.group, kPieceRows},
-        finish_(find_grouped_epilogue(p_.size)),
+        finish_(find_k_scales_epilogue(p_.size)),
         tiling_(tiling),
         together_(std::max<int64_t>(tiling.block_rows, 64)),
         rows_(p_, tiling, pieces_),
         columns_(p, kSlice),
-        slices_(static_cast<size_t>(together_ * kGroupedCols)),
-        sums_(static_cast<size_t>(together_ * kGroupedCols)),
-        groups_(p.group > kPieceRows ? static_cast<size_t>(together_ * kGroupedCols) : 0),
+        slices_(static_cast<size_t>(together_ * kKScalesCols)),
+        sums_(static_cast<size_t>(together_ * kKScalesCols)),
+        groups_(p.group > kPieceRows ? static_cast<size_t>(together_ * kKScalesCols) : 0),
         ones_(azp_.data ? static_cast<size_t>(Micro::row_bytes(kPieceRows)) : 0) {
     if (!azp_.data) return;
     int8_t ones[kPieceRows];
@@ -299,12 +299,12 @@ class GroupedGemm {
   // Tasks [task, end), or as many of them as are multiplied together. Returns the next one.
   int64_t run(int64_t task, int64_t end) {
     rows_.load(task / tiling_.col_blocks);
-    const int64_t block = task % tiling_.col_blocks, first_col = block * kGroupedCols;
+    const int64_t block = task % tiling_.col_blocks, first_col = block * kKScalesCols;
     const bool one_tile = rows_.count() <= Micro::kRows;
     const int64_t most = one_tile ? std::max<int64_t>(1, together_ / rows_.count()) : 1;
     const int64_t blocks = std::min({end - task, tiling_.col_blocks - block, most});
     const float start = p_.size.k ? -0.0f : 0.0f;
-    std::fill_n(sums_.data(), blocks * rows_.count() * kGroupedCols, start);
+    std::fill_n(sums_.data(), blocks * rows_.count() * kKScalesCols, start);
     for (int64_t first = 0, piece = 0; first < p_.size.k;) {
       int64_t end_row = pieces_.end(first), next = piece + 1;
       while (!one_tile && end_row < p_.size.k && pieces_.end(end_row) - first <= kSlice) {
@@ -312,7 +312,7 @@ class GroupedGemm {
         ++next;
       }
       for (int64_t i = 0; i < blocks; ++i) {
-        columns_.open(first_col + i * kGroupedCols, i + 1 < blocks);
+        columns_.open(first_col + i * kKScalesCols, i + 1 < blocks);
         columns_.load_rows(first, end_row);
         if (azp_.data) sum_columns(first, end_row);
         for_each_tile(rows_.count(), Micro::kRows, [&](int64_t row, int height) {
@@ -322,7 +322,7 @@ class GroupedGemm {
       first = end_row;
       piece = next;
     }
-    for (int64_t i = 0; i < blocks; ++i) write(first_col + i * kGroupedCols, i * rows_.count());
+    for (int64_t i = 0; i < blocks; ++i) write(first_col + i * kKScalesCols, i * rows_.count());
     return task + blocks;
   }
 
@@ -331,7 +331,7 @@ class GroupedGemm {
   void multiply(int64_t row, int height, int64_t place_of_sums, int64_t first, int64_t end,
                 int64_t piece) {
     const int32_t* of_columns = column_sums_;
-    for (int64_t k = first, stop; k < end; k = stop, ++piece, of_columns += kGroupedCols) {
+    for (int64_t k = first, stop; k < end; k = stop, ++piece, of_columns += kKScalesCols) {
       stop = pieces_.end(k);
       const Place place(pieces_, k, stop);
       const ARows a = rows_.from(row, k, piece);
@@ -339,7 +339,7 @@ class GroupedGemm {
         multiply_half(a, height, k, stop, half);
         for (int r = 0; r < height; ++r) {
           if (azp_.data) take_azp(row + r, of_columns + half * kColBlock, acc_[r]);
-          const int64_t at = (place_of_sums + r) * kGroupedCols + half * kColBlock;
+          const int64_t at = (place_of_sums + r) * kKScalesCols + half * kColBlock;
           const RowSums sums = {groups_.data() + at, slices_.data() + at, sums_.data() + at};
           const float* scales = columns_.scales(place.group, rows_.first() + row + r);
           sums.add(place, acc_[r], scales + half * kColBlock);
@@ -358,7 +358,7 @@ class GroupedGemm {
   // Column sums of each piece: those of a row of ones.
   void sum_columns(int64_t first, int64_t end) {
     int32_t* to = column_sums_;
-    for (int64_t k = first, stop; k < end; k = stop, to += kGroupedCols) {
+    for (int64_t k = first, stop; k < end; k = stop, to += kKScalesCols) {
       stop = pieces_.end(k);
       const int32_t init = static_cast<int32_t>(-128 * (stop - k));
       for (int half = 0; half < 2; ++half) {
@@ -381,15 +381,15 @@ class GroupedGemm {
     const int64_t row_bytes = p_.size.out_columns() * p_.size.out_bytes();
     const int columns = epilogue::entry(p_.size.epilogue).columns();  // of B, for one of D
     for (int64_t r = 0; r < rows_.count(); ++r) {
-      Columns::to_columns(sums_.data() + (place_of_sums + r) * kGroupedCols,
-                          slices_.data() + r * kGroupedCols);
+      Columns::to_columns(sums_.data() + (place_of_sums + r) * kKScalesCols,
+                          slices_.data() + r * kKScalesCols);
     }
-    for (int64_t col = first; col < std::min(first + kGroupedCols, p_.size.n); col += kColBlock) {
+    for (int64_t col = first; col < std::min(first + kKScalesCols, p_.size.n); col += kColBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kColBlock, p_.size.n - col));
       finish_.load(operands_, p_, col, count);
       for (int64_t r = 0; r < rows_.count(); ++r) {
         const int64_t m = rows_.first() + r;
-        const float* sums = slices_.data() + r * kGroupedCols + (col - first);
+        const float* sums = slices_.data() + r * kKScalesCols + (col - first);
         char* out = static_cast<char*>(p_.d) + m * row_bytes + col / columns * p_.size.out_bytes();
         const auto* acc = reinterpret_cast<const int32_t*>(sums);
         write_row(finish_, {acc, operands_, p_, m, col, count}, out);
@@ -411,19 +411,19 @@ class GroupedGemm {
   Micro micro_;
   RowOperands operands_;
   alignas(64) int32_t acc_[std::max(Micro::kRows, Micro::kDotRows)][kColBlock] = {};
-  alignas(64) int32_t column_sums_[kSlice / 32 * kGroupedCols];
+  alignas(64) int32_t column_sums_[kSlice / 32 * kKScalesCols];
 };
 
 template <class Columns>
-inline void grouped_gemm_of(const GroupedProblem& p, const Tiling& tiling, int64_t begin,
-                            int64_t end) {
-  GroupedGemm<Columns> gemm(p, tiling);
+inline void k_scales_gemm_of(const KScalesProblem& p, const Tiling& tiling, int64_t begin,
+                             int64_t end) {
+  KScalesGemm<Columns> gemm(p, tiling);
   for (int64_t task = begin; task < end;) task = gemm.run(task, end);
 }
 
-inline void grouped_gemm(const GroupedProblem& p, const Tiling& tiling, int64_t begin,
-                         int64_t end) {
+inline void k_scales_gemm(const KScalesProblem& p, const Tiling& tiling, int64_t begin,
+                          int64_t end) {
   const FloatEnvironment environment;
-  if (p.in_blocks()) return grouped_gemm_of<BlockColumns>(p, tiling, begin, end);
-  grouped_gemm_of<Int4Columns>(p, tiling, begin, end);
+  if (p.in_blocks()) return k_scales_gemm_of<BlockColumns>(p, tiling, begin, end);
+  k_scales_gemm_of<Int4Columns>(p, tiling, begin, end);
 }

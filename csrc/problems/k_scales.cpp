@@ -1,4 +1,4 @@
-#include "problems/grouped.h"
+#include "problems/k_scales.h"
 
 #include "rules.h"
 
@@ -42,7 +42,7 @@ bool is_in_blocks(const Tensor& b, const Tensor& scale_b, const Shape& b_shape) 
          (rows != 1 || (columns != 1 && columns != n));
 }
 
-Checked<GroupedProblem> check_blocks(const Tensor& a, const Tensor& b, const Tensor& scale_a,
+Checked<KScalesProblem> check_blocks(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                      const Tensor& scale_b, const Shape& b_shape, bool b_settled,
                                      const Int8Ending& ending) {
   constexpr const char* kWith = "scales in blocks of 128 x 128";
@@ -55,7 +55,7 @@ Checked<GroupedProblem> check_blocks(const Tensor& a, const Tensor& b, const Ten
   const int64_t groups = ceil_div(size.k, kBlock);
   static constexpr float kOne = 1.0f;
   product.problem.operands[static_cast<int>(Operand::scale_a)].data = &kOne;
-  GroupedProblem p;
+  KScalesProblem p;
   p.group = kBlock;
   p.row_scales = check_scales("scale_a", scale_a, sizes_with_last(a, groups), a, product.inputs);
   p.scales =
@@ -69,13 +69,13 @@ Checked<GroupedProblem> check_blocks(const Tensor& a, const Tensor& b, const Ten
   return {p, std::move(product.outputs), std::move(product.inputs)};
 }
 
-Checked<GroupedProblem> check_w4a8_mm(const W4A8Arguments& given) {
+Checked<KScalesProblem> check_w4a8_mm(const W4A8Arguments& given) {
   const Tensor& x = given.x;
   must_be("x", x, ScalarType::Char);
   must_be_on_the_cpu("x", x);
   if (x.dim() < 1) refuse("x", "have at least one dimension [..., K]", shape(x));
   must_share_device("packed", given.packed, "x", x);
-  GroupedProblem p;
+  KScalesProblem p;
   p.w = check_packed_weight(given.packed, given.sizes);
   const LowbitWeight& w = p.w;
   if (w.packing == Packing::units) refuse("packed", "be of layout 0 on the CPU", "layout 1");
