@@ -70,6 +70,7 @@ void check_forced_kernels() {
     for (const Arch* arch : kArchs) {
       add_names<Int8Problem>(*arch, wanted, found, names);
       add_names<LowbitProblem>(*arch, wanted, found, names);
+      add_names<GroupedInt8Problem>(*arch, wanted, found, names);
     }
     if (!found) refuse(forced_kernels().variable(), "be one of " + names, std::string(wanted));
   }

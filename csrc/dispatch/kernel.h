@@ -14,6 +14,7 @@
 
 #include "dispatch/gpus.h"
 #include "dispatch/predict.h"
+#include "problems/groups.h"
 #include "problems/int8.h"
 #include "problems/lowbit.h"
 
@@ -45,6 +46,7 @@ struct Arch {
   const char* name;
   std::span<const Kernel<Int8Problem>> int8;
   std::span<const Kernel<LowbitProblem>> lowbit;
+  std::span<const Kernel<GroupedInt8Problem>> grouped;
 
   // 90 of sm90: what its code is compiled for.
   int number() const { return std::atoi(name + 2); }
@@ -59,6 +61,11 @@ inline std::span<const Kernel<Int8Problem>> kernels_of<Int8Problem>(const Arch& 
 template <>
 inline std::span<const Kernel<LowbitProblem>> kernels_of<LowbitProblem>(const Arch& arch) {
   return arch.lowbit;
+}
+template <>
+inline std::span<const Kernel<GroupedInt8Problem>> kernels_of<GroupedInt8Problem>(
+    const Arch& arch) {
+  return arch.grouped;
 }
 
 // The architectures of this library, the oldest first: all folders in the CPU library, those that

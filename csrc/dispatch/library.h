@@ -21,7 +21,7 @@ inline std::string arch_of(int64_t capability) {
   return arch ? arch->name : "";
 }
 
-// "NAME NAME ...": the kernels of an arch and a family, int8 or lowbit.
+// "NAME NAME ...": the kernels of an arch and a family, int8, lowbit or grouped.
 inline std::string list_kernels(std::string arch_name, std::string family) {
   std::string text;
   const auto add = [&](const auto& kernels) {
@@ -31,6 +31,7 @@ inline std::string list_kernels(std::string arch_name, std::string family) {
     if (arch_name != arch->name) continue;
     if (family == "int8") add(arch->int8);
     if (family == "lowbit") add(arch->lowbit);
+    if (family == "grouped") add(arch->grouped);
   }
   return text;
 }

@@ -157,6 +157,13 @@ struct Along<epilogue::Axis::Full> {
   static constexpr int64_t pick(int64_t, int64_t) { return 0; }
 };
 
+struct SameRow {
+  template <class L>
+  __device__ int64_t operator()(L, int64_t row) const {
+    return row;
+  }
+};
+
 // The operands of kRows x kCols elements of D, widened, one 32-bit word each:
 //
 //   | leaf 0: kRows or kCols words | leaf 1 | ...
@@ -193,16 +200,19 @@ struct StagedOperands<Leaves<Ls...>, kRows, kCols> {
   }
 
   // Every thread of `threads` takes part; they must meet before the operands are read. All loads
-  // of a thread are under way before the first is stored.
+  // of a thread are under way before the first is stored. element(leaf, row): the number that a
+  // row of D has in the operand.
+  template <class Element = SameRow>
   __device__ void load(const EpilogueOperand (&operands)[kNumOperands], int64_t row, int64_t col,
-                       int64_t m, int64_t n, int thread, int threads) {
+                       int64_t m, int64_t n, int thread, int threads, const Element& element = {}) {
     constexpr int longest = kRows > kCols ? kRows : kCols;
     for (int i = thread; i < longest; i += threads) {
       const auto fetch = [&](auto leaf) {
         using L = decltype(leaf);
         const bool inside =
             i < length<L> && i + Along<L::axis>::pick(row, col) < Along<L::axis>::pick(m, n);
-        return inside ? load_operand<L>(operands[static_cast<int>(L::id)], row + i, col + i)
+        return inside ? load_operand<L>(operands[static_cast<int>(L::id)], element(leaf, row + i),
+                                        col + i)
                       : outside<L>();
       };
       const auto store = [&](auto leaf, auto value) {

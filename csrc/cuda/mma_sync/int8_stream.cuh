@@ -19,6 +19,7 @@
 #pragma once
 
 #include "cuda/common/finish.cuh"
+#include "cuda/common/groups.cuh"
 #include "cuda/common/unaligned.cuh"
 #include "cuda/mma_sync/kinds.h"
 
@@ -37,6 +38,11 @@ struct StreamParams {
   int32_t* partials;  // int32 [slices, M, N] where K is cut; else null
   EpilogueOperand operands[kNumOperands];
   Destination to;
+};
+
+// Of a grouped product: the weights of all experts are one matrix [E * N, K], one below the other.
+struct GroupedParams : StreamParams {
+  Groups groups;
 };
 
 // sums += two rows' 16 bytes (g, g + 8) times a token's.
@@ -91,9 +97,10 @@ struct StreamBlock {
   };
 };
 
-template <class Block>
-__global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_gemm(
-    const __grid_constant__ StreamParams p) {
+template <class Block, class Params>
+__global__ __launch_bounds__(Block::kThreads,
+                             Block::kLive) void stream_gemm(const __grid_constant__ Params p) {
+  constexpr bool kGrouped = std::is_same_v<Params, GroupedParams>;
   using E = typename Block::Epilogue;
   constexpr int kTokens = Block::kTokens, kChannels = Block::kChannels, kWarps = Block::kWarps;
   constexpr int kStep = Block::kStep;
@@ -105,8 +112,14 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_gemm(
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int tile = static_cast<int>(blockIdx.x);
-  const int row = tile % p.token_tiles * kTokens;    // first token
-  const int col = tile / p.token_tiles * kChannels;  // first channel
+  [[maybe_unused]] GroupTile place;
+  if constexpr (kGrouped) {
+    place = find_tile<kTokens>(p.groups, tile % p.token_tiles, lane);
+    if (place.expert < 0) return;
+  }
+  const int row = kGrouped ? place.row : tile % p.token_tiles * kTokens;  // first token
+  const auto end_row = [&] { return kGrouped ? place.end : p.m; };        // behind the last
+  const int col = tile / p.token_tiles * kChannels;                       // first channel
   const int begin = static_cast<int>(blockIdx.y) * p.slice;
   const int end = min(p.k, begin + p.slice);
 
@@ -117,10 +130,16 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_gemm(
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     weight[i] = p.weight + min(col + 8 * i + lane / 4, p.n - 1) * p.weight_stride + offset;
+    if constexpr (kGrouped) weight[i] += int64_t{place.expert} * p.n * p.weight_stride;
   }
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    tokens[i] = p.tokens + min(row + 8 * i + lane / 4, p.m - 1) * p.tokens_stride + offset;
+    const int token = min(row + 8 * i + lane / 4, end_row() - 1);
+    if constexpr (kGrouped) {
+      tokens[i] = p.tokens + p.groups.source(token) * p.tokens_stride + offset;
+    } else {
+      tokens[i] = p.tokens + token * p.tokens_stride + offset;
+    }
   }
 
   int32_t sums[kRows / 2][kColumns][4] = {};
@@ -161,7 +180,12 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_gemm(
   int k = begin + warp * kStep;
   Step next;  // on its way while the one before is multiplied
   if (k < whole) next = load(k);
-  shared.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kThreads);
+  if constexpr (kGrouped) {
+    shared.operands.load(p.operands, row, col, place.end, p.n, thread, Block::kThreads,
+                         GroupElements{p.groups, place.expert});
+  } else {
+    shared.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kThreads);
+  }
 #pragma unroll 1  // or registers for several steps would be wanted at once
   for (; k < whole; k += kStride) {
     const Step now = next;
@@ -196,7 +220,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_gemm(
 
   // --- the epilogue: four channels of a token at a time ---
   constexpr int kQuads = kChannels / 4;
-  const int items = min(kTokens, p.m - row) * kQuads;
+  const int items = min(kTokens, end_row() - row) * kQuads;
   for (int i = thread; i < items; i += Block::kThreads) {
     const int token = i / kQuads, channel = i % kQuads * 4;
     const int inside = p.n - col - channel;

@@ -29,6 +29,20 @@ constexpr Kernel<LowbitProblem> kKernels[] = {
 }  // namespace
 }  // namespace lowbit
 
-constinit const Arch arch = {SCALED_MM_TEXT(SCALED_MM_ARCH), int8::kKernels, lowbit::kKernels};
+namespace grouped {
+namespace {
+
+constexpr Kernel<GroupedInt8Problem> kKernels[] = {
+#define KERNEL(name, Kind, ...) \
+  table_line<GroupedInt8Problem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include SCALED_MM_GROUPED_TABLE
+#undef KERNEL
+};
+
+}  // namespace
+}  // namespace grouped
+
+constinit const Arch arch = {SCALED_MM_TEXT(SCALED_MM_ARCH), int8::kKernels, lowbit::kKernels,
+                             grouped::kKernels};
 
 }  // namespace scaled_mm::cuda::SCALED_MM_ARCH

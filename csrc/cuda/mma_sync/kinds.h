@@ -67,6 +67,20 @@ struct Stream {
   Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;
 };
 
+// The same over the rows of several experts.
+template <const Gpus& kGpus>
+struct GroupedStream {
+  int tile_m;  // of D: tokens of one expert
+  int tile_n;
+  int warps;
+  int step;
+  int live;
+
+  std::string describe(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+  std::string refuse(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+  Prediction predict(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+};
+
 // A product with a weight packed in units, straight from them (lowbit_units.cuh).
 template <const Gpus& kGpus>
 struct Units {

@@ -157,6 +157,34 @@ Prediction Stream<kGpus>::predict(const Int8Problem::Size& size, const Machine& 
   return predict_rounds(*this, rounds, tokens, k, kStreamProducts, size, join, machine);
 }
 
+// About that of the lines of Stream; no grouped kernel has been measured.
+inline constexpr Fit kGroupedFit{3.0, 0.85};
+
+template <const Gpus& kGpus>
+std::string GroupedStream<kGpus>::describe(const GroupedInt8Problem::Size&, const Machine&) const {
+  return cat("streams the experts' weights, tiles of ", tile_m, " tokens x ", tile_n, " channels, ",
+             warps, " warps");
+}
+
+template <const Gpus& kGpus>
+std::string GroupedStream<kGpus>::refuse(const GroupedInt8Problem::Size&,
+                                         const Machine& machine) const {
+  return refuse_machine(kGpus, machine);
+}
+
+template <const Gpus& kGpus>
+Prediction GroupedStream<kGpus>::predict(const GroupedInt8Problem::Size& size,
+                                         const Machine& machine) const {
+  const double blocks = size.usual_tiles(tile_m) * double(ceil_div(size.n, tile_n));
+  const double rounds = std::ceil(blocks / (double(live) * machine.sms)) * live;
+  const double k = double(round_up(size.k, step));
+  const double products = kStreamProducts * rounds * tile_m * tile_n * k;
+  const double loads = rounds * (double(tile_m) / live + tile_n) * k;
+  const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
+  return joined(kGroupedFit, size.bytes() / memory_rate(machine), busy, 0,
+                products / machine.most_products_per_us);
+}
+
 template <const Gpus& kGpus>
 int64_t tiles_of(const Units<kGpus>& tile, const LowbitProblem::Size& size) {
   return ceil_div(size.m, tile.tile_m) * ceil_div(size.n, tile.tile_n);

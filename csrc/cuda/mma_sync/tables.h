@@ -1,4 +1,4 @@
-// The lines of a folder's two tables as constants, and what is compiled for them. Its arch.h
+// The lines of a folder's tables as constants, and what is compiled for them. Its arch.h
 // includes this last, with SCALED_MM_ARCH defined as the folder's name.
 #pragma once
 
@@ -8,6 +8,7 @@
 // clang-format off
 #define SCALED_MM_INT8_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/int8.table)
 #define SCALED_MM_LOWBIT_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/lowbit.table)
+#define SCALED_MM_GROUPED_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/grouped.table)
 // clang-format on
 
 namespace scaled_mm::cuda::SCALED_MM_ARCH {
@@ -45,6 +46,19 @@ template <const Simt& kTile>
 void run(const LowbitProblem& p, const Scope& scope);
 
 }  // namespace lowbit
+
+namespace grouped {
+
+using Stream = mma_sync::GroupedStream<kGpus>;
+
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include SCALED_MM_GROUPED_TABLE
+#undef KERNEL
+
+template <const Stream& kTile>
+void run(const GroupedInt8Problem& p, const Scope& scope);
+
+}  // namespace grouped
 
 extern const Arch arch;
 

@@ -217,6 +217,33 @@ PackedPlan plan_packed(const Packed& tile, const LowbitProblem::Size& size, int 
 
 }  // namespace lowbit
 
+// --- grouped -------------------------------------------------------------------------------------
+
+namespace grouped {
+
+// int8_stream.cuh over the rows of several experts.
+struct Stream {
+  int tile_m;  // of D: tokens of one expert
+  int tile_n;  // of D: channels
+
+  std::string describe(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+  std::string refuse(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+  Prediction predict(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+};
+
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include "cuda/sm90/grouped.table"
+#undef KERNEL
+
+template <const Stream& kTile>
+void run(const GroupedInt8Problem& p, const Scope& scope);
+
+// As many tiles of tokens as there can be.
+int8::StreamPlan plan_stream(const Stream& tile, const GroupedInt8Problem::Size& size,
+                             const Machine& machine);
+
+}  // namespace grouped
+
 extern const Arch arch;
 
 }  // namespace scaled_mm::cuda::sm90

@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "cuda/common/finish.cuh"
+#include "cuda/common/groups.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/arch.h"
 #include "cuda/sm90/wgmma.cuh"
@@ -48,6 +49,15 @@ struct StreamParams {
                     // what others write: those that nobody writes any more
   EpilogueOperand operands[kNumOperands];
   Destination to;
+};
+
+// Of a grouped product: the weights of all experts are one matrix [E * N, K], one below the other.
+// Tokens come row by row: they may lie anywhere in A.
+struct GroupedParams : StreamParams {
+  const int8_t* a;  // rows aligned to 16 bytes
+  int64_t a_stride;
+  int k;
+  Groups groups;
 };
 
 template <int kTokens>
@@ -137,12 +147,12 @@ __device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
 
 // Sends for the tile's elements of a matrix operand to L2, token by token: those that lie in one of
 // the `sharers` blocks' share of the tile.
-template <class Block>
-__device__ void prefetch_matrix(const StreamParams& p, int row, int col, int share, int sharers,
-                                int thread) {
+template <class Block, class End>
+__device__ void prefetch_matrix(const StreamParams& p, int row, const End& end, int col, int share,
+                                int sharers, int thread) {
   constexpr int kLine = 128;  // bytes
   const EpilogueOperand& of = p.operands[static_cast<int>(Operand::residual)];
-  const int size = of.dtype == DType::float32 ? 4 : 2, tokens = min(p.rows, p.m - row);
+  const int size = of.dtype == DType::float32 ? 4 : 2, tokens = min(p.rows, end() - row);
   const int lines = (min(Block::kChannels, p.n - col) * size + kLine - 1) / kLine;
   for (int i = share * Block::kConsumers + thread; i < tokens * lines;
        i += sharers * Block::kConsumers) {
@@ -152,9 +162,50 @@ __device__ void prefetch_matrix(const StreamParams& p, int row, int col, int sha
   }
 }
 
-template <class Block, class E>
-__global__ __launch_bounds__(Block::kThreads) void stream_gemm(
-    const __grid_constant__ StreamParams p) {
+// The loader of a grouped product: a whole warp. Eight lanes copy the 128 bytes of a row, to where
+// TMA's swizzle has them.
+template <class Block, class SendWeight>
+__device__ void load_rows(const GroupedParams& p, const GroupTile& place, int first, int last,
+                          uint8_t* ring, typename Block::Fixed& fixed, int lane,
+                          const SendWeight& send_weight) {
+  constexpr int kCopies = Block::kTokens / 4;            // of a lane, in a chunk
+  constexpr int kTogether = kCopies > 12 ? 8 : kCopies;  // or registers would spill
+  const int piece = lane % 8;                            // of 16 bytes
+  int stage = 0, phase = 1;
+#pragma unroll 1
+  for (int chunk = first; chunk < last; ++chunk) {
+    cutlass::arch::ClusterBarrier::wait(&fixed.empty[stage], phase);
+    if (lane == 0) send_weight(chunk, stage);
+    uint8_t* const to = ring + stage * Block::kStageBytes + Block::kWeightBytes;
+    const int at = chunk * kChunk + 16 * piece, there = min(max(p.k - at, 0), 16);
+    const int8_t* const from = p.a + (there > 0 ? at : 0);
+#pragma unroll 1
+    for (int begin = 0; begin < kCopies; begin += kTogether) {
+      int source[kTogether], bytes[kTogether];  // those that are not there are zeros, and not read
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int row = place.row + 4 * (begin + i) + lane / 8;
+        bytes[i] = row < place.end ? there : 0;
+        source[i] = row < place.end ? p.groups.source(row) : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int token = 4 * (begin + i) + lane / 8;
+        asm volatile(
+            "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                cute::cast_smem_ptr_to_uint(to + token * kChunk + (piece ^ token % 8) * 16)),
+            "l"(from + source[i] * p.a_stride), "r"(bytes[i])
+            : "memory");
+      }
+    }
+    cutlass::arch::cpasync_barrier_arrive_noinc(&fixed.full[stage]);
+    if (++stage == p.stages) stage = 0, phase ^= 1;
+  }
+}
+
+template <class Block, class E, class Params>
+__global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_constant__ Params p) {
+  constexpr bool kGrouped = std::is_same_v<Params, GroupedParams>;
   constexpr int kTokens = Block::kTokens, kGroups = Block::kGroups;
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
@@ -165,15 +216,23 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(
   const int split = static_cast<int>(cute::cluster_shape().x);
   const int slice = static_cast<int>(cute::block_rank_in_cluster());
   const int tile = static_cast<int>(blockIdx.x) / split;
-  const int row = tile % p.token_tiles * p.rows;            // first token
-  const int col = tile / p.token_tiles * Block::kChannels;  // first channel
+  [[maybe_unused]] GroupTile place;
+  if constexpr (kGrouped) {  // tokens and offsets may be the kernel before's
+    launch_dependents();
+    wait_for_dependencies();
+    place = find_tile<kTokens>(p.groups, tile % p.token_tiles, threadIdx.x % 32);
+    if (place.expert < 0) return;  // all blocks of the cluster do
+  }
+  const int row = kGrouped ? place.row : tile % p.token_tiles * p.rows;  // first token
+  const auto end = [&] { return kGrouped ? place.end : p.m; };           // behind the last
+  const int col = tile / p.token_tiles * Block::kChannels;               // first channel
   const int first = static_cast<int>(int64_t{p.chunks} * slice / split);
   const int last = static_cast<int>(int64_t{p.chunks} * (slice + 1) / split);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
 
   if (thread == 0) {
     for (int s = 0; s < p.stages; ++s) {
-      Full::init(&fixed.full[s], 1);
+      Full::init(&fixed.full[s], kGrouped ? 1 + 32 : 1);
       Empty::init(&fixed.empty[s], 4 * kGroups);  // warps
     }
     if (Block::kSends) {
@@ -190,29 +249,34 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(
   // that no kernel still running writes (Weight::settled): the ring is filled with it. Any other
   // weight may be on its way into L2, which is right even if the kernel before writes to it: L2 is
   // what it writes to.
-  launch_dependents();
+  if constexpr (!kGrouped) launch_dependents();
   const int ahead = min(last, first + p.early);
   const auto once = cute::TMA::CacheHintSm90::EVICT_FIRST;
   const auto often = cute::TMA::CacheHintSm90::EVICT_LAST;
   const auto send_weight = [&](int chunk, int stage) {
-    const auto hint = static_cast<uint64_t>(p.token_tiles == 1 ? once : often);
-    Full::arrive_and_expect_tx(&fixed.full[stage], Block::kWeightBytes + p.rows * kChunk);
+    const bool is_read_once = kGrouped ? place.alone : p.token_tiles == 1;
+    const auto hint = static_cast<uint64_t>(is_read_once ? once : often);
+    const int token_bytes = kGrouped ? 0 : p.rows * kChunk;
+    Full::arrive_and_expect_tx(&fixed.full[stage], Block::kWeightBytes + token_bytes);
     cute::SM90_TMA_LOAD_2D::copy(&p.weight, &fixed.full[stage], hint,
-                                 ring + stage * Block::kStageBytes, chunk * kChunk, col);
+                                 ring + stage * Block::kStageBytes, chunk * kChunk,
+                                 kGrouped ? place.expert * p.n + col : col);
   };
-  if (warp == Block::kConsumers / 32 && thread % 32 == 0) {
+  if (!kGrouped && warp == Block::kConsumers / 32 && thread % 32 == 0) {
     for (int chunk = first; chunk < ahead; ++chunk) send_weight(chunk, chunk - first);
     for (int chunk = ahead; chunk < min(last, ahead + kPrefetch); ++chunk) {
       cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&p.weight, chunk * kChunk, col);
     }
   }
-  wait_for_dependencies();
+  if constexpr (!kGrouped) wait_for_dependencies();
   if (sends) cute::cluster_wait();  // `arrived` is ready in every block
 
   const uint32_t sums_address = cute::cast_smem_ptr_to_uint(ring);
   if (warp == Block::kConsumers / 32) {
     // --- the loader ---
-    if (thread % 32 == 0) {
+    if constexpr (kGrouped) {
+      load_rows<Block>(p, place, first, last, ring, fixed, thread % 32, send_weight);
+    } else if (thread % 32 == 0) {
       int stage = 0, phase = 1;
       for (int chunk = first; chunk < last; ++chunk) {
         if (chunk >= ahead) {
@@ -228,16 +292,24 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(
     __syncwarp();
   } else {
     // --- a multiplier ---
-    if (finishes) fixed.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kConsumers);
+    if constexpr (kGrouped) {
+      if (finishes) {
+        fixed.operands.load(p.operands, row, col, end(), p.n, thread, Block::kConsumers,
+                            GroupElements{p.groups, place.expert});
+      }
+    } else {
+      if (finishes) fixed.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kConsumers);
+    }
     if constexpr (Block::kHasMatrix) {
       if (finishes) {
-        prefetch_matrix<Block>(p, row, col, sends ? 0 : slice, sends ? 1 : split, thread);
+        prefetch_matrix<Block>(p, row, end, col, sends ? 0 : slice, sends ? 1 : split, thread);
       }
     }
     int32_t sums[kTokens / 2] = {};
     int stage = 0, phase = 0, before = -1;  // before: the stage whose wgmma may still be reading
     for (int chunk = first; chunk < last; ++chunk) {
       Full::wait(&fixed.full[stage], phase);
+      if constexpr (kGrouped) cutlass::arch::fence_view_async_shared();  // what lanes have copied
       const uint8_t* weight = ring + stage * Block::kStageBytes;
       const uint64_t rows = descriptor(weight + thread / 128 * 64 * kChunk);
       const uint64_t tokens = descriptor(weight + Block::kWeightBytes);
@@ -284,7 +356,7 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(
   // --- this block's share of the tile: four channels of a token at a time ---
   if (warp < Block::kConsumers / 32) {
     constexpr int kQuads = Block::kChannels / 4;
-    const int items = min(p.rows, p.m - row) * kQuads;
+    const int items = min(p.rows, end() - row) * kQuads;
     const int step = (sends ? 1 : split) * Block::kConsumers;
     for (int begin = slice * Block::kConsumers + thread; begin < items;
          begin += Block::kTogether * step) {

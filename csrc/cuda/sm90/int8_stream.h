@@ -11,7 +11,7 @@ namespace {
 template <const Stream& kTile, class E>
 void launch(const Int8Problem& p, const Scope& scope) {
   using Block = StreamBlock<kTile.tile_m, kTile.tile_n / 64, E>;
-  constexpr auto kKernel = stream_gemm<Block, E>;
+  constexpr auto kKernel = stream_gemm<Block, E, StreamParams>;
   const auto [m, n, k, epilogue, out_dtype] = p.size;
   const Device& device = scope.device;
   const StreamPlan plan = plan_stream(kTile, p.size, device, p.b.settled);

@@ -382,6 +382,59 @@ PackedPlan plan_packed(const Packed& tile, const LowbitProblem::Size& size, int 
 
 }  // namespace lowbit
 
-constinit const Arch arch = {"sm90", int8::kKernels, lowbit::kKernels};
+// --- grouped -------------------------------------------------------------------------------------
+
+namespace grouped {
+namespace {
+
+// Of int8.table's lines of such tiles, about; grouped kernels have not been measured.
+constexpr Fit kFit{2.5, 1.4};
+
+int8::Stream ungrouped(const Stream& tile) {
+  return {tile.tile_m, tile.tile_n, float(kFit.fixed_us), float(kFit.rate)};
+}
+
+// The product of one weight that has as many tiles, all of them full.
+Int8Problem::Size filled(const Stream& tile, const GroupedInt8Problem::Size& size, double tiles) {
+  Int8Problem::Size full = size;
+  full.m = static_cast<int64_t>(std::ceil(tiles)) * tile.tile_m;
+  return full;
+}
+
+}  // namespace
+
+int8::StreamPlan plan_stream(const Stream& tile, const GroupedInt8Problem::Size& size,
+                             const Machine& machine) {
+  const auto most = static_cast<double>(size.most_tiles(tile.tile_m));
+  return int8::plan_stream(ungrouped(tile), filled(tile, size, most), machine);
+}
+
+std::string Stream::describe(const GroupedInt8Problem::Size&, const Machine&) const {
+  return cat("streams the experts' weights, ", int8::tile_text(tile_m, tile_n));
+}
+
+std::string Stream::refuse(const GroupedInt8Problem::Size&, const Machine& machine) const {
+  return refuse_machine(machine);
+}
+
+Prediction Stream::predict(const GroupedInt8Problem::Size& size, const Machine& machine) const {
+  const Int8Problem::Size full = filled(*this, size, size.usual_tiles(tile_m));
+  const Prediction p = ungrouped(*this).predict(full, machine);
+  return joined(kFit, size.bytes() / rate_of(machine), p.busy, p.waves, p.least);
+}
+
+namespace {
+
+constexpr Kernel<GroupedInt8Problem> kKernels[] = {
+#define KERNEL(name, Kind, ...) \
+  table_line<GroupedInt8Problem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include "cuda/sm90/grouped.table"
+#undef KERNEL
+};
+
+}  // namespace
+}  // namespace grouped
+
+constinit const Arch arch = {"sm90", int8::kKernels, lowbit::kKernels, grouped::kKernels};
 
 }  // namespace scaled_mm::cuda::sm90

@@ -1,0 +1,42 @@
+// A product of several experts as CUDA kernels take it: rows that lie together share a weight.
+#pragma once
+
+#include <algorithm>
+
+#include "problems/int8.h"
+
+namespace scaled_mm {
+
+// D [M, N / columns]: of expert e's rows, offsets[e - 1] <= m < offsets[e], the epilogue of A's
+// rows times B[e]. Offsets are on the device: the choice of a kernel cannot depend on them.
+struct GroupedInt8Problem {
+  struct Size : Int8Problem::Size {  // m: rows of D
+    int64_t experts = 0;
+
+    bool operator==(const Size&) const = default;
+    // Experts that have a row, at most.
+    int64_t hit() const { return std::min(m, experts); }
+    double weight_bytes() const { return double(hit()) * double(n) * double(k); }
+    double bytes() const {
+      return weight_bytes() + double(m) * double(k) +
+             double(m) * double(out_columns()) * out_bytes();
+    }
+    // Tiles of at most so many rows of one expert: never more than these,
+    int64_t most_tiles(int rows) const { return hit() + (m - hit()) / rows; }
+    // and these where all are hit alike; half of an expert's last tile is empty, on average.
+    double usual_tiles(int rows) const {
+      const auto experts_hit = static_cast<double>(hit());
+      return hit() == 0 ? 0 : std::max(experts_hit, double(m) / rows + experts_hit / 2);
+    }
+  };
+
+  Size size;
+  // b.plain: column e * N + n is column n of expert e. An operand with an element for each column
+  // has row_stride from an expert to the next. scale_a and azp are of the rows of A.
+  Int8Problem product;
+  const int32_t* offsets = nullptr;  // [experts]
+  const int32_t* rows = nullptr;     // [M]: the row of A that each row is; null: it is the same
+  int64_t a_rows = 0;                // of A
+};
+
+}  // namespace scaled_mm
