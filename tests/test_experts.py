@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,11 @@ def test_copies_and_state_dicts(scheme: str) -> None:
     moved = copied.bfloat16()
     assert moved(IDS).logits.dtype == torch.bfloat16
     assert not any(x.requires_grad for x in moved.parameters())
+    for module in (experts_of(made), experts_of(moved)):  # one copy of the weight
+        assert not {"weight", "weight_packed"} & {
+            n.rpartition(".")[2] for n, _ in module.named_buffers()
+        }
+    assert_bits(logits(pickle.loads(pickle.dumps(made))), expected)
 
 
 def test_no_token() -> None:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from ..lowbit.grouped import GroupedWeight
 from ..lowbit.stored import plain, stored
 from ..ops.azp import azp_adj
-from ..ops.mixed_weight import MixedWeight, pack_weight
+from ..ops.int8 import pack_weight_int8
+from ..ops.mixed_weight import pack_weight
 from ..ops.quantize import quantize_int8
-from .one_by_one import grouped_mixed_mm, grouped_mm
+from .one_by_one import PackedExperts, grouped_mixed_mm, grouped_mm
 from .packed_layer import PackedLayer
 from .scaled_linear import ScaledLinear
 from .weight_only_linear import WeightOnlyLinear
@@ -126,9 +127,12 @@ class ScaledGroupedLinear(GroupedLinear):
             self.register_buffer(name, _of_inputs(name, states))
 
     def linear(self, expert: int, part: int = 0) -> ScaledLinear:
-        state = {name: x[expert] for name, x in self.state_dict().items() if name != "azp_adj"}
+        weight = self._weight(expert)
+        state = {"weight": self._own(weight, part)}
+        for name in ("weight_scale", "bias", "input_scale", "input_zero_point"):
+            if (x := self._buffers[name]) is not None:
+                state[name] = self._own(x[expert], part) if x.ndim > 1 else x[expert].view(1)
         state["weight_scale"] = state["weight_scale"].unsqueeze(-1)
-        state = {n: self._own(x, part) if x.ndim else x.view(1) for n, x in state.items()}
         n, k = state["weight"].shape
         layer = ScaledLinear(
             k,
@@ -137,14 +141,26 @@ class ScaledGroupedLinear(GroupedLinear):
             dynamic=self.dynamic,
             symmetric=self.symmetric,
             rotate=self.rotate or None,
-            device=self.weight_scale.device,
+            device=weight.device,
         )
         rotation = {} if layer.input_rotate is None else {"input_rotate": layer.input_rotate}
         layer.load_state_dict({**state, **rotation})
         return layer
 
+    def _weight(self, expert: int) -> Tensor:
+        """int8 [N, K]."""
+        if self.packed is None:
+            return self.weight[expert]
+        weight: Tensor = self.packed[expert].unpack().t()
+        return weight
+
     def pack(self) -> ScaledGroupedLinear:
+        if self.packed is None and not self.weight.is_meta:
+            self._hold(PackedExperts.of([pack_weight_int8(w.t()) for w in self.weight]))
         return self
+
+    def _plain(self, packed: PackedExperts) -> dict[str, Tensor]:
+        return {"weight": torch.stack([self._weight(e) for e in range(len(packed))])}
 
     def forward(
         self,
@@ -173,7 +189,7 @@ class ScaledGroupedLinear(GroupedLinear):
         q, scale, azp = quantize_int8(x, **options)
         return grouped_mm(
             q,
-            self.weight.mT,
+            self._current(),
             offsets,
             scale,
             self.weight_scale,
@@ -237,15 +253,28 @@ class WeightOnlyGroupedLinear(GroupedLinear):
         assert packed is not None and scales is not None
         return plain(packed, scales, zeros, bits=self.bits, k=self.in_features)
 
+    def _weight(self, expert: int) -> GroupedWeight:
+        if self.packed is None:
+            held = ((name, self._buffers[name]) for name in self._WEIGHT)
+            return self._unpacked({name: x[expert] for name, x in held if x is not None})
+        q, scales, zeros, _ = self.packed[expert].unpack()
+        return GroupedWeight(q, scales, zeros)
+
     def linear(self, expert: int, part: int = 0) -> WeightOnlyLinear:
-        state = {name: x[expert] for name, x in self.state_dict().items()}
-        weight = _by_rows(lambda x: self._own(x[0], part), self._unpacked(state))
-        bias = state.get("bias")
-        bias = None if bias is None else self._own(bias, part)
+        weight = _by_rows(lambda x: self._own(x[0], part), self._weight(expert))
+        bias = None if self.bias is None else self._own(self.bias[expert], part)
         return WeightOnlyLinear.from_grouped(weight, bits=self.bits, bias=bias)
 
     def pack(self) -> WeightOnlyGroupedLinear:
+        if self.packed is None and not self.weight_packed.is_meta:
+            weights = [self._weight(e) for e in range(len(self.weight_scale))]
+            made = [pack_weight(w.q, w.scales, zeros=w.zeros, bits=self.bits) for w in weights]
+            self._hold(PackedExperts.of(made))
         return self
+
+    def _plain(self, packed: PackedExperts) -> dict[str, Tensor]:
+        made = [stored(self._weight(e), self.bits) for e in range(len(packed))]
+        return {name: torch.stack([each[name] for each in made]) for name in made[0]}
 
     def forward(
         self,
@@ -258,21 +287,16 @@ class WeightOnlyGroupedLinear(GroupedLinear):
         """As `ScaledGroupedLinear.forward`; x is brought to the scales' dtype, y back to x's."""
         return grouped_mixed_mm(
             x.to(self._dtype),
-            [self._expert(e) for e in range(len(self.weight_scale))],
+            self._current(),
             offsets,
             bias=self.bias,
             activation=activation,
             rows=rows,
         ).to(x.dtype)
 
-    def _expert(self, e: int) -> MixedWeight:
-        state = {n: x[e] for n in self._WEIGHT if (x := self._buffers[n]) is not None}
-        made = self._unpacked(state)
-        return pack_weight(made.q, made.scales, zeros=made.zeros, bits=self.bits)
-
     def extra_repr(self) -> str:
         return (
-            f"experts={len(self.weight_scale)}, bits={self.bits}, bias={self.bias is not None}, "
+            f"bits={self.bits}, in_features={self.in_features}, bias={self.bias is not None}, "
             f"dtype={str(self._dtype)[6:]}"
         )
 

@@ -4,13 +4,55 @@ kin compute, until they are there. It waits for the device at each call."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..ops.int8 import scaled_mm
 from ..ops.mixed import mixed_mm
 from ..ops.mixed_weight import MixedWeight
+from ..ops.packed_weight import PackedWeight
+
+Packed = PackedWeight | MixedWeight
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """The packed weights of E experts in one buffer.
+
+    Attributes:
+        data: [E, elements], an expert's buffer in each row, behind it up to 15 bytes of nothing.
+        like: each of them, on the meta device.
+    """
+
+    data: Tensor
+    like: Packed
+
+    @classmethod
+    def of(cls, experts: Sequence[Packed]) -> PackedExperts:
+        first = experts[0].data
+        more = -first.numel() % (16 // first.itemsize)
+        data = torch.stack([functional.pad(each.data.flatten(), (0, more)) for each in experts])
+        return cls(data, _on(experts[0], first.to("meta")))
+
+    def on(self, data: Tensor) -> PackedExperts:
+        """The same, whose buffer was copied to other memory."""
+        return PackedExperts(data, self.like)
+
+    def __getitem__(self, expert: int) -> Any:
+        return _on(self.like, self.data[expert, : self.like.data.numel()])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def _on(packed: Packed, data: Tensor) -> Packed:
+    if isinstance(packed, MixedWeight):
+        return packed.on(data)
+    return PackedWeight(data, packed.k, packed.n)
 
 
 def moe_sort(top_k_index: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,7 +78,7 @@ def moe_combine(y: Tensor, top_k_weights: Tensor, order: Tensor) -> Tensor:
 
 def grouped_mm(
     a: Tensor,
-    b: Tensor,
+    b: PackedExperts,
     offsets: Tensor,
     scale_a: Tensor,
     scale_b: Tensor,
@@ -60,7 +102,7 @@ def grouped_mm(
 
 def grouped_mixed_mm(
     x: Tensor,
-    w: Sequence[MixedWeight],
+    w: PackedExperts,
     offsets: Tensor,
     *,
     bias: Tensor | None,
