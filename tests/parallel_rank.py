@@ -1,7 +1,8 @@
 """A rank of a world of processes, and the cases that the tests of `scaled_mm.parallel` run in it.
 
 Each case runs on every rank, and raises where something is wrong. They are in `parallel_int8`,
-`parallel_weight_only` and `parallel_checkpoints`; `parallel_world` starts the worlds.
+`parallel_weight_only`, `parallel_experts` and `parallel_checkpoints`; `parallel_world` starts the
+worlds.
 """
 
 from __future__ import annotations

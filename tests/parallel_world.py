@@ -14,7 +14,8 @@ import sys
 import traceback
 from pathlib import Path
 
-import parallel_checkpoints  # noqa: F401  (these three register their cases)
+import parallel_checkpoints  # noqa: F401  (these four register their cases)
+import parallel_experts  # noqa: F401
 import parallel_int8  # noqa: F401
 import parallel_weight_only  # noqa: F401
 import torch

@@ -4,7 +4,7 @@ layer."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -89,6 +89,11 @@ class GroupedLinear(PackedLayer):
     @abstractmethod
     def linear(self, expert: int, part: int = 0) -> nn.Module:
         """One expert's layer, or a part of it: a copy."""
+
+    def some(self: Grouped, experts: Iterable[int]) -> Grouped:
+        """The layer of some of its experts: a copy."""
+        own = [[self.linear(e, part) for part in range(self.parts)] for e in experts]
+        return type(self).stacked(own, self.in_turns)
 
 
 class ScaledGroupedLinear(GroupedLinear):

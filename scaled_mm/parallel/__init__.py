@@ -10,12 +10,19 @@ or, without a whole layer in any process's memory, `load_quantized_sharded`.
     shares.py    which features a rank has, and which part of each tensor belongs to them
     layers.py    the layers that share out their input features: they exchange sums;
                  weight_only.py the same of weight-only layers
+    experts.py   experts of a mixture: each rank has some of them
     layouts.py   what the ranks exchange
     sums.py      the epilogue on sums of all ranks
     loading.py   a checkpoint, of which each rank reads its part
 """
 
+from .experts import ExpertParallel
 from .loading import load_quantized_sharded
 from .styles import ColwiseQuantizedParallel, RowwiseQuantizedParallel
 
-__all__ = ["ColwiseQuantizedParallel", "RowwiseQuantizedParallel", "load_quantized_sharded"]
+__all__ = [
+    "ColwiseQuantizedParallel",
+    "ExpertParallel",
+    "RowwiseQuantizedParallel",
+    "load_quantized_sharded",
+]
