@@ -16,18 +16,27 @@ CSRC = ROOT / "csrc"
 SOURCES = ROOT / "tests/device_on_host"
 
 
+def play(tmp_path, name, *options):
+    """Compiles device_on_host/NAME.cpp and runs it."""
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1"]
+    compiling = ["-DTORCH_TARGET_VERSION=0x020b000000000000ULL", "-Wall", "-Wno-unknown-pragmas"]
+    compiling += [f"-I{SOURCES}", f"-I{ROOT / 'csrc'}"]
+    compiling += [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    source, program = str(SOURCES / f"{name}.cpp"), str(tmp_path / name)
+    subprocess.run([*command, "-c", *options, *compiling, source, "-o", f"{program}.o"], check=True)
+    subprocess.run([*command, f"{program}.o", "-o", program], check=True)
+    run = subprocess.run([program], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0 and run.stdout.endswith(" 0 faults\n"), run.stdout + run.stderr
+
+
 def test_each_element_is_stored_once_at_its_place(tmp_path):
     """Vectors of elements at multiples of their width, and nothing beside D."""
-    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-c", "-fsanitize=thread"]
-    command += ["-DTORCH_TARGET_VERSION=0x020b000000000000ULL", "-Wall", "-Wno-unknown-pragmas"]
-    command += [f"-I{SOURCES}", f"-I{ROOT / 'csrc'}"]
-    command += [f"-isystem{path}" for path in cpp_extension.include_paths()]
-    played = tmp_path / "stores"
-    subprocess.run([*command, str(SOURCES / "stores.cpp"), "-o", f"{played}.o"], check=True)
-    # Without the sanitizer, in whose place the program's own functions are called.
-    subprocess.run([command[0], f"{played}.o", "-o", str(played)], check=True)
-    run = subprocess.run([str(played)], capture_output=True, text=True, timeout=100)
-    assert run.returncode == 0 and run.stdout.endswith(" 0 faults\n"), run.stdout + run.stderr
+    # Linked without the sanitizer, in whose place the program's own functions are called.
+    play(tmp_path, "stores", "-fsanitize=thread")
+
+
+def test_each_row_is_in_one_tile_of_its_expert(tmp_path):
+    play(tmp_path, "groups")
 
 
 def included(files):

@@ -8,7 +8,8 @@
 namespace scaled_mm {
 
 // D [M, N / columns]: of expert e's rows, offsets[e - 1] <= m < offsets[e], the epilogue of A's
-// rows times B[e]. Offsets are on the device: the choice of a kernel cannot depend on them.
+// rows times B[e]; rows behind the last offset are 0. Offsets are on the device: the choice of a
+// kernel cannot depend on them.
 struct GroupedInt8Problem {
   struct Size : Int8Problem::Size {  // m: rows of D
     int64_t experts = 0;
@@ -21,8 +22,11 @@ struct GroupedInt8Problem {
       return weight_bytes() + double(m) * double(k) +
              double(m) * double(out_columns()) * out_bytes();
     }
-    // Tiles of at most so many rows of one expert: never more than these,
-    int64_t most_tiles(int rows) const { return hit() + (m - hit()) / rows; }
+    // Tiles of at most so many rows of one expert, or of none: never more than these,
+    int64_t most_tiles(int rows) const {
+      const int64_t groups = std::min(m, experts + 1);
+      return groups + (m - groups) / rows;
+    }
     // and these where all are hit alike; half of an expert's last tile is empty, on average.
     double usual_tiles(int rows) const {
       const auto experts_hit = static_cast<double>(hit());

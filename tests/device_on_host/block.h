@@ -57,6 +57,13 @@ class Block {
     while (meeting.round == round) current_->rest();
   }
 
+  // The lanes of the calling warp for which `mine` holds.
+  static uint32_t ballot(bool mine) {
+    uint32_t lanes = 0;
+    for (int lane = 0; lane < 32; ++lane) lanes |= shuffle(mine, lane) << lane;
+    return lanes;
+  }
+
   // What lane `from` of the calling warp gives.
   static uint32_t shuffle(uint32_t mine, int from) {
     const int warp = threadIdx.x / 32;
@@ -126,6 +133,16 @@ inline float __shfl_xor_sync(unsigned, float x, int distance) {
   const int lane = threadIdx.x % 32;
   return std::bit_cast<float>(Block::shuffle(std::bit_cast<uint32_t>(x), lane ^ distance));
 }
+
+inline int __shfl_sync(unsigned, int x, int from) {
+  return static_cast<int>(Block::shuffle(static_cast<uint32_t>(x), from));
+}
+inline int __shfl_up_sync(unsigned, int x, int distance) {
+  const int lane = threadIdx.x % 32;
+  return __shfl_sync(~0u, x, lane < distance ? lane : lane - distance);
+}
+inline unsigned __ballot_sync(unsigned, bool x) { return Block::ballot(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 
 // --- arithmetic ----------------------------------------------------------------------------------
 

@@ -26,6 +26,20 @@ Destination destination(const Int8Problem& p) {
           p.operands[static_cast<int>(Operand::out_azp)].data == nullptr};
 }
 
+// Zeros for `channels` channels from `channel` on, of tokens [token, end).
+template <class E>
+__device__ inline void clear(const Destination& to, int token, int end, int64_t channel,
+                             int64_t channels, int thread, int threads) {
+  constexpr int kColumns = epilogue::columns_of(E::form);
+  const int bytes = size_of(to.out.dtype);
+  auto* const first =
+      static_cast<uint8_t*>(to.out.d) + (token * to.ldd + channel / kColumns) * bytes;
+  const int64_t width = channels / kColumns * bytes;  // of a token
+  for (int64_t i = thread; i < (end - token) * width; i += threads) {
+    first[i / width * to.ldd * bytes + i % width] = 0;
+  }
+}
+
 // What the activation of E makes of neighbouring columns, the first of which is an even one.
 template <class E, int kSize>
 __device__ inline void activate(Function function, const float (&x)[kSize],

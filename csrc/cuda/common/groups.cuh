@@ -5,6 +5,8 @@
 //   rows      0 1 2  |           3 4 5 6 7
 //   tiles     0 0    1           2 2   3 3  4  of 2 rows at most
 //
+// Rows behind the last offset are no expert's: their tiles come last, and D is 0 there.
+//
 // Blocks find their tiles themselves: offsets are on the device, and nothing waits for them there.
 #pragma once
 
@@ -24,7 +26,8 @@ struct Groups {
   // Offsets and rows that name nothing stand for the nearest: to refuse them would take a wait for
   // the device.
   __device__ int end(int expert) const {
-    return expert < 0 ? 0 : min(max(offsets[expert], 0), count);
+    if (expert < 0) return 0;
+    return expert < experts ? min(max(offsets[expert], 0), count) : count;
   }
   __device__ int source(int row) const {
     return rows == nullptr ? row : min(max(rows[row], 0), a_rows - 1);
@@ -32,7 +35,7 @@ struct Groups {
 };
 
 struct GroupTile {
-  int expert;  // -1: there is no such tile
+  int expert;  // -1: there is no such tile; the number of experts: its rows are no expert's
   int row;     // the first
   int end;     // of the expert's rows
   bool alone;  // the expert has no other tile
@@ -42,8 +45,8 @@ struct GroupTile {
 // the tiles of neighbouring experts, and the lane that has the tile finds it among its own.
 template <int kRows>
 __device__ inline GroupTile find_tile(const Groups& groups, int tile, int lane) {
-  const int share = (groups.experts + 31) / 32;
-  const int first = min(lane * share, groups.experts), last = min(first + share, groups.experts);
+  const int all = groups.experts + 1, share = (all + 31) / 32;
+  const int first = min(lane * share, all), last = min(first + share, all);
   const auto tiles_of = [](int begin, int end) {
     return (max(end - begin, 0) + kRows - 1) / kRows;
   };

@@ -116,6 +116,12 @@ __global__ __launch_bounds__(Block::kThreads,
   if constexpr (kGrouped) {
     place = find_tile<kTokens>(p.groups, tile % p.token_tiles, lane);
     if (place.expert < 0) return;
+    if (place.expert == p.groups.experts) {
+      const int channel = tile / p.token_tiles * kChannels;
+      clear<E>(p.to, place.row, min(place.row + kTokens, place.end), channel,
+               min(kChannels, p.n - channel), thread, Block::kThreads);
+      return;
+    }
   }
   const int row = kGrouped ? place.row : tile % p.token_tiles * kTokens;  // first token
   const auto end_row = [&] { return kGrouped ? place.end : p.m; };        // behind the last

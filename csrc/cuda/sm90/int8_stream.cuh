@@ -222,6 +222,12 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
     wait_for_dependencies();
     place = find_tile<kTokens>(p.groups, tile % p.token_tiles, threadIdx.x % 32);
     if (place.expert < 0) return;  // all blocks of the cluster do
+    if (place.expert == p.groups.experts) {
+      const int channel = tile / p.token_tiles * Block::kChannels;
+      clear<E>(p.to, place.row, min(place.row + kTokens, place.end), channel,
+               min(Block::kChannels, p.n - channel), threadIdx.x, Block::kThreads);
+      return;
+    }
   }
   const int row = kGrouped ? place.row : tile % p.token_tiles * p.rows;  // first token
   const auto end = [&] { return kGrouped ? place.end : p.m; };           // behind the last
