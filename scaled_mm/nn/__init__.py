@@ -2,9 +2,9 @@
 16-bit activations."""
 
 from .awq_linear import AWQLinear as AWQLinear
-from .experts import ScaledExperts
+from .experts import ScaledExperts as ScaledExperts
 from .scaled_linear import MAX_K as MAX_K
 from .scaled_linear import ScaledLinear
 from .weight_only_linear import WeightOnlyLinear
 
-__all__ = ["ScaledExperts", "ScaledLinear", "WeightOnlyLinear"]
+__all__ = ["ScaledLinear", "WeightOnlyLinear"]

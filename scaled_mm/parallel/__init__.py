@@ -16,13 +16,12 @@ or, without a whole layer in any process's memory, `load_quantized_sharded`.
     loading.py   a checkpoint, of which each rank reads its part
 """
 
-from .experts import ExpertParallel
+from .experts import ExpertParallel as ExpertParallel
 from .loading import load_quantized_sharded
 from .styles import ColwiseQuantizedParallel, RowwiseQuantizedParallel
 
 __all__ = [
     "ColwiseQuantizedParallel",
-    "ExpertParallel",
     "RowwiseQuantizedParallel",
     "load_quantized_sharded",
 ]
