@@ -43,4 +43,24 @@ struct GroupedInt8Problem {
   int64_t a_rows = 0;                // of A
 };
 
+// Where moe_sort puts the rows of each expert, one expert's behind another's.
+struct SortedTokens {
+  int32_t* rows = nullptr;     // [tokens * top_k]: of each sorted row the token,
+  int32_t* order = nullptr;    // [tokens * top_k]: and its place among the tokens' experts
+  int32_t* offsets = nullptr;  // [experts]: where each expert's rows end
+};
+
+// D [tokens, columns] = sum over j, in its order, of RN(weights[t, j] * y[row_of[t * top_k + j]]),
+// in float32.
+struct CombinedTokens {
+  EpilogueOperand y;        // [tokens * top_k, columns], sorted
+  EpilogueOperand weights;  // [tokens, top_k]
+  const int32_t* row_of = nullptr;
+  int64_t tokens = 0;
+  int64_t columns = 0;
+  int top_k = 1;
+  void* d = nullptr;
+  DType dtype = DType::bfloat16;
+};
+
 }  // namespace scaled_mm

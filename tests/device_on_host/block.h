@@ -59,8 +59,12 @@ class Block {
 
   // The lanes of the calling warp for which `mine` holds.
   static uint32_t ballot(bool mine) {
+    const int warp = threadIdx.x / 32;
+    current_->given_[threadIdx.x] = mine;
+    meet(warp, 32);
     uint32_t lanes = 0;
-    for (int lane = 0; lane < 32; ++lane) lanes |= shuffle(mine, lane) << lane;
+    for (int lane = 0; lane < 32; ++lane) lanes |= current_->given_[32 * warp + lane] << lane;
+    meet(warp, 32);
     return lanes;
   }
 
@@ -142,6 +146,7 @@ inline int __shfl_up_sync(unsigned, int x, int distance) {
   return __shfl_sync(~0u, x, lane < distance ? lane : lane - distance);
 }
 inline unsigned __ballot_sync(unsigned, bool x) { return Block::ballot(x); }
+inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
 // --- arithmetic ----------------------------------------------------------------------------------

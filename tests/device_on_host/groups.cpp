@@ -1,10 +1,12 @@
 // Plays how a warp finds its tile of a grouped product: for random offsets, wrong ones among them,
 // every tile that a grid has. Each row must be in one tile, of its expert; tiles that there are no
-// rows for must be found to be none.
+// rows for must be found to be none. And how tokens are sorted by their experts, and what those
+// make of a token is added up.
 #include "cuda_runtime.h"
 
 #include <random>
 
+#include "cuda/common/experts.cuh"
 #include "cuda/common/groups.cuh"
 #include "problems/groups.h"
 
@@ -57,11 +59,85 @@ void check(const char* what, const std::vector<int32_t>& offsets, int count, boo
               found);
 }
 
+// experts_of: some name none.
+template <class T>
+void check_sort(int tokens, int top_k, int experts) {
+  const int count = tokens * top_k;
+  std::vector<T> of(count);
+  for (T& e : of) e = static_cast<T>(below(experts + 2) - 1);
+  std::vector<int32_t> rows(count, -1), order(count, -1), offsets(experts, -1), expected(count);
+  blockDim = {cuda::kSortThreads, 1, 1};
+  for (blockIdx.x = 0; blockIdx.x <= experts; ++blockIdx.x) {
+    Block::run(cuda::kSortThreads, [&] {
+      cuda::sort_experts(of.data(), count, experts, top_k,
+                         {rows.data(), order.data(), offsets.data()});
+    });
+  }
+  blockIdx.x = 0;
+  const auto key = [&](int i) { return of[i] < 0 || of[i] >= experts ? experts : int(of[i]); };
+  for (int i = 0; i < count; ++i) expected[i] = i;
+  std::stable_sort(expected.begin(), expected.end(), [&](int i, int j) { return key(i) < key(j); });
+  int wrong = order != expected;
+  for (int i = 0; i < count; ++i) wrong += rows[i] != expected[i] / top_k;
+  for (int e = 0; e < experts; ++e) {
+    wrong += offsets[e] !=
+             std::count_if(expected.begin(), expected.end(), [&](int i) { return key(i) <= e; });
+  }
+  ++cases;
+  if (wrong == 0) return;
+  ++faults;
+  std::printf("%d tokens of %d experts among %d are sorted wrongly\n", tokens, top_k, experts);
+}
+
+void check_combine(int64_t tokens, int64_t columns, int top_k) {
+  std::vector<float> y(tokens * top_k * columns), weights(tokens * top_k), d(tokens * columns);
+  std::vector<int32_t> row_of(tokens * top_k);
+  const auto number = [] { return static_cast<float>(below(1 << 20)) / 777.0f; };
+  for (float& x : y) x = number();
+  for (float& x : weights) x = number();
+  for (size_t i = 0; i < row_of.size(); ++i) row_of[i] = static_cast<int32_t>(i);
+  std::shuffle(row_of.begin(), row_of.end(), random_bits);
+  blockDim = {32, 1, 1}, gridDim = {2, 1, 1};
+  for (blockIdx.x = 0; blockIdx.x < 2; ++blockIdx.x) {
+    Block::run(32, [&] {
+      cuda::combine_experts({{y.data(), DType::float32, columns, 1},
+                             {weights.data(), DType::float32, top_k, 1},
+                             row_of.data(),
+                             tokens,
+                             columns,
+                             top_k,
+                             d.data(),
+                             DType::float32});
+    });
+  }
+  blockIdx.x = 0;
+  int wrong = 0;
+  for (int64_t i = 0; i < tokens * columns; ++i) {
+    float sum = 0;
+    for (int64_t j = i / columns * top_k; j < (i / columns + 1) * top_k; ++j) {
+      const float part = y[row_of[j] * columns + i % columns] * weights[j];
+      sum = j % top_k == 0 ? part : sum + part;
+    }
+    wrong += sum != d[i];
+  }
+  ++cases;
+  if (wrong == 0) return;
+  ++faults;
+  std::printf("%d of %d elements are added up wrongly\n", wrong, int(tokens * columns));
+}
+
 }  // namespace
 
 int main() {
+  check_sort<int64_t>(1, 2, 8);
+  check_sort<int64_t>(300, 8, 5);
+  check_sort<int32_t>(513, 4, 3);
+  check_sort<int32_t>(2, 1, 40);
+  check_combine(1, 8, 2);
+  check_combine(17, 33, 8);
+  check_combine(5, 64, 1);
   blockDim = {32, 1, 1};
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 40; ++i) {
     const int experts = 1 + below(i % 4 == 0 ? 300 : 40), count = below(i % 3 == 0 ? 20 : 600);
     std::vector<int32_t> offsets(experts);
     for (int& end : offsets) end = below(count + 1);

@@ -18,7 +18,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   const int8::StreamPlan plan = plan_stream(kTile, p.size, device);
 
   int8::GroupedParams params = {};
-  if (k > 0) {  // else nothing is loaded
+  if (k > 0 && p.size.experts > 0) {  // else nothing is loaded
     params.weight = tensor_map(product.b.plain.data, p.size.experts * n, k,
                                product.b.plain.col_stride, Block::kChannels);
   }
