@@ -152,6 +152,15 @@ def test_copies_and_state_dicts(scheme: str) -> None:
     assert_bits(logits(pickle.loads(pickle.dumps(made))), expected)
 
 
+@pytest.mark.parametrize("scheme", ["W8A8", "static-asymmetric", "W8A16"])
+def test_compile(scheme: str) -> None:
+    made = experts_of(quantize_model(tiny("MixtralForCausalLM"), QuantConfig(scheme), [IDS]))
+    compiled = torch.compile(made, dynamic=True)
+    for tokens in (5, 9):
+        given = (torch.randn(tokens, 32), *routed(tokens))
+        assert_bits(compiled(*given), made(*given))
+
+
 def test_no_token() -> None:
     made = experts_of(quantize_model(tiny("MixtralForCausalLM")))
     given = torch.randn(0, 32), torch.zeros(0, K, dtype=torch.int64), torch.zeros(0, K)

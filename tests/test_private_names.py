@@ -20,8 +20,9 @@ PACKAGE = Path(scaled_mm.__file__).parent
 # Beside _torch.py: a graph pass has nothing but inductor's names, bench times what torch offers
 # under private ones, and vLLM's are looked for with a way out (test_integrations_vllm.py).
 KNOWN = ("_torch.py", "integrations/inductor.py", "integrations/vllm", "bench/")
-OF_OBJECTS = {"_buffers", "_current_level"}
-"""A layer's buffers, which a property may stand in front of; `_torch.levels`'."""
+OF_OBJECTS = {"_buffers", "_current_level", "_replace"}
+"""A layer's buffers, which a property may stand in front of; `_torch.levels`'; NamedTuple's, which
+is public."""
 
 
 def private_names(path: Path) -> set[str]:
