@@ -199,7 +199,7 @@ def cuda_library(home: Path, cutlass: Path, targets: dict[str, list[str]]) -> Cp
         "scaled_mm._C_cuda",
         sources("csrc/rules.cpp", "csrc/old_glibc.cpp")
         + sources(*(f"csrc/dispatch/{name}.cpp" for name in ("archs", "gpus", "tuning")))
-        + sources("csrc/ops/linear.cpp", "csrc/problems/*.cpp")
+        + sources("csrc/problems/*.cpp")
         + sources(*(f"csrc/{room}*.cpp" for room in host_code)),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cuda", targets), str(home / "include")],

@@ -43,6 +43,14 @@ def are_tensors(a: object, b: object, c: object, d: object) -> bool:
     )
 
 
+def may_go_short(x: object, bias: Tensor | None) -> bool:
+    """Whether `accept` would let a layer's activation and bias pass: `are_tensors` of two."""
+    if not isinstance(x, Tensor) or levels._current_level >= 0:
+        return False
+    follows = x.requires_grad or (bias is not None and bias.requires_grad)
+    return not (follows and torch.is_grad_enabled())
+
+
 def accept_dense(
     operands: dict[str, Tensor], options: Mapping[str, Tensor | None] = NONE_GIVEN
 ) -> None:

@@ -76,8 +76,7 @@ def linear(rng: np.random.Generator) -> tuple[Operands, Callable[..., Any]]:
 
 def linear_product(x: Tensor, b: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
     weight = scaled_mm.pack_weight_int8(b)
-    packed = (weight.data, scale_b, bias, weight.k, weight.n, False)
-    return torch.ops.scaled_mm._scaled_linear(x, *packed)
+    return torch.ops.scaled_mm.scaled_linear(x, weight.data, scale_b, bias, weight.k)
 
 
 MIXED_ROWS = arms(4)[:1] + sorted({*arms(4)[1:], *arms(8)[1:]})
@@ -86,10 +85,10 @@ KINDS = {
     "quantize_int8": (0.1, quantisation),
     "mixed_mm": (0.1, mixed),
     "produce_int8": (0.1, production),
-    "_scaled_linear": (0.05, linear),
+    "scaled_linear": (0.05, linear),
 }
 LAST = ("awq_dequantize", dequantisation)
-ROWS_OF = {"scaled_mm": ROWS, "_scaled_linear": ROWS, "mixed_mm": MIXED_ROWS}
+ROWS_OF = {"scaled_mm": ROWS, "scaled_linear": ROWS, "mixed_mm": MIXED_ROWS}
 
 
 def random_call(rng: np.random.Generator) -> tuple[str, Operands, Callable[..., Any]]:

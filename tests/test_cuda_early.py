@@ -296,8 +296,8 @@ class Calls(TorchDispatchMode):
     ) -> Any:
         if op is torch.ops.scaled_mm.scaled_mm.default:
             self.named.append(dict(kwargs or {}))
-        if op is torch.ops.scaled_mm._scaled_linear.default:
-            self.named.append({"b_settled": args[-1]})
+        if op is torch.ops.scaled_mm.scaled_linear.default:
+            self.named.append({"b_settled": args[5]})
         return op(*args, **(kwargs or {}))
 
 

@@ -302,5 +302,5 @@ def test_refusals() -> None:
 def test_a_model_that_fails_says_so() -> None:
     """The batch was given: what the model raises is the caller's to see."""
     plain = quantize_model(seeded(lambda: nn.Sequential(Gated())))
-    with pytest.raises(ValueError, match="a must have K=64"):
+    with pytest.raises(ValueError, match="x must have K=64"):
         fuse_model(plain, torch.randn(2, K + 1))

@@ -27,6 +27,7 @@ PRODUCE = torch.ops.scaled_mm.produce_int8.default
 QUANTIZERS = (
     torch.ops.scaled_mm.quantize_int8.default,
     torch.ops.scaled_mm.quantize_int8_static.default,
+    torch.ops.scaled_mm.scaled_linear.default,
 )
 
 

@@ -275,7 +275,7 @@ def test_a_layer_is_made_of_a_linear_that_an_int32_sum_takes() -> None:
 
 
 def test_input_of_another_width_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^a must have K=44 columns.*got shape \(3, 43\)$"):
+    with pytest.raises(ValueError, match=r"^x must have K=44 columns, got shape \(3, 43\)$"):
         layer("dynamic-token")(torch.ones(3, K - 1))
 
 

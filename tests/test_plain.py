@@ -1,5 +1,5 @@
-"""The short way that `scaled_mm` takes for its commonest operands (`ops.eager.plain_product`): it
-is taken where it should be, and nothing but time tells it from the general way."""
+"""The short way that `scaled_mm` takes for its commonest operands (`ops.eager.plain_product`) is
+taken where it should be, and nothing but time tells it from the general way; a layer is one op."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import assert_bits
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
-from scaled_mm.nn import ScaledLinear, scaled_linear
+from scaled_mm.nn import ScaledLinear
 from scaled_mm.ops import eager, int8
 
 
@@ -67,7 +69,6 @@ def test_general_way_of_everything_else(ways: list[bool]) -> None:
         {"azp_with_adj": adj},
         {"residual": torch.ones(4, 10)},
         {"activation": "reglu"},
-        {"out_dtype": torch.float32},
         {"out": torch.empty(4, 10, dtype=torch.bfloat16)},
     ):
         scaled_mm.scaled_mm(**OPERANDS, **options)
@@ -76,7 +77,7 @@ def test_general_way_of_everything_else(ways: list[bool]) -> None:
 
 def test_settled_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    monkeypatch.setattr(eager, "_scaled_mm_plain", lambda *given: told.append(given[4:]) or A)
+    monkeypatch.setattr(eager, "_scaled_mm_plain", lambda *given: told.append(given[4:8]) or A)
     packed = scaled_mm.pack_weight_int8(B)
     scaled_mm.scaled_mm(A, packed, S_A, S_B)
     int8.settle(packed)
@@ -92,7 +93,7 @@ def test_half_a_shape_is_none(shape: tuple[int, int]) -> None:
         rf"^b_shape must be \(K, N\) with 0 <= K and 0 <= N <= .*, got \({shape[0]}, {shape[1]}\)"
     )
     with pytest.raises(ValueError, match=said):
-        eager._scaled_mm_plain(A, PACKED.data, S_A, S_B, None, *shape, False)
+        eager._scaled_mm_plain(A, PACKED.data, S_A, S_B, None, *shape, False, None)
 
 
 @pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b", "bias"])
@@ -123,44 +124,60 @@ def a_layer(**options: Any) -> ScaledLinear:
     return ScaledLinear.from_linear(nn.Linear(24, 10).bfloat16().requires_grad_(False), **options)
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether one op did all, for each call of a layer that asked it."""
-    return watch(monkeypatch, scaled_linear, "quantized_product")
+class Ops(TorchDispatchMode):
+    """The names of the library's ops that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if op.namespace == "scaled_mm":
+            self.names.append(op.__name__.partition(".")[0])
+        return op(*args, **(kwargs or {}))
 
 
+HALF, ZERO = torch.tensor([0.5]), torch.zeros(1, dtype=torch.int32)
+STATIC = {"dynamic": False, "input_scale": HALF}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "asymmetric": {"symmetric": False},
+    "tensor": {"per_token": False},
+    "tensor-asymmetric": {"per_token": False, "symmetric": False},
+    "static": STATIC,
+    "static-asymmetric": {**STATIC, "symmetric": False, "input_azp": ZERO},
+    "smooth": {"smooth": torch.full((48,), 2.0)},
+    "rotate": {"rotate": 16},
+}
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
-@pytest.mark.parametrize("shape", [(24,), (2, 24), (0, 24), (2, 3, 24)])
-def test_layer_in_one_op(
-    ways: list[bool], at_once: list[bool], shape: tuple[int, ...], bias: bool, dtype: torch.dtype
-) -> None:
-    layer = ScaledLinear.from_linear(nn.Linear(24, 10, bias).requires_grad_(False))
-    x = torch.linspace(-1, 1, 144)[: int(np.prod(shape))].reshape(shape).to(dtype)
-    for given in (x, x.flip(-1).t().contiguous().t() if x.dim() == 2 else x):
-        short = layer(given)
-        assert (at_once, ways) == ([True], [])
-        q, scale, _ = scaled_mm.quantize_int8(given)
-        weight, scale_b = layer.weight_int8.t(), layer.weight_scale.view(1, -1)
-        operands = {"bias": layer.bias, "out_dtype": dtype}
-        expected = scaled_mm.scaled_mm(q, weight, scale, scale_b, **operands)
-        assert (short.dtype, short.shape) == (dtype, (*shape[:-1], 10))
-        assert torch.equal(short.view(torch.uint8), expected.view(torch.uint8))
-        at_once.clear(), ways.clear()
-
-
-def test_layers_that_are_no_single_op(at_once: list[bool]) -> None:
-    x = torch.linspace(-1, 1, 48).reshape(2, 24).bfloat16()
-    half, zero = torch.tensor([0.5]), torch.zeros(1, dtype=torch.int32)
-    for options in (
-        {"symmetric": False},
-        {"per_token": False},
-        {"dynamic": False, "input_scale": half},
-        {"dynamic": False, "symmetric": False, "input_scale": half, "input_azp": zero},
-        {"smooth": torch.full((24,), 2.0)},
-    ):
-        assert a_layer(**options)(x).shape == (2, 10), options
-    assert at_once == []
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_layer_is_one_op(scheme: str, dtype: torch.dtype, packed: bool) -> None:
+    """Of every scheme, shape and stride; its bits are those of the two ops."""
+    for bias in (True, False):
+        linear = nn.Linear(48, 10, bias).requires_grad_(False)
+        layer = ScaledLinear.from_linear(linear, **SCHEMES[scheme])
+        operands = [layer.weight_scale, layer.bias, 48, False, layer.symmetric, layer.per_token]
+        operands += [layer.input_scale, layer.input_zero_point]
+        operands += [layer.azp_adj if layer.dynamic else layer.azp_with_adj, layer.rotate, dtype]
+        for shape in ((48,), (2, 48), (0, 48), (2, 3, 48)):
+            x = torch.linspace(-1, 1, 6 * 48)[: int(np.prod(shape))].reshape(shape).to(dtype)
+            for given in (x, x.flip(-1).t().contiguous().t() if x.dim() == 2 else x):
+                smooth = layer.input_smooth
+                with Ops() as ops:
+                    if packed:
+                        got = layer(given)
+                    else:  # the weight as a checkpoint has it
+                        given_ = given if smooth is None else given.float() * smooth
+                        got = LINEAR(given_, layer.weight_int8, *operands)
+                assert ops.names == ["scaled_linear"]
+                expected = layer.multiply(*layer.quantize_input(given), dtype)
+                assert got.shape == (*shape[:-1], 10)
+                assert_bits(got, expected)
 
 
 def test_activations_that_one_op_leaves_to_the_others() -> None:
@@ -170,7 +187,7 @@ def test_activations_that_one_op_leaves_to_the_others() -> None:
         layer(x.to_sparse())
     with pytest.raises(ValueError, match=r"^x must be float32, .*, got int32"):
         layer(x.int())
-    with pytest.raises(ValueError, match=r"^a must have K=24 columns, the rows of b, got"):
+    with pytest.raises(ValueError, match=r"^x must have K=24 columns, got shape"):
         layer(x[:, :23])
     for enabled in (False, True):
         with torch.set_grad_enabled(enabled):
@@ -178,30 +195,48 @@ def test_activations_that_one_op_leaves_to_the_others() -> None:
             assert (followed.shape, followed.requires_grad) == ((2, 10), enabled)
 
 
-def test_scales_of_a_layer_are_a_column() -> None:
-    for scales in (torch.ones(10), torch.ones(1, 10), torch.ones(10, 1, 1)):
-        with pytest.raises(ValueError, match=r"^scale_b must have shape \[N, 1\], got"):
-            torch.ops.scaled_mm._scaled_linear(A.float(), B, scales, None, -1, -1, False)
-    with pytest.raises(ValueError, match=r"^scale_b must have 1 or N=10 elements, in shape"):
-        torch.ops.scaled_mm._scaled_linear(A.float(), B, torch.ones(9, 1), None, -1, -1, False)
-    strided = torch.linspace(0.1, 1, 20)[1::2, None]  # which does not begin its memory
+LINEAR = torch.ops.scaled_mm.scaled_linear
+W, ONES = B.t().contiguous(), torch.ones(10, 1)
+GIVEN = {"x": A.float(), "weight": W, "weight_scale": ONES, "bias": None, "k": 24}
+ADJ = torch.ones(1, 10, dtype=torch.int32)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "scales flat": ({"weight_scale": ONES[:, 0]}, r"weight_scale must have shape \[N, 1\], got"),
+    "scales too few": ({"weight_scale": ONES[:9]}, r"weight must be packed or have shape \[N, K\]"),
+    "scales float64": ({"weight_scale": ONES.double()}, "weight_scale must be float32, got"),
+    "weight transposed": ({"weight": B}, r"weight must be packed or have .*=\(10, 24\), got shape"),
+    "weight uint8": ({"weight": W.byte()}, "weight must be int8, got uint8"),
+    "buffer": ({"weight": PACKED.data[1:]}, "weight must be a contiguous packed buffer of"),
+    "settled": ({"settled": True}, "settled must be False for a weight that is not packed, got"),
+    "k": ({"k": 23}, r"x must have K=23 columns, got shape \(4, 24\)"),
+    "k below 0": ({"k": -1}, r"k must be in 0..131071, got -1"),
+    "x int8": ({"x": A}, "x must be float32, bfloat16 or float16, got int8"),
+    "bias": ({"bias": ONES}, "bias must have N=10 elements"),
+    "no term": ({"symmetric": False}, "azp_term must be given with symmetric=False, got None"),
+    "term": ({"azp_term": ADJ}, r"azp_term must be None with symmetric=True, got shape"),
+    "term short": ({"symmetric": False, "azp_term": ADJ[:, 1:]}, "azp_term must have N=10"),
+    "azp alone": ({"input_azp": ZERO}, "input_azp must be given with input_scale and"),
+    "no azp": (
+        {"symmetric": False, "azp_term": ADJ, "input_scale": HALF},
+        "input_azp must be given with input_scale and symmetric=False, got None",
+    ),
+    "out_dtype": ({"out_dtype": torch.int32}, "out_dtype must be one of bfloat16"),
+    "rotate": ({"rotate": 16}, "rotate must be 16, 32, .* and divide K=24, got 16"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_op_of_a_layer_refuses(name: str) -> None:
+    changed, message = REFUSED[name]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        LINEAR(**{**GIVEN, **changed})
+
+
+def test_scales_that_do_not_begin_their_memory() -> None:
+    strided = torch.linspace(0.1, 1, 20)[1::2, None]
     got, expected = (
-        torch.ops.scaled_mm._scaled_linear(A.float(), B, each, None, -1, -1, False)
-        for each in (strided, strided.contiguous())
+        LINEAR(**{**GIVEN, "weight_scale": each}) for each in (strided, strided.contiguous())
     )
-    assert torch.equal(got, expected)
-
-
-def test_layer_with_zero_points(ways: list[bool]) -> None:
-    linear = nn.Linear(24, 10).bfloat16().requires_grad_(False)
-    layer = ScaledLinear.from_linear(linear, symmetric=False)
-    x = torch.linspace(-1, 3, 48).reshape(2, 24).bfloat16()
-    general = layer(x)
-    assert ways == []
-    q, scale, azp = scaled_mm.quantize_int8(x, symmetric=False)
-    weight, scale_b = layer.weight_int8.t(), layer.weight_scale.view(1, -1)
-    terms = {"azp": azp, "azp_adj": scaled_mm.azp_adj(weight), "bias": layer.bias}
-    assert torch.equal(general, scaled_mm.scaled_mm(q, weight, scale, scale_b, **terms))
+    assert_bits(got, expected)
 
 
 @pytest.mark.parametrize("give", [dict, lambda **more: {"bias": BIAS, **more}], ids=["", "bias"])

@@ -14,6 +14,7 @@ from torch import nn
 import scaled_mm
 from scaled_mm import _torch
 from scaled_mm._torch import not_unexpected
+from scaled_mm.nn import scaled_linear
 from scaled_mm.ops import eager
 
 PACKAGE = Path(scaled_mm.__file__).parent
@@ -148,8 +149,10 @@ def test_without_dispatch_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         (NotImplementedError("x must be dense, got sparse"), NotImplementedError),
     ],
 )
-def test_errors_whose_type_torch_does_not_keep(error: Exception, kind: type[Exception]) -> None:
-    """As from 2.15 on."""
+def test_errors_whose_type_torch_does_not_keep(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
+) -> None:
+    """As from 2.15 on; of a product and of a layer."""
 
     def op(*operands: object) -> None:
         raise error
@@ -157,8 +160,13 @@ def test_errors_whose_type_torch_does_not_keep(error: Exception, kind: type[Exce
     made = _torch.thrown(error)
     assert type(made) is kind and str(made) == str(error)
     if kind is not NotImplementedError:
-        with pytest.raises(kind, match=str(error)[:9]):
-            eager._shortly(op)
+        monkeypatch.setattr(eager, "_scaled_mm_plain", op)
+        monkeypatch.setattr(scaled_linear, "scaled_linear", op)
+        a, one = torch.ones(4, 4, dtype=torch.int8), torch.ones(1)
+        layer = scaled_linear.ScaledLinear(4, 4)
+        for call in (lambda: scaled_mm.scaled_mm(a, a, one, one), lambda: layer(torch.ones(2, 4))):
+            with pytest.raises(kind, match=str(error)[:9]):
+                call()
 
 
 def test_keys_that_a_quantiser_reads_without_transformers_attribute() -> None:

@@ -63,9 +63,11 @@ SCHEMAS = {
     "Tensor? out_scale=None, Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False, "
     "Tensor(a!) out) -> ()",
     "_scaled_mm_plain": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-    "int k, int n, bool b_settled) -> Tensor",
-    "_scaled_linear": "(Tensor x, Tensor b, Tensor scale_b, Tensor? bias, int k, int n, "
-    "bool b_settled) -> Tensor",
+    "int k, int n, bool b_settled, ScalarType? out_dtype) -> Tensor",
+    "scaled_linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
+    "bool settled=False, bool symmetric=True, bool per_token=True, Tensor? input_scale=None, "
+    "Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, ScalarType? out_dtype=None) "
+    "-> Tensor",
     "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor",
     "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "
     "Tensor(a!) out) -> ()",
@@ -101,9 +103,9 @@ SCHEMAS = {
     "_explain_lowbit": "(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
     "str device, int capability, int sms, float bytes_per_us, float mhz) -> str",
     "_gpus": "() -> str",
-    "_int8_linear": "(Tensor x, Tensor b, SymInt[]? b_shape, Tensor q, Tensor scale_a, "
-    "Tensor scale_b, Tensor? bias, Tensor? azp, Tensor? azp_adj, Tensor? azp_with_adj, "
-    "Tensor? smooth, int rotate=0) -> Tensor",
+    "_int8_linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
+    "bool settled, bool symmetric, bool per_token, Tensor? input_scale, Tensor? input_azp, "
+    "Tensor? azp_term, int rotate, ScalarType? out_dtype) -> Tensor",
     "_mixed_linear": "(Tensor x, Tensor packed, SymInt[] sizes, Tensor? order, "
     "Tensor? pre_scale, Tensor? bias, str? activation) -> Tensor",
     "w4a8_mm": "(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, Tensor? order=None, "
@@ -310,4 +312,4 @@ def test_one_op_per_call() -> None:
     x = x_of(3)
     with Log() as log:
         dynamic(x)
-    assert log.names == ["scaled_mm.quantize_int8.default", "scaled_mm.scaled_mm.default"]
+    assert log.names == ["scaled_mm.quantize_int8.default", "scaled_mm._scaled_mm_plain.default"]

@@ -1,5 +1,6 @@
-// Scratch memory of a task: aligned to a cache line, not initialised, freed with the scope. Of no
-// elements: none, since an allocation takes as long as a small product.
+// Scratch memory of a task: aligned to a cache line, not initialised, freed with the scope. An
+// allocation takes as long as a small product: of no elements there is none, and what fits into
+// `kWithin` bytes lies within the buffer itself.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +10,24 @@
 
 namespace scaled_mm::cpu {
 
-template <class T>
+template <class T, size_t kWithin = 0>
 class Buffer {
  public:
-  explicit Buffer(size_t count)
-      : data_(count ? static_cast<T*>(std::aligned_alloc(64, bytes(count))) : nullptr) {
-    if (count && !data_) throw std::bad_alloc();
+  explicit Buffer(size_t count) {
+    if (count == 0) return;
+    if (count * sizeof(T) <= kWithin) {
+      data_ = reinterpret_cast<T*>(within_);
+      return;
+    }
+    allocated_.reset(static_cast<T*>(std::aligned_alloc(64, bytes(count))));
+    if (!allocated_) throw std::bad_alloc();
+    data_ = allocated_.get();
   }
-  T* data() { return data_.get(); }
-  const T* data() const { return data_.get(); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
   T& operator[](size_t i) { return data_[i]; }
 
  private:
@@ -25,7 +35,9 @@ class Buffer {
   struct Free {
     void operator()(T* p) const { std::free(p); }
   };
-  std::unique_ptr<T[], Free> data_;
+  T* data_ = nullptr;
+  std::unique_ptr<T[], Free> allocated_;
+  alignas(64) char within_[kWithin ? kWithin : 1];
 };
 
 }  // namespace scaled_mm::cpu

@@ -87,8 +87,8 @@ class RowBlock {
   const Pieces pieces_;
   int64_t block_rows_, stride_;
   int64_t index_ = -1, first_ = 0, count_ = 0;
-  Buffer<char> data_;
-  Buffer<int32_t> init_;
+  Buffer<char, 8192> data_;
+  Buffer<int32_t, 256> init_;
 };
 
 // acc [rows][kColBlock] = A's rows times `count` columns of the weight.

@@ -51,7 +51,9 @@ class Micro : public VnniMicro {
 
   void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t k,
             int32_t* acc) {
-    if (k < kGroup * kTileGroups) return short_tile(rows, panels, a, b, panel_stride, k, acc);
+    if (rows <= kFewRows || k < kGroup * kTileGroups) {
+      return small_tile(rows, panels, a, b, panel_stride, k, acc);
+    }
     if (rows != configured_rows_) configure(rows);
     for (int r = 0; r < rows; ++r) std::fill_n(acc + r * kColBlock, kPanels * kPanel, a.init[r]);
     if (rows > 16 && panels > 1) {
@@ -68,8 +70,10 @@ class Micro : public VnniMicro {
  private:
   static constexpr int kTileGroups = 16;
 
-  // Of so few k that no tile of B is whole.
-  static void short_tile(int rows, int panels, const ARows& a, const uint8_t* b,
+  static constexpr int kFewRows = 2;  // measured: faster without tiles, at every size
+
+  // Of few rows, or of so few k that no tile of B is whole.
+  static void small_tile(int rows, int panels, const ARows& a, const uint8_t* b,
                          int64_t panel_stride, int64_t k, int32_t* acc) {
     for (int r = 0; r < rows; r += VnniMicro::kRows) {
       const ARows some = {a.row<char>(r), a.stride, a.init + r};

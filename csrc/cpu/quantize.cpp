@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "cpu/buffer.h"
 #include "cpu/isa.h"
 #include "cpu/packed.h"
 #include "ops/namespace.h"
@@ -47,8 +48,8 @@ void run(QuantizeProblem p) {
     if (p.azp) *p.azp = all.azp;
     p.given = true;
   }
-  torch::stable::parallel_for(0, p.rows, grain(p),
-                              [&](int64_t begin, int64_t end) { isa.quantize(p, begin, end); });
+  for_each_piece(p.rows, grain(p),
+                 [&](int64_t begin, int64_t end) { isa.quantize(p, begin, end); });
 }
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
@@ -75,12 +76,15 @@ Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<
 
 void quantize(const QuantizeProblem& p, const Tensor&) { run(p); }
 
-using Linear = LinearOps<quantize, multiply>;
+struct Scratch : Buffer<char, 8192> {
+  Scratch(const Tensor&, int64_t bytes) : Buffer(static_cast<size_t>(bytes)) {}
+};
+
+using Linear = LinearOps<quantize, multiply, Scratch>;
 
 void produce(const ProduceProblem& p, const Tensor&) {
   const InstructionSet& isa = instruction_set();
-  torch::stable::parallel_for(0, p.rows, grain(p),
-                              [&](int64_t begin, int64_t end) { isa.produce(p, begin, end); });
+  for_each_piece(p.rows, grain(p), [&](int64_t begin, int64_t end) { isa.produce(p, begin, end); });
 }
 
 }  // namespace
@@ -90,6 +94,6 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cpu::quantize_int8));
   ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cpu::quantize_weight_int8));
   ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cpu::quantize_int8_static));
-  ops.impl("_scaled_linear", TORCH_BOX(&scaled_mm::cpu::Linear::scaled_linear));
+  ops.impl("scaled_linear", TORCH_BOX(&scaled_mm::cpu::Linear::scaled_linear));
   ops.impl("produce_int8", TORCH_BOX(&scaled_mm::produce_int8<scaled_mm::cpu::produce>));
 }

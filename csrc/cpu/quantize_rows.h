@@ -162,7 +162,7 @@ inline void quantize_row(const float* x, int64_t count, Quantizer by, float lowe
 
 inline Range range_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
-  Buffer<float> scratch(static_cast<size_t>(p.cols));
+  Buffer<float, 16384> scratch(static_cast<size_t>(p.cols));
   Range range;
   for (int64_t row = begin; row < end; ++row) {
     extend(range, read_row(p, row, scratch.data()), p.cols, p.symmetric);
@@ -187,7 +187,7 @@ inline void quantize_one(const QuantizeProblem& p, int64_t row, const float* x) 
 
 inline void quantize_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
-  Buffer<float> scratch(static_cast<size_t>(p.cols));
+  Buffer<float, 16384> scratch(static_cast<size_t>(p.cols));
   for (int64_t row = begin; row < end; ++row) {
     quantize_one(p, row, read_row(p, row, scratch.data()));
   }

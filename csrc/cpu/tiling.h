@@ -31,12 +31,20 @@ inline Tiling cut_rows(int64_t m, int64_t col_blocks, int64_t least, int64_t mos
   return t;
 }
 
+// run(begin, end) over 0 .. count in pieces of at least `grain`, on torch's threads. What is one
+// piece runs here: asking torch takes as long as a small product.
+template <class Run>
+void for_each_piece(int64_t count, int64_t grain, const Run& run) {
+  if (count > grain) return torch::stable::parallel_for(0, count, grain, run);
+  if (count > 0) run(0, count);
+}
+
 // run(begin, end) over all tasks, on torch's threads. `products` are those of a task: a thread
 // takes enough tasks that starting it pays, which costs as much as about 2^18 products.
 template <class Run>
 void run_tasks(const Tiling& tiling, int64_t products, const Run& run) {
   const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 18) / std::max<int64_t>(products, 1));
-  torch::stable::parallel_for(0, tiling.tasks(), grain, run);
+  for_each_piece(tiling.tasks(), grain, run);
 }
 
 }  // namespace scaled_mm::cpu

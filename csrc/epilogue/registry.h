@@ -86,16 +86,17 @@ inline std::string names(OperandSet operands) {
 inline Id choose(OperandSet given, const Activation& activation) {
   constexpr OperandSet both = Azp::reads | AzpAdj::reads;
   const auto has = [&](OperandSet operands) { return (given & operands) != 0; };
-  const auto check = [&](bool right, OperandSet argument, const std::string& rule) {
+  const auto check = [&](bool right, OperandSet argument, const char* rule, const char* end = "") {
     constexpr OperandSet scales = ScaleA::reads | ScaleB::reads;
-    if (!right) refuse(names(argument), "be given " + rule, names(given & ~scales));
+    if (!right) refuse(names(argument), cat("be given ", rule, end), names(given & ~scales));
   };
   check(!has(AzpWithAdj::reads) || !has(both), AzpWithAdj::reads, "without azp and azp_adj");
   check(has(Azp::reads) || !has(AzpAdj::reads), Azp::reads, "together with azp_adj");
   check(has(AzpAdj::reads) || !has(Azp::reads), AzpAdj::reads, "together with azp");
   check(!has(Residual::reads) || !has(OutScale::reads), Residual::reads, "without out_scale");
-  check(!has(Residual::reads) || activation.form == Form::none, Residual::reads,
-        cat("without activation='", activation.name, "'"));
+  if (has(Residual::reads) && activation.form != Form::none) {
+    check(false, Residual::reads, "without activation='", cat(activation.name, "'").c_str());
+  }
   if (activation.form == Form::gated) return Id::ScaledEpilogueGated;
   if (activation.form == Form::activated) return Id::ScaledEpilogueActivated;
   if (has(OutScale::reads)) return Id::ScaledEpilogueActivated;  // by no function

@@ -38,9 +38,11 @@ struct Int8Ops {
   // eager call more than all of them.
   static Tensor scaled_mm_plain(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                 const Tensor& scale_b, const std::optional<Tensor>& bias, int64_t k,
-                                int64_t n, bool b_settled) {
+                                int64_t n, bool b_settled,
+                                const std::optional<ScalarType>& out_dtype) {
     Int8Ending ending;
     ending.bias = bias;
+    ending.out_dtype = out_dtype;
     return product(a, b, scale_a, scale_b, shape_of(k, n), b_settled, ending);
   }
   static void scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a,

@@ -14,13 +14,13 @@
 //
 // rotate: the columns of a block that is rotated before it is quantised; 0: none is.
 //
-// _scaled_mm_plain is scaled_mm of the commonest operands, in bfloat16. It takes them by position:
-// an argument that is given by its name costs an eager call 0.4 us. And it takes b_shape as two
-// numbers, both -1 for a plain weight: a list costs as much again.
+// _scaled_mm_plain is scaled_mm of the commonest operands. It takes them by position: an argument
+// that is given by its name costs an eager call 0.4 us. And it takes b_shape as two numbers, both
+// -1 for a plain weight: a list costs as much again.
 //
-// _scaled_linear is quantize_int8 of x, by each token's own range and without zero points, and
-// scaled_mm of that, in x's dtype: one way through the dispatcher for a layer's two kernels. Its
-// scale_b is a layer's, [N, 1].
+// scaled_linear is a layer: quantize_int8 of x, dynamic or by input_scale and input_azp, and
+// scaled_mm of that, in x's dtype or out_dtype. Its weight is int8 [N, K] or packed, of k rows; its
+// scales are [N, 1]. azp_term is the azp_adj of a dynamic, the azp_with_adj of a static zero point.
 //
 // An overload `out` computes the same as its op, but into a tensor of the caller's. It returns
 // nothing, since torch.compile takes no op whose result is an argument.
@@ -41,10 +41,12 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False, Tensor(a!) out) -> ()");
   ops.def(
       "_scaled_mm_plain(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-      "int k, int n, bool b_settled) -> Tensor");
+      "int k, int n, bool b_settled, ScalarType? out_dtype) -> Tensor");
   ops.def(
-      "_scaled_linear(Tensor x, Tensor b, Tensor scale_b, Tensor? bias, int k, int n, "
-      "bool b_settled) -> Tensor");
+      "scaled_linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
+      "bool settled=False, bool symmetric=True, bool per_token=True, Tensor? input_scale=None, "
+      "Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, ScalarType? out_dtype=None) "
+      "-> Tensor");
   ops.def("int8_mm(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor");
   ops.def(
       "int8_mm.out(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "

@@ -17,30 +17,37 @@ void check_k(int64_t k) {
   }
 }
 
-Weight check_packed_weight(const Tensor& b, const std::vector<int64_t>& shape_of_b) {
-  if (shape_of_b.size() != 2) refuse("b_shape", "be (K, N)", shape_text(shape_of_b));
+}  // namespace
+
+Weight check_packed_weight(const char* name, const Tensor& b, int64_t k, int64_t n) {
   Weight weight;
-  weight.k = shape_of_b[0];
-  weight.n = shape_of_b[1];
-  if (weight.k < 0 || weight.n < 0 || weight.n > kMaxPackedN) {
-    refuse("b_shape", cat("be (K, N) with 0 <= K and 0 <= N <= ", kMaxPackedN),
-           shape_text(shape_of_b));
-  }
-  check_k(weight.k);
-  must_be("b", b, ScalarType::Byte);
-  const int64_t bytes = packed_weight_bytes(weight.k, weight.n);
+  weight.k = k;
+  weight.n = n;
+  check_k(k);
+  must_be(name, b, ScalarType::Byte);
+  const int64_t bytes = packed_weight_bytes(k, n);
   if (b.dim() != 1 || b.numel() != bytes || !b.is_contiguous()) {
-    refuse("b",
+    refuse(name,
            cat("be a contiguous packed buffer of ", bytes, " bytes for a weight of shape ",
-               shape_text(shape_of_b)),
+               shape_text({k, n})),
            shape(b));
   }
   weight.packed = static_cast<const uint8_t*>(b.const_data_ptr());
   return weight;
 }
 
+namespace {
+
 Weight check_weight(const Tensor& b, const Shape& b_shape) {
-  if (b_shape) return check_packed_weight(b, *b_shape);
+  if (b_shape) {
+    const std::vector<int64_t>& sizes = *b_shape;
+    if (sizes.size() != 2) refuse("b_shape", "be (K, N)", shape_text(sizes));
+    if (sizes[0] < 0 || sizes[1] < 0 || sizes[1] > kMaxPackedN) {
+      refuse("b_shape", cat("be (K, N) with 0 <= K and 0 <= N <= ", kMaxPackedN),
+             shape_text(sizes));
+    }
+    return check_packed_weight("b", b, sizes[0], sizes[1]);
+  }
   must_be("b", b, ScalarType::Char);
   if (b.dim() != 2) refuse("b", "be a matrix [K, N]", shape(b));
   Weight weight;
@@ -228,9 +235,10 @@ DType out_dtype_of(const Int8Ending& ending) {
 
 }  // namespace
 
-void check_ending(const Factors& factors, const Int8Ending& ending, Checked<Int8Problem>& checked) {
+void check_ending(const Factors& factors, const Int8Ending& ending, Checked<Int8Problem>& checked,
+                  OperandSet given) {
   checked.problem.size.out_dtype = out_dtype_of(ending);
-  check_ending(factors, 0, ending, checked);
+  check_ending(factors, given, ending, checked);
 }
 
 Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,

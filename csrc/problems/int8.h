@@ -97,8 +97,11 @@ Checked<Int8Problem> check_product(const Tensor& a, const Tensor& b, const Shape
 void check_row_operands(const Factors& factors, const Tensor& scale_a,
                         const std::optional<Tensor>& azp, const std::optional<Tensor>& out,
                         Checked<Int8Problem>& checked);
-// Everything behind the zero points, and D.
-void check_ending(const Factors& factors, const Int8Ending& ending, Checked<Int8Problem>& checked);
+// Everything behind the zero points, and D. `given`: operands that are in the problem already.
+void check_ending(const Factors& factors, const Int8Ending& ending, Checked<Int8Problem>& checked,
+                  OperandSet given = 0);
+// A buffer from pack_weight_int8, of a weight [K, N].
+Weight check_packed_weight(const char* argument, const Tensor& b, int64_t k, int64_t n);
 
 // outputs[0] is the int32 [1, N] row to fill; azp is what its sums are multiplied by, or absent.
 struct ColumnSums {

@@ -23,18 +23,23 @@ int64_t check_given(const char* argument, const Tensor& t, const Tensor& x, Scal
 Checked<QuantizeProblem> check_quantizable(const char* argument, const Tensor& x, int64_t rotate) {
   Checked<QuantizeProblem> checked;
   QuantizeProblem& p = checked.problem;
-  p.x_dtype = must_be_float(argument, x);
-  if (x.dim() < 1) refuse(argument, "have at least one dimension [..., K]", shape(x));
-  p.rows = count_rows(x);
-  p.cols = x.size(x.dim() - 1);
-  take_rotation(p, rotate);
-  p.x = fold_rows(x, checked.inputs);
+  take_rows(p, argument, x, rotate, checked.inputs);
   const Tensor& q = checked.outputs.emplace_back(new_empty(x, x.sizes(), ScalarType::Char));
   p.q = static_cast<int8_t*>(q.mutable_data_ptr());
   return checked;
 }
 
 }  // namespace
+
+void take_rows(QuantizeProblem& p, const char* argument, const Tensor& x, int64_t rotate,
+               std::vector<Tensor>& copies) {
+  p.x_dtype = must_be_float(argument, x);
+  if (x.dim() < 1) refuse(argument, "have at least one dimension [..., K]", shape(x));
+  p.rows = count_rows(x);
+  p.cols = x.size(x.dim() - 1);
+  take_rotation(p, rotate);
+  p.x = fold_rows(x, copies);
+}
 
 void take_rotation(QuantizeProblem& p, int64_t rotate) {
   p.rotate = rotate;

@@ -30,6 +30,10 @@ constexpr float rotation_factor(int64_t block) {
   return block == 2 ? factor * 0x1.6a09e6p-1f : factor;
 }
 
+// The rows of x [..., K], and their rotation. All but what is made of them.
+void take_rows(QuantizeProblem& p, const char* argument, const Tensor& x, int64_t rotate,
+               std::vector<Tensor>& copies);
+
 // The rotation of the rows that p quantises, of p.cols columns: 0, or 16 to 512.
 void take_rotation(QuantizeProblem& p, int64_t rotate);
 

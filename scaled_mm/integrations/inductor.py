@@ -5,11 +5,13 @@
 
 Before inductor makes kernels of a graph, a pass goes over it (`InductorPass`):
 
+    layers (`scaled_linear`) of one tensor      one quantiser, and their products
+    a layer behind a norm or an activation      the same, for the next step
     several quantisers of one tensor, alike     one
     norm or activation -> quantiser             the producer of both
     x + residual -> norm's producer             the producer of all three
 
-The first and the last change no bit of the model's output. In the second, a producer does not
+The first three and the last change no bit of the model's output. In the fourth, a producer does not
 round to the model's dtype before it quantises (docs/numerics.md, section 6). The graph is
 functional: torch has put a new tensor in the place of everything that is written in place or
 through a view, so it shows every reader of a norm's output. A model of which `fuse_model` fused
@@ -35,6 +37,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from .patterns import Match, find, patterns
 
 _OPS = torch.ops.scaled_mm
+_LINEAR = _OPS.scaled_linear.default
 _QUANTIZERS = (_OPS.quantize_int8.default, _OPS.quantize_int8_static.default)
 _PRODUCE = _OPS.produce_int8.default
 _PARTS = 5  # that it returns; the last is the norm as floats
@@ -50,6 +53,7 @@ class InductorPass(CustomGraphPass):
         patterns()  # traced here, and not within the trace of a model
 
     def __call__(self, graph: fx.Graph) -> None:
+        _part_layers(graph)
         _share(graph, _QUANTIZERS)
         for node in list(graph.nodes):
             if node.target in _QUANTIZERS:
@@ -78,6 +82,56 @@ def options(**others: Any) -> dict[str, Any]:
 
 
 # --- the steps ------------------------------------------------------------------------------------
+
+
+def _part_layers(graph: fx.Graph) -> None:
+    """Quantiser and product in the place of a layer that shares its quantiser with another one, or
+    has a producer in front."""
+    groups: dict[Any, list[tuple[fx.Node, dict[str, Any]]]] = {}
+    for node in list(graph.nodes):
+        if node.target is _LINEAR:
+            normal = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
+            given = dict(normal.kwargs)
+            how = tuple(given[name] for name in ("x", "input_scale", "input_azp", *_SCHEME))
+            groups.setdefault(how, []).append((node, given))
+    for (x, *_), layers in groups.items():
+        if len(layers) > 1 or find(x) is not None:
+            for node, given in layers:
+                _part_layer(graph, node, given)
+
+
+_SCHEME = ("symmetric", "per_token", "rotate")
+
+
+def _part_layer(graph: fx.Graph, node: fx.Node, given: dict[str, Any]) -> None:
+    x, k, weight, scales = (given[name] for name in ("x", "k", "weight", "weight_scale"))
+    n, terms = scales.meta["val"].shape[0], {}
+    with graph.inserting_before(node):
+        if given["input_scale"] is None:
+            scheme = {name: given[name] for name in _SCHEME}
+            made = _added(graph, _QUANTIZERS[0], x, **scheme)
+            q, scale = _part(graph, made, 0), _part(graph, made, 1)
+            if not given["symmetric"]:
+                terms = {"azp": _part(graph, made, 2), "azp_adj": given["azp_term"]}
+        else:
+            scale, azp, rotate = (given[name] for name in ("input_scale", "input_azp", "rotate"))
+            q = _added(graph, _QUANTIZERS[1], x, scale, azp, rotate=rotate)
+            terms = {} if azp is None else {"azp_with_adj": given["azp_term"]}
+        if weight.meta["val"].dim() == 1:
+            terms |= {"b_shape": [k, n], "b_settled": given["settled"]}
+        else:
+            weight = _added(graph, torch.ops.aten.permute.default, weight, [1, 0])
+        row = _added(graph, torch.ops.aten.view.default, scales, [1, n])
+        terms |= {"bias": given["bias"], "out_dtype": given["out_dtype"] or x.meta["val"].dtype}
+        y = _added(graph, _OPS.scaled_mm.default, q, weight, scale, row, **terms)
+    node.replace_all_uses_with(y)
+    graph.erase_node(node)
+
+
+def _added(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    _shapes(node, args[0].meta["val"].fake_mode)
+    return node
 
 
 def _share(graph: fx.Graph, targets: Iterable[Any]) -> None:
@@ -166,14 +220,13 @@ def _options_of(node: fx.Node) -> dict[str, Any] | None:
 
 def _call(graph: fx.Graph, match: Match, given: dict[str, Any]) -> fx.Node:
     node = graph.call_function(_PRODUCE, (match.producer, match.x), {**match.options, **given})
-    _shapes(node)
+    _shapes(node, _value(match.x).fake_mode)
     return node
 
 
-def _shapes(node: fx.Node) -> None:
+def _shapes(node: fx.Node, mode: Any) -> None:
     """What the node's outputs look like, as inductor wants to know."""
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-    mode = node.args[1].meta["val"].fake_mode  # type: ignore[union-attr]
     with mode:
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -195,7 +248,7 @@ def _take_residual(graph: fx.Graph, node: fx.Node) -> None:
         made = graph.call_function(
             _PRODUCE, (node.args[0], x), {**node.kwargs, "residual": residual}
         )
-        _shapes(made)
+        _shapes(made, _value(x).fake_mode)
         h = _part(graph, made, 3)
     _parts_to(graph, node, made, range(_PARTS))
     total.replace_all_uses_with(h)
@@ -210,6 +263,10 @@ def _movable(node: fx.Node, place: fx.Node, late: dict[fx.Node, None]) -> bool:
     aten = getattr(node.target, "namespace", None) in _PURE
     late[node] = None
     return aten and all(n is not place and _movable(n, place, late) for n in node.all_input_nodes)
+
+
+def _value(node: Any) -> Any:
+    return node.meta["val"]
 
 
 def _is_sum(node: fx.Node) -> bool:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
-from .._arguments import accept_dense, must_be_size
+from .._arguments import accept_dense, explained, may_go_short, must_be_size
 from ..ops.azp import azp_adj, azp_with_adj
-from ..ops.eager import quantized_product
-from ..ops.gradients import int8_product, wants_gradient
-from ..ops.int8 import accepted, pack_weight_int8, scaled_mm
-from ..ops.packed_weight import PackedWeight, rows_of_panels
+from ..ops.gradients import accept_activation, linear_product
+from ..ops.int8 import scaled_mm
+from ..ops.linear import scaled_linear
+from ..ops.packed_weight import PackedWeight
 from ..ops.quantize import quantize_int8, quantize_weight_int8
-from ..ops.rotate import block_given, rotated
+from ..ops.rotate import block_given
 from ..ops.shapes import must_rotate
-from .packed_layer import PackedLayer
+from .int8_layer import Int8Layer
 
 _ENTRIES = 10
 """Buffers of a packed layer, those that are None included."""
-_DEVICES = ("cpu", "cuda")  # that have kernels, and so a layout
 MAX_K = 131071
 """Input features at most: of more an int32 sum of products could wrap."""
 
 
-class ScaledLinear(PackedLayer):
+class ScaledLinear(Int8Layer):
     """A linear layer with an int8 weight and activations quantised on the way in.
 
         y = scale_a * weight_scale * (q - azp) weight.T + bias,   q, scale_a, azp = quantize(x')
@@ -73,20 +74,10 @@ class ScaledLinear(PackedLayer):
     Make one with `from_linear`.
     """
 
-    _WEIGHT: ClassVar = ("weight",)
-    _SCALES: ClassVar = "weight_scale"
-
-    weight_scale: Tensor
     bias: Tensor | None
     input_scale: Tensor | None
-    input_zero_point: Tensor | None
-    azp_with_adj: Tensor | None
-    azp_adj: Tensor | None
-    input_smooth: Tensor | None
     input_rotate: Tensor | None
     folded_smooth: Tensor | None
-    packed: PackedWeight | None
-    _of: Tensor | None  # the buffer that `packed` was made with
 
     def __init__(
         self,
@@ -135,7 +126,6 @@ class ScaledLinear(PackedLayer):
         self.register_buffer("folded_smooth", None, persistent=False)
         self.smooth_alpha: float | None = None
         self._begin()
-        self._of = None
         self.pack()
 
     @classmethod
@@ -219,184 +209,77 @@ class ScaledLinear(PackedLayer):
         layer.set_weight(q)
         return layer
 
-    @property
-    def weight(self) -> Tensor:
-        """A copy of the weight that x is multiplied by: float32 [N, K], weight_int8 * weight_scale,
-        rotated back (* input_smooth)."""
-        w = self.weight_int8.float() * self.weight_scale
-        w = rotated(w, self.rotate) if self.rotate else w
-        return w if self.input_smooth is None else w * self.input_smooth
-
-    @weight.setter
-    def weight(self, value: Any) -> None:
-        raise AttributeError("weight must be written by set_weight or load_state_dict")
-
-    @property
-    def weight_int8(self) -> Tensor:
-        """A copy of the int8 weight [N, K]."""
-        return self._rows().clone() if self.packed is None else self._rows()
-
-    def set_weight(self, weight: Tensor) -> None:
-        """Replaces the int8 weight, and the azp terms by its column sums.
-
-        Args:
-            weight: int8 [N, K], copied to the layer's device.
-        """
-        accept_dense({"weight": weight})
-        shape = (self.out_features, self.in_features)
-        if weight.dtype != torch.int8 or weight.shape != shape:
-            got = f"{str(weight.dtype)[6:]} of shape {tuple(weight.shape)}"
-            raise ValueError(f"weight must be int8 of shape {shape}, got {got}")
-        weight = weight.to(self.weight_scale.device)
-        if self.azp_adj is not None:
-            self.azp_adj.copy_(azp_adj(weight.t()))
-        if self.azp_with_adj is not None and self.input_zero_point is not None:
-            self.azp_with_adj.copy_(azp_with_adj(weight.t(), self.input_zero_point))
-        self._buffers["weight"] = weight.contiguous()
-        self.packed = self._buffers["kernel_weight"] = None
-        self.pack()
-
-    def pack(self) -> ScaledLinear:
-        """Lays the weight out for the kernels, in its plain form's place. A weight on the meta
-        device stays as it is. Returns the layer."""
-        weight = self._buffers.get("weight")
-        if weight is not None and weight.device.type in _DEVICES:
-            self._hold(pack_weight_int8(weight.t()))
-        return self
-
-    def unpack(self) -> ScaledLinear:
-        """Undoes `pack`, until the next call. Returns the layer."""
-        super().unpack()
-        self._of = None
-        return self
-
-    def _hold(self, packed: PackedWeight) -> None:
-        """The buffer tells its layout, wherever it is moved: the CPU's has one dimension, CUDA's is
-        the plain weight [N, K] with padded rows."""
-        super()._hold(packed)
-        del self._buffers["weight"]
-        if packed.data.is_cuda:
-            padded = packed.data.view(torch.int8).view(
-                self.out_features, max(16, -(-packed.k // 16) * 16)
-            )
-            self._buffers["kernel_weight"] = padded
-        self._of = self._buffers["kernel_weight"]
-
-    def _plain(self, packed: Any) -> dict[str, Tensor]:
-        with torch.inference_mode(False), torch.no_grad():  # a tensor that may be written anywhere
-            return {"weight": self._rows()}
-
-    def _rows(self) -> Tensor:
-        """The plain weight; a copy, if the layer is packed."""
-        held, k, n = self._buffers["kernel_weight"], self.in_features, self.out_features
-        if held is None:
-            return cast(Tensor, self._buffers["weight"])
-        if held.dim() == 1:
-            return rows_of_panels(held, k, n)
-        return held[:, :k].clone(memory_format=torch.contiguous_format)
-
-    def _converted(self) -> set[str]:
-        return set()
-
-    def _taken(self, name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-        return (dtype,)
-
     def quantize_input(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the product is made of: q int8 [..., K], its scale, and its zero point or None."""
         return quantize_int8(
-            x if (smooth := self._small("input_smooth")) is None else x.float() * smooth,
-            scale=None if self.dynamic else self._small("input_scale"),
-            azp=None if self.dynamic else self._small("input_zero_point"),
+            x if self.input_smooth is None else x.float() * self.input_smooth,
+            scale=self.input_scale,
+            azp=self.input_zero_point,
             symmetric=self.symmetric,
             per_token=self.per_token,
             rotate=self.rotate,
         )
 
     def forward(self, x: Any) -> Tensor:
-        if (product := self._product_at_once(x)) is not None:
-            return product
-        if wants_gradient(x, self._small("bias")):
-            return self._followed(x)
-        q, scale, azp = self.quantize_input(x)
-        return self.multiply(q, scale, azp, x.dtype)
-
-    def _followed(self, x: Tensor) -> Tensor:
-        """The same, which autograd follows."""
-        q, scale, azp = self.quantize_input(x.detach())
-        scale_b = self.weight_scale.view(1, -1)
-        terms = azp if self.dynamic else None, self.azp_adj, self.azp_with_adj
-        operands = q, scale, scale_b, self.bias, *terms
-        options: dict[str, Any] = {"smooth": self.input_smooth, "rotate": self.rotate}
-        return int8_product(x, self._weight_for_kernels(), *operands, **options)
-
-    def _product_at_once(self, x: Any) -> Tensor | None:
-        """The layer's output where it quantises by each token's own range, without zero points: two
-        kernels behind one op. None where that is not so, or where the general way has to look."""
-        buffers = self._buffers
+        """y [..., N] of x's dtype, which is float32, bfloat16 or float16 [..., K]."""
+        buffers, packed = self._buffers, self.packed
         if (
-            not self.per_token
-            or not self.symmetric
+            packed is None
+            or buffers["kernel_weight"] is not self._of
             or len(buffers) != _ENTRIES
-            or not isinstance(x, Tensor)
-            or torch.compiler.is_compiling()
+            or buffers["input_smooth"] is not None
+            or is_compiling()
+            or not may_go_short(x, buffers["bias"])
         ):
-            return None
-        if self.rotate or buffers["input_smooth"] is not None:
-            return None
-        weight = self._weight_for_kernels()
-        if not isinstance(weight, PackedWeight):
-            return None
-        scale_b = cast(Tensor, buffers["weight_scale"])
-        return quantized_product(x, weight, scale_b, buffers["bias"])
+            return self._at_length(x)
+        scales, bias = buffers["weight_scale"], buffers["bias"]
+        try:
+            if self._by_default:  # the op's defaults are the layer's scheme
+                return scaled_linear(x, packed.data, scales, bias, packed.k)
+            scheme = self._scheme(packed.settled, buffers.__getitem__)
+            return scaled_linear(x, packed.data, scales, bias, packed.k, *scheme)
+        except NotImplementedError:
+            return self._at_length(x)  # which says what the dispatcher has no kernel for
+        except (MemoryError, RuntimeError) as error:
+            raise explained(error, {}) from None
+
+    def _hold(self, packed: PackedWeight) -> None:
+        super()._hold(packed)
+        plain = self.dynamic and self.symmetric and self.per_token
+        self._by_default = plain and not self.rotate and not packed.settled
+
+    def _scheme(self, settled: bool, buffer: Callable[[str], Any]) -> tuple[Any, ...]:
+        """The arguments of `scaled_linear` from `settled` on, but for out_dtype."""
+        term = "azp_adj" if self.dynamic else "azp_with_adj"
+        tensors = buffer("input_scale"), buffer("input_zero_point"), buffer(term)
+        return settled, self.symmetric, self.per_token, *tensors, self.rotate
+
+    def _at_length(self, x: Any) -> Tensor:
+        """`forward` for traces, for gradients, of smoothed layers and of those that somebody has
+        put other buffers into."""
+        accept_activation(x)
+        weight, settled = self._memory()
+        given = x if self.input_smooth is None else x.float() * self.input_smooth
+        scheme = self._scheme(settled, partial(getattr, self))
+        return linear_product(
+            *(given, weight, self.weight_scale, self.bias, self.in_features, *scheme, x.dtype)
+        )
 
     def multiply(
         self, q: Tensor, scale: Tensor, azp: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
         """The layer's output [..., N] for an input as `quantize_input` returns it."""
-        azp = azp if self.dynamic else None  # a static one is in azp_with_adj
-        buffers = self._buffers
-        if len(buffers) != _ENTRIES or torch.compiler.is_compiling():  # as in `_small`
-            return scaled_mm(
-                q,
-                self._weight_for_kernels(),
-                scale,
-                self.weight_scale.view(1, -1),
-                bias=self.bias,
-                azp=azp,
-                azp_adj=self.azp_adj,
-                azp_with_adj=self.azp_with_adj,
-                out_dtype=out_dtype,
-            )
-        given: dict[str, Any] = {} if azp is None else {"azp": azp}
-        for name in ("bias", "azp_adj", "azp_with_adj"):
-            if (buffer := buffers[name]) is not None:
-                given[name] = buffer
-        scale_b = cast(Tensor, buffers["weight_scale"]).view(1, -1)
-        return accepted(q, self._weight_for_kernels(), scale, scale_b, out_dtype, given)
-
-    def _small(self, name: str) -> Any:
-        """A buffer other than the weight. As an attribute it takes 0.8 us, by nn.Module's Python
-        code; a small product takes five. A trace wants attributes, and where entries are missing
-        somebody has put something else in their place."""
-        buffers = self._buffers
-        if len(buffers) != _ENTRIES or torch.compiler.is_compiling():
-            return getattr(self, name)
-        return buffers[name]
-
-    def _weight_for_kernels(self) -> Tensor | PackedWeight:
-        held = self._buffers["kernel_weight"]
-        if torch.compiler.is_compiling():
-            if held is None:
-                return self._rows().t()
-            if held.dim() == 2 and held.shape[1] == self.in_features:
-                return held.t()
-            packed = held.view(-1).view(torch.uint8)
-            return PackedWeight(packed, self.in_features, self.out_features)
-        if held is None or held is not self._of:  # unpacked, or moved by somebody else
-            self._buffers["weight"] = self._rows()
-            self._buffers["kernel_weight"] = self.packed = self._of = None
-            self.pack()
-        return self._rows().t() if self.packed is None else self.packed
+        return scaled_mm(
+            q,
+            self._weight_for_kernels(),
+            scale,
+            self.weight_scale.view(1, -1),
+            bias=self.bias,
+            azp=azp if self.dynamic else None,  # a static one is in azp_with_adj
+            azp_adj=self.azp_adj,
+            azp_with_adj=self.azp_with_adj,
+            out_dtype=out_dtype,
+        )
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any

@@ -3,7 +3,8 @@
     arguments.py   what every op asks of its arguments, and makes of its errors
     shapes.py      what every shape-only kernel asks
     int8.py        scaled_mm, int8_mm, interleave_gate_up, pack_weight_int8; PackedWeight is in
-                   packed_weight.py, and the short ways of eager calls in eager.py
+                   packed_weight.py, and the short way of eager calls in eager.py
+    linear.py      scaled_linear, a layer's product, which has no public function
     azp.py         azp_adj, azp_with_adj
     w4a8.py        w4a8_mm
     quantize.py    quantize_int8, quantize_weight_int8

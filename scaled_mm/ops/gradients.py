@@ -6,10 +6,11 @@
             dx = (dz W.t()) * pre_scale                     dz = dy * f'(x' W + bias)
     both    dbias = the sum of dy (dz) over tokens
 
-H is the rotation of `quantize_int8`, symmetric, or 1. The quantiser counts as the identity, also
-where it clamps ("straight through": Bengio et al., 2013). W is made of the stored weight when the
-gradient is, in the gradient's dtype, and dropped then. Between forward and backward only the
-layer's own tensors are held, and x where there is an activation.
+H is the rotation of `quantize_int8`, symmetric, or 1; the layer multiplies by smooth in front of
+the op. The quantiser counts as the identity, also where it clamps ("straight through": Bengio et
+al., 2013). W is made of the stored weight when the gradient is, in the gradient's dtype, and
+dropped then. Between forward and backward only the layer's own tensors are held, and x where there
+is an activation.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .int8 import scaled_mm
+from .._arguments import accept, explained
 from .mixed import mixed_mm
 from .mixed_weight import ZEROS, MixedWeight
 from .packed_weight import PackedWeight, rows
 from .rotate import rotated
+
+_scaled_linear = torch.ops.scaled_mm.scaled_linear.default
 
 
 def wants_gradient(*tensors: Any) -> bool:
@@ -33,20 +36,29 @@ def wants_gradient(*tensors: Any) -> bool:
     )
 
 
-def int8_product(
-    x: Tensor,
-    b: Tensor | PackedWeight,
-    *operands: Tensor | None,
-    smooth: Tensor | None,
-    rotate: int,
-) -> Tensor:
-    """`scaled_mm` in x's dtype of what x was quantised to.
+def accept_activation(x: object) -> None:
+    """`accept` of a layer's input, which may want a gradient."""
+    accept({"x": x.detach() if isinstance(x, Tensor) and wants_gradient(x) else x})  # type: ignore[dict-item]
+
+
+def linear_product(x: Tensor, *rest: Any) -> Tensor:
+    """`scaled_linear`, which autograd follows.
 
     Args:
-        operands: a, scale_a, scale_b [1, N], bias, azp, azp_adj and azp_with_adj of `scaled_mm`.
+        rest: its arguments behind x, all of them.
     """
-    weight, shape = (b.data, [b.k, b.n]) if isinstance(b, PackedWeight) else (b, None)
-    y: Tensor = _int8_linear(x, weight, shape, *operands, smooth, rotate)
+    weight, scales, bias, _, _, _, _, *terms = rest[:10]
+    follows = wants_gradient(x, bias)
+    tensors = {"weight": weight, "weight_scale": scales, "bias": bias}
+    tensors.update(zip(("input_scale", "input_azp", "azp_term"), terms, strict=True))
+    operands = {name: t for name, t in tensors.items() if t is not None}
+    if follows:
+        operands.pop("bias", None)
+    accept(operands if follows else {"x": x, **operands})
+    try:
+        y: Tensor = (_int8_linear if follows else _scaled_linear)(x, *rest)
+    except (MemoryError, RuntimeError) as error:
+        raise explained(error, {"x": x, **operands}) from None
     return y
 
 
@@ -66,44 +78,25 @@ def mixed_product(
 # --- int8 -----------------------------------------------------------------------------------------
 
 
-def _int8(
-    x: Tensor,
-    b: Tensor,
-    b_shape: list[int] | None,
-    q: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None,
-    azp: Tensor | None,
-    azp_adj: Tensor | None,
-    azp_with_adj: Tensor | None,
-    smooth: Tensor | None,
-    rotate: int = 0,
-) -> Tensor:
-    weight = b if b_shape is None else PackedWeight(b, *b_shape)
-    return scaled_mm(
-        *(q, weight, scale_a, scale_b),
-        bias=bias,
-        azp=azp,
-        azp_adj=azp_adj,
-        azp_with_adj=azp_with_adj,
-        out_dtype=x.dtype,
-    )
+def _int8(x: Tensor, *rest: Any) -> Tensor:
+    y: Tensor = _scaled_linear(x, *rest)
+    return y
 
 
 def _keep_int8(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, b, ctx.b_shape, _, _, scale_b, bias, *_, smooth, ctx.rotate = inputs
+    x, weight, scales, bias, ctx.k, *_, ctx.rotate, _ = inputs
+    ctx.dtype = x.dtype
     ctx.bias = None if bias is None else (bias.shape, bias.dtype)
-    ctx.save_for_backward(b, scale_b, smooth)
+    ctx.save_for_backward(weight, scales)
 
 
 def _int8_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    b, scale_b, smooth = ctx.saved_tensors
+    weight, scales = ctx.saved_tensors
     dx = None
     if ctx.needs_input_grad[0]:
-        w = b.t() if ctx.b_shape is None else rows(PackedWeight(b, *ctx.b_shape))
-        dx = _times(dy, (w * scale_b.t()).to(dy.dtype), smooth, ctx.rotate)
-    return (dx, *(None,) * 5, _dbias(ctx, 6, dy), *(None,) * 5)
+        w = weight if weight.dim() == 2 else rows(PackedWeight(weight, ctx.k, len(scales)))
+        dx = _times(dy, (w * scales).to(dy.dtype), None, ctx.rotate).to(ctx.dtype)
+    return (dx, None, None, _dbias(ctx, 3, dy), *(None,) * 9)
 
 
 # --- 4 and 8 bits ---------------------------------------------------------------------------------
@@ -176,13 +169,13 @@ def _dbias(ctx: Any, place: int, dy: Tensor) -> Tensor | None:
     return dy.reshape(-1, dy.shape[-1]).sum(0, dtype=torch.float32).to(dtype).view(shape)
 
 
-_TERMS = "Tensor? azp, Tensor? azp_adj, Tensor? azp_with_adj, Tensor? smooth"
 _int8_linear = torch.library.custom_op(
     "scaled_mm::_int8_linear",
     _int8,
     mutates_args=(),
-    schema="(Tensor x, Tensor b, SymInt[]? b_shape, Tensor q, Tensor scale_a, Tensor scale_b, "
-    f"Tensor? bias, {_TERMS}, int rotate=0) -> Tensor",
+    schema="(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, bool settled, "
+    "bool symmetric, bool per_token, Tensor? input_scale, Tensor? input_azp, Tensor? azp_term, "
+    "int rotate, ScalarType? out_dtype) -> Tensor",
 )
 _int8_linear.register_fake(_int8)
 _int8_linear.register_autograd(_int8_backward, setup_context=_keep_int8)

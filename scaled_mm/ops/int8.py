@@ -29,8 +29,6 @@ _int8_mm = torch.ops.scaled_mm.int8_mm.default
 _int8_mm_out = torch.ops.scaled_mm.int8_mm.out
 _pack_weight_int8 = torch.ops.scaled_mm.pack_weight_int8.default
 
-_BIAS = {"bias"}
-
 
 def scaled_mm(
     a: Tensor,
@@ -128,8 +126,8 @@ def scaled_mm(
         options["out_azp"] = out_azp
     if out is not None:
         options["out"] = out
-    if not options and activation is None and out_dtype is torch.bfloat16:
-        product = plain_product(a, b, scale_a, scale_b, bias)
+    if not options and activation is None and isinstance(out_dtype, torch.dtype):
+        product = plain_product(a, b, scale_a, scale_b, bias, out_dtype)
         if product is not None:
             return product
     if bias is not None:
@@ -156,34 +154,6 @@ def scaled_mm(
     except (MemoryError, RuntimeError) as error:
         operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b, **options}
         raise explained(error, operands) from None
-
-
-def accepted(
-    a: Tensor,
-    b: Tensor | PackedWeight,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    out_dtype: torch.dtype,
-    given: dict[str, Any],
-) -> Tensor:
-    """`scaled_mm` of operands that a layer made itself: tensors all, that want no gradient. The
-    library asks everything else of them, as of any others.
-
-    Args:
-        given: bias, azp, azp_adj, azp_with_adj where there are any; it is the callee's.
-    """
-    if out_dtype is torch.bfloat16 and (not given or given.keys() == _BIAS):
-        product = plain_product(a, b, scale_a, scale_b, given.get("bias"))
-        if product is not None:
-            return product
-    weight, packed = factor_arguments(b)
-    given.update(packed)
-    if out_dtype is not torch.bfloat16:
-        given["out_dtype"] = out_dtype
-    try:
-        return _scaled_mm(a, weight, scale_a, scale_b, **given)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {"a": a, "b": weight}) from None
 
 
 def int8_mm(a: Tensor, b: Tensor | PackedWeight, *, out: Tensor | None = None) -> Tensor:

@@ -314,7 +314,14 @@ void run(const QuantizeProblem& p, const Tensor& q) {
   quantize(rotated(p, scope), scope);
 }
 
-using Linear = LinearOps<run, multiply>;
+// Of torch's allocator, which gives it to others when this one's kernels are queued.
+struct Scratch {
+  Scratch(const Tensor& x, int64_t bytes) : memory(new_empty(x, {bytes}, ScalarType::Byte)) {}
+  void* data() { return memory.mutable_data_ptr(); }
+  Tensor memory;
+};
+
+using Linear = LinearOps<run, multiply, Scratch>;
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
                                                                 bool per_token, int64_t rotate) {
@@ -345,5 +352,5 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cuda::quantize_int8));
   ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cuda::quantize_weight_int8));
   ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cuda::quantize_int8_static));
-  ops.impl("_scaled_linear", TORCH_BOX(&scaled_mm::cuda::Linear::scaled_linear));
+  ops.impl("scaled_linear", TORCH_BOX(&scaled_mm::cuda::Linear::scaled_linear));
 }
