@@ -146,10 +146,12 @@ class ScaledGroupedLinear(GroupedLinear):
             dynamic=self.dynamic,
             symmetric=self.symmetric,
             rotate=self.rotate or None,
-            device=weight.device,
+            device="meta",
         )
-        rotation = {} if layer.input_rotate is None else {"input_rotate": layer.input_rotate}
-        layer.load_state_dict({**state, **rotation})
+        if self.rotate:
+            state["input_rotate"] = torch.tensor([self.rotate], dtype=torch.int32)
+        copies = {key: x.clone(memory_format=torch.contiguous_format) for key, x in state.items()}
+        layer.load_state_dict(copies, assign=True)
         return layer
 
     def _weight(self, expert: int) -> Tensor:
