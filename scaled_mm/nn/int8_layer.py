@@ -131,7 +131,7 @@ class Int8Layer(PackedLayer):
         if is_compiling():
             if held is None:
                 return self._rows(), False
-            if held.dim() == 2 and held.shape[1] == self.in_features:
+            if held.dim() == 1 or held.shape[1] == self.in_features:
                 return held, False
             return held.view(-1).view(torch.uint8), False
         if held is None or held is not self._of:  # unpacked, or moved by somebody else
