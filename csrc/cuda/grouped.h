@@ -12,9 +12,6 @@ namespace scaled_mm::cuda {
 Matrix<const int8_t> stack_columns(const Matrix<const int8_t>& columns, int64_t expert_stride,
                                    const GroupedInt8Problem::Size& size, const Scope& scope);
 
-// p.product.b is plain: the stack's columns, as above. Nothing waits for the device.
-void multiply(GroupedInt8Problem& p, const Scope& scope);
-
 // T: int32_t or int64_t; numbers that name no expert are sorted behind all.
 template <class T>
 void sort_by_expert(const T* expert_of, int64_t tokens, int top_k, int experts,

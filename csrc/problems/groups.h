@@ -35,9 +35,10 @@ struct GroupedInt8Problem {
   };
 
   Size size;
-  // b.plain: column e * N + n is column n of expert e. An operand with an element for each column
-  // has row_stride from an expert to the next. scale_a and azp are of the rows of A.
+  // b: the first expert's. An operand with an element for each column has row_stride from an expert
+  // to the next. scale_a and azp are of the rows of A.
   Int8Problem product;
+  int64_t expert_stride = 0;         // of b: elements, or bytes of a packed one
   const int32_t* offsets = nullptr;  // [experts]
   const int32_t* rows = nullptr;     // [M]: the row of A that each row is; null: it is the same
   int64_t a_rows = 0;                // of A
@@ -49,6 +50,14 @@ struct SortedTokens {
   int32_t* order = nullptr;    // [tokens * top_k]: and its place among the tokens' experts
   int32_t* offsets = nullptr;  // [experts]: where each expert's rows end
 };
+
+// a [T, K]; b int8 [E, K, N], or the E packed buffers [E, bytes] of weights of shape b_shape;
+// operands of the columns [E, N]; residual, out_scale and out_azp of D's rows. outputs[0] is D.
+Checked<GroupedInt8Problem> check_grouped_mm(const Tensor& a, const Tensor& b,
+                                             const Tensor& offsets, const Tensor& scale_a,
+                                             const Tensor& scale_b, const Int8Ending& ending,
+                                             const Shape& b_shape,
+                                             const std::optional<Tensor>& rows);
 
 // D [tokens, columns] = sum over j, in its order, of RN(weights[t, j] * y[row_of[t * top_k + j]]),
 // in float32.
