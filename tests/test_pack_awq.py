@@ -58,7 +58,7 @@ def test_there_and_back(name: str) -> None:
     operands = AWQ_CASES[name].weight()
     before = bytes_of(operands.values())
     packed = MixedWeight.from_awq(**operands)
-    assert packed.layout == 0
+    assert packed.layout == 2
     assert packed.shape == (AWQ_CASES[name].k, AWQ_CASES[name].n)
     assert_same(packed, operands, name)
     assert all(torch.equal(x, y) for x, y in zip(bytes_of(operands.values()), before, strict=True))
@@ -112,21 +112,21 @@ def test_products_refuse() -> None:
     wrong: list[tuple[Any, str]] = [
         (lambda: scaled_mm.awq_gemm(X.bfloat16(), packed), "packed must be of x's dtype bfloat16"),
         (lambda: scaled_mm.awq_gemm(X[:, 1:], packed), "x must have K=128 columns"),
-        (lambda: scaled_mm.awq_gemm(X, in_units(W)), "packed must be of layout 0 on the CPU"),
+        (lambda: scaled_mm.awq_gemm(X, in_units(W)), "packed must be of layout 0 or 2 on the CPU"),
         (
-            lambda: op(X, long, [128, 64, 64, 4, 1, 0]),
+            lambda: op(X, long, [128, 64, 64, 4, 1, 2]),
             "packed must be a contiguous buffer of shape",
         ),
-        (lambda: op(X, long[::2], [128, 64, 64, 4, 1, 0]), "packed must be a contiguous buffer"),
-        (lambda: op(X, long[1:], [128, 64, 64, 4, 1, 0]), "packed must be a contiguous buffer"),
+        (lambda: op(X, long[::2], [128, 64, 64, 4, 1, 2]), "packed must be a contiguous buffer"),
+        (lambda: op(X, long[1:], [128, 64, 64, 4, 1, 2]), "packed must be a contiguous buffer"),
         (
-            lambda: op(X, long.view(torch.int16), [128, 64, 64, 4, 1, 0]),
+            lambda: op(X, long.view(torch.int16), [128, 64, 64, 4, 1, 2]),
             "packed must be float16 or",
         ),
         (lambda: scaled_mm.awq_gemm(X, packed, out=packed.data[: 3 * 64].view(3, 64)), "out must"),
         (lambda: replace(packed, data=long).unpack(), "data must be a buffer of pack_weight"),
     ]
-    sizes = ([128, 64, 48, 4, 1, 0], [-1, 64, 64, 4, 1, 0], [128, 64, 64, 4, 1, 2])
+    sizes = ([128, 64, 48, 4, 1, 0], [-1, 64, 64, 4, 1, 0], [128, 64, 64, 4, 1, 3])
     sizes += ([128, 64, 16, 4, 1, 1], [0, 64, 0, 4, 1, 1], [2**40, 64, 2**40, 4, 1, 0])
     for bad in (*sizes, [128, 64, 64, 4, 1], [128, 64, 0, 4, 1, 0]):
         wrong.append((lambda bad=bad: op(X, packed.data, bad), "sizes must be"))

@@ -137,4 +137,6 @@ def test_which_weights_units_hold() -> None:
     ],
 )
 def test_who_gets_units(device: str, k: int, n: int, group: int, layout: int) -> None:
-    assert units.layout_for(torch.device(device), k, n, group) == layout
+    assert units.layout_for(torch.device(device), k, n, group, 8) == layout
+    expected = 2 if device == "cpu" else layout
+    assert units.layout_for(torch.device(device), k, n, group, 4) == expected

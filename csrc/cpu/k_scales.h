@@ -17,34 +17,103 @@ inline constexpr int kKScalesPanels = kKScalesCols / kPanel;
 // high ones. With panel = 2 i + high and lane = 4 l + j, word 4 l + i:
 //   column = 32 l + 8 i + {0, 4, 1, 5}[j] + 2 high
 // Scales come into this order, and sums out of it.
+inline constexpr int kWordsAhead = 16 * 16;  // of words that lie in blocks: as many rows
+
 struct NibblePanels {
   static constexpr int kVectors = kGroupBytes / static_cast<int>(sizeof(V));
   using Bytes = uint8_t __attribute__((vector_size(sizeof(V))));
   using Four = float __attribute__((vector_size(16)));
 
+  // vector[2 i + high] of the four rows' bytes [at, at + sizeof(V)): nibbles, one to a byte.
+  static void take_apart(const uint32_t* const (&rows)[4], int at, Bytes (&panels)[8]) {
+    const Bytes nibble = Bytes{} + uint8_t{15};
+    const V r0 = load(rows[0] + at / 4), r1 = load(rows[1] + at / 4);
+    const V r2 = load(rows[2] + at / 4), r3 = load(rows[3] + at / 4);
+    const V low01 = low_bytes(r0, r1), low23 = low_bytes(r2, r3);
+    const V high01 = high_bytes(r0, r1), high23 = high_bytes(r2, r3);
+    const V four[4] = {low_pairs(low01, low23), high_pairs(low01, low23), low_pairs(high01, high23),
+                       high_pairs(high01, high23)};
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      panels[2 * i] = __builtin_bit_cast(Bytes, four[i]) & nibble;
+      panels[2 * i + 1] = __builtin_bit_cast(Bytes, four[i] >> 4) & nibble;
+    }
+  }
+
   // to[panel * stride] = the bytes of four rows, plus those of `offsets`, where `keep` has ones.
   static void widen(const uint32_t* const (&rows)[4], const uint8_t (&offsets)[kKScalesPanels][64],
                     uint32_t keep, uint8_t* to, int64_t stride) {
-    const Bytes nibble = Bytes{} + uint8_t{15};
     const V kept = broadcast(static_cast<int32_t>(keep));
 #pragma GCC unroll 4
     for (int c = 0; c < kVectors; ++c) {
       const int at = c * static_cast<int>(sizeof(V));
-      const V r0 = load(rows[0] + at / 4), r1 = load(rows[1] + at / 4);
-      const V r2 = load(rows[2] + at / 4), r3 = load(rows[3] + at / 4);
-      const V low01 = low_bytes(r0, r1), low23 = low_bytes(r2, r3);
-      const V high01 = high_bytes(r0, r1), high23 = high_bytes(r2, r3);
-      const V four[4] = {low_pairs(low01, low23), high_pairs(low01, low23),
-                         low_pairs(high01, high23), high_pairs(high01, high23)};
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const Bytes both = __builtin_bit_cast(Bytes, four[i]);
-        const Bytes high = __builtin_bit_cast(Bytes, four[i] >> 4);
-        put(both & nibble, offsets[2 * i] + at, kept, to + 2 * i * stride + at);
-        put(high & nibble, offsets[2 * i + 1] + at, kept, to + (2 * i + 1) * stride + at);
+      Bytes panels[kKScalesPanels];
+      take_apart(rows, at, panels);
+#pragma GCC unroll 8
+      for (int i = 0; i < kKScalesPanels; ++i) {
+        const Bytes made = panels[i] + __builtin_bit_cast(Bytes, load(offsets[i] + at));
+        store(to + i * stride + at, __builtin_bit_cast(V, made) & kept);
       }
     }
   }
+
+#if !defined(SCALED_MM_HAS_DPBUSD)
+  static constexpr int kFewRows = 0;
+#else
+  static constexpr int kFewRows = sizeof(V) == 64 ? 3 : 1;  // whose sums of 8 panels are registers
+
+  // sums[r * kKScalesCols] = init[r] + row r of A times q of `depth` rows, a multiple of 4, that
+  // lie `stride` words apart; with Offsets plus those.
+  template <int R, bool Offsets>
+  static void multiply(const char* const* a, const int32_t* init, const uint32_t* words,
+                       int64_t stride, int64_t depth, const uint8_t (&offsets)[kKScalesPanels][64],
+                       int32_t* sums) {
+    for (int c = 0; c < kVectors; ++c) {
+      const int at = c * static_cast<int>(sizeof(V));
+      V sum[R][kKScalesPanels];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kKScalesPanels; ++i) sum[r][i] = broadcast(init[r]);
+      }
+      const auto four_rows = [&](int64_t k) __attribute__((always_inline)) {
+        const uint32_t* const from = words + k * stride;
+        const uint32_t* const rows[4] = {from, from + stride, from + 2 * stride, from + 3 * stride};
+        if (c == 0) {
+          for (const uint32_t* row : rows) __builtin_prefetch(row + kWordsAhead);
+        }
+        Bytes panels[kKScalesPanels];
+        take_apart(rows, at, panels);
+        V x[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          int32_t four;
+          std::memcpy(&four, a[r] + k, sizeof four);
+          x[r] = broadcast(four);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kKScalesPanels; ++i) {
+          if constexpr (Offsets) panels[i] += __builtin_bit_cast(Bytes, load(offsets[i] + at));
+          const V q = __builtin_bit_cast(V, panels[i]);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) sum[r][i] = dpbusd(sum[r][i], q, x[r]);
+        }
+      };
+      // Several pages of memory at once: what fetches ahead stops at the end of each.
+      const int64_t pages = depth % 256 == 0 ? 4 : depth % 128 == 0 ? 2 : 1;
+      for (int64_t k = 0; k < depth / pages; k += 4) {
+        for (int64_t page = 0; page < pages; ++page) four_rows(k + page * (depth / pages));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kKScalesPanels; ++i) {
+          store(sums + r * kKScalesCols + i * kPanel + at / 4, sum[r][i]);
+        }
+      }
+    }
+  }
+#endif
 
   static void to_panels(const float* columns, float* panels) {
     for (int word = 0; word < 16; ++word) {
@@ -70,12 +139,6 @@ struct NibblePanels {
       std::memcpy(columns + 8 * word + 4, &b, sizeof b);
     }
   }
-
- private:
-  static void put(const Bytes& q, const uint8_t* offset, const V& kept, uint8_t* to) {
-    const Bytes made = q + __builtin_bit_cast(Bytes, load(offset));
-    store(to, __builtin_bit_cast(V, made) & kept);
-  }
 };
 
 // Of a task: 128 columns of a weight of 4 bits.
@@ -90,9 +153,7 @@ class Int4Columns {
     std::memset(offsets_, 128 - 8, sizeof offsets_);
   }
 
-  // `more`: the columns that come next lie behind these.
-  void open(int64_t col, bool more) {
-    ahead_ = more ? 16 : 0;
+  void open(int64_t col) {
     col_ = col;
     columns_ = static_cast<int>(std::min<int64_t>(kKScalesCols, w_.padded_n() - col));
   }
@@ -108,6 +169,31 @@ class Int4Columns {
       k = stop;
     }
   }
+
+  static constexpr int kFewRows = NibblePanels::kFewRows;
+  // Whether pieces of so many rows of A are multiplied straight from the words.
+  bool takes(int64_t rows) const { return rows <= kFewRows && w_.block_stride && w_.k % 4 == 0; }
+#if defined(SCALED_MM_HAS_DPBUSD)
+  // sums[r] of a piece, which is a span, whose rows are not loaded. init: -128 times each row's
+  // sum.
+  void multiply(const char* const* a, int32_t* init, int rows, int64_t k, int64_t end,
+                int32_t* sums) {
+    first_ = k;
+    const int64_t group = k / group_;
+    const bool has_zeros = w_.zero_point == ZeroPoint::integer;
+    load_scales(group);
+    if (has_zeros) load_zeros(group);
+    for (int r = 0; r < rows && !has_zeros; ++r) init[r] /= 16;  // nibbles stand for themselves
+    const uint32_t* const words = words_at(w_, k, col_);
+    with_constant<NibblePanels::kFewRows>(rows, [&](auto r) {
+      const auto by = [&](auto offsets) {
+        NibblePanels::multiply<r, offsets>(a, init, words, w_.q.row_stride, end - k, offsets_,
+                                           sums);
+      };
+      has_zeros ? by(std::true_type{}) : by(std::false_type{});
+    });
+  }
+#endif
 
   const uint8_t* at(int64_t k) const { return bytes_.data() + (k - first_) / kGroup * kGroupBytes; }
   int64_t stride() const { return stride_; }
@@ -132,8 +218,11 @@ class Int4Columns {
   void widen(int64_t k, int count) {
     alignas(64) uint32_t padded[4][16];
     const uint32_t* rows[4];
-    for (int i = 0; i < 4; ++i) rows[i] = words(w_.q, k + std::min(i, count - 1), padded[i]);
-    for (const uint32_t* row : rows) __builtin_prefetch(row + ahead_, 0, 2);
+    for (int i = 0; i < 4; ++i) {
+      const int64_t row = k + std::min(i, count - 1);
+      rows[i] = w_.block_stride ? words_at(w_, row, col_) : words(w_.q, row, padded[i]);
+    }
+    for (const uint32_t* row : rows) __builtin_prefetch(row + kWordsAhead);
     const uint32_t keep = count == 4 ? ~0u : (1u << 8 * count) - 1;
     uint8_t* const to = bytes_.data() + (k - first_) / kGroup * kGroupBytes;
     NibblePanels::widen(rows, offsets_, keep, to, stride_);
@@ -152,6 +241,9 @@ class Int4Columns {
   void load_scales(int64_t group) {
     alignas(64) float columns[kKScalesCols] = {};
     const uint16_t* from = w_.scales.data + group * w_.scales.row_stride + col_;
+    for (int i = 0; i < kKScalesCols; i += 32) {  // the next group's
+      __builtin_prefetch(from + w_.scales.row_stride + i, 0, 3);
+    }
     with_dtype16(w_.dtype, [&](auto dtype) { Format<dtype>::widen(from, columns, columns_); });
     NibblePanels::to_panels(columns, scales_.data() + (group - first_ / group_) * kKScalesCols);
   }
@@ -159,7 +251,7 @@ class Int4Columns {
   const LowbitWeight& w_;
   const int64_t group_, stride_;
   int64_t first_ = 0, col_ = 0;
-  int columns_ = 0, ahead_ = 0;
+  int columns_ = 0;
   Buffer<uint8_t> bytes_;
   Buffer<float> scales_;
   alignas(64) uint8_t offsets_[kKScalesPanels][64];  // 128 - zero point
@@ -175,7 +267,7 @@ class BlockColumns {
         stride_(panel_bytes(p.product.size.k)),
         packed_(p.product.b.packed ? 0 : static_cast<size_t>(kKScalesPanels * stride_)) {}
 
-  void open(int64_t col, bool) {
+  void open(int64_t col) {
     const Weight& b = p_.product.b;
     panels_ = static_cast<int>(ceil_div(std::min<int64_t>(kKScalesCols, b.n - col), kPanel));
     block_ = col / kKScalesCols;
@@ -184,6 +276,7 @@ class BlockColumns {
     for (int i = 0; i < panels_; ++i) pack_panel(b, col / kPanel + i, packed_.data() + i * stride_);
   }
   void load_rows(int64_t, int64_t) {}
+  static constexpr int kFewRows = 0;
 
   const uint8_t* at(int64_t k) const { return from_ + k / kGroup * kGroupBytes; }
   int64_t stride() const { return stride_; }
@@ -282,13 +375,11 @@ class KScalesGemm {
         azp_(p_.operands[static_cast<int>(Operand::azp)]),
         pieces_{p_.size.k, p.group, kPieceRows},
         finish_(find_k_scales_epilogue(p_.size)),
-        tiling_(tiling),
-        together_(std::max<int64_t>(tiling.block_rows, 64)),
         rows_(p_, tiling, pieces_),
-        columns_(p, kSlice),
-        slices_(static_cast<size_t>(together_ * kKScalesCols)),
-        sums_(static_cast<size_t>(together_ * kKScalesCols)),
-        groups_(p.group > kPieceRows ? static_cast<size_t>(together_ * kKScalesCols) : 0),
+        columns_(p, tiling.block_rows <= Micro::kRows ? kPieceRows : kSlice),
+        slices_(static_cast<size_t>(tiling.block_rows * kKScalesCols)),
+        sums_(static_cast<size_t>(tiling.block_rows * kKScalesCols)),
+        groups_(p.group > kPieceRows ? static_cast<size_t>(tiling.block_rows * kKScalesCols) : 0),
         ones_(azp_.data ? static_cast<size_t>(Micro::row_bytes(kPieceRows)) : 0) {
     if (!azp_.data) return;
     int8_t ones[kPieceRows];
@@ -296,40 +387,33 @@ class KScalesGemm {
     Micro::load_row(ones, 1, kPieceRows, ones_.data());
   }
 
-  // Tasks [task, end), or as many of them as are multiplied together. Returns the next one.
-  int64_t run(int64_t task, int64_t end) {
-    rows_.load(task / tiling_.col_blocks);
-    const int64_t block = task % tiling_.col_blocks, first_col = block * kKScalesCols;
-    const bool one_tile = rows_.count() <= Micro::kRows;
-    const int64_t most = one_tile ? std::max<int64_t>(1, together_ / rows_.count()) : 1;
-    const int64_t blocks = std::min({end - task, tiling_.col_blocks - block, most});
+  void run(int64_t row_block, int64_t col) {
+    rows_.load(row_block);
+    columns_.open(col);
     const float start = p_.size.k ? -0.0f : 0.0f;
-    std::fill_n(sums_.data(), blocks * rows_.count() * kKScalesCols, start);
+    std::fill_n(sums_.data(), rows_.count() * kKScalesCols, start);
+    const bool one_tile = rows_.count() <= Micro::kRows;
     for (int64_t first = 0, piece = 0; first < p_.size.k;) {
-      int64_t end_row = pieces_.end(first), next = piece + 1;
-      while (!one_tile && end_row < p_.size.k && pieces_.end(end_row) - first <= kSlice) {
-        end_row = pieces_.end(end_row);
+      int64_t end = pieces_.end(first), next = piece + 1;
+      while (!one_tile && end < p_.size.k && pieces_.end(end) - first <= kSlice) {
+        end = pieces_.end(end);
         ++next;
       }
-      for (int64_t i = 0; i < blocks; ++i) {
-        columns_.open(first_col + i * kKScalesCols, i + 1 < blocks);
-        columns_.load_rows(first, end_row);
-        if (azp_.data) sum_columns(first, end_row);
-        for_each_tile(rows_.count(), Micro::kRows, [&](int64_t row, int height) {
-          multiply(row, height, i * rows_.count() + row, first, end_row, piece);
-        });
+      if (!(one_tile && multiply_few(first, end, piece))) {
+        columns_.load_rows(first, end);
+        if (azp_.data) sum_columns(first, end);
+        for_each_tile(rows_.count(), Micro::kRows,
+                      [&](int64_t row, int height) { multiply(row, height, first, end, piece); });
       }
-      first = end_row;
+      first = end;
       piece = next;
     }
-    for (int64_t i = 0; i < blocks; ++i) write(first_col + i * kKScalesCols, i * rows_.count());
-    return task + blocks;
+    write(col);
   }
 
  private:
   // The tile of rows, over the span [first, end), whose first piece has that number.
-  void multiply(int64_t row, int height, int64_t place_of_sums, int64_t first, int64_t end,
-                int64_t piece) {
+  void multiply(int64_t row, int height, int64_t first, int64_t end, int64_t piece) {
     const int32_t* of_columns = column_sums_;
     for (int64_t k = first, stop; k < end; k = stop, ++piece, of_columns += kKScalesCols) {
       stop = pieces_.end(k);
@@ -339,13 +423,44 @@ class KScalesGemm {
         multiply_half(a, height, k, stop, half);
         for (int r = 0; r < height; ++r) {
           if (azp_.data) take_azp(row + r, of_columns + half * kColBlock, acc_[r]);
-          const int64_t at = (place_of_sums + r) * kKScalesCols + half * kColBlock;
-          const RowSums sums = {groups_.data() + at, slices_.data() + at, sums_.data() + at};
           const float* scales = columns_.scales(place.group, rows_.first() + row + r);
-          sums.add(place, acc_[r], scales + half * kColBlock);
+          add(row + r, half * kColBlock, place, acc_[r], scales + half * kColBlock);
         }
       }
     }
+  }
+
+  // A piece, of rows so few that their weights need not be bytes; else false.
+  bool multiply_few(int64_t k, int64_t end, int64_t piece) {
+    if constexpr (Columns::kFewRows == 0) {
+      return false;
+    } else {
+      constexpr int kMost = Columns::kFewRows;
+      if (!columns_.takes(rows_.count() + (azp_.data ? 1 : 0))) return false;
+      alignas(64) int32_t sums[kMost + 1][kKScalesCols];
+      const char* rows[kMost];
+      int32_t init[kMost];
+      const int count = static_cast<int>(rows_.count());
+      const ARows a = rows_.from(0, k, piece);
+      for (int r = 0; r < count; ++r) rows[r] = a.row<char>(r), init[r] = a.init[r];
+      if (azp_.data)
+        rows[count] = ones_.data(), init[count] = static_cast<int32_t>(-128 * (end - k));
+      columns_.multiply(rows, init, count + (azp_.data ? 1 : 0), k, end, sums[0]);
+      const Place place(pieces_, k, end);
+      for (int r = 0; r < count; ++r) {
+        const float* scales = columns_.scales(place.group, rows_.first() + r);
+        for (int col = 0; col < kKScalesCols; col += kColBlock) {
+          if (azp_.data) take_azp(r, sums[count] + col, sums[r] + col);
+          add(r, col, place, sums[r] + col, scales + col);
+        }
+      }
+      return true;
+    }
+  }
+
+  void add(int64_t row, int col, const Place& place, const int32_t* piece, const float* scales) {
+    const int64_t at = row * kKScalesCols + col;
+    RowSums{groups_.data() + at, slices_.data() + at, sums_.data() + at}.add(place, piece, scales);
   }
 
   void multiply_half(const ARows& a, int height, int64_t begin, int64_t end, int half) {
@@ -377,12 +492,11 @@ class KScalesGemm {
     }
   }
 
-  void write(int64_t first, int64_t place_of_sums) {
+  void write(int64_t first) {
     const int64_t row_bytes = p_.size.out_columns() * p_.size.out_bytes();
     const int columns = epilogue::entry(p_.size.epilogue).columns();  // of B, for one of D
     for (int64_t r = 0; r < rows_.count(); ++r) {
-      Columns::to_columns(sums_.data() + (place_of_sums + r) * kKScalesCols,
-                          slices_.data() + r * kKScalesCols);
+      Columns::to_columns(sums_.data() + r * kKScalesCols, slices_.data() + r * kKScalesCols);
     }
     for (int64_t col = first; col < std::min(first + kKScalesCols, p_.size.n); col += kColBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kColBlock, p_.size.n - col));
@@ -401,8 +515,6 @@ class KScalesGemm {
   const EpilogueOperand azp_;
   const Pieces pieces_;
   const RowEpilogue finish_;
-  const Tiling tiling_;
-  const int64_t together_;  // rows of sums at a time, of all column blocks
   RowBlock rows_;
   Columns columns_;
   Buffer<float> slices_, sums_;
@@ -418,7 +530,9 @@ template <class Columns>
 inline void k_scales_gemm_of(const KScalesProblem& p, const Tiling& tiling, int64_t begin,
                              int64_t end) {
   KScalesGemm<Columns> gemm(p, tiling);
-  for (int64_t task = begin; task < end;) task = gemm.run(task, end);
+  for (int64_t task = begin; task < end; ++task) {
+    gemm.run(task / tiling.col_blocks, task % tiling.col_blocks * kKScalesCols);
+  }
 }
 
 inline void k_scales_gemm(const KScalesProblem& p, const Tiling& tiling, int64_t begin,

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMostRows = 256, kLeastRows = 32;
 
 void must_be_words(const LowbitWeight& w) {
-  if (w.packing == Packing::units) refuse("packed", "be of layout 0 on the CPU", "layout 1");
+  if (w.packing == Packing::units) refuse("packed", "be of layout 0 or 2 on the CPU", "layout 1");
 }
 
 Tensor dequantize(const Checked<LowbitProblem>& checked) {

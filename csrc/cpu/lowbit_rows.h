@@ -58,7 +58,8 @@ inline int columns_at(const LowbitWeight& w, int64_t col) {
 }
 
 inline const uint32_t* words_at(const LowbitWeight& w, int64_t k, int64_t col) {
-  return w.q.data + k * w.q.row_stride + col * w.bits / 32;
+  const int64_t first = w.block_stride ? col / kLowbitCols * w.block_stride : col * w.bits / 32;
+  return w.q.data + first + k * w.q.row_stride;
 }
 
 // The words of rows [k, k + depth) of a block of columns; those of the last block with zeros behind

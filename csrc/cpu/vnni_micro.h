@@ -8,6 +8,8 @@
 
 inline constexpr int kPrefetchBytes = 512;  // ahead in each panel: panels come from L2
 
+#define SCALED_MM_HAS_DPBUSD
+
 struct VnniMicro {
   static constexpr int kRows = kTileRows, kPanels = kTilePanels;
   static constexpr int kDotRows = kDotTileRows, kDotCols = kDotTileCols;

@@ -78,7 +78,7 @@ Checked<KScalesProblem> check_w4a8_mm(const W4A8Arguments& given) {
   KScalesProblem p;
   p.w = check_packed_weight(given.packed, given.sizes);
   const LowbitWeight& w = p.w;
-  if (w.packing == Packing::units) refuse("packed", "be of layout 0 on the CPU", "layout 1");
+  if (w.packing == Packing::units) refuse("packed", "be of layout 0 or 2 on the CPU", "layout 1");
   if (w.bits != 4) refuse("packed", "have values of 4 bits", cat(w.bits, " bits"));
   if (w.zero_point == ZeroPoint::real) {
     refuse("packed", "have zero points that are integers, or none", "floats");

@@ -73,7 +73,9 @@ Sections sections_of(const LowbitWeight& w) {
     return begin + round_up(bytes, kSectionBytes);
   };
   Sections s;
-  s.scales = behind(0, w.k * row);
+  const int64_t of_q =
+      w.block_stride ? ceil_div(w.n, kBlockColumns) * w.block_stride * 4 : w.k * row;
+  s.scales = behind(0, of_q);
   s.zeros = behind(s.scales, 2 * groups * w.padded_n());
   const int64_t zeros_row = w.zero_point == ZeroPoint::none   ? 0
                             : w.zero_point == ZeroPoint::real ? 2 * w.padded_n()
@@ -90,10 +92,12 @@ std::optional<LowbitWeight> weight_of(const std::vector<int64_t>& sizes) {
       std::tie(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]);
   if (k < 0 || k >= kMost || n < 0 || n >= kMost || (bits != 4 && bits != 8)) return std::nullopt;
   if (k > 0 ? group < 1 || k % group != 0 : group != 0) return std::nullopt;
-  if (zero < 0 || zero >= kNumZeroPoints || layout < 0 || layout > 1) return std::nullopt;
+  if (zero < 0 || zero >= kNumZeroPoints || layout < 0 || layout > 2) return std::nullopt;
   if (layout == 1 && ((group % 32 != 0 && group != k) || k == 0 || n == 0)) return std::nullopt;
+  if (layout == 2 && bits != 4) return std::nullopt;
   LowbitWeight w;
   w.k = k, w.n = n, w.group = group, w.bits = static_cast<int>(bits);
+  if (layout == 2) w.block_stride = k * kBlockColumns / 8;
   w.packing = layout == 1 ? Packing::units : bits == 4 ? Packing::awq : Packing::plain;
   w.zero_point = static_cast<ZeroPoint>(zero);
   return w;
@@ -113,10 +117,13 @@ LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t
     refuse("sizes",
            "be (K, N, G, bits, zero point, layout) with G a divisor of K (0 for K = 0), 4 or 8 "
            "bits, zero point 0, 1 or 2, and layout 0 or, for groups of all rows or of a multiple "
-           "of 32, 1",
+           "of 32, 1, or for 4 bits 2",
            shape_text(sizes));
   }
   LowbitWeight w = *found;
+  if (w.block_stride && !packed.is_cpu()) {
+    refuse("packed", "be of layout 0 or 1 on a GPU", "layout 2");
+  }
   w.dtype = must_be_16_bit_float("packed", packed);
   const int64_t elements = packed_bytes(w) / 2;
   if (packed.dim() != 1 || packed.size(0) != elements || (elements > 1 && packed.stride(0) != 1)) {
@@ -143,6 +150,7 @@ LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t
     return Matrix<const uint32_t>{first, w.padded_n() * w.bits / 32, 1};
   };
   w.q = words(0);
+  if (w.block_stride) w.q.row_stride = kBlockColumns / 8;
   w.scales = halves(at.scales);
   if (w.zero_point == ZeroPoint::integer) w.zeros = words(at.zeros);
   if (w.zero_point == ZeroPoint::real) w.real_zeros = halves(at.zeros);

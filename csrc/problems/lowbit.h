@@ -23,6 +23,7 @@ namespace scaled_mm {
 enum class Packing : uint8_t { awq, plain, units };
 
 inline constexpr int kUnitChannels = 64, kUnitRows = 128;
+inline constexpr int kBlockColumns = 128;  // layout 2 of a packed weight, for the CPU
 
 // What W is of a value q and its group's scale s and zero point z, rounded once:
 //   none:    q s         q signed
@@ -62,7 +63,9 @@ struct LowbitWeight {
   int bits = 4;       // of a value: 4 or 8
   Packing packing = Packing::awq;
   ZeroPoint zero_point = ZeroPoint::integer;
-  Matrix<const uint32_t> q;           // [K, padded_n() * bits / 32]
+  Matrix<const uint32_t> q;  // [K, padded_n() * bits / 32]
+  // Of q in blocks of kBlockColumns columns: words from block to block. 0: its rows are whole.
+  int64_t block_stride = 0;
   Matrix<const uint32_t> zeros;       // [K / group, padded_n() * bits / 32], if they are integers
   Matrix<const uint16_t> scales;      // [K / group, padded_n()]
   Matrix<const uint16_t> real_zeros;  // the same, if they are real
@@ -133,7 +136,8 @@ Checked<LowbitProblem> check_awq_gemm(const Tensor& x, const Tensor& qweight, co
                                       const Tensor& qzeros, const LowbitEnding& ending);
 
 // A weight as pack_weight and pack_awq lay it out (scaled_mm/ops/packed_words.py, docs/lowbit.md),
-// of `sizes` (K, N, G, bits, zero point, layout). Layout 0 is words, layout 1 units.
+// of `sizes` (K, N, G, bits, zero point, layout). Layout 0 is words, layout 1 units,
+// layout 2 words in blocks of columns.
 Checked<LowbitProblem> check_mixed_dequantize(const Tensor& packed,
                                               const std::vector<int64_t>& sizes);
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ ZEROS = ("none", "integer", "float")
 LAYOUT_SIZES: dict[int, Callable[[int, int, int, int, int], int]] = {
     0: words_elements,
     1: units_elements,
+    2: partial(words_elements, blocks=True),
 }
 """16-bit elements of a buffer of (K, N, G, bits, zero), for each layout."""
 
@@ -70,7 +72,8 @@ class MixedWeight(Packed):
         group: rows that share scales and zero points.
         bits: of a value, 4 or 8.
         zero: "none", "integer" or "float", as `pack_weight` says.
-        layout: 0, q, scales and zero points one behind the other; 1, units.
+        layout: 0, q, scales and zero points one behind the other; 1, units; 2, as 0, q in blocks
+            of 128 columns.
         version: of the format.
 
     Raises:
@@ -284,7 +287,11 @@ def _shown(t: Tensor) -> str:
 
 torch.export.register_dataclass(MixedWeight, serialized_type_name="scaled_mm.MixedWeight")
 
-_UNPACK = {0: unpack_words, 1: from_units}
+_UNPACK: dict[int, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
+    0: unpack_words,
+    1: from_units,
+    2: partial(unpack_words, blocks=True),
+}
 
 
 def pack_weight(
@@ -337,11 +344,11 @@ def pack_weight(
     stored = q if zero == INTEGER else unsigned(q, bits)
     scales = scales.resolve_neg()
     zeros = None if zeros is None else zeros.resolve_neg()
-    layout = layout_for(q.device, k, n, group)
+    layout = layout_for(q.device, k, n, group, bits)
     if layout == 1:
         data = to_units(stored, scales, zeros, bits, zero, group)
     else:
-        data = pack_words(stored, scales, zeros, bits)
+        data = pack_words(stored, scales, zeros, bits, blocks=layout == 2)
     packed = MixedWeight(data, order, k, n, group, bits, ZEROS[zero], layout)
     settle_written(packed)
     return packed

@@ -1,8 +1,12 @@
-"""Layout 0 of a packed weight: q, scales and zero points one behind the other (docs/lowbit.md).
+"""Layouts 0 and 2 of a packed weight: q, scales and zero points one behind the other
+(docs/lowbit.md).
 
     q       4 bits: AWQ's words [K, P/8]; 8 bits: bytes [K, P].    P is N rounded up to 8
     scales  16 bits [K/G, P]
     zeros   integers: packed as q, [K/G, P]; floats: 16 bits [K/G, P]
+
+Layout 2, of 4 bits: q is [ceil(N/128), K, 16] words, 128 columns behind the other, so that they are
+read in one go.
 
 Each of the three begins at a multiple of 16 bytes; what is added is zeros. csrc/problems/lowbit.cpp
 has the same sizes.
@@ -19,22 +23,28 @@ NONE, INTEGER, FLOAT = range(3)
 """Kinds of zero points, as csrc/problems/lowbit.h has them (`ZeroPoint`)."""
 
 _ALIGNED = 16  # bytes
+_BLOCK = 128  # columns of layout 2
 
 
 def _padded(n: int) -> int:
     return -(-n // 8) * 8
 
 
-def _section_bytes(k: int, n: int, group: int, bits: int, zero: int) -> tuple[int, int, int]:
+def _section_bytes(
+    k: int, n: int, group: int, bits: int, zero: int, blocks: bool
+) -> tuple[int, int, int]:
     """Of q, scales and zero points, without what is added."""
     groups, columns = k // group if group else 0, _padded(n)
     of_zeros = (0, columns * bits // 8, 2 * columns)[zero]
-    return k * columns * bits // 8, 2 * groups * columns, groups * of_zeros
+    of_q = -(-n // _BLOCK) * _BLOCK if blocks else columns
+    return k * of_q * bits // 8, 2 * groups * columns, groups * of_zeros
 
 
-def words_elements(k: int, n: int, group: int, bits: int, zero: int) -> int:
-    """16-bit elements of the buffer."""
-    sections = _section_bytes(k, n, group, bits, zero)
+def words_elements(
+    k: int, n: int, group: int, bits: int, zero: int, *, blocks: bool = False
+) -> int:
+    """16-bit elements of the buffer; blocks: of layout 2."""
+    sections = _section_bytes(k, n, group, bits, zero, blocks)
     return sum(-(-size // _ALIGNED) * _ALIGNED for size in sections) // 2
 
 
@@ -46,11 +56,11 @@ def join(q: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
 
 
 def split(
-    data: Tensor, k: int, n: int, group: int, bits: int, zero: int
+    data: Tensor, k: int, n: int, group: int, bits: int, zero: int, blocks: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The three sections of a buffer, of the padded width: views of q and integer zero points as
     words (4 bits) or bytes (8)."""
-    sizes = _section_bytes(k, n, group, bits, zero)
+    sizes = _section_bytes(k, n, group, bits, zero, blocks)
     groups, columns = k // group if group else 0, _padded(n)
     memory, begin, found = data.view(torch.uint8), 0, []
     for size in sizes:
@@ -58,7 +68,11 @@ def split(
         begin += -(-size // _ALIGNED) * _ALIGNED
     whole = torch.int32 if bits == 4 else torch.uint8
     per_row = columns // 8 if bits == 4 else columns
-    q = found[0].view(whole).view(k, per_row)
+    q = found[0].view(whole)
+    if blocks and k and n:
+        q = q.view(-1, k, _BLOCK // 8).transpose(0, 1).flatten(1)
+    else:
+        q = q.view(k, per_row)
     scales = found[1].view(data.dtype).view(groups, columns)
     if zero == NONE:
         return q, scales, None
@@ -67,7 +81,9 @@ def split(
     return q, scales, found[2].view(whole).view(groups, per_row)
 
 
-def pack_words(q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> Tensor:
+def pack_words(
+    q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, *, blocks: bool = False
+) -> Tensor:
     """The buffer of a weight with a byte to each stored value.
 
     Args:
@@ -75,6 +91,7 @@ def pack_words(q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> Te
         scales: float16 or bfloat16 [K/G, N].
         zeros: uint8 [K/G, N], or of the scales' dtype, or None.
         bits: 4 or 8.
+        blocks: layout 2, of 4 bits.
     """
     more = _padded(q.shape[1]) - q.shape[1]
 
@@ -86,14 +103,17 @@ def pack_words(q: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> Te
 
     if zeros is not None:
         zeros = widened(zeros) if zeros.is_floating_point() else stored(zeros)
-    return join(stored(q), widened(scales), zeros)
+    if not blocks or not q.numel():
+        return join(stored(q), widened(scales), zeros)
+    words = pack(torch.nn.functional.pad(q, (0, -q.shape[1] % _BLOCK)))
+    return join(words.view(len(q), -1, _BLOCK // 8).transpose(0, 1), widened(scales), zeros)
 
 
 def unpack_words(
-    data: Tensor, k: int, n: int, group: int, bits: int, zero: int
+    data: Tensor, k: int, n: int, group: int, bits: int, zero: int, *, blocks: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The inverse of `pack_words`: copies."""
-    q, scales, zeros = split(data, k, n, group, bits, zero)
+    q, scales, zeros = split(data, k, n, group, bits, zero, blocks)
 
     def values(x: Tensor) -> Tensor:
         return (unpack(x) if bits == 4 else x)[:, :n].clone(memory_format=torch.contiguous_format)
@@ -103,3 +123,4 @@ def unpack_words(
 
     of_zeros = None if zeros is None else floats(zeros) if zero == FLOAT else values(zeros)
     return values(q), floats(scales), of_zeros
+

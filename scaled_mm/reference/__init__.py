@@ -23,9 +23,11 @@ from .accuracy import AccuracyReport as AccuracyReport
 from .int8 import azp_adj, azp_with_adj, check, int8_mm, scaled_mm, scaled_mm_exact
 from .int8 import w4a8_check as w4a8_check
 from .int8 import w4a8_mm as w4a8_mm
-from .lowbit import awq_dequantize, awq_gemm, awq_gemm_bound
+from .lowbit import awq_dequantize, awq_gemm
+from .lowbit import awq_gemm_bound as awq_gemm_bound
 from .mixed import mixed_dequantize as mixed_dequantize
-from .mixed import mixed_mm, mixed_mm_bound
+from .mixed import mixed_mm
+from .mixed import mixed_mm_bound as mixed_mm_bound
 from .producers import produce_int8 as produce_int8
 from .quantize import quantize_int8, quantize_weight_int8
 from .quantize import quantize_int8_exact as quantize_int8_exact
@@ -33,13 +35,11 @@ from .quantize import quantize_int8_exact as quantize_int8_exact
 __all__ = [
     "awq_dequantize",
     "awq_gemm",
-    "awq_gemm_bound",
     "azp_adj",
     "azp_with_adj",
     "check",
     "int8_mm",
     "mixed_mm",
-    "mixed_mm_bound",
     "quantize_int8",
     "quantize_weight_int8",
     "scaled_mm",
