@@ -93,7 +93,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
     ),
     "by-hand-group": ("by-hand", {"group": 0}, ValueError, "group must divide K=64, got 0"),
     "by-hand-rest": ("by-hand", {"group": 3}, ValueError, "group must divide K=64, got 3"),
-    "by-hand-layout": ("by-hand", {"layout": 3}, ValueError, "layout must be one of 0, 1, 2, got 3"),
+    "by-hand-layout": (
+        "by-hand",
+        {"layout": 3},
+        ValueError,
+        "layout must be one of 0, 1, 2, got 3",
+    ),
     "by-hand-quantised": (
         "by-hand",
         {"data": quantised()},

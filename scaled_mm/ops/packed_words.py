@@ -123,4 +123,3 @@ def unpack_words(
 
     of_zeros = None if zeros is None else floats(zeros) if zero == FLOAT else values(zeros)
     return values(q), floats(scales), of_zeros
-
