@@ -134,8 +134,8 @@ def wrong(name: str, value: Any, rule: str) -> Any:
     [
         wrong("offsets", torch.zeros(2, dtype=torch.int32), "have E=3 elements"),
         wrong("rows", torch.zeros(2, 2, dtype=torch.int32), "be a contiguous vector"),
-        wrong("scale_b", torch.zeros(8), r"have shape \[3, 8\]"),
-        wrong("bias", torch.zeros(3, 9), r"have shape \[3, 8\]"),
+        wrong("scale_b", torch.zeros(8), r"have shape \(3, 8\)"),
+        wrong("bias", torch.zeros(3, 9), r"have shape \(3, 8\)"),
         wrong("scale_a", torch.zeros(4), "M=5"),
         wrong("b", torch.zeros(16, 8, dtype=torch.int8), r"weights \[E, K, N\]"),
         wrong("residual", torch.zeros(4, 8), "output's shape"),
