@@ -8,7 +8,10 @@ import pytest
 import torch
 from cuda_support import DEVICE, GPU, forced, kernels, on_device, streams_only
 from cuda_support import assert_outputs as assert_all
+from quantize_cases import IN_DTYPES
 from test_grouped_mm import cases, grouped_mm, one_by_one, packed, routing
+
+from scaled_mm.nn.one_by_one import moe_combine, moe_sort
 
 pytestmark = GPU
 ROWS = ["", *kernels("grouped")]
@@ -42,3 +45,30 @@ def test_graphs_are_replayed_with_other_routings(row: str) -> None:
             graph.replay()
             expected = one_by_one({**operands, "offsets": offsets}).to(DEVICE)
             assert_all(row or "chosen", {"replayed": d}, {"replayed": expected}, i)
+
+
+@streams_only
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_tokens_are_sorted_by_their_experts(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(0)
+    for tokens, k, experts in ((0, 2, 4), (1, 1, 1), (1, 8, 256), (700, 2, 8), (3000, 8, 130)):
+        index = torch.from_numpy(rng.integers(0, experts, (tokens, k))).to(dtype)
+        names = ("rows", "offsets", "order")
+        expected = dict(zip(names, moe_sort(index, experts), strict=True))
+        got = torch.ops.scaled_mm._moe_sort(index.to(DEVICE), experts)
+        there = {name: x.to(DEVICE) for name, x in expected.items()}
+        assert_all("moe_sort", dict(zip(names, got, strict=True)), there, tokens, k, experts)
+
+
+@streams_only
+@pytest.mark.parametrize("dtype", IN_DTYPES)
+def test_what_experts_make_of_a_token_is_added_up(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(0)
+    for tokens, k, n in ((0, 2, 8), (1, 1, 1), (1, 8, 2048), (33, 2, 130), (500, 8, 1001)):
+        y = torch.from_numpy(rng.standard_normal((tokens * k, n), dtype=np.float32)).to(dtype)
+        weights = torch.from_numpy(rng.random((tokens, k), dtype=np.float32))
+        order = torch.from_numpy(rng.permutation(tokens * k).astype(np.int32))
+        expected = {"d": moe_combine(y, weights, order).to(DEVICE)}
+        given = [x.to(DEVICE) for x in (y, weights, order)]
+        got = {"d": torch.ops.scaled_mm._moe_combine(*given)}
+        assert_all("moe_combine", got, expected, tokens, k, n)

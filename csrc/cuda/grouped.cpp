@@ -49,9 +49,28 @@ void run(Checked<GroupedInt8Problem>& checked) {
   kernel->run(p, scope);
 }
 
+std::tuple<Tensor, Tensor, Tensor> moe_sort(const Tensor& top_k_index, int64_t num_experts) {
+  const Checked<TopK> checked = check_moe_sort(top_k_index, num_experts);
+  const TopK& p = checked.problem;
+  must_fit("top_k_index", "elements", p.tokens * p.top_k);
+  must_fit("num_experts", "experts", p.experts + 1);
+  sort_by_expert(p, Scope(top_k_index));
+  return {checked.outputs[0], checked.outputs[1], checked.outputs[2]};
+}
+
+Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& order) {
+  const Checked<CombinedTokens> checked = check_moe_combine(y, weights, order);
+  const CombinedTokens& p = checked.problem;
+  must_fit("y", "rows", p.tokens * p.top_k);
+  if (p.tokens > 0 && p.columns > 0) combine_by_token(p, Scope(y));
+  return checked.outputs[0];
+}
+
 }  // namespace
 }  // namespace scaled_mm::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("_grouped_mm", TORCH_BOX(&scaled_mm::grouped_mm<scaled_mm::cuda::run>));
+  ops.impl("_moe_sort", TORCH_BOX(&scaled_mm::cuda::moe_sort));
+  ops.impl("_moe_combine", TORCH_BOX(&scaled_mm::cuda::moe_combine));
 }

@@ -105,6 +105,11 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "Tensor? out_scale=None, Tensor? out_azp=None, int[]? b_shape=None, Tensor? rows=None) "
       "-> Tensor");
 
+  // CUDA's: of each sorted row the token and its place in top_k_index, and where each expert's rows
+  // end; and the sums of each token's rows, by their weights.
+  ops.def("_moe_sort(Tensor top_k_index, int num_experts) -> (Tensor, Tensor, Tensor)");
+  ops.def("_moe_combine(Tensor y, Tensor weights, Tensor order) -> Tensor");
+
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says
   // which of the two libraries is asked.
   ops.def(

@@ -116,4 +116,49 @@ Checked<GroupedInt8Problem> check_grouped_mm(const Tensor& a, const Tensor& b,
   return {p, std::move(product.outputs), std::move(product.inputs)};
 }
 
+Checked<TopK> check_moe_sort(const Tensor& top_k_index, int64_t experts) {
+  Checked<TopK> checked;
+  TopK& p = checked.problem;
+  p.wide = top_k_index.scalar_type() == ScalarType::Long;
+  if (!p.wide) must_be("top_k_index", top_k_index, ScalarType::Int);
+  if (top_k_index.dim() != 2 || !top_k_index.is_contiguous() || top_k_index.size(1) == 0) {
+    refuse("top_k_index", "be contiguous [tokens, k], k > 0", shape(top_k_index));
+  }
+  if (experts < 1) refuse("num_experts", "be positive", std::to_string(experts));
+  p.expert_of = top_k_index.const_data_ptr();
+  p.tokens = top_k_index.size(0), p.top_k = top_k_index.size(1), p.experts = experts;
+  const auto add = [&](int64_t size) {
+    Tensor& out = checked.outputs.emplace_back(new_empty(top_k_index, {size}, ScalarType::Int));
+    return static_cast<int32_t*>(out.mutable_data_ptr());
+  };
+  p.to.rows = add(p.tokens * p.top_k);
+  p.to.offsets = add(experts);
+  p.to.order = add(p.tokens * p.top_k);
+  return checked;
+}
+
+Checked<CombinedTokens> check_moe_combine(const Tensor& y, const Tensor& weights,
+                                          const Tensor& order) {
+  Checked<CombinedTokens> checked;
+  CombinedTokens& p = checked.problem;
+  p.dtype = must_be_float("y", y);
+  must_be_float("weights", weights);
+  must_share_device("weights", weights, "y", y);
+  check_numbers("order", order, y);
+  if (y.dim() != 2) refuse("y", "be a matrix [tokens * k, N]", shape(y));
+  if (weights.dim() != 2 || weights.size(1) == 0 || weights.numel() != y.size(0)) {
+    refuse("weights", cat("be [tokens, k], k > 0, of y's ", y.size(0), " rows"), shape(weights));
+  }
+  if (order.size(0) != y.size(0)) {
+    refuse("order", cat("have an element for each of y's ", y.size(0), " rows"), shape(order));
+  }
+  p.tokens = weights.size(0), p.top_k = weights.size(1), p.columns = y.size(1);
+  p.y = operand_along(epilogue::Axis::Full, y, checked.inputs);
+  p.weights = operand_along(epilogue::Axis::Full, weights, checked.inputs);
+  p.order = static_cast<const int32_t*>(order.const_data_ptr());
+  checked.outputs.push_back(new_empty(y, {p.tokens, p.columns}, y.scalar_type()));
+  p.d = checked.outputs[0].mutable_data_ptr();
+  return checked;
+}
+
 }  // namespace scaled_mm

@@ -59,6 +59,17 @@ Checked<GroupedInt8Problem> check_grouped_mm(const Tensor& a, const Tensor& b,
                                              const Shape& b_shape,
                                              const std::optional<Tensor>& rows);
 
+struct TopK {
+  const void* expert_of = nullptr;  // [tokens, top_k]
+  bool wide = false;                // int64, else int32
+  int64_t tokens = 0;
+  int64_t top_k = 1;
+  int64_t experts = 0;
+  SortedTokens to;
+};
+// outputs: rows, offsets, order.
+Checked<TopK> check_moe_sort(const Tensor& top_k_index, int64_t experts);
+
 // D [tokens, columns] = sum over j, in its order, of RN(weights[t, j] * y[row_of[t * top_k + j]]),
 // in float32.
 struct CombinedTokens {
@@ -67,9 +78,13 @@ struct CombinedTokens {
   const int32_t* row_of = nullptr;
   int64_t tokens = 0;
   int64_t columns = 0;
-  int top_k = 1;
+  int64_t top_k = 1;
   void* d = nullptr;
   DType dtype = DType::bfloat16;
+  const int32_t* order = nullptr;  // [tokens * top_k]: what row_of is made of
 };
+// y [tokens * top_k, columns]; weights [tokens, top_k], of any float dtype. outputs[0] is D.
+Checked<CombinedTokens> check_moe_combine(const Tensor& y, const Tensor& weights,
+                                          const Tensor& order);
 
 }  // namespace scaled_mm
