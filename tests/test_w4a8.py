@@ -214,6 +214,41 @@ def test_blocks_of_a_batch(isa: str) -> None:
     assert_bits(scaled_mm.scaled_mm(**{**given, **batch}), expected.view(2, 3, 130))
 
 
+@pytest.mark.parametrize("dtype", OUTS)
+@pytest.mark.parametrize("shape", [(2, 3, 300), (5, 128), (1, 64), (0, 256), (130, 257)])
+def test_quantisers_of_groups_and_blocks(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape).to(dtype)
+    q, scale, azp = scaled_mm.quantize_int8(x, group_size=BLOCK)
+    assert azp is None
+    assert scale.shape == (*shape[:-1], -(-shape[-1] // BLOCK))
+    for g, part in enumerate(x.split(BLOCK, -1)):
+        expected = reference.quantize_int8(part)
+        assert_bits(q[..., g * BLOCK :][..., :BLOCK], expected[0])
+        assert_bits(scale[..., g : g + 1], expected[1])
+    if len(shape) != 2 or shape[0] == 0:
+        return
+    q, scale = scaled_mm.quantize_weight_int8(x, block_size=BLOCK)
+    assert scale.shape == tuple(-(-size // BLOCK) for size in reversed(shape))
+    for j, rows in enumerate(x.split(BLOCK)):
+        for g, part in enumerate(rows.split(BLOCK, -1)):
+            expected = reference.quantize_int8(part, per_token=False)
+            assert_bits(q[j * BLOCK :, g * BLOCK :][:BLOCK, :BLOCK], expected[0])
+            assert_bits(scale[g, j].view(1), expected[1])
+
+
+def test_quantisers_refuse() -> None:
+    x, rule = torch.randn(3, 256), "^(group|block)_size must be"
+    for call in (
+        partial(scaled_mm.quantize_int8, x, group_size=64),
+        partial(scaled_mm.quantize_int8, x, group_size=BLOCK, symmetric=False),
+        partial(scaled_mm.quantize_int8, x, group_size=BLOCK, scale=torch.ones(1)),
+        partial(scaled_mm.quantize_weight_int8, x, block_size=64),
+        partial(scaled_mm.quantize_weight_int8, x, block_size=BLOCK, per_channel=False),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            call()
+
+
 # --- out, refusals --------------------------------------------------------------------------------
 
 GOOD, _ = Case("good", (5,), 24, 64, 32).build()

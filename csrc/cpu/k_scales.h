@@ -7,7 +7,7 @@
 //
 // No include guard: every isa_*.cpp includes this once, inside its own namespace.
 
-inline constexpr int64_t kPieceRows = 256;  // a multiple of 32, where the rows of A may be cut
+inline constexpr int64_t kPieceRows = 256;  // at most, of a piece of few rows
 inline constexpr int kKScalesPanels = kKScalesCols / kPanel;
 
 // --- weights of 4 bits ---------------------------------------------------------------------------
@@ -373,18 +373,19 @@ class KScalesGemm {
   KScalesGemm(const KScalesProblem& p, const Tiling& tiling)
       : p_(p.product),
         azp_(p_.operands[static_cast<int>(Operand::azp)]),
-        pieces_{p_.size.k, p.group, kPieceRows},
+        pieces_{p_.size.k, p.group, tiling.block_rows <= Micro::kRows ? kPieceRows : kSlice},
         finish_(find_k_scales_epilogue(p_.size)),
         rows_(p_, tiling, pieces_),
-        columns_(p, tiling.block_rows <= Micro::kRows ? kPieceRows : kSlice),
+        columns_(p, pieces_.depth),
         slices_(static_cast<size_t>(tiling.block_rows * kKScalesCols)),
         sums_(static_cast<size_t>(tiling.block_rows * kKScalesCols)),
-        groups_(p.group > kPieceRows ? static_cast<size_t>(tiling.block_rows * kKScalesCols) : 0),
-        ones_(azp_.data ? static_cast<size_t>(Micro::row_bytes(kPieceRows)) : 0) {
+        groups_(p.group > pieces_.depth ? static_cast<size_t>(tiling.block_rows * kKScalesCols)
+                                        : 0),
+        ones_(azp_.data ? static_cast<size_t>(Micro::row_bytes(pieces_.depth)) : 0) {
     if (!azp_.data) return;
-    int8_t ones[kPieceRows];
-    std::fill_n(ones, kPieceRows, int8_t{1});
-    Micro::load_row(ones, 1, kPieceRows, ones_.data());
+    int8_t ones[kSlice];
+    std::fill_n(ones, kSlice, int8_t{1});
+    Micro::load_row(ones, 1, pieces_.depth, ones_.data());
   }
 
   void run(int64_t row_block, int64_t col) {

@@ -22,6 +22,7 @@ def quantize_int8(
     symmetric: bool = True,
     per_token: bool = True,
     rotate: int | None = None,
+    group_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Quantises activations to int8; `x ~ scale * (q - azp)`.
 
@@ -51,10 +52,12 @@ def quantize_int8(
             128, 256 or 512, which divides K. It spreads outliers over the block. All of the above
             is then of H x, in float32; docs/numerics.md, section 4, has the order of the sums. The
             product by a weight that is rotated alike (`quantize_weight_int8`) is that of x.
+        group_size: 128: a scale for each 128 columns of a token (the last group may have fewer), as
+            `scaled_mm` takes them with a weight in blocks. Dynamic and symmetric only.
 
     Returns:
-        q int8 [..., K]; scale float32 [..., 1] per token, [1] per tensor, or as given; azp int32
-        like scale, or None when symmetric.
+        q int8 [..., K]; scale float32 [..., 1] per token, [1] per tensor, [..., ceil(K/128)] in
+        groups, or as given; azp int32 like scale, or None when symmetric.
 
     Raises:
         ValueError: an argument breaks a rule above; azp without scale; scale without azp when
@@ -77,6 +80,12 @@ def quantize_int8(
         raise ValueError("scale must be given with azp, got azp alone")
     if scale is not None and azp is None and not symmetric:
         raise ValueError("azp must be given with scale when symmetric=False, got scale alone")
+    if group_size is not None:
+        if scale is not None or not symmetric or not per_token:
+            raise ValueError(
+                "group_size must be None unless scales are dynamic, symmetric, per token"
+            )
+        return _in_groups(x, group_size, rotate)
     try:
         if scale is None:
             # The defaults: said, they cost the dispatcher 1 us.
@@ -90,8 +99,40 @@ def quantize_int8(
         raise explained(error, operands) from None
 
 
+_BLOCK = 128
+
+
+def _in_groups(
+    x: Tensor, group_size: int, rotate: int | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    if group_size != _BLOCK or rotate is not None:
+        got = f"{group_size!r} and rotate={rotate}"
+        raise ValueError(f"group_size must be {_BLOCK}, or None with rotate, got {got}")
+    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    k = x.shape[-1]
+    padded = torch.nn.functional.pad(x, (0, -k % _BLOCK)) if k % _BLOCK else x
+    groups = padded.reshape(*x.shape[:-1], -(-k // _BLOCK), _BLOCK)
+    q, scale = quantize_int8(groups)[:2]
+    return q.flatten(-2)[..., :k].contiguous(), scale.squeeze(-1), None
+
+
+def _in_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
+    must_have_dim("w", w, w.dim() == 2, "be a matrix [N, K]")
+    n, k = w.shape
+    padded = torch.nn.functional.pad(w, (0, -k % _BLOCK, 0, -n % _BLOCK))
+    of_n, of_k = (size // _BLOCK for size in padded.shape)
+    blocks = padded.view(of_n, _BLOCK, of_k, _BLOCK).transpose(1, 2)
+    q, scale, _ = quantize_int8(blocks.reshape(of_n, of_k, _BLOCK * _BLOCK))
+    whole = q.view(of_n, of_k, _BLOCK, _BLOCK).transpose(1, 2).reshape(padded.shape)
+    return whole[:n, :k].contiguous(), scale.squeeze(-1).t().contiguous()
+
+
 def quantize_weight_int8(
-    w: Tensor, *, per_channel: bool = True, rotate: int | None = None
+    w: Tensor,
+    *,
+    per_channel: bool = True,
+    rotate: int | None = None,
+    block_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantises a linear layer's weight to int8, symmetrically; `w ~ scale.t() * q`.
 
@@ -101,16 +142,23 @@ def quantize_weight_int8(
         w: float32, bfloat16 or float16 [N, K], as in `torch.nn.Linear`.
         per_channel: one scale per output channel (row of w), or one for the whole weight.
         rotate: as for `quantize_int8`: rotate each row first.
+        block_size: 128: a scale for each block of 128 x 128; the last ones may be smaller.
 
     Returns:
-        q int8 [N, K] and scale float32 [1, N] (per channel) or [1, 1]. The product by it is
-        `scaled_mm(a, q.t(), scale_a, scale)`.
+        q int8 [N, K] and scale float32 [1, N] (per channel), [1, 1], or in blocks
+        [ceil(K/128), ceil(N/128)]. The product by it is `scaled_mm(a, q.t(), scale_a, scale)`, in
+        blocks with a by `quantize_int8(x, group_size=128)`.
 
     Raises:
         ValueError: w is not a float matrix, or requires grad in grad mode (pass `w.detach()`).
     """
     accept({"w": w})
     must_be_bool("per_channel", per_channel)
+    if block_size is not None:
+        if block_size != _BLOCK or not per_channel or rotate is not None:
+            got = f"{block_size!r}, per_channel={per_channel} and rotate={rotate}"
+            raise ValueError(f"block_size must be {_BLOCK} with neither of the others, got {got}")
+        return _in_blocks(w)
     try:
         return _quantize_weight_int8(w, per_channel=per_channel, rotate=block_given(rotate))
     except (MemoryError, RuntimeError) as error:
