@@ -3,7 +3,6 @@
 #include "cuda/common/experts.cuh"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/grouped.h"
@@ -40,24 +39,21 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Comb
 
 }  // namespace
 
-void sort_by_expert(const TopK& p, const Scope& scope) {
-  const auto count = static_cast<int>(p.tokens * p.top_k), experts = static_cast<int>(p.experts);
-  const auto launch = [&](const auto* expert_of) {
-    using T = std::remove_cvref_t<decltype(*expert_of)>;
-    launch_early(sort<T>, {static_cast<unsigned>(experts + 1), kSortThreads}, scope, expert_of,
-                 count, experts, static_cast<int>(p.top_k), p.to);
-  };
-  if (p.wide) {
-    launch(static_cast<const int64_t*>(p.expert_of));
-  } else {
-    launch(static_cast<const int32_t*>(p.expert_of));
-  }
+template <class T>
+void sort_by_expert(const T* expert_of, int64_t tokens, int top_k, int experts,
+                    const SortedTokens& to, const Scope& scope) {
+  const auto count = static_cast<int>(tokens * top_k);
+  launch_early(sort<T>, {static_cast<unsigned>(experts + 1), kSortThreads}, scope, expert_of, count,
+               experts, top_k, to);
 }
+template void sort_by_expert(const int32_t*, int64_t, int, int, const SortedTokens&, const Scope&);
+template void sort_by_expert(const int64_t*, int64_t, int, int, const SortedTokens&, const Scope&);
 
-void combine_by_token(CombinedTokens p, const Scope& scope) {
+void combine_by_token(CombinedTokens p, const int32_t* order, const Scope& scope) {
   const auto count = static_cast<int>(p.tokens * p.top_k);
+  if (count == 0 || p.columns == 0) return;  // top_k is not 0
   auto* const row_of = scope.allocate<int32_t>(count);
-  launch_early(invert, {static_cast<unsigned>(ceil_div(count, kThreads)), kThreads}, scope, p.order,
+  launch_early(invert, {static_cast<unsigned>(ceil_div(count, kThreads)), kThreads}, scope, order,
                count, row_of);
   p.row_of = row_of;
   const int64_t blocks = ceil_div(p.tokens * ceil_div(p.columns, int64_t{4}), kThreads);

@@ -12,7 +12,15 @@ namespace scaled_mm::cuda {
 Matrix<const int8_t> stack_columns(const Matrix<const int8_t>& columns, int64_t expert_stride,
                                    const GroupedInt8Problem::Size& size, const Scope& scope);
 
-void sort_by_expert(const TopK& p, const Scope& scope);
-void combine_by_token(CombinedTokens p, const Scope& scope);
+// p.product.b is plain: the stack's columns, as above. Nothing waits for the device.
+void multiply(GroupedInt8Problem& p, const Scope& scope);
+
+// T: int32_t or int64_t; numbers that name no expert are sorted behind all.
+template <class T>
+void sort_by_expert(const T* expert_of, int64_t tokens, int top_k, int experts,
+                    const SortedTokens& to, const Scope& scope);
+
+// order: as moe_sort gives it, which p.row_of is made of.
+void combine_by_token(CombinedTokens p, const int32_t* order, const Scope& scope);
 
 }  // namespace scaled_mm::cuda

@@ -95,21 +95,6 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
       "ScalarType? out_dtype=None, Tensor(a!) out) -> ()");
 
-  // Products of several experts' rows: of expert e, D[offsets[e - 1] : offsets[e]] is scaled_mm of
-  // those rows of a, or of a[rows[...]], and of b[e]; rows behind the last offset are 0. Operands
-  // of the columns are [E, N].
-  ops.def(
-      "_grouped_mm(Tensor a, Tensor b, Tensor offsets, Tensor scale_a, Tensor scale_b, *, "
-      "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, "
-      "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
-      "Tensor? out_scale=None, Tensor? out_azp=None, int[]? b_shape=None, Tensor? rows=None) "
-      "-> Tensor");
-
-  // CUDA's: of each sorted row the token and its place in top_k_index, and where each expert's rows
-  // end; and the sums of each token's rows, by their weights.
-  ops.def("_moe_sort(Tensor top_k_index, int num_experts) -> (Tensor, Tensor, Tensor)");
-  ops.def("_moe_combine(Tensor y, Tensor weights, Tensor order) -> Tensor");
-
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says
   // which of the two libraries is asked.
   ops.def(

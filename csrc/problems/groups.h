@@ -35,10 +35,9 @@ struct GroupedInt8Problem {
   };
 
   Size size;
-  // b: the first expert's. An operand with an element for each column has row_stride from an expert
-  // to the next. scale_a and azp are of the rows of A.
+  // b.plain: column e * N + n is column n of expert e. An operand with an element for each column
+  // has row_stride from an expert to the next. scale_a and azp are of the rows of A.
   Int8Problem product;
-  int64_t expert_stride = 0;         // of b: elements, or bytes of a packed one
   const int32_t* offsets = nullptr;  // [experts]
   const int32_t* rows = nullptr;     // [M]: the row of A that each row is; null: it is the same
   int64_t a_rows = 0;                // of A
@@ -51,25 +50,6 @@ struct SortedTokens {
   int32_t* offsets = nullptr;  // [experts]: where each expert's rows end
 };
 
-// a [T, K]; b int8 [E, K, N], or the E packed buffers [E, bytes] of weights of shape b_shape;
-// operands of the columns [E, N]; residual, out_scale and out_azp of D's rows. outputs[0] is D.
-Checked<GroupedInt8Problem> check_grouped_mm(const Tensor& a, const Tensor& b,
-                                             const Tensor& offsets, const Tensor& scale_a,
-                                             const Tensor& scale_b, const Int8Ending& ending,
-                                             const Shape& b_shape,
-                                             const std::optional<Tensor>& rows);
-
-struct TopK {
-  const void* expert_of = nullptr;  // [tokens, top_k]
-  bool wide = false;                // int64, else int32
-  int64_t tokens = 0;
-  int64_t top_k = 1;
-  int64_t experts = 0;
-  SortedTokens to;
-};
-// outputs: rows, offsets, order.
-Checked<TopK> check_moe_sort(const Tensor& top_k_index, int64_t experts);
-
 // D [tokens, columns] = sum over j, in its order, of RN(weights[t, j] * y[row_of[t * top_k + j]]),
 // in float32.
 struct CombinedTokens {
@@ -78,13 +58,9 @@ struct CombinedTokens {
   const int32_t* row_of = nullptr;
   int64_t tokens = 0;
   int64_t columns = 0;
-  int64_t top_k = 1;
+  int top_k = 1;
   void* d = nullptr;
   DType dtype = DType::bfloat16;
-  const int32_t* order = nullptr;  // [tokens * top_k]: what row_of is made of
 };
-// y [tokens * top_k, columns]; weights [tokens, top_k], of any float dtype. outputs[0] is D.
-Checked<CombinedTokens> check_moe_combine(const Tensor& y, const Tensor& weights,
-                                          const Tensor& order);
 
 }  // namespace scaled_mm

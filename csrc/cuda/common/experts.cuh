@@ -52,15 +52,15 @@ __device__ void sort_experts(const T* const expert_of, const int count, const in
 // A thread has four columns of a token: RN(w y) of its experts, added in their order.
 __device__ inline void combine_experts(const CombinedTokens& p) {
   const int64_t quads = (p.columns + 3) / 4, all = p.tokens * quads;
-  const int rows = static_cast<int>(p.tokens * p.top_k), top_k = static_cast<int>(p.top_k);
+  const int rows = static_cast<int>(p.tokens) * p.top_k;
   const Output out{p.d, p.dtype, p.columns % 4 == 0};
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < all;
        i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t token = i / quads, column = i % quads * 4;
     const int inside = static_cast<int>(min(p.columns - column, int64_t{4}));
     float sum[4] = {};
-    for (int j = 0; j < top_k; ++j) {
-      const int row = min(max(p.row_of[token * top_k + j], 0), rows - 1);
+    for (int j = 0; j < p.top_k; ++j) {
+      const int row = min(max(p.row_of[token * p.top_k + j], 0), rows - 1);
       const float weight = load_float(p.weights, token, j);
       float value[4];
       load_elements<epilogue::Residual>(p.y, row, column, inside, value);
