@@ -132,6 +132,49 @@ SCALED_MM_FUNCTION float gelu_tanh(float x) {
   return logistic_times<F>(x, x * F::fma(x * x, 0x1.2444f2p-4f, 0x1.988454p+0f));
 }
 
+// --- of programs alone (epilogue/program.def): a NaN stays ---
+
+// e^x.
+template <class F>
+SCALED_MM_FUNCTION float exp(float x) {
+  const bool up = x > 0.0f;
+  const float shift = up ? kShift - 128.0f : kShift;
+  const float at = F::at_most(F::at_least(x, -104.0f), 89.0f);
+  const float shifted = F::fma(at, kLog2E, shift), n = shifted - shift;
+  const float f = F::fma(at, kLog2ERest, F::fma(at, kLog2E, -n));
+  const float power = F::fma(exp2_slope<F>(f), f, 1.0f);
+  const float scaled = F::from_bits(F::bits(power) + (F::bits(shifted) << 23));
+  const float made = scaled * (up ? 0x1p+64f : 0x1p-64f);
+  return x == x ? made : x;
+}
+template <class F>
+SCALED_MM_FUNCTION float erf_of(float x) {
+  const float made = erf<F>(x);
+  return x == x ? made : x;
+}
+// 1 / (1 + e^-x)
+template <class F>
+SCALED_MM_FUNCTION float sigmoid(float x) {
+  const float made = logistic_times<F>(1.0f, x);
+  return x == x ? made : x;
+}
+// (tanh(x) / x - 1) / x^2 by x^2, for |x| < 5/8.
+template <class F>
+SCALED_MM_FUNCTION float tanh_near(float square) {
+  return polynomial<F>(square, 0x1.18e1c4p-9f, -0x1.0bf4f6p-7f, 0x1.638b56p-6f, -0x1.b9ee90p-5f,
+                       0x1.111066p-3f, -0x1.555554p-2f);
+}
+// Far from 0, (1 - e) / (1 + e) with e = e^(-2 |x|).
+template <class F>
+SCALED_MM_FUNCTION float tanh(float x) {
+  const float size = F::from_bits(F::bits(x) & 0x7fffffffu), square = x * x;
+  const float near = F::fma(tanh_near<F>(square) * square, size, size);
+  const float e = exp_down<F>(-2.0f * size);
+  const float far = (1.0f - e) * F::reciprocal(1.0f + e);
+  const float made = size < 0.625f ? near : far;
+  return x == x ? F::from_bits(F::bits(made) | (F::bits(x) & 0x80000000u)) : x;
+}
+
 template <class F, Function function>
 SCALED_MM_FUNCTION float value(float x) {
   if constexpr (function == Function::none) return x;

@@ -15,6 +15,7 @@ from .awq import PackedAWQ as PackedAWQ
 from .awq import pack_awq as pack_awq
 from .checkpoint import load_quantized, save_quantized
 from .lowbit.grouped import quantize_weight_grouped
+from .ops import epilogue_mm as _epilogue_mm  # noqa: F401 (shapes of exported programs)
 from .ops.azp import azp_adj, azp_with_adj
 from .ops.int8 import int8_mm, interleave_gate_up, pack_weight_int8, scaled_mm
 from .ops.lowbit import awq_dequantize, awq_gemm
@@ -45,7 +46,16 @@ __version__ = VERSION
 
 _load_tuning()
 
-_LATER = ("bench", "compat", "explain", "integrations", "parallel", "precompute", "validate")
+_LATER = (
+    "bench",
+    "compat",
+    "epilogue",
+    "explain",
+    "integrations",
+    "parallel",
+    "precompute",
+    "validate",
+)
 """Modules that are imported when they are first named, as `scaled_mm.validate`."""
 
 

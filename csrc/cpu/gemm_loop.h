@@ -21,6 +21,7 @@
 // One Micro serves one call of gemm, so it may hold state.
 
 #include "cpu/endings.h"
+#include "cpu/program_rows.h"
 
 // Where the piece of K ends that begins at `first`: groups of `group` columns are cut into pieces
 // of at most `depth`.
@@ -134,6 +135,8 @@ inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int6
   constexpr int kPanels = kColBlock / kPanel, kRows = std::max(Micro::kRows, Micro::kDotRows);
   alignas(64) int32_t acc[kRows][kColBlock] = {};
   RowOperands operands;
+  std::optional<program::Rows> program;
+  if (p.program) program.emplace(*p.program);
   const int64_t k = std::max<int64_t>(1, p.size.k);
   RowBlock rows(p, tiling, {p.size.k, k, k});
   Micro micro;
@@ -143,9 +146,10 @@ inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int6
     rows.load(task / tiling.col_blocks);
     const int64_t col = task % tiling.col_blocks * kColBlock;
     const int count = static_cast<int>(std::min<int64_t>(kColBlock, p.size.n - col));
-    finish.load(operands, p, col, count);
+    program ? program->load(col, count) : finish.load(operands, p, col, count);
 
     const auto write = [&](int64_t first, int height) {
+      if (program) return program->write(acc[0], rows.first() + first, height, p.size.n);
       for (int r = 0; r < height; ++r) {
         const int64_t m = rows.first() + first + r;
         char* out = static_cast<char*>(p.d) + m * row_bytes + col / columns * p.size.out_bytes();

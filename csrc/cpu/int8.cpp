@@ -5,6 +5,7 @@
 #include "cpu/isa.h"
 #include "ops/namespace.h"
 #include "ops/int8.h"
+#include "problems/program.h"
 
 namespace scaled_mm::cpu {
 
@@ -39,6 +40,16 @@ using Ops = Int8Ops<multiply, multiply_groups>;
 // About as much work for an element as a few products.
 constexpr int64_t kProductsOfAnElement = 8;
 
+std::vector<Tensor> epilogue_mm(const Tensor& a, const Tensor& b, std::vector<Tensor> operands,
+                                std::vector<int64_t> program, const Shape& b_shape,
+                                bool b_settled) {
+  Checked<ProgramProblem> checked = check_epilogue_mm(a, b, operands, program, b_shape, b_settled);
+  Checked<Int8Problem> product{checked.problem.product, {}, {}};
+  product.problem.program = &checked.problem.program;
+  multiply(product);
+  return checked.outputs;
+}
+
 Tensor scaled_epilogue(const Tensor& acc, const Tensor& scale_a, const Tensor& scale_b,
                        const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
                        const std::optional<Tensor>& azp_adj,
@@ -62,6 +73,7 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("scaled_mm", TORCH_BOX(&scaled_mm::cpu::Ops::scaled_mm));
   ops.impl("scaled_mm.out", TORCH_BOX(&scaled_mm::cpu::Ops::scaled_mm_out));
   ops.impl("_scaled_mm_plain", TORCH_BOX(&scaled_mm::cpu::Ops::scaled_mm_plain));
+  ops.impl("epilogue_mm", TORCH_BOX(&scaled_mm::cpu::epilogue_mm));
   ops.impl("int8_mm", TORCH_BOX(&scaled_mm::cpu::Ops::int8_mm));
   ops.impl("int8_mm.out", TORCH_BOX(&scaled_mm::cpu::Ops::int8_mm_out));
   ops.impl("_scaled_epilogue", TORCH_BOX(&scaled_mm::cpu::scaled_epilogue));

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 
@@ -20,6 +21,7 @@
 #include "cpu/packed.h"
 #include "epilogue/registry.h"
 #include "functions.h"
+#include "problems/program.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

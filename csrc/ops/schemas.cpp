@@ -22,6 +22,8 @@
 // scaled_mm of that, in x's dtype or out_dtype. Its weight is int8 [N, K] or packed, of k rows; its
 // scales are [N, 1]. azp_term is the azp_adj of a dynamic, the azp_with_adj of a static zero point.
 //
+// epilogue_mm is a product whose epilogue is a program: problems/program.h.
+//
 // An overload `out` computes the same as its op, but into a tensor of the caller's. It returns
 // nothing, since torch.compile takes no op whose result is an argument.
 #include <torch/csrc/stable/library.h>
@@ -47,6 +49,9 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "bool settled=False, bool symmetric=True, bool per_token=True, Tensor? input_scale=None, "
       "Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, ScalarType? out_dtype=None) "
       "-> Tensor");
+  ops.def(
+      "epilogue_mm(Tensor a, Tensor b, Tensor[] operands, int[] program, *, int[]? b_shape=None, "
+      "bool b_settled=False) -> Tensor[]");
   ops.def("int8_mm(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor");
   ops.def(
       "int8_mm.out(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "

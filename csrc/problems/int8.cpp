@@ -253,10 +253,16 @@ Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Ten
   return checked;
 }
 
-Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
-                                   bool b_settled, const std::optional<Tensor>& out) {
+Checked<Int8Problem> check_sums(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                                bool b_settled) {
   Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
   checked.problem.size.epilogue = epilogue::Id::RawAccumulator;
+  return checked;
+}
+
+Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                                   bool b_settled, const std::optional<Tensor>& out) {
+  Checked<Int8Problem> checked = check_sums(a, b, b_shape, b_settled);
   add_output(checked, {"a", a, "b", b}, ScalarType::Int, out);
   return checked;
 }

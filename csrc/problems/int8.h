@@ -21,6 +21,8 @@ struct Weight {
   bool settled = false;
 };
 
+struct Program;
+
 // D [M, N / columns] = epilogue(A [M, K] B [K, N]), where the epilogue makes one column of D of so
 // many of B. D is row-major without gaps.
 struct Int8Problem {
@@ -52,6 +54,7 @@ struct Int8Problem {
   EpilogueOperand acc;  // int32 [M, N], columns side by side: sums that stand in A and B's place
   EpilogueOperand operands[kNumOperands];  // by Operand
   Function function = Function::none;      // of an epilogue that has one
+  const Program* program = nullptr;        // what ends the sums in an epilogue's place
   void* d = nullptr;
 };
 
@@ -74,6 +77,9 @@ Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Ten
                                      const Shape& b_shape, bool b_settled);
 Checked<Int8Problem> check_int8_mm(const Tensor& a, const Tensor& b, const Shape& b_shape,
                                    bool b_settled, const std::optional<Tensor>& out);
+// The sums without an output.
+Checked<Int8Problem> check_sums(const Tensor& a, const Tensor& b, const Shape& b_shape,
+                                bool b_settled);
 Checked<Int8Problem> check_scaled_epilogue(const Tensor& acc, const Tensor& scale_a,
                                            const Tensor& scale_b, const std::optional<Tensor>& bias,
                                            const std::optional<Tensor>& azp,

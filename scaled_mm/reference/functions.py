@@ -37,9 +37,15 @@ LOG2_ERFC = _hex(  # log2(1 - erf(z)) in z - 1, for 15/16 <= z <= 4
     *("0x1.5fc054p-12", "-0x1.79271ap-9", "0x1.dd68dap-7", "-0x1.ebb94ap-5"),
     *("-0x1.3761a8p+0", "-0x1.e7532ap+1", "-0x1.558eaep+1"),
 )
+TANH_NEAR = _hex(  # (tanh(x) / x - 1) / x^2 in x^2, for |x| < 5/8
+    *("0x1.18e1c4p-9", "-0x1.0bf4f6p-7", "0x1.638b56p-6"),
+    *("-0x1.b9ee90p-5", "0x1.111066p-3", "-0x1.555554p-2"),
+)
 LOG2_E, LOG2_E_REST = _hex("0x1.715476p+0", "0x1.4ae0c0p-26")  # their sum is log2(e)
 SHIFT = F32(12582912 + 64)  # 1.5 2^23 + 64: the last bit of a sum with it is worth 1
 LEAST_EXPONENT = F32(-104)  # e to that is below half the least float
+MOST_EXPONENT = F32(89)  # e to that is above the largest
+TANH_IS_NEAR = F32(0.625)
 ERF_IS_ONE = F32(4)  # 1 - erf(4) is below 2^-25
 NEAR_ZERO = F32(0.9375)
 SQRT_HALF = _hex("0x1.6a09e6p-1")[0]
@@ -103,6 +109,37 @@ def gelu(x: Array) -> Array:
 def gelu_tanh(x: Array) -> Array:
     """x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2u)."""
     return logistic_times(x, x * fma(x * x, TANH_CUBIC, TANH_LINEAR))
+
+
+def exp(x: Array) -> Array:
+    """e^x; within 1 ulp. A NaN stays, here and below."""
+    up = x > 0
+    at = np.fmin(np.fmax(x, LEAST_EXPONENT), MOST_EXPONENT)
+    shift = np.where(up, SHIFT - F32(128), SHIFT)
+    n = fma(at, LOG2_E, shift) - shift
+    f = fma(at, LOG2_E_REST, fma(at, LOG2_E, -n))
+    power = fma(polynomial(EXP2, f), f, F32(1))
+    half = np.where(up, F32(64), F32(-64))
+    scaled = np.ldexp(power, (n - half).astype(np.int32)) * np.ldexp(F32(1), half.astype(np.int32))
+    return np.where(np.isnan(x), x, scaled)
+
+
+def erf_of(x: Array) -> Array:
+    return np.where(np.isnan(x), x, erf(x))
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x)."""
+    return np.where(np.isnan(x), x, logistic_times(np.ones_like(x), x))
+
+
+def tanh(x: Array) -> Array:
+    """Near 0 by a polynomial, else (1 - e) / (1 + e) with e = e^(-2 |x|)."""
+    size, square = np.abs(x), x * x
+    near = fma(polynomial(TANH_NEAR, square) * square, size, size)
+    e = exp_down(F32(-2) * size)
+    far = (F32(1) - e) * (F32(1) / (F32(1) + e))
+    return np.where(np.isnan(x), x, np.copysign(np.where(size < TANH_IS_NEAR, near, far), x))
 
 
 ACTIVATIONS = {"relu": relu, "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}

@@ -1,0 +1,52 @@
+"""The op of products whose epilogue is a program (`scaled_mm.epilogue`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .._arguments import accept, explained
+from .._program import decoded
+from .arguments import factor_arguments
+from .packed_weight import PackedWeight
+from .shapes import must, must_share_device, product_sizes
+
+_epilogue_mm = torch.ops.scaled_mm.epilogue_mm.default
+
+
+def epilogue_mm(
+    a: Tensor, b: Tensor | PackedWeight, operands: list[Tensor], program: list[int]
+) -> list[Tensor]:
+    """The outputs of a program in its form as integers (csrc/problems/program.h) over A B."""
+    weight, packed = factor_arguments(b)
+    named = {f"operands[{i}]": x for i, x in enumerate(operands)}
+    if a.is_cuda:
+        raise ValueError("a must be on the CPU: a program has no CUDA kernel yet, got one on a GPU")
+    accept({"a": a, "b": weight, **named})
+    try:
+        made: list[Tensor] = _epilogue_mm(a, weight, operands, program, **packed)
+        return made
+    except (MemoryError, RuntimeError) as error:
+        raise explained(error, {"a": a, "b": weight, **named}) from None
+
+
+@torch.library.register_fake("scaled_mm::epilogue_mm")
+def _(
+    a: Tensor,
+    b: Tensor,
+    operands: Sequence[Tensor],
+    program: Sequence[int],
+    *,
+    b_shape: Sequence[int] | None = None,
+    b_settled: bool = False,
+) -> list[Tensor]:
+    *rows, n = product_sizes(a, b, b_shape)
+    for i, x in enumerate(operands):
+        must_share_device("a", a, **{f"operands[{i}]": x})
+    read, dtypes = decoded(list(program))
+    columns = read.out_columns
+    rule = "have an even number of columns for pairs"
+    must("b", n % columns == 0, lambda: rule, lambda: f"N={n}")
+    return [a.new_empty([*rows, n // columns], dtype=dtype) for dtype in dtypes]
