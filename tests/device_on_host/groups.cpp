@@ -100,14 +100,14 @@ void check_combine(int64_t tokens, int64_t columns, int top_k) {
   blockDim = {32, 1, 1}, gridDim = {2, 1, 1};
   for (blockIdx.x = 0; blockIdx.x < 2; ++blockIdx.x) {
     Block::run(32, [&] {
-      cuda::combine_experts({{y.data(), DType::float32, columns, 1},
-                             {weights.data(), DType::float32, top_k, 1},
-                             row_of.data(),
-                             tokens,
-                             columns,
-                             top_k,
-                             d.data(),
-                             DType::float32});
+      cuda::combine_experts({.y = {y.data(), DType::float32, columns, 1},
+                             .weights = {weights.data(), DType::float32, top_k, 1},
+                             .row_of = row_of.data(),
+                             .tokens = tokens,
+                             .columns = columns,
+                             .top_k = top_k,
+                             .d = d.data(),
+                             .dtype = DType::float32});
     });
   }
   blockIdx.x = 0;
