@@ -232,7 +232,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "symmetric-text": (_weights(symmetric="yes"), "symmetric must be true or false, got 'yes'"),
     "activations": (
         _group(input_activations={"num_bits": 8}),
-        "input_activations must be null with pack-quantized, got",
+        "input_activations.dynamic must be true with pack-quantized, got false",
+    ),
+    "activations-tensor": (
+        _group(input_activations={"num_bits": 8, "dynamic": True, "strategy": "tensor"}),
+        "input_activations.strategy must be token with dynamic=True, got tensor",
+    ),
+    "activations-4": (
+        _group(input_activations={"num_bits": 4, "dynamic": True, "strategy": "token"}),
+        "input_activations.num_bits must be 8, got 4",
+    ),
+    "activations-g16": (
+        _group(input_activations={"num_bits": 8, "dynamic": True, "strategy": "token"}),
+        "group_size must be null or a multiple of 32 with int8 input_activations, got 16",
     ),
     "no-weights": (_group(weights=None), "weights must be an object, got None"),
     "other-format": (_group(format="int-quantized"), "format must be one of pack-quantized"),

@@ -19,6 +19,10 @@ def test_names_of_schemes(name: str) -> None:
 def test_names_of_the_field() -> None:
     """As compressed-tensors' presets: W4A16 has groups of 128, the others a scale a channel."""
     named = {"W8A8": Scheme(), "W8A16": WeightScheme(8), "W4A16": WeightScheme(4, 128)}
+    named |= {"W4A8": WeightScheme(4, 128, int8_input="symmetric")}
+    torchao = WeightScheme(4, 32, int8_input="asymmetric")
+    named |= {"W4A8-g32-asymmetric-input": torchao}
+    named |= {"W4A8-channel-asymmetric": WeightScheme(4, -1, False, "symmetric")}
     named |= {"W4A16-channel": WeightScheme(4), "W8A16-g32": WeightScheme(8, 32)}
     named |= {"static-asymmetric-rotate64": Scheme(False, False, rotate=64)}
     for name, scheme in named.items():
@@ -31,7 +35,9 @@ def test_names_of_the_field() -> None:
     [
         "w8",
         "w3a16",
-        "w4a8",
+        "w4a4",
+        "w4a8-g20",
+        "w4a16-asymmetric-input",
         "w4a16-g64-channel",
         "w4a16-g0",
         "w4a16-128",
@@ -44,7 +50,7 @@ def test_names_of_the_field() -> None:
 )
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(
-        ValueError, match=r"^scheme must be one of dynamic, .*, W8A8, W8A16, W4A16 "
+        ValueError, match=r"^(scheme must be one of dynamic, .*, W4A8 |group_size must be)"
     ):
         QuantConfig(name)
 

@@ -6,7 +6,8 @@ What compressed-tensors (llm-compressor) writes for W8A8:
      "config_groups": {"group_0": {"targets": ["Linear"], "weights": {...},
                                    "input_activations": {...}}}}
 
-and for W4A16 and W8A16 the same with the format "pack-quantized", where input_activations is null.
+and for W4A16 and W8A16 the same with the format "pack-quantized", where input_activations is null;
+for W4A8 it is int8, dynamic, by token.
 
 Keys come and go between its versions: one that says nothing (null, false, empty) is passed over;
 one that says something which is not understood is refused by name. AutoAWQ's, GPTQ's and
@@ -254,14 +255,14 @@ class _Reader(Fields):
         return made
 
     def _packed_scheme(self, at: str, group: dict[str, Any]) -> PackedScheme:
-        if group.get("input_activations") is not None:
-            got = shown(group["input_activations"])
-            self.refuse(f"{at}.input_activations must be null with {_PACKED}, got {got}")
+        inputs = group.get("input_activations")
+        int8_input = None if inputs is None else self._int8_input(f"{at}.input_activations", inputs)
         fields = group.get("weights")
         at = f"{at}.weights"
         if not isinstance(fields, dict):
             self.refuse(f"{at} must be an object, got {shown(fields)}")
-        made = self._arguments(at, fields, bits=(4, 8), orders=(*_ORDERS_OF_GPTQ, "group"))
+        bits = (4, 8) if int8_input is None else (4,)
+        made = self._arguments(at, fields, bits=bits, orders=(*_ORDERS_OF_GPTQ, "group"))
         if made["dynamic"]:
             self.refuse(f"{at}.dynamic must be false, got true")
         grouped = made["group_size"] != -1
@@ -273,7 +274,19 @@ class _Reader(Fields):
                 f"got {shown(made['strategy'])} and {made['group_size']}"
             )
         act_order = fields.get("actorder") == "group"
-        return PackedScheme(made["bits"], made["group_size"], made["symmetric"], act_order)
+        kinds = made["bits"], made["group_size"], made["symmetric"], act_order
+        if int8_input is not None and made["group_size"] % 32 and grouped:
+            rule = "must be null or a multiple of 32 with int8 input_activations"
+            self.refuse(f"{at}.group_size {rule}, got {made['group_size']}")
+        return PackedScheme(*kinds, int8_input)
+
+    def _int8_input(self, at: str, fields: Any) -> str:
+        """`input_activations` of packed weights: each token by its own range."""
+        made = self._int8(at, fields)
+        if not made["dynamic"]:
+            self.refuse(f"{at}.dynamic must be true with {_PACKED}, got false")
+        self._strategy(at, made, ("token",))
+        return "symmetric" if made["symmetric"] else "asymmetric"
 
     def _arguments(
         self, at: str, fields: dict[str, Any], bits: tuple[int, ...], orders: tuple[str, ...]

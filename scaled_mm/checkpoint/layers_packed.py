@@ -54,9 +54,11 @@ class PackedLayer(LowbitLayer):
         weight = plain(words, scales, zeros, bits=bits, k=self.k)
         bias = self._bias(checkpoint, biased, scales.dtype)
         try:
-            return WeightOnlyLinear.from_grouped(weight, bits=bits, g_idx=g_idx, bias=bias)
+            layer = WeightOnlyLinear.from_grouped(weight, bits=bits, g_idx=g_idx, bias=bias)
         except ValueError as error:
             self.refuse_g_idx(checkpoint, error)
+        layer.int8_input = self.scheme.int8_input
+        return layer
 
 
 def packed_layers(checkpoint: Checkpoint, settings: PackedWeights) -> dict[str, PackedLayer]:

@@ -287,7 +287,8 @@ def _computed(model: nn.Module) -> set[str]:
 
 def _in_words(scheme: AnyScheme) -> AnyLayerScheme:
     if isinstance(scheme, WeightScheme):
-        return PackedScheme(scheme.bits, scheme.group_size, scheme.symmetric)
+        kinds = scheme.bits, scheme.group_size, scheme.symmetric
+        return PackedScheme(*kinds, int8_input=scheme.int8_input)
     per_token = scheme.dynamic if scheme.per_token is None else scheme.per_token
     kinds = scheme.dynamic, scheme.symmetric, per_token
     return W8A8Scheme(*kinds, per_channel=True, rotate=scheme.rotate)

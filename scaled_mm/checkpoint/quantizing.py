@@ -254,7 +254,13 @@ class _Run:
         if smooth is not None:
             weight = weight.float() * smooth
         if isinstance(scheme, WeightScheme):
-            made = quantize_weight_grouped(weight, dtype=dtype, **scheme.options())
+            made = quantize_weight_grouped(
+                weight,
+                bits=scheme.bits,
+                group_size=scheme.group_size,
+                symmetric=scheme.symmetric,
+                dtype=dtype,
+            )
             tensors = stored(made, scheme.bits) | {"weight_shape": torch.tensor(weight.shape)}
             yield from ((f"{stored_as}.{part}", x) for part, x in tensors.items())
             return

@@ -242,6 +242,7 @@ class WeightOnlyGroupedLinear(GroupedLinear):
             ("act-order", first.act_order),
             ("float zero points", first.zero == "float"),
             ("pre_scale", first.pre_scale is not None),
+            ("int8_input", first.int8_input is not None),
         ):
             if there:
                 raise ValueError(f"experts must have no {what}, which a stack has no place for")

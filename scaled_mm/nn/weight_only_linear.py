@@ -1,4 +1,5 @@
-"""`WeightOnlyLinear`: a linear layer with an 8- or 4-bit weight and 16-bit activations."""
+"""`WeightOnlyLinear`: a linear layer with an 8- or 4-bit weight, and 16-bit activations or, with 4
+bits, int8 ones."""
 
 from __future__ import annotations
 
@@ -20,11 +21,14 @@ from ..lowbit.stored import plain, stored, stored_sizes
 from ..ops.gradients import mixed_product, wants_gradient
 from ..ops.mixed import mixed_mm
 from ..ops.mixed_weight import ZEROS, MixedWeight, pack_weight
+from ..ops.quantize import quantize_int8
+from ..ops.w4a8 import w4a8_mm
 from . import fused
 from .packed_layer import PackedLayer
 from .scaled_linear import divisors
 
 _SHAPE = "weight_shape"
+INT8_INPUTS = ("symmetric", "asymmetric")
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {None: lambda y: y}
 ACTIVATIONS.update(fused.ACTIVATIONS)
 """What the layers take, in torch's functions: `mixed_mm` has its own."""
@@ -42,6 +46,9 @@ class WeightOnlyLinear(PackedLayer):
         W[k, n] = q[k, n] * s[g, n] + offset[g, n]      zero = "float"
 
     where g is k // group_size, or g_idx[k] (act-order). `scaled_mm.mixed_mm` says what is rounded.
+    With `int8_input` (W4A8: 4 bits, no float zero points) x' is quantised to int8, each token by
+    its own range, "symmetric" or "asymmetric", and multiplied by `scaled_mm.w4a8_mm`: on the CPU.
+    Then no gradient passes.
 
     State dict, under the names and in the words of compressed-tensors where it has them (b bits,
     K input and N output features, groups of G; `scaled_mm/lowbit/stored.py` draws the words):
@@ -94,6 +101,7 @@ class WeightOnlyLinear(PackedLayer):
         zero: str = "none",
         pre_scale: bool = False,
         activation: str | None = None,
+        int8_input: str | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
     ) -> None:
@@ -111,8 +119,12 @@ class WeightOnlyLinear(PackedLayer):
         if not isinstance(activation, str | None) or activation not in ACTIVATIONS:
             known = ", ".join(str(name) for name in ACTIVATIONS)
             raise ValueError(f"activation must be one of {known}, got {activation}")
+        check_int8_input(int8_input, bits, group_rows(in_features, group_size), in_features)
+        if int8_input and zero == "float":
+            raise ValueError("zero must be none or integer with int8_input, got float")
         self.in_features = in_features
         self.out_features = out_features
+        self.int8_input = int8_input
         self.bits = bits
         self.group_size = group_rows(in_features, group_size)
         self.zero = zero
@@ -147,6 +159,7 @@ class WeightOnlyLinear(PackedLayer):
         smooth: Tensor | None = None,
         folded: bool = False,
         activation: str | None = None,
+        int8_input: str | None = None,
     ) -> WeightOnlyLinear:
         """Quantises the weight of a float layer (`scaled_mm.quantize_weight_grouped`).
 
@@ -157,6 +170,7 @@ class WeightOnlyLinear(PackedLayer):
                 1 / smooth, which becomes pre_scale (AWQ's scales, SmoothQuant's s).
             folded: whether the activation comes divided by smooth already, by the norm in front.
             activation: as for `scaled_mm.mixed_mm`.
+            int8_input: None; or "symmetric" or "asymmetric": quantise activations to int8.
 
         Raises:
             ValueError: as `quantize_weight_grouped`; smooth that is not K positive finite values;
@@ -179,9 +193,12 @@ class WeightOnlyLinear(PackedLayer):
                 zero="none" if symmetric else "integer",
                 pre_scale=smooth is not None and not folded,
                 activation=activation,
+                int8_input=int8_input,
                 dtype=dtype,
                 device="meta",
             )
+        group = group_rows(linear.in_features, group_size)
+        check_int8_input(int8_input, bits, group, linear.in_features)
         if smooth is not None:
             smooth = divisors(smooth, linear)
             weight = weight.float() * smooth
@@ -193,6 +210,7 @@ class WeightOnlyLinear(PackedLayer):
             made, bits=bits, bias=linear.bias, pre_scale=factors, activation=activation
         )
         layer.folded_smooth = smooth if folded else None
+        layer.int8_input = int8_input
         return layer
 
     @classmethod
@@ -319,13 +337,15 @@ class WeightOnlyLinear(PackedLayer):
         """y [..., N] of x's dtype, which is floating [..., K]; out: a tensor of the same to write
         it into, where x has the scales' dtype."""
         bias = self.bias
-        follows = out is None and wants_gradient(x, bias)
+        follows = out is None and self.int8_input is None and wants_gradient(x, bias)
         accept({"x": x.detach() if follows else x})
         if not x.is_floating_point():
             raise ValueError(f"x must be floating, got {str(x.dtype)[6:]}")
         if x.is_meta and self.packed is None and self.weight_packed.is_meta:
             return x.new_empty((*x.shape[:-1], self.out_features))
         packed = self.filled()
+        if self.int8_input is not None:
+            return self._of_int8(x, packed, out)
         dtype = packed.data.dtype
         if out is not None and x.dtype != dtype:
             text = f"x must be {str(dtype)[6:]} where out is given, got {str(x.dtype)[6:]}"
@@ -338,6 +358,13 @@ class WeightOnlyLinear(PackedLayer):
         if follows:
             return mixed_product(x.to(dtype), packed, **given).to(x.dtype)
         return mixed_mm(x.to(dtype), packed, **given, out=out).to(x.dtype)
+
+    def _of_int8(self, x: Tensor, packed: MixedWeight, out: Tensor | None) -> Tensor:
+        scaled = x if self.pre_scale is None else x.float() * self.pre_scale
+        q, scale, azp = quantize_int8(scaled, symmetric=self.int8_input == "symmetric")
+        dtype = x.dtype if x.dtype in (*HALVES, torch.float32) else torch.float32
+        ending: dict[str, Any] = {"bias": self.bias, "activation": self.activation, "out": out}
+        return w4a8_mm(q, packed, scale, azp=azp, out_dtype=dtype, **ending).to(x.dtype)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -370,7 +397,21 @@ class WeightOnlyLinear(PackedLayer):
             f"bias={self.bias is not None}, bits={self.bits}, group_size={self.group_size}, "
             f"zero={self.zero}, pre_scale={self.pre_scale is not None}, "
             f"activation={self.activation}, dtype={str(self._dtype)[6:]}"
+            + (f", int8_input={self.int8_input}" if self.int8_input else "")
         )
+
+
+def check_int8_input(int8_input: str | None, bits: int, group: int, k: int) -> None:
+    """What `w4a8_mm` asks of a layer's weight."""
+    if int8_input is None:
+        return
+    if int8_input not in INT8_INPUTS:
+        raise ValueError(f"int8_input must be None, {' or '.join(INT8_INPUTS)}, got {int8_input}")
+    if bits != 4:
+        raise ValueError(f"bits must be 4 with int8_input, got {bits}")
+    if group % 32 and group != max(1, k):
+        rule = "be a multiple of 32, or -1, with int8_input"
+        raise ValueError(f"group_size must {rule}, got {group}")
 
 
 def _vector(name: str, x: Tensor, size: int) -> Tensor:

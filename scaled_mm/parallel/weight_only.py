@@ -54,6 +54,8 @@ class RowwiseWeightOnlyLinear(WeightOnlyLinear):
 
 def weight_only_part(layer: WeightOnlyLinear, share: Share) -> WeightOnlyLinear:
     """A layer of a rank's features, in memory of its own."""
+    if layer.int8_input is not None:
+        raise ValueError("int8_input must be None in a layer that is cut, got one of W4A8")
     packed = layer.filled()
     q, scales, zeros, order = packed.unpack()
     bias, pre_scale, mine = layer.bias, layer.pre_scale, slice(share.begin, share.end)

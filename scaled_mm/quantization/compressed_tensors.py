@@ -76,11 +76,14 @@ class PackedScheme:
     """Without zero points."""
     act_order: bool = False
     """The features of a group lie scattered; `weight_g_idx` says where."""
+    int8_input: str | None = None
+    """Activations in int8, each token by its own range: "symmetric" or "asymmetric"."""
 
     def __str__(self) -> str:
         groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
         kind = "symmetric" if self.symmetric else "asymmetric"
-        return f"packed int{self.bits}, {kind}, {groups}"
+        inputs = f", {self.int8_input} int8 inputs" if self.int8_input else ""
+        return f"packed int{self.bits}, {kind}, {groups}{inputs}"
 
 
 Saved = ScaledLinear | WeightOnlyLinear
@@ -93,10 +96,11 @@ _EIGHT_BITS = {"num_bits": 8, "type": "int", "group_size": None}
 def scheme_of_layer(layer: Saved) -> AnyLayerScheme:
     """How a layer is quantised, in the formats' words."""
     if isinstance(layer, ScaledLinear):
-        kinds = layer.dynamic, layer.symmetric, layer.per_token
-        return W8A8Scheme(*kinds, per_channel=True, rotate=layer.rotate or None)
+        of_inputs = layer.dynamic, layer.symmetric, layer.per_token
+        return W8A8Scheme(*of_inputs, per_channel=True, rotate=layer.rotate or None)
     group = -1 if layer.group_size == layer.in_features else layer.group_size
-    return PackedScheme(layer.bits, group, layer.zero == "none", layer.act_order)
+    kinds = layer.bits, group, layer.zero == "none", layer.act_order
+    return PackedScheme(*kinds, layer.int8_input)
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -296,4 +300,8 @@ def _weight_only(scheme: PackedScheme) -> tuple[dict[str, Any], dict[str, Any] |
         "dynamic": False,
         "actorder": "group" if scheme.act_order else None,
     }
-    return weights, None
+    if scheme.int8_input is None:
+        return weights, None
+    symmetric = scheme.int8_input == "symmetric"
+    inputs = {**_EIGHT_BITS, "strategy": "token", "symmetric": symmetric, "dynamic": True}
+    return weights, inputs

@@ -244,6 +244,7 @@ def _empty(name: str, linear: nn.Linear, scheme: AnyScheme) -> nn.Module:
         bits=scheme.bits,
         group_size=scheme.group_size,
         zero="none" if scheme.symmetric else "integer",
+        int8_input=scheme.int8_input,
         dtype=scales_dtype(weight.dtype),
         device=weight.device,
     )

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..nn.weight_only_linear import check_int8_input
 from ..ops.rotate import BLOCKS
 
 
@@ -50,21 +51,27 @@ class Scheme:
 
 @dataclass(frozen=True)
 class WeightScheme:
-    """How the weight of a layer is quantised whose activations stay in 16-bit float.
+    """How the weight of a layer is quantised whose activations stay in 16-bit float, or are int8.
 
     As a name: `W8A16` (a scale for each output channel) or `W4A16` (groups of 128 input features),
     as compressed-tensors means them; with `-g64` behind it for groups of 64 (or any other number)
     or `-channel` for a scale for each output channel, and then `-asymmetric` for zero points.
+    `W4A8` is W4A16 with int8 activations, on the CPU, each token by its own range; with
+    `-asymmetric-input` behind it with zero points. (torchao's int8_dynamic_activation_int4_weight
+    is `W4A8-g32-asymmetric-input`.)
 
     Args:
         bits: of a weight, 8 or 4.
         group_size: input features that share a scale; -1: all of them.
         symmetric: True: no zero points.
+        int8_input: None: activations stay float. "symmetric" or "asymmetric": as
+            `WeightOnlyLinear` has them.
     """
 
     bits: int = 8
     group_size: int = -1
     symmetric: bool = True
+    int8_input: str | None = None
 
     static = False  # nothing is calibrated
 
@@ -73,11 +80,15 @@ class WeightScheme:
             raise ValueError(f"bits must be 4 or 8, got {self.bits}")
         if self.group_size != -1 and self.group_size < 1:
             raise ValueError(f"group_size must be -1 or at least 1, got {self.group_size}")
+        if self.int8_input is not None:  # of K columns it knows no more than groups of 32
+            check_int8_input(self.int8_input, self.bits, max(0, self.group_size), 0)
 
     def __str__(self) -> str:
         channel = "" if self.bits == 8 else "-channel"
         group = channel if self.group_size == -1 else f"-g{self.group_size}"
-        return f"w{self.bits}a16{group}{'' if self.symmetric else '-asymmetric'}"
+        zeros = "" if self.symmetric else "-asymmetric"
+        inputs = "-asymmetric-input" if self.int8_input == "asymmetric" else ""
+        return f"w{self.bits}a{8 if self.int8_input else 16}{group}{zeros}{inputs}"
 
     def options(self) -> dict[str, Any]:
         """The arguments of `WeightOnlyLinear.from_linear`."""
@@ -85,14 +96,17 @@ class WeightScheme:
             "bits": self.bits,
             "group_size": self.group_size,
             "symmetric": self.symmetric,
+            "int8_input": self.int8_input,
         }
 
 
 AnyScheme = Scheme | WeightScheme
 _WEIGHT_ONLY = re.compile(
-    r"w([48])a16(?:-(?:g([1-9][0-9]{0,8})|(channel)))?(-asymmetric)?", re.IGNORECASE
+    r"w(?:([48])a16|4(a8))(?:-(?:g([1-9][0-9]{0,8})|(channel)))?(-asymmetric(?!-input))?"
+    r"(-asymmetric-input)?",
+    re.IGNORECASE,
 )
-NAMES_OF_WEIGHTS = "W8A8, W8A16, W4A16 (-gN for groups of N, -channel, -asymmetric)"
+NAMES_OF_WEIGHTS = "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N, -channel, -asymmetric)"
 """The field's names; W8A8 is `dynamic`."""
 
 SCHEMES = {
@@ -117,9 +131,12 @@ def known_scheme(name: str) -> AnyScheme | None:
     found = _WEIGHT_ONLY.fullmatch(name)
     if found is None:
         return None
-    bits, group, channel, asymmetric = found.groups()
-    usual = 128 if bits == "4" and not channel else -1
-    return WeightScheme(int(bits), int(group or usual), not asymmetric)
+    bits, int8, group, channel, asymmetric, zeros = found.groups()
+    if zeros and not int8:
+        return None
+    usual = 128 if bits != "8" and not channel else -1
+    inputs = ("asymmetric" if zeros else "symmetric") if int8 else None
+    return WeightScheme(int(bits or 4), int(group or usual), not asymmetric, inputs)
 
 
 def scheme_of(scheme: AnyScheme | str) -> AnyScheme:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +82,8 @@ class LayerInspector(Inspector):
         seen = self.inputs[name]
         if isinstance(module, WeightOnlyLinear):
             _, xs, ys = zip(*self.samples[name], strict=True)
-            judged = [judge_lowbit(module, torch.cat(xs), torch.cat(ys))]
+            judge = judge_lowbit if module.int8_input is None else judge_w4a8
+            judged = [judge(module, torch.cat(xs), torch.cat(ys))]
             grid, azp_mean, azp_used = _of_weight(module)
         else:
             judged = [reference.check(y, **given) for y, given in self.judged(name)]
@@ -169,6 +171,16 @@ def judge_lowbit(layer: nn.Module, x: Tensor, y: Tensor) -> AccuracyReport:
     )
 
 
+def judge_w4a8(layer: nn.Module, x: Tensor, y: Tensor) -> AccuracyReport:
+    """Judge y [tokens, N] as layer(x [tokens, K]) of a layer with int8 activations: by its bits."""
+    assert isinstance(layer, WeightOnlyLinear)
+    scaled = x if layer.pre_scale is None else x.float() * layer.pre_scale
+    q, scale, azp = reference.quantize_int8(scaled, symmetric=layer.int8_input == "symmetric")
+    weight = layer.filled().unpack()._asdict()
+    more: dict[str, Any] = {"azp": azp, "bias": layer.bias, "activation": layer.activation}
+    return reference.w4a8_check(y, q, scale_a=scale, **weight, **more)
+
+
 def _bounded(layer: nn.Module, x: Tensor) -> tuple[Array, Array, torch.dtype]:
     """The exact output, how far from it one may be, and the dtype of the kernel's."""
     assert isinstance(layer, WeightOnlyLinear)
@@ -200,7 +212,8 @@ def _peak(absmax: Tensor) -> float:
 def scheme_text(layer: nn.Module, fold: Fold) -> str:
     """dynamic token asym smooth, int4 g128 act-order folded, or w8a16 g4096, for example."""
     if isinstance(layer, WeightOnlyLinear):
-        words = [f"w{layer.bits}a16", f"g{layer.group_size}"]
+        words = [f"w{layer.bits}a{8 if layer.int8_input else 16}", f"g{layer.group_size}"]
+        words += ["inputs-asym"] * (layer.int8_input == "asymmetric")
         words += ["asym"] * (layer.zero != "none") + ["act-order"] * layer.act_order
         words += ["smooth"] * (layer.pre_scale is not None)
     else:

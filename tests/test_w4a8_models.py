@@ -1,0 +1,120 @@
+"""W4A8 layers and models: `WeightOnlyLinear` with int8 activations, saved, read, validated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_bits
+from test_checkpoint_llama import IDS, llama, relative
+from test_save_quantized import assert_same_state
+from test_weight_only_models import from_folder, layers_of
+from torch import nn
+
+from scaled_mm import QuantConfig, load_quantized, prepare_model, quantize_model, reference
+from scaled_mm import save_quantized as save
+from scaled_mm.checkpoint import quantize_checkpoint
+from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.nn import WeightOnlyLinear
+from scaled_mm.parallel.shares import Share, Side
+from scaled_mm.parallel.weight_only import weight_only_part
+from scaled_mm.quantization.compressed_tensors import PackedScheme
+from scaled_mm.validate import Thresholds, validate
+
+SCHEMES = {
+    "W4A8-channel": PackedScheme(4, -1, True, int8_input="symmetric"),
+    "W4A8-channel-asymmetric": PackedScheme(4, -1, False, int8_input="symmetric"),
+    "W4A8-channel-asymmetric-input": PackedScheme(4, -1, True, int8_input="asymmetric"),
+}
+LINEAR = nn.Linear(256, 48).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("int8_input", ["symmetric", "asymmetric"])
+def test_a_layer_has_the_bits_of_the_reference(int8_input: str, dtype: torch.dtype) -> None:
+    x, symmetric = torch.randn(2, 5, 256).to(dtype) + 0.5, int8_input == "symmetric"
+    for more in ({}, {"activation": "gelu"}, {"smooth": torch.rand(256) + 0.5}):
+        options = {"group_size": 32, "symmetric": symmetric, "int8_input": int8_input}
+        layer = WeightOnlyLinear.from_linear(LINEAR, bits=4, **options, **more)
+        scaled = x if layer.pre_scale is None else x.float() * layer.pre_scale
+        q, scale, azp = reference.quantize_int8(scaled, symmetric=symmetric)
+        ending = {"bias": layer.bias, "activation": layer.activation, "out_dtype": dtype}
+        weight = layer.filled().unpack()._asdict()
+        expected = reference.w4a8_mm(q, scale_a=scale, azp=azp, **weight, **ending)
+        assert_bits(layer(x), expected, more)
+        out = torch.empty_like(expected)
+        assert layer(x, out=out) is out
+        assert_bits(out, expected)
+        torch.compiler.reset()
+        assert_bits(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), expected)
+    empty = WeightOnlyLinear(256, 48, bits=4, group_size=32, int8_input=int8_input, device="meta")
+    assert empty(x.to("meta")).shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"int8_input": "yes"}, "int8_input must be None, symmetric or asymmetric, got yes"),
+        ({"int8_input": "symmetric", "bits": 8}, "bits must be 4 with int8_input, got 8"),
+        ({"int8_input": "symmetric", "group_size": 16}, "group_size must be a multiple of 32"),
+        ({"int8_input": "symmetric", "zero": "float"}, "zero must be none or integer"),
+    ],
+)
+def test_a_layer_refuses(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        WeightOnlyLinear(256, 48, **{"bits": 4, **options})
+    if "zero" not in options:
+        with pytest.raises(ValueError, match=f"^{said}"):
+            WeightOnlyLinear.from_linear(LINEAR, **{"bits": 4, **options})
+
+
+def test_what_no_gradient_passes_and_what_is_not_cut() -> None:
+    layer = WeightOnlyLinear.from_linear(LINEAR, bits=4, int8_input="symmetric")
+    with pytest.raises(ValueError, match=r"^x must not require grad"):
+        layer(torch.randn(3, 256, requires_grad=True))
+    with pytest.raises(ValueError, match=r"^int8_input must be None in a layer that is cut"):
+        weight_only_part(layer, Share(Side.OUT, 48, 2, 0, 24))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_model_is_read_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    config = QuantConfig(name)
+    model = quantize_model(llama(), config)
+    assert {layer.int8_input for layer in layers_of(model).values()} == {SCHEMES[name].int8_input}
+    save(model, tmp_path / "out")
+    from_folder(tmp_path / "float")
+    quantize_checkpoint(tmp_path / "float", tmp_path / "again", config)
+    for folder in ("out", "again"):
+        loaded = load_quantized(llama(), tmp_path / folder)
+        assert_same_state(loaded, model)
+        assert_bits(loaded(IDS).logits, model(IDS).logits)
+        settings = Checkpoint(tmp_path / folder).quantization
+        found = settings.scheme_of("model.layers.0.mlp.down_proj")  # type: ignore[union-attr]
+        assert found == SCHEMES[name]
+    prepared = prepare_model(llama(), config)
+    prepared.load_state_dict(model.state_dict())
+    assert_bits(prepared(IDS).logits, model(IDS).logits)
+    assert relative(model(IDS).logits, llama()(IDS).logits) < 0.5
+
+
+def test_compressed_tensors_reads_the_config(tmp_path: Path) -> None:
+    from compressed_tensors.quantization import QuantizationConfig
+
+    save(quantize_model(llama(), QuantConfig("W4A8-channel-asymmetric-input")), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    (group,) = QuantizationConfig.model_validate(written).config_groups.values()
+    inputs = group.input_activations
+    assert (group.weights.num_bits, inputs.num_bits) == (4, 8)
+    assert (inputs.strategy, inputs.dynamic, inputs.symmetric) == ("token", True, False)
+
+
+def test_validated_by_its_bits() -> None:
+    original = llama()
+    model = quantize_model(llama(), QuantConfig("W4A8-channel"))
+    report = validate(original, model, [IDS], thresholds=Thresholds(sqnr_db=0))
+    for layer in report.layers:
+        assert layer.scheme.startswith("w4a8 ")
+        assert (layer.off_r1, layer.beyond) == (0, 0)
+        assert layer.checked > 0
