@@ -13,7 +13,7 @@ SCHEMES = (
     "static",
     "static-asymmetric",
 )
-WEIGHTS = "W8A8, W8A16, W4A16 (-gN for groups of N, -channel, -asymmetric)"
+WEIGHTS = "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N, -channel, -asymmetric)"
 """Schemes by the field's names."""
 HYBRID = "hybrid"
 """Of `validate`: a mixture for MiniLM."""

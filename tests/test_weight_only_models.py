@@ -367,6 +367,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     capsys.readouterr()
     assert main([*command, "--scheme", "w5a16"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "W8A8, W8A16, W4A16 (-gN for groups of N" in said
+    assert said.count("\n") == 1 and "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N" in said
     assert main([*command, "--scheme", "w8a16", "--tokens", str(ids)]) == 2
     assert "--tokens must come with a static scheme" in capsys.readouterr().err

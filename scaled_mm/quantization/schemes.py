@@ -92,12 +92,8 @@ class WeightScheme:
 
     def options(self) -> dict[str, Any]:
         """The arguments of `WeightOnlyLinear.from_linear`."""
-        return {
-            "bits": self.bits,
-            "group_size": self.group_size,
-            "symmetric": self.symmetric,
-            "int8_input": self.int8_input,
-        }
+        made = {"bits": self.bits, "group_size": self.group_size, "symmetric": self.symmetric}
+        return made | ({"int8_input": self.int8_input} if self.int8_input else {})
 
 
 AnyScheme = Scheme | WeightScheme
