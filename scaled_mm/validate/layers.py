@@ -176,9 +176,9 @@ def judge_w4a8(layer: nn.Module, x: Tensor, y: Tensor) -> AccuracyReport:
     assert isinstance(layer, WeightOnlyLinear)
     scaled = x if layer.pre_scale is None else x.float() * layer.pre_scale
     q, scale, azp = reference.quantize_int8(scaled, symmetric=layer.int8_input == "symmetric")
-    *weight, order = layer.filled().unpack()
+    weight, scales, zeros, order = layer.filled().unpack()
     more: dict[str, Any] = {"azp": azp, "bias": layer.bias, "activation": layer.activation}
-    return reference.w4a8_check(y, q, *weight, scale_a=scale, order=order, **more)
+    return reference.w4a8_check(y, q, weight, scales, zeros, scale_a=scale, order=order, **more)
 
 
 def _bounded(layer: nn.Module, x: Tensor) -> tuple[Array, Array, torch.dtype]:
