@@ -31,6 +31,7 @@ DEVICES = ("cpu", "cuda")
 FAMILIES = ("int8", "lowbit")
 MIXED = ("w8a16", "w4a16")
 LAYERS = ("llama-3-8b", "llama-3-70b", "bert-base")
+MODELS = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b")
 GPUS = (
     "H200",
     "H200-NVL",

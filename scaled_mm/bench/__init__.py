@@ -10,5 +10,5 @@ On a GPU a round is one replay of a CUDA graph, and every time is set against th
 operands and the output once, at the bandwidth of a copy measured in the same run.
 
 `--awq` does the same for `awq_gemm`, `--awq-dequantize` for `awq_dequantize`, `--layer` for a
-transformer's layer.
+transformer's layer, `--model` for a whole language model.
 """

@@ -12,6 +12,7 @@ from typing import Any
 
 from .._extras import needed
 from .endings import ratio
+from .model import ratios
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -71,6 +72,9 @@ def plot(
     """
     if result.get("endings"):
         _endings(result["endings"], path)
+        return
+    if result.get("models"):
+        _ratios(*ratios(result), "time / bf16's", path)
         return
     cases = result["results"]
     if not cases or not cases[0].get("floor_us"):

@@ -17,6 +17,7 @@ from .endings import tables as ending_tables
 from .layer import CONTENDERS as LAYER_CONTENDERS
 from .layer import rows as layer_rows
 from .mixed import LOWBIT_CONTENDERS
+from .model import tables as model_tables
 from .peers import PEERS
 
 VERDICTS = {
@@ -186,9 +187,10 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
     if result.get("layers"):
         yield f"{result['settings']['layer']}, without attention's core, us", layer_rows(result)
         return
-    if result.get("endings"):
-        yield from ending_tables(result)
-        return
+    for key, of in (("endings", ending_tables), ("models", model_tables)):
+        if result.get(key):
+            yield from of(result)
+            return
     ours = ours_of(result["settings"])
     in_time = result["settings"]["device"] == "cuda" or ours == "awq_dequantize"
     for title, cases in titled(result):
@@ -276,8 +278,11 @@ def markdown(result: dict[str, Any]) -> str:
         lines = [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
         parts.append("\n".join([f"**{title}**", "", *lines]))
     settings = result["settings"]
+    named_here = [(model["name"], model["what"]) for model in result.get("models", [])]
     if result.get("layers"):
-        what = "\n".join(f"- {c.name}: {c.what}" for c in LAYER_CONTENDERS)
+        named_here = [(c.name, c.what) for c in LAYER_CONTENDERS]
+    if named_here:
+        what = "\n".join(f"- {name}: {about}" for name, about in named_here)
         return "\n\n".join([*parts, what]) + "\n"
     if not result["results"]:
         return "\n\n".join(parts) + "\n"

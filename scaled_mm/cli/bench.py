@@ -19,12 +19,14 @@ from .._extras import needed
 from ..bench import endings as ending_time
 from ..bench import host as host_time
 from ..bench import layer as layer_time
+from ..bench import model as model_time
 from ..bench.cases import DTYPES, EPILOGUES
 from ..bench.clocks import clock_of
 from ..bench.contenders import CONTENDERS
 from ..bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
 from ..bench.merge import merged
 from ..bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
+from ..bench.model_contenders import CONTENDERS as MODEL_CONTENDERS
 from ..bench.peers import PEERS
 from ..bench.picture import plot
 from ..bench.table import markdown, show
@@ -218,6 +220,16 @@ def layer_measured(
     return measured(partial(layer_time.growing, settings, m), json_file)
 
 
+def model_measured(
+    model: str, layers: int | None, m: list[int], common: dict[str, Any], json_file: Path | None
+) -> dict[str, Any]:
+    """What `--model` measures."""
+    names = [contender.name for contender in MODEL_CONTENDERS]
+    without = tuple(one_of("--without", name, names) for name in common["without"])
+    settings = model_time.ModelSettings(model, common["device"], layers, common["rounds"], without)
+    return measured(partial(model_time.growing, settings, m), json_file)
+
+
 def command(
     shape: list[str] | None,
     weight: list[str] | None,
@@ -236,6 +248,8 @@ def command(
     peers: bool,
     host: bool,
     layer: str | None,
+    model: str | None,
+    layers: int | None,
     endings: bool,
     json_file: Path | None,
     markdown_file: Path | None,
@@ -246,15 +260,23 @@ def command(
         if not png_file.absolute().parent.is_dir():
             raise ValueError(f"--png must be in a folder that exists, got {png_file}")
         needed("--png", "matplotlib")
+    if layers is not None and model is None:
+        raise ValueError(f"--layers must be given with --model, got {layers} alone")
     if read:
         result = read_results(read)
-    elif layer is not None:
-        if shape or weight or awq or awq_dequantize or mixed or host or endings or png_file:
-            raise ValueError("--layer must be given with --m alone, got another choice of cases")
+    elif layer is not None or model is not None:
+        others = shape or weight or awq or awq_dequantize or mixed or host or endings
+        if others or (layer and (model or png_file)):
+            option = "--layer" if layer else "--model"
+            raise ValueError(f"{option} must be given with --m alone, got another choice of cases")
         if threads is not None:
             torch.set_num_threads(threads)
-        chosen = {"device": one_of("--device", device, DEFAULT_SHAPES), "rounds": rounds}
-        result = layer_measured(layer, m or [], {**chosen, "without": without or ()}, json_file)
+        chosen: dict[str, Any] = {"device": one_of("--device", device, DEFAULT_SHAPES)}
+        chosen |= {"rounds": rounds, "without": without or ()}
+        if model is not None:
+            result = model_measured(model, layers, m or [], chosen, json_file)
+        else:
+            result = layer_measured(layer or "", m or [], chosen, json_file)
     elif endings:
         if awq or awq_dequantize or mixed or host or peers or without:
             raise ValueError("--endings must be given with shapes alone, got another option")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..words import DEVICES, DTYPES, EPILOGUES, LAYERS, MIXED
+from ..words import DEVICES, DTYPES, EPILOGUES, LAYERS, MIXED, MODELS
 
 
 def options(
@@ -47,13 +47,24 @@ def options(
     layer: Annotated[
         str | None, typer.Option(help=f"Time a layer, with every --m: {', '.join(LAYERS)}.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Time a language model, a folder or {', '.join(MODELS)}; --m: its batches."
+        ),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Of --model, instead of all of them.")
+    ] = None,
     endings: Annotated[
         bool,
         typer.Option("--endings", help="Time residual, activations and 8-bit outputs, three ways."),
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write tables.")] = None,
-    png_file: Annotated[Path | None, typer.Option("--png", help="Draw a GPU's result.")] = None,
+    png_file: Annotated[
+        Path | None, typer.Option("--png", help="Draw the result of a GPU or --model.")
+    ] = None,
     read: Annotated[
         list[Path] | None,
         typer.Option(help="Show the result in this JSON; of several, as one. Measures nothing."),

@@ -1,0 +1,164 @@
+"""`scaled-mm bench --model`: its contenders compute the model, its tables, its picture."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import extra
+
+from scaled_mm.bench import model, model_contenders, table
+from scaled_mm.bench.model import ModelSettings
+from scaled_mm_cli.main import main
+
+TINY = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+OURS = ("w8a8", "w8a16", "w4a16")
+LEFT_OUT = ("w8a16", "w4a16", "torch dynamic", "torchao int8")
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra("transformers")
+    monkeypatch.setitem(model.MODELS, "tiny", TINY)
+    monkeypatch.setitem(model.PROMPT, "cpu", 4)
+    monkeypatch.setattr(model, "STEPS", 3)
+
+
+def result_of(settings: ModelSettings, *batches: int) -> dict[str, Any]:
+    (*_, result) = model.growing(settings, batches)
+    return result
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+def test_every_contender_is_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made of the same weights; who cannot be made says why, and the others go on."""
+    monkeypatch.setitem(model.MODES, "cpu", ("eager",))
+    result = result_of(ModelSettings("tiny", layers=2, rounds=2), 1, 3)
+    assert result["works"] == [f"{p} {b} eager" for p in ("prefill", "decode") for b in (1, 3)]
+    rows = {row["name"]: row for row in result["models"]}
+    assert list(rows) == ["bf16", *OURS, "torch dynamic", "torchao int8"]
+    for name in ("bf16", *OURS, "torch dynamic"):
+        row = rows[name]
+        assert row["verdict"] == ""
+        assert set(row["ms"]) == set(row["over"]) == set(result["works"])
+        assert min(row["ms"].values()) > 0 and row["kernels"] is None
+        assert row["error"] <= {"bf16": 0, "w8a16": 0.02, "w4a16": 0.2}.get(name, 0.06)
+    linears = 2 * (128 * (128 + 64 + 64 + 128) + 3 * 128 * 256)  # elements
+    rest = rows["bf16"]["gigabytes"] * 1e9 - 2 * linears
+    for name, bytes_each in (("w8a8", 1), ("w8a16", 1), ("w4a16", 0.5)):
+        own = rows[name]["gigabytes"] * 1e9 - rest
+        assert bytes_each * linears < own < 1.1 * bytes_each * linears, name
+    assert rows["torch dynamic"]["gigabytes"] * 1e9 > linears
+    if "not installed" in rows["torchao int8"]["verdict"]:
+        assert rows["torchao int8"]["ms"] == {}
+
+
+def test_folders(tmp_path: Path) -> None:
+    """Weights that are there are read; with a config alone they are random, but the same."""
+    transformers = extra("transformers")
+    config = transformers.LlamaConfig(**TINY)
+    config.save_pretrained(tmp_path)
+    first, second = (model.model_of(ModelSettings(str(tmp_path))).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.manual_seed(7)
+    saved = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    saved.save_pretrained(tmp_path)
+    read = model.model_of(ModelSettings(str(tmp_path))).state_dict()
+    assert all(torch.equal(read[name], x) for name, x in saved.state_dict().items())
+    assert not torch.equal(read["lm_head.weight"], first["lm_head.weight"])
+
+
+def test_a_round_starts_where_the_one_before_did() -> None:
+    """The cache never overflows; tokens are those behind the prompt."""
+    made = model.model_of(ModelSettings("tiny"))
+    sequences = model.Sequences(made, 2, 4, "cpu")
+    lengths = []
+
+    def seen(**given: Any) -> Any:
+        lengths.append(int(given["past_key_values"].get_seq_length()))
+        return made(**given)
+
+    with torch.no_grad():
+        for _ in range(2):
+            sequences.go_to(sequences.prompt)
+            model.timed(lambda: sequences.step(seen), 3, "cpu")
+        sequences.prefill(seen)
+    assert lengths == [4, 5, 6, 4, 5, 6, 0]
+    assert sequences.ids.shape == (2, 4)
+
+
+def test_one_that_fails_at_a_batch_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(model.MODES, "cpu", ("eager",))
+
+    class Broken(torch.nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner, self.config = inner, inner.config
+
+        def forward(self, input_ids: Any, **given: Any) -> Any:
+            if len(input_ids) > 1:
+                raise RuntimeError("no batches here")
+            return self.inner(input_ids=input_ids, **given)
+
+    bad = model_contenders.Contender("broken", "fails", Broken)
+    monkeypatch.setattr(model, "CONTENDERS", [model.CONTENDERS[0], bad])
+    result = result_of(ModelSettings("tiny", rounds=1), 1, 2)
+    (_, rows), *_ = model.tables(result)
+    assert rows[0] == ["ms: batch", "1 eager", "2 eager", "failed"]
+    assert rows[2][0] == "broken" and rows[2][1].endswith("x)")
+    assert rows[2][2:] == ["-", "decode 2 eager: no batches here"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager and compiled; the JSON alone gives table and picture again."""
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda m, **given: compile_with(m, backend="aot_eager", **given)
+    )
+    path, text, picture = (tmp_path / name for name in ("model.json", "model.md", "model.svg"))
+    files = ["--json", str(path), "--markdown", str(text), "--png", str(picture)]
+    skipped = [x for name in LEFT_OUT for x in ("--without", name)]
+    asked = ["bench", "--model", "tiny", "--layers", "1", "--m", "2", "--rounds", "1"]
+    assert main([*asked, *skipped, *files]) == 0
+    shown = capsys.readouterr().out
+    assert "tiny, 1 layers, decode, a token" in shown
+    result = json.loads(path.read_text())
+    assert result["works"][-1] == "decode 2 compiled"
+    assert all(set(row["ms"]) == set(result["works"]) for row in result["models"])
+    assert table.markdown(result) == text.read_text()
+    assert "- w8a8: int8, activations" in text.read_text()
+    assert "<svg" in picture.read_text()
+    assert main(["bench", "--read", str(path)]) == 0
+    assert "decode" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--model", "gpt"],
+            "--model must be one of llama.* or a model's folder, got gpt",
+        ),
+        (["--model", "tiny", "--awq"], "--model must be given with --m alone"),
+        (["--model", "tiny", "--without", "bf16"], "--without must not be bf16"),
+        (["--model", "tiny", "--without", "x"], "--without must be one of bf16, w8a8"),
+        (["--layers", "2"], "--layers must be given with --model, got 2 alone"),
+    ],
+)
+def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *options]) == 2
+    assert re.search(message, capsys.readouterr().err)
