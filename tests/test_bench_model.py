@@ -58,7 +58,8 @@ def test_every_contender_is_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     rest = rows["bf16"]["gigabytes"] * 1e9 - 2 * linears
     for name, bytes_each in (("w8a8", 1), ("w8a16", 1), ("w4a16", 0.5)):
         own = rows[name]["gigabytes"] * 1e9 - rest
-        assert bytes_each * linears < own < 1.1 * bytes_each * linears, name
+        # Scales, and columns that are padded to whole tiles.
+        assert bytes_each * linears < own < 1.2 * bytes_each * linears, name
     assert rows["torch dynamic"]["gigabytes"] * 1e9 > linears
     if "not installed" in rows["torchao int8"]["verdict"]:
         assert rows["torchao int8"]["ms"] == {}
