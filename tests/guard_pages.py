@@ -168,6 +168,34 @@ def mixed(kind: tuple[int, str], m: int, n: int, k: int, at_end: bool, dtype: to
         expect(there["w"].dequantize(), w.dequantize(), "mixed_dequantize", *context)
 
 
+def k_scales(m: int, n: int, k: int, group: int, zero: str, at_end: bool) -> None:
+    """A weight of 4 bits by int8 rows; and int8 in blocks, where there is more than one."""
+    case = MixedCase("guarded", 4, zero, k, n, group, torch.bfloat16, shuffled=group < k)
+    w = scaled_mm.pack_weight(**case.plain(RNG))
+    rows = {"scale_a": floats(m, 1), "azp": int8(m, 1).int(), "bias": floats(n)}
+    operands = {"x": int8(m, k), **rows}
+    order = None if w.order is None else GUARDED["order"].place(w.order, at_end)
+    there = replace(w, data=GUARDED["packed"].place(w.data, at_end), order=order)
+    a, b = int8(m, k), int8(k, n)
+    scales = {"scale_a": floats(m, -(-k // 128)), "scale_b": floats(-(-k // 128), -(-n // 128))}
+    packed = scaled_mm.pack_weight_int8(b)
+    packed = replace(packed, data=GUARDED["packed b"].place(packed.data, at_end))
+    plain = GUARDED["b"].place(b, at_end, True)
+    for isa in each_isa():
+        context = (isa, m, n, k, group, zero, at_end)
+        for drop in ((), ("azp",)):
+            given = {name: x for name, x in operands.items() if name not in drop}
+            got = scaled_mm.w4a8_mm(w=there, **placed(given, at_end))
+            expect(got, scaled_mm.w4a8_mm(w=w, **given), "w4a8_mm", drop, *context)
+        if scales["scale_b"].numel() > 1:
+            expected = reference.scaled_mm(a, b, **scales)
+            for weight in (plain, packed):
+                got = scaled_mm.scaled_mm(
+                    GUARDED["a"].place(a, at_end), weight, **placed(scales, at_end)
+                )
+                expect(got, expected, "blocks", *context)
+
+
 def producers(m: int, k: int, at_end: bool, dtype: torch.dtype) -> None:
     for producer in PRODUCERS:
         case = ProduceCase("guarded", producer, shape=(m, k), dtype=dtype, other=True, smooth=True)
@@ -188,6 +216,10 @@ def main() -> None:
     for (i, kind), at_end in itertools.product(enumerate(KINDS), (True, False)):
         for n in (1, 7, 8, 9, 33, 64, 127, 128, 129, 200):
             mixed(kind, 1 + (n + i) % 6, n, 2 * (1 + (n + i) % 40), at_end, halves[n % 2])
+    for zero, at_end in itertools.product(("none", "integer"), (True, False)):
+        for n, (k, group) in itertools.product((1, 9, 127, 150), ((30, 30), (64, 32), (288, 96))):
+            k_scales(1 + n % 4, n, k, group, zero, at_end)
+            k_scales(7 + n % 30, n, k, group, zero, at_end)
     for k, at_end in itertools.product((*range(1, 40), 63, 65, 130), (True, False)):
         producers(1 + k % 3, k, at_end, (torch.float32, *halves)[k % 3])
     int8_ops()
