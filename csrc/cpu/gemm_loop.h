@@ -51,7 +51,8 @@ class RowBlock {
     first_ = index * block_rows_;
     count_ = std::min(block_rows_, p_.size.m - first_);
     for (int64_t r = 0; r < count_; ++r) {
-      const int8_t* row = p_.a.data + (first_ + r) * p_.a.row_stride;
+      const int64_t at = p_.gather ? p_.gather[first_ + r] : first_ + r;
+      const int8_t* row = p_.a.data + at * p_.a.row_stride;
       Micro::load_row(row, p_.a.col_stride, p_.size.k, data_.data() + r * stride_);
       int64_t begin = 0, piece = 0;
       do {
@@ -201,6 +202,7 @@ inline void finish(const Int8Problem& p, const Tiling& tiling, int64_t begin, in
   }
 }
 
+#include "cpu/combine.h"
 #include "cpu/lowbit_rows.h"
 #include "cpu/k_scales.h"
 
@@ -219,5 +221,6 @@ constexpr InstructionSet table(const char* name, bool (*available)()) {
           lowbit_dequantize,
           lowbit_prepare,
           lowbit_gemm,
-          k_scales_gemm};
+          k_scales_gemm,
+          combine};
 }

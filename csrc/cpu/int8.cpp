@@ -11,8 +11,6 @@ namespace scaled_mm::cpu {
 
 void multiply_groups(Checked<KScalesProblem>& checked);  // k_scales.cpp
 
-namespace {
-
 // A block of A's rows stays in a core's L2 while columns of the weight pass by: the more rows, the
 // fewer times the weight is read.
 Tiling choose_tiling(const Int8Problem::Size& size, const InstructionSet& isa) {
@@ -21,8 +19,6 @@ Tiling choose_tiling(const Int8Problem::Size& size, const InstructionSet& isa) {
   return cut_rows(size.m, ceil_div(size.n, kColBlock), isa.tile_rows,
                   std::max<int64_t>(fitting, isa.tile_rows));
 }
-
-}  // namespace
 
 void multiply(Checked<Int8Problem>& checked) {
   const Int8Problem& p = checked.problem;

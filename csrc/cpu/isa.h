@@ -7,6 +7,7 @@
 
 #include "cpu/tiling.h"
 #include "dispatch/setting.h"
+#include "problems/groups.h"
 #include "problems/k_scales.h"
 #include "problems/int8.h"
 #include "problems/lowbit.h"
@@ -64,6 +65,9 @@ struct InstructionSet {
 
   // Runs tasks [begin, end) of a product whose scales change along K.
   void (*k_scales_gemm)(const KScalesProblem& p, const Tiling& tiling, int64_t begin, int64_t end);
+
+  // Sums the parts of tokens [begin, end).
+  void (*combine)(const CombinedTokens& p, int64_t begin, int64_t end);
 };
 
 // The instruction set in use: SCALED_MM_CPU_ISA, or the best that this machine runs. Throws

@@ -100,6 +100,15 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
       "ScalarType? out_dtype=None, Tensor(a!) out) -> ()");
 
+  ops.def(
+      "grouped_mm(Tensor a, Tensor b, Tensor offsets, Tensor scale_a, Tensor scale_b, *, "
+      "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? residual=None, "
+      "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
+      "Tensor? out_azp=None, Tensor? rows=None, int[]? b_shape=None) -> Tensor");
+  ops.def(
+      "moe_combine(Tensor y, Tensor weights, Tensor order, *, Tensor? residual=None, "
+      "ScalarType? out_dtype=None) -> Tensor");
+
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says
   // which of the two libraries is asked.
   ops.def(

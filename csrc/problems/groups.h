@@ -1,4 +1,5 @@
-// A product of several experts as CUDA kernels take it: rows that lie together share a weight.
+// Mixtures of experts: products of rows that lie together and share a weight, and what sorts and
+// sums tokens for them.
 #pragma once
 
 #include <algorithm>
@@ -35,9 +36,11 @@ struct GroupedInt8Problem {
   };
 
   Size size;
-  // b.plain: column e * N + n is column n of expert e. An operand with an element for each column
-  // has row_stride from an expert to the next. scale_a and azp are of the rows of A.
+  // b: the first expert's, expert_stride before the next; CUDA kernels take b.plain whose column
+  // e * N + n is column n of expert e. An operand with an element for each column has row_stride
+  // from an expert to the next. scale_a and azp are of the rows of A.
   Int8Problem product;
+  int64_t expert_stride = 0;
   const int32_t* offsets = nullptr;  // [experts]
   const int32_t* rows = nullptr;     // [M]: the row of A that each row is; null: it is the same
   int64_t a_rows = 0;                // of A
@@ -51,10 +54,11 @@ struct SortedTokens {
 };
 
 // D [tokens, columns] = sum over j, in its order, of RN(weights[t, j] * y[row_of[t * top_k + j]]),
-// in float32.
+// + residual, in float32.
 struct CombinedTokens {
-  EpilogueOperand y;        // [tokens * top_k, columns], sorted
-  EpilogueOperand weights;  // [tokens, top_k]
+  EpilogueOperand y;         // [tokens * top_k, columns], sorted
+  EpilogueOperand weights;   // [tokens, top_k]
+  EpilogueOperand residual;  // [tokens, columns]; or absent
   const int32_t* row_of = nullptr;
   int64_t tokens = 0;
   int64_t columns = 0;
@@ -62,5 +66,20 @@ struct CombinedTokens {
   void* d = nullptr;
   DType dtype = DType::bfloat16;
 };
+
+// A call of grouped_mm. b_shape is (E, K, N) where b is a packed stack [E, bytes].
+struct GroupedArguments {
+  const Tensor &a, &b, &offsets, &scale_a, &scale_b;
+  const std::optional<Tensor>& rows;
+  const Shape& b_shape;
+  Int8Ending ending;
+};
+// outputs[0] is D in both. Values of offsets, rows and order are not looked at.
+Checked<GroupedInt8Problem> check_grouped_mm(const GroupedArguments& given);
+Checked<CombinedTokens> check_moe_combine(const Tensor& y, const Tensor& weights,
+                                          const Tensor& order,
+                                          const std::optional<Tensor>& residual,
+                                          const std::optional<ScalarType>& out_dtype,
+                                          const int32_t*& order_data);
 
 }  // namespace scaled_mm

@@ -19,6 +19,13 @@ void check_k(int64_t k) {
 
 }  // namespace
 
+void check_weight_sizes(int64_t k, int64_t n) {
+  check_k(k);
+  if (k < 0 || n < 0 || n > kMaxPackedN) {
+    refuse("b_shape", cat("have 0 <= K and 0 <= N <= ", kMaxPackedN), shape_text({k, n}));
+  }
+}
+
 Weight check_packed_weight(const char* name, const Tensor& b, int64_t k, int64_t n) {
   Weight weight;
   weight.k = k;
@@ -147,6 +154,24 @@ void check_shape(const char* argument, const Tensor& t, const Tensor& a,
   }
 }
 
+}  // namespace
+
+void check_operand_dtype(Operand operand, const Tensor& t, DType out_dtype) {
+  const char* argument = kOperandNames[static_cast<int>(operand)];
+  switch (operand) {
+    case Operand::bias:
+    case Operand::residual:
+      if (is_8_bit(out_dtype)) return static_cast<void>(must_be_float(argument, t));
+      return must_be_float32_or(argument, t, "the output's", scalar_type(out_dtype));
+    case Operand::scale_a:
+    case Operand::scale_b:
+    case Operand::out_scale: return must_be(argument, t, ScalarType::Float);
+    default: return must_be(argument, t, ScalarType::Int);
+  }
+}
+
+namespace {
+
 // What the operands must suit: the rows and the device of a tensor, and its name in a refusal.
 struct Rows {
   const char* name;
@@ -160,15 +185,7 @@ OperandSet check_operand(const std::optional<Tensor>& given, const Rows& rows,
   if (!given) return 0;
   Int8Problem& p = checked.problem;
   const char* argument = kOperandNames[static_cast<int>(Leaf::id)];
-  constexpr bool may_be_narrow = Leaf::id == Operand::bias || Leaf::id == Operand::residual;
-  if (may_be_narrow && is_8_bit(p.size.out_dtype)) {
-    must_be_float(argument, *given);
-  } else if (may_be_narrow) {
-    must_be_float32_or(argument, *given, "the output's", scalar_type(p.size.out_dtype));
-  } else {
-    must_be(argument, *given,
-            std::is_same_v<typename Leaf::value, float> ? ScalarType::Float : ScalarType::Int);
-  }
+  check_operand_dtype(Leaf::id, *given, p.size.out_dtype);
   must_share_device(argument, *given, rows.name, rows.tensor);
   check_shape<Leaf>(argument, *given, rows.tensor, p.size);
   if (out) must_lie_apart(*out, argument, *given);
@@ -227,24 +244,24 @@ void check_ending(const Factors& factors, OperandSet given, const Int8Ending& en
   add_output(checked, factors, scalar_type(size.out_dtype), ending.out);
 }
 
-DType out_dtype_of(const Int8Ending& ending) {
+}  // namespace
+
+DType check_out_dtype(const Int8Ending& ending) {
   const DType dtype = check_out_dtype(ending.out_dtype.value_or(ScalarType::BFloat16), true);
   check_quantises(ending.out_scale, ending.out_azp, dtype);
   return dtype;
 }
 
-}  // namespace
-
 void check_ending(const Factors& factors, const Int8Ending& ending, Checked<Int8Problem>& checked,
                   OperandSet given) {
-  checked.problem.size.out_dtype = out_dtype_of(ending);
+  checked.problem.size.out_dtype = check_out_dtype(ending);
   check_ending(factors, given, ending, checked);
 }
 
 Checked<Int8Problem> check_scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a,
                                      const Tensor& scale_b, const Int8Ending& ending,
                                      const Shape& b_shape, bool b_settled) {
-  const DType dtype = out_dtype_of(ending);
+  const DType dtype = check_out_dtype(ending);
   Checked<Int8Problem> checked = check_product(a, b, b_shape, b_settled);
   checked.problem.size.out_dtype = dtype;
   const OperandSet given = check_operands({"a", a}, scale_a, scale_b, ending.azp, ending.azp_adj,

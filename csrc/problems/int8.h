@@ -50,6 +50,7 @@ struct Int8Problem {
 
   Size size;
   Matrix<const int8_t> a;
+  const int32_t* gather = nullptr;  // [M]: the row of A that each row is; null: the same. CPU only
   Weight b;
   EpilogueOperand acc;  // int32 [M, N], columns side by side: sums that stand in A and B's place
   EpilogueOperand operands[kNumOperands];  // by Operand
@@ -106,6 +107,11 @@ void check_row_operands(const Factors& factors, const Tensor& scale_a,
 // Everything behind the zero points, and D. `given`: operands that are in the problem already.
 void check_ending(const Factors& factors, const Int8Ending& ending, Checked<Int8Problem>& checked,
                   OperandSet given = 0);
+// The dtype of D. The dtype of an operand, of a product with that one.
+DType check_out_dtype(const Int8Ending& ending);
+void check_operand_dtype(Operand operand, const Tensor& t, DType out_dtype);
+// K and N of a weight.
+void check_weight_sizes(int64_t k, int64_t n);
 // A buffer from pack_weight_int8, of a weight [K, N].
 Weight check_packed_weight(const char* argument, const Tensor& b, int64_t k, int64_t n);
 

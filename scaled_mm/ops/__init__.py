@@ -5,6 +5,7 @@
     int8.py        scaled_mm, int8_mm, interleave_gate_up, pack_weight_int8; PackedWeight is in
                    packed_weight.py, and the short way of eager calls in eager.py
     linear.py      scaled_linear, a layer's product, which has no public function
+    experts.py     grouped_mm, moe_sort, moe_combine
     azp.py         azp_adj, azp_with_adj
     w4a8.py        w4a8_mm
     quantize.py    quantize_int8, quantize_weight_int8

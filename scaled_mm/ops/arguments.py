@@ -11,7 +11,7 @@ from .packed_weight import PackedWeight, is_read_early
 
 def weight_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:
     """What the ops take for a weight: its tensor, and its shape when that is a packed buffer."""
-    return (b.data, {"b_shape": [b.k, b.n]}) if isinstance(b, PackedWeight) else (b, {})
+    return (b.data, {"b_shape": [*b.shape]}) if isinstance(b, PackedWeight) else (b, {})
 
 
 def factor_arguments(b: Tensor | PackedWeight) -> tuple[Tensor, dict[str, Any]]:

@@ -189,7 +189,7 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
     """Lays a weight out the way the kernels read it best, once for many products.
 
     Args:
-        b: int8 [K, N], any strides.
+        b: int8 [K, N], any strides; or a stack [E, K, N] for `grouped_mm`, of one expert at least.
 
     Returns:
         A `PackedWeight`; products with it have the same bits as with b. On the CPU it takes
@@ -197,16 +197,27 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
         weight [N, K], its rows padded to a multiple of 16 bytes (at least 16).
 
     Raises:
-        ValueError: b is not an int8 matrix, or K > 131071.
+        ValueError: b is not an int8 matrix or a stack of them, or K > 131071.
     """
     accept({"b": b})
     try:
-        packed = PackedWeight(_pack_weight_int8(b), b.shape[0], b.shape[1])
+        data = _pack_stack(b) if b.dim() == 3 else _pack_weight_int8(b)
+        packed = PackedWeight(data, b.shape[-2], b.shape[-1])
     except (MemoryError, RuntimeError) as error:
         raise explained(error, {"b": b}) from None
     if packed.data.is_cuda and not torch.compiler.is_compiling():
         settle(packed)
     return packed
+
+
+def _pack_stack(b: Tensor) -> Tensor:
+    must_have_dim("b", b, b.shape[0] > 0, "have one expert at least")
+    first = _pack_weight_int8(b[0])
+    data = first.new_empty((b.shape[0], *first.shape))
+    data[0] = first
+    for e in range(1, b.shape[0]):
+        data[e] = _pack_weight_int8(b[e])
+    return data
 
 
 def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:

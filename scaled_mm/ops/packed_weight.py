@@ -38,7 +38,7 @@ class PackedWeight(Packed):
     after those kernels have ended; packing again makes one that is read early.
 
     Attributes:
-        data: uint8 [bytes], the buffer.
+        data: uint8 [bytes], the buffer; of a stack [E, bytes].
         k: rows of B.
         n: columns of B.
     """
@@ -48,18 +48,22 @@ class PackedWeight(Packed):
     n: int
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(K, N), the shape of the weight that was packed."""
-        return (self.k, self.n)
+    def shape(self) -> tuple[int, ...]:
+        """(K, N), the shape of the weight that was packed; of a stack (E, K, N)."""
+        return (*self.data.shape[:-1], self.k, self.n)
 
     def unpack(self) -> Tensor:
-        """The weight that was packed: int8 [K, N], the transpose of a contiguous [N, K] tensor.
+        """The weight that was packed: int8 [K, N], the transpose of a contiguous [N, K] tensor; of
+        a stack [E, K, N].
 
         Exact, and a copy: writing into it does not change the packed weight.
 
         Raises:
             ValueError: data has not the size of a packed [K, N] weight on its device.
         """
+        if self.data.dim() == 2:
+            each = [PackedWeight(data, self.k, self.n).unpack().t() for data in self.data]
+            return torch.stack(each).mT if each else self.data.new_empty(self.shape).char()
         return rows(self).t()
 
 

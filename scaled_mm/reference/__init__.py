@@ -12,6 +12,7 @@ changes no bit (`float_mode.py`).
     arithmetic.py    what it is evaluated in: float32, exactly, in magnitude
     int8.py          the products; accuracy.py how good an output of theirs is
     k_scales.py      their sums where scales change along K
+    experts.py       mixtures of experts
     quantize.py      the quantisers
     producers.py     norms and activations that write int8; functions.py their exp and erf
     lowbit.py        int4 in AWQ's words; mixed.py 4 and 8 bits in general
@@ -20,6 +21,9 @@ changes no bit (`float_mode.py`).
 """
 
 from .accuracy import AccuracyReport as AccuracyReport
+from .experts import grouped_mm as grouped_mm
+from .experts import moe_combine as moe_combine
+from .experts import moe_sort as moe_sort
 from .int8 import azp_adj, azp_with_adj, check, int8_mm, scaled_mm, scaled_mm_exact
 from .int8 import w4a8_check as w4a8_check
 from .int8 import w4a8_mm as w4a8_mm

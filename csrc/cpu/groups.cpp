@@ -1,0 +1,186 @@
+// grouped_mm and moe_combine on the CPU: every expert's rows are a product of their own, and the
+// tasks of all of them are run together.
+#include <torch/csrc/stable/library.h>
+
+#include <cstring>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "ops/namespace.h"
+#include "problems/groups.h"
+#include "refuse.h"
+
+namespace scaled_mm::cpu {
+
+Tiling choose_tiling(const Int8Problem::Size& size, const InstructionSet& isa);  // int8.cpp
+
+namespace {
+
+// Nothing is read beyond an operand, whatever the numbers are.
+void check_offsets(const GroupedInt8Problem& p) {
+  int32_t last = 0;
+  for (int64_t e = 0; e < p.size.experts; ++e) {
+    if (p.offsets[e] < last || p.offsets[e] > p.size.m) {
+      refuse("offsets", cat("rise from 0 to at most the ", p.size.m, " rows"),
+             cat(p.offsets[e], " behind ", last));
+    }
+    last = p.offsets[e];
+  }
+}
+void check_rows(const GroupedInt8Problem& p) {
+  for (int64_t row = 0; p.rows && row < p.size.m; ++row) {
+    if (p.rows[row] < 0 || p.rows[row] >= p.a_rows) {
+      refuse("rows", cat("name rows 0..", p.a_rows - 1, " of a"), cat(p.rows[row]));
+    }
+  }
+}
+
+// What each row of A has, for each row of D; both scales and zero points have 4 bytes.
+void sort_operand(const GroupedInt8Problem& p, Operand id, Int8Problem& product,
+                  std::vector<int32_t>& to) {
+  EpilogueOperand& operand = product.operands[static_cast<int>(id)];
+  if (!p.rows || !operand.data || operand.row_stride == 0) return;
+  to.resize(static_cast<size_t>(p.size.m));
+  const auto* from = static_cast<const int32_t*>(operand.data);
+  for (int64_t row = 0; row < p.size.m; ++row) to[row] = from[p.rows[row] * operand.row_stride];
+  operand.data = to.data();
+  operand.row_stride = 1;
+}
+
+const void* beyond(const void* data, int64_t elements, int bytes) {
+  return static_cast<const char*>(data) + elements * bytes;
+}
+
+// The product of an expert's rows [begin, end); `all` is that of all, its operands sorted.
+Int8Problem product_of(const GroupedInt8Problem& p, const Int8Problem& all, int64_t expert,
+                       int64_t begin, int64_t end) {
+  Int8Problem one = all;
+  one.size.m = end - begin;
+  if (p.rows) {
+    one.gather = p.rows + begin;
+  } else {
+    one.a.data += begin * one.a.row_stride;
+  }
+  if (one.b.packed) {
+    one.b.packed += expert * p.expert_stride;
+  } else {
+    one.b.plain.data += expert * p.expert_stride;
+  }
+  for (const Operand id : {Operand::scale_b, Operand::bias, Operand::azp_adj}) {
+    EpilogueOperand& operand = one.operands[static_cast<int>(id)];
+    if (!operand.data) continue;
+    operand.data = beyond(operand.data, expert * operand.row_stride, size_of(operand.dtype));
+    operand.row_stride = 0;
+  }
+  for (const Operand id :
+       {Operand::scale_a, Operand::azp, Operand::residual, Operand::out_scale, Operand::out_azp}) {
+    EpilogueOperand& operand = one.operands[static_cast<int>(id)];
+    if (!operand.data) continue;
+    operand.data = beyond(operand.data, begin * operand.row_stride, size_of(operand.dtype));
+  }
+  one.d = static_cast<char*>(one.d) + begin * one.size.out_columns() * one.size.out_bytes();
+  return one;
+}
+
+// An expert's tasks lie at `begin`, `begin` + cost and so on of the line of all work.
+struct Work {
+  Int8Problem product;
+  Tiling tiling;
+  int64_t begin, cost;
+};
+
+// Reading a task's part of the weight takes about as long as multiplying so many rows by it.
+constexpr int64_t kRowsOfAWeight = 8;
+
+// Each thread takes a stretch of the line, and runs the tasks that begin in it.
+void run_stretch(const std::vector<Work>& line, const InstructionSet& isa, int64_t begin,
+                 int64_t end) {
+  for (const Work& work : line) {
+    const auto tasks_before = [&](int64_t place) {
+      const int64_t tasks = ceil_div(std::max<int64_t>(place - work.begin, 0), work.cost);
+      return std::min(tasks, work.tiling.tasks());
+    };
+    const int64_t first = tasks_before(begin), last = tasks_before(end);
+    if (first < last) isa.gemm(work.product, work.tiling, first, last);
+  }
+}
+
+void multiply(const GroupedInt8Problem& p) {
+  check_offsets(p);
+  check_rows(p);
+  const int64_t used = p.size.experts ? p.offsets[p.size.experts - 1] : 0;
+  const int64_t row_bytes = p.size.out_columns() * p.size.out_bytes();
+  if (p.size.m == 0 || row_bytes == 0) return;
+  std::memset(static_cast<char*>(p.product.d) + used * row_bytes, 0,
+              static_cast<size_t>((p.size.m - used) * row_bytes));
+  Int8Problem all = p.product;
+  std::vector<int32_t> scales, zero_points;
+  sort_operand(p, Operand::scale_a, all, scales);
+  sort_operand(p, Operand::azp, all, zero_points);
+  const InstructionSet& isa = instruction_set();
+  std::vector<Work> line;
+  int64_t length = 0;
+  for (int64_t e = 0, begin = 0; e < p.size.experts; begin = p.offsets[e++]) {
+    if (p.offsets[e] == begin) continue;
+    const Int8Problem one = product_of(p, all, e, begin, p.offsets[e]);
+    const Tiling tiling = choose_tiling(one.size, isa);
+    const int64_t cost = tiling.block_rows + kRowsOfAWeight;
+    line.push_back({one, tiling, length, cost});
+    length += cost * tiling.tasks();
+  }
+  const int64_t products = std::max<int64_t>(kColBlock * p.size.k, 1);  // for a row of a task
+  torch::stable::parallel_for(
+      0, length, std::max<int64_t>(1, (int64_t{1} << 18) / products),
+      [&](int64_t begin, int64_t end) { run_stretch(line, isa, begin, end); });
+}
+
+using Text = std::optional<std::string>;
+using Maybe = std::optional<Tensor>;
+
+Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& scale_a,
+                  const Tensor& scale_b, const Maybe& bias, const Maybe& azp, const Maybe& azp_adj,
+                  const Maybe& residual, const Text& activation,
+                  const std::optional<ScalarType>& out_dtype, const Maybe& out_scale,
+                  const Maybe& out_azp, const Maybe& rows, const Shape& b_shape) {
+  const Checked<GroupedInt8Problem> checked = check_grouped_mm(
+      {a,
+       b,
+       offsets,
+       scale_a,
+       scale_b,
+       rows,
+       b_shape,
+       {bias, azp, azp_adj, {}, residual, activation, out_dtype, out_scale, out_azp, {}}});
+  multiply(checked.problem);
+  return checked.outputs[0];
+}
+
+Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& order,
+                   const Maybe& residual, const std::optional<ScalarType>& out_dtype) {
+  const int32_t* places = nullptr;
+  Checked<CombinedTokens> checked =
+      check_moe_combine(y, weights, order, residual, out_dtype, places);
+  CombinedTokens& p = checked.problem;
+  const int64_t count = p.tokens * p.top_k;
+  std::vector<int32_t> row_of(static_cast<size_t>(count), -1);
+  for (int64_t row = 0; row < count; ++row) {
+    if (places[row] < 0 || places[row] >= count || row_of[places[row]] != -1) {
+      refuse("order", cat("have each of 0..", count - 1, " once"), cat(places[row]));
+    }
+    row_of[places[row]] = static_cast<int32_t>(row);
+  }
+  p.row_of = row_of.data();
+  const InstructionSet& isa = instruction_set();
+  const int64_t elements = std::max<int64_t>(p.columns * (p.top_k + 1), 1);  // of a token
+  torch::stable::parallel_for(0, p.tokens, std::max<int64_t>(1, (int64_t{1} << 15) / elements),
+                              [&](int64_t begin, int64_t end) { isa.combine(p, begin, end); });
+  return checked.outputs[0];
+}
+
+}  // namespace
+}  // namespace scaled_mm::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
+  ops.impl("grouped_mm", TORCH_BOX(&scaled_mm::cpu::grouped_mm));
+  ops.impl("moe_combine", TORCH_BOX(&scaled_mm::cpu::moe_combine));
+}
