@@ -17,7 +17,7 @@ from .checkpoint import load_quantized, save_quantized
 from .lowbit.grouped import quantize_weight_grouped
 from .ops import epilogue_mm as _epilogue_mm  # noqa: F401 (shapes of exported programs)
 from .ops.azp import azp_adj, azp_with_adj
-from .ops.experts import SortedTokens, grouped_mm, moe_combine, moe_sort
+from .ops.experts import grouped_mm, moe_combine, moe_sort
 from .ops.int8 import int8_mm, interleave_gate_up, pack_weight_int8, scaled_mm
 from .ops.lowbit import awq_dequantize, awq_gemm
 from .ops.mixed import mixed_mm
@@ -81,7 +81,6 @@ __all__ = [
     "Rotation",
     "Scheme",
     "Smoothing",
-    "SortedTokens",
     "WeightScheme",
     "awq",
     "awq_dequantize",
@@ -90,8 +89,8 @@ __all__ = [
     "azp_with_adj",
     "checkpoint",
     "fuse_model",
-    "grouped_mm",
     "gelu_quantize_int8",
+    "grouped_mm",
     "int8_mm",
     "interleave_gate_up",
     "layer_norm_quantize_int8",

@@ -114,6 +114,12 @@ SCHEMAS = {
     "w4a8_mm.out": "(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, "
     "Tensor? order=None, Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, "
     "str? activation=None, ScalarType? out_dtype=None, Tensor(a!) out) -> ()",
+    "grouped_mm": "(Tensor a, Tensor b, Tensor offsets, Tensor scale_a, Tensor scale_b, *, "
+    "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? residual=None, "
+    "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
+    "Tensor? out_azp=None, Tensor? rows=None, int[]? b_shape=None) -> Tensor",
+    "moe_combine": "(Tensor y, Tensor weights, Tensor order, *, Tensor? residual=None, "
+    "ScalarType? out_dtype=None) -> Tensor",
     "_fingerprint": "(str arch) -> str",
     "_tune": "(str device, int capability, int sms, float memory_share, str kernels, "
     "float[] numbers) -> ()",

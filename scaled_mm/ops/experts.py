@@ -114,9 +114,10 @@ def moe_sort(top_k_index: Tensor, num_experts: int) -> SortedTokens:
     """
     accept({"top_k_index": top_k_index})
     must_be_size("num_experts", num_experts)
-    integer = top_k_index.dtype in (torch.int32, torch.int64)
-    must("top_k_index", integer, lambda: "be int32 or int64", lambda: str(top_k_index.dtype)[6:])
-    must_have_dim("top_k_index", top_k_index, top_k_index.dim() == 2, "be a matrix [T, k]")
+    if top_k_index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"top_k_index must be int32 or int64, got {str(top_k_index.dtype)[6:]}")
+    if top_k_index.dim() != 2:
+        raise ValueError(f"top_k_index must be a matrix [T, k], got {shape_text(top_k_index)}")
     flat = top_k_index.flatten()
     flat = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
     expert, order = flat.sort(stable=True)

@@ -29,7 +29,7 @@ def grouped_mm(
     source = torch.arange(len(a)) if rows is None else rows.cpu().long()
     parts, begin = [], 0
     for e, end in enumerate(offsets.tolist()):
-        given = {}
+        given: dict[str, Any] = {}
         for name, x in {"scale_a": scale_a, "scale_b": scale_b, **ending}.items():
             if name in ("scale_b", "bias", "azp_adj"):
                 given[name] = None if x is None else x[e]
