@@ -9,10 +9,10 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from .._torch import has_usual_gate
+from ..ops.experts import moe_combine, moe_sort
 from .float_experts import gated, linear_names, parts_of, without_weights
 from .fused import activation_of
 from .grouped_linear import GroupedLinear, stacked
-from .one_by_one import moe_combine, moe_sort
 
 _GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}
 

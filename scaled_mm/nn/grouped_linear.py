@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from ..lowbit.grouped import GroupedWeight
 from ..lowbit.stored import plain, stored
 from ..ops.azp import azp_adj
+from ..ops.experts import grouped_mm
 from ..ops.int8 import pack_weight_int8
 from ..ops.mixed_weight import pack_weight
+from ..ops.packed_weight import PackedWeight
 from ..ops.quantize import quantize_int8
-from .one_by_one import PackedExperts, grouped_mixed_mm, grouped_mm
+from .one_by_one import PackedExperts, grouped_mixed_mm
 from .packed_layer import PackedLayer
 from .scaled_linear import ScaledLinear
 from .weight_only_linear import WeightOnlyLinear
@@ -158,16 +160,16 @@ class ScaledGroupedLinear(GroupedLinear):
         """int8 [N, K]."""
         if self.packed is None:
             return self.weight[expert]
-        weight: Tensor = self.packed[expert].unpack().t()
-        return weight
+        packed: PackedWeight = self.packed
+        return packed.on(packed.data[expert]).unpack().t()
 
     def pack(self) -> ScaledGroupedLinear:
         if self.packed is None and not self.weight.is_meta:
-            self._hold(PackedExperts.of([pack_weight_int8(w.t()) for w in self.weight]))
+            self._hold(pack_weight_int8(self.weight.mT))
         return self
 
-    def _plain(self, packed: PackedExperts) -> dict[str, Tensor]:
-        return {"weight": torch.stack([self._weight(e) for e in range(len(packed))])}
+    def _plain(self, packed: PackedWeight) -> dict[str, Tensor]:
+        return {"weight": packed.unpack().mT}
 
     def forward(
         self,
@@ -190,6 +192,7 @@ class ScaledGroupedLinear(GroupedLinear):
             x, rows = (x if rows is None else x[rows]), None
             places = torch.arange(len(x), device=x.device, dtype=offsets.dtype)
             expert = torch.searchsorted(offsets, places, right=True)
+            expert = expert.clamp(max=len(offsets) - 1)  # of rows that are no expert's
             options["scale"] = self.input_scale[expert]
             if self.input_zero_point is not None:
                 options["azp"] = self.input_zero_point[expert]

@@ -52,6 +52,10 @@ class PackedWeight(Packed):
         """(K, N), the shape of the weight that was packed; of a stack (E, K, N)."""
         return (*self.data.shape[:-1], self.k, self.n)
 
+    def on(self, data: Tensor) -> PackedWeight:
+        """The same weight, whose buffer was copied to other memory; or one of a stack."""
+        return PackedWeight(data, self.k, self.n)
+
     def unpack(self) -> Tensor:
         """The weight that was packed: int8 [K, N], the transpose of a contiguous [N, K] tensor; of
         a stack [E, K, N].
@@ -62,7 +66,7 @@ class PackedWeight(Packed):
             ValueError: data has not the size of a packed [K, N] weight on its device.
         """
         if self.data.dim() == 2:
-            each = [PackedWeight(data, self.k, self.n).unpack().t() for data in self.data]
+            each = [self.on(data).unpack().t() for data in self.data]
             return torch.stack(each).mT if each else self.data.new_empty(self.shape).char()
         return rows(self).t()
 

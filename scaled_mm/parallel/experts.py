@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from .._torch import become
 from ..nn import ScaledExperts
 from ..nn.grouped_linear import GroupedLinear
-from ..nn.one_by_one import moe_combine
+from ..ops.experts import moe_combine
 
 
 class ExpertParallel(ParallelStyle):
