@@ -114,6 +114,8 @@ SCHEMAS = {
     "w4a8_mm.out": "(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, "
     "Tensor? order=None, Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, "
     "str? activation=None, ScalarType? out_dtype=None, Tensor(a!) out) -> ()",
+    "epilogue_mm": "(Tensor a, Tensor b, Tensor[] operands, int[] program, *, "
+    "int[]? b_shape=None, bool b_settled=False) -> Tensor[]",
     "grouped_mm": "(Tensor a, Tensor b, Tensor offsets, Tensor scale_a, Tensor scale_b, *, "
     "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? residual=None, "
     "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
