@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from .._torch import become
 from ..nn import ScaledExperts
 from ..nn.grouped_linear import GroupedLinear
-from ..ops.experts import moe_combine
+from ..ops.experts import moe_combine, moe_sort
 
 
 class ExpertParallel(ParallelStyle):
@@ -64,11 +64,11 @@ class SpreadExperts(ScaledExperts):
     begin: int
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        experts, group = top_k_index.flatten(), self.mesh.get_group()
+        experts, group = top_k_index.contiguous(), self.mesh.get_group()
         ends = torch.tensor(self.ends, device=experts.device, dtype=experts.dtype)
         to = torch.searchsorted(ends, experts, right=True)
-        order = to.argsort(stable=True)
-        sent = torch.bincount(to, minlength=len(self.ends))
+        tokens, offsets, order = moe_sort(to, len(self.ends))
+        sent = offsets.diff(prepend=offsets.new_zeros(1))
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=group)
         there, back = sent.tolist(), got.tolist()
@@ -78,8 +78,8 @@ class SpreadExperts(ScaledExperts):
             dist.all_to_all_single(made, x.contiguous(), wanted, given, group=group)
             return made
 
-        rows = bring(hidden_states[order // top_k_index.shape[1]], there, back)
-        index = bring(experts[order], there, back).unsqueeze(-1) - self.begin
+        rows = bring(hidden_states[tokens], there, back)
+        index = bring(experts.flatten()[order], there, back).unsqueeze(-1) - self.begin
         y = super().forward(rows, index, torch.ones_like(index, dtype=torch.float32))
         return moe_combine(bring(y, back, there), top_k_weights, order)
 
