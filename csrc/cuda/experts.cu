@@ -3,6 +3,7 @@
 #include "cuda/common/experts.cuh"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/grouped.h"
@@ -39,23 +40,29 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Comb
 
 }  // namespace
 
-template <class T>
-void sort_by_expert(const T* expert_of, int64_t tokens, int top_k, int experts,
-                    const SortedTokens& to, const Scope& scope) {
-  const auto count = static_cast<int>(tokens * top_k);
-  launch_early(sort<T>, {static_cast<unsigned>(experts + 1), kSortThreads}, scope, expert_of, count,
-               experts, top_k, to);
+void sort_by_expert(const TopK& p, const Scope& scope) {
+  const auto count = static_cast<int>(p.tokens * p.top_k), experts = static_cast<int>(p.experts);
+  const auto launch = [&](const auto* expert_of) {
+    using T = std::remove_cvref_t<decltype(*expert_of)>;
+    launch_early(sort<T>, {static_cast<unsigned>(experts + 1), kSortThreads}, scope, expert_of,
+                 count, experts, static_cast<int>(p.top_k), p.to);
+  };
+  if (p.is_wide) {
+    launch(static_cast<const int64_t*>(p.expert_of));
+  } else {
+    launch(static_cast<const int32_t*>(p.expert_of));
+  }
 }
-template void sort_by_expert(const int32_t*, int64_t, int, int, const SortedTokens&, const Scope&);
-template void sort_by_expert(const int64_t*, int64_t, int, int, const SortedTokens&, const Scope&);
 
 void combine_by_token(CombinedTokens p, const int32_t* order, const Scope& scope) {
+  if (p.tokens == 0 || p.columns == 0) return;
   const auto count = static_cast<int>(p.tokens * p.top_k);
-  if (count == 0 || p.columns == 0) return;  // top_k is not 0
-  auto* const row_of = scope.allocate<int32_t>(count);
-  launch_early(invert, {static_cast<unsigned>(ceil_div(count, kThreads)), kThreads}, scope, order,
-               count, row_of);
-  p.row_of = row_of;
+  if (count > 0) {
+    auto* const row_of = scope.allocate<int32_t>(count);
+    launch_early(invert, {static_cast<unsigned>(ceil_div(count, kThreads)), kThreads}, scope, order,
+                 count, row_of);
+    p.row_of = row_of;
+  }
   const int64_t blocks = ceil_div(p.tokens * ceil_div(p.columns, int64_t{4}), kThreads);
   launch_early(combine, {static_cast<unsigned>(std::min<int64_t>(blocks, 1 << 20)), kThreads},
                scope, p);

@@ -1,14 +1,31 @@
-// Products of several experts on CUDA: problem -> kernel -> launch.
+// Mixtures of experts on CUDA: problem -> kernel -> launch. Nothing waits for the device, so values
+// of offsets, rows and order are not refused: what names nothing stands for the nearest.
 #include "cuda/grouped.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <tuple>
 
 #include "cuda/common/alignment.h"
 #include "dispatch/choose.h"
+#include "ops/namespace.h"
+#include "refuse.h"
 
 namespace scaled_mm::cuda {
+namespace {
 
-Matrix<const int8_t> stack_columns(const Matrix<const int8_t>& columns, int64_t expert_stride,
-                                   const GroupedInt8Problem::Size& size, const Scope& scope) {
-  const auto [experts, n, k] = std::tuple(size.experts, size.n, size.k);
+// The weights of all experts as the kernels read them, one below the other: rows e * N + n of K
+// bytes, aligned to 16. A stack that lies so is read where it is; any other is copied, expert by
+// expert.
+Matrix<const int8_t> stack_columns(const GroupedInt8Problem& p, const Scope& scope) {
+  const Weight& b = p.product.b;
+  const int64_t experts = p.size.experts, n = p.size.n, k = p.size.k;
+  const int64_t expert_stride = p.expert_stride;
+  const Matrix<const int8_t> columns =
+      b.packed
+          ? Matrix<const int8_t>{reinterpret_cast<const int8_t*>(b.packed), packed_stride(k), 1}
+          : Matrix<const int8_t>{b.plain.data, b.plain.col_stride, b.plain.row_stride};
   if (experts == 1 || expert_stride == n * columns.row_stride) {
     return aligned_rows(columns, experts * n, k, scope);
   }
@@ -23,13 +40,63 @@ Matrix<const int8_t> stack_columns(const Matrix<const int8_t>& columns, int64_t 
 }
 
 void multiply(GroupedInt8Problem& p, const Scope& scope) {
-  if (p.size.m == 0 || p.size.n == 0) return;
-  must_fit("a", "rows", std::max(p.size.m, p.a_rows));
-  must_fit("b", "columns of all experts", p.size.experts * p.size.n);
   const Kernel<GroupedInt8Problem>* const kernel = choose<GroupedInt8Problem>(p.size, scope.device);
   if (!kernel) refuse_size<GroupedInt8Problem>(p.size, scope.device);
   p.product.a = aligned_rows(p.product.a, p.a_rows, p.size.k, scope);
+  const Matrix<const int8_t> stack = stack_columns(p, scope);
+  p.product.b = {.k = p.size.k, .n = p.size.n, .plain = {stack.data, 1, stack.row_stride}};
   kernel->run(p, scope);
 }
 
+using Text = std::optional<std::string>;
+using Maybe = std::optional<Tensor>;
+
+Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& scale_a,
+                  const Tensor& scale_b, const Maybe& bias, const Maybe& azp, const Maybe& azp_adj,
+                  const Maybe& residual, const Text& activation,
+                  const std::optional<ScalarType>& out_dtype, const Maybe& out_scale,
+                  const Maybe& out_azp, const Maybe& rows, const Shape& b_shape) {
+  Checked<GroupedInt8Problem> checked = check_grouped_mm(
+      {a,
+       b,
+       offsets,
+       scale_a,
+       scale_b,
+       rows,
+       b_shape,
+       {bias, azp, azp_adj, {}, residual, activation, out_dtype, out_scale, out_azp, {}}});
+  GroupedInt8Problem& p = checked.problem;
+  if (p.size.m > 0 && p.size.n > 0) {
+    must_fit("a", "rows", std::max(p.size.m, p.a_rows));
+    must_fit("b", "columns of all experts", p.size.experts * p.size.n);
+    if (p.a_rows == 0) refuse("rows", "be empty, as a has no rows", std::to_string(p.size.m));
+    multiply(p, Scope(a));
+  }
+  return checked.outputs[0];
+}
+
+Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& order,
+                   const Maybe& residual, const std::optional<ScalarType>& out_dtype) {
+  const int32_t* places = nullptr;
+  const auto checked = check_moe_combine(y, weights, order, residual, out_dtype, places);
+  must_fit("y", "rows", checked.problem.tokens * checked.problem.top_k);
+  combine_by_token(checked.problem, places, Scope(y));
+  return checked.outputs[0];
+}
+
+std::tuple<Tensor, Tensor, Tensor> moe_sort(const Tensor& top_k_index, int64_t num_experts) {
+  const Checked<TopK> checked = check_moe_sort(top_k_index, num_experts);
+  must_fit("top_k_index", "elements", top_k_index.numel());
+  must_fit("num_experts", "experts", num_experts + 1);
+  sort_by_expert(checked.problem, Scope(top_k_index));
+  return {checked.outputs[0], checked.outputs[1], checked.outputs[2]};
+}
+
+}  // namespace
 }  // namespace scaled_mm::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
+  ops.impl("grouped_mm", TORCH_BOX(&scaled_mm::cuda::grouped_mm));
+  ops.impl("moe_combine", TORCH_BOX(&scaled_mm::cuda::moe_combine));
+  ops.impl("_moe_sort", TORCH_BOX(&scaled_mm::cuda::moe_sort));
+}

@@ -108,6 +108,8 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "moe_combine(Tensor y, Tensor weights, Tensor order, *, Tensor? residual=None, "
       "ScalarType? out_dtype=None) -> Tensor");
+  // CUDA's; moe_sort is made of torch's ops.
+  ops.def("_moe_sort(Tensor top_k_index, int num_experts) -> (Tensor, Tensor, Tensor)");
 
   // About the libraries themselves (dispatch/). They take no tensor; scaled_mm/_library.py says
   // which of the two libraries is asked.

@@ -186,4 +186,28 @@ Checked<CombinedTokens> check_moe_combine(const Tensor& y, const Tensor& weights
   return checked;
 }
 
+Checked<TopK> check_moe_sort(const Tensor& top_k_index, int64_t num_experts) {
+  Checked<TopK> checked;
+  TopK& p = checked.problem;
+  p.is_wide = top_k_index.scalar_type() == ScalarType::Long;
+  if (!p.is_wide) must_be("top_k_index", top_k_index, ScalarType::Int);
+  if (top_k_index.dim() != 2 || !top_k_index.is_contiguous()) {
+    refuse("top_k_index", "be a contiguous matrix [T, k]", shape(top_k_index));
+  }
+  if (num_experts < 0) refuse("num_experts", "be a size", std::to_string(num_experts));
+  p.expert_of = top_k_index.const_data_ptr();
+  p.tokens = top_k_index.size(0);
+  p.top_k = top_k_index.size(1);
+  p.experts = num_experts;
+  const auto add = [&](int64_t size) {
+    const Tensor& out =
+        checked.outputs.emplace_back(new_empty(top_k_index, {size}, ScalarType::Int));
+    return static_cast<int32_t*>(out.mutable_data_ptr());
+  };
+  p.to.rows = add(p.tokens * p.top_k);
+  p.to.offsets = add(num_experts);
+  p.to.order = add(p.tokens * p.top_k);
+  return checked;
+}
+
 }  // namespace scaled_mm

@@ -67,6 +67,18 @@ struct CombinedTokens {
   DType dtype = DType::bfloat16;
 };
 
+// A call of moe_sort.
+struct TopK {
+  const void* expert_of = nullptr;  // [tokens, top_k]
+  bool is_wide = false;             // int64, else int32
+  int64_t tokens = 0;
+  int64_t top_k = 1;
+  int64_t experts = 0;
+  SortedTokens to;
+};
+// outputs: rows, offsets, order.
+Checked<TopK> check_moe_sort(const Tensor& top_k_index, int64_t num_experts);
+
 // A call of grouped_mm. b_shape is (E, K, N) where b is a packed stack [E, bytes].
 struct GroupedArguments {
   const Tensor &a, &b, &offsets, &scale_a, &scale_b;

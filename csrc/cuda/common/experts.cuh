@@ -49,7 +49,8 @@ __device__ void sort_experts(const T* const expert_of, const int count, const in
   if (thread == 0 && expert < experts) to.offsets[expert] = next;
 }
 
-// A thread has four columns of a token: RN(w y) of its experts, added in their order.
+// A thread has four columns of a token: RN(w y) of its experts, added in their order, then the
+// residual.
 __device__ inline void combine_experts(const CombinedTokens& p) {
   const int64_t quads = (p.columns + 3) / 4, all = p.tokens * quads;
   const int rows = static_cast<int>(p.tokens) * p.top_k;
@@ -69,6 +70,12 @@ __device__ inline void combine_experts(const CombinedTokens& p) {
         const float part = __fmul_rn(value[e], weight);
         sum[e] = j == 0 ? part : __fadd_rn(sum[e], part);
       }
+    }
+    if (p.residual.data != nullptr) {
+      float value[4];
+      load_elements<epilogue::Residual>(p.residual, token, column, inside, value);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] = __fadd_rn(sum[e], value[e]);
     }
     store_row(out, token * p.columns + column, inside, sum);
   }
