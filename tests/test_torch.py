@@ -116,6 +116,7 @@ SCHEMAS = {
     "str? activation=None, ScalarType? out_dtype=None, Tensor(a!) out) -> ()",
     "epilogue_mm": "(Tensor a, Tensor b, Tensor[] operands, int[] program, *, "
     "int[]? b_shape=None, bool b_settled=False) -> Tensor[]",
+    "_moe_sort": "(Tensor top_k_index, int num_experts) -> (Tensor, Tensor, Tensor)",
     "grouped_mm": "(Tensor a, Tensor b, Tensor offsets, Tensor scale_a, Tensor scale_b, *, "
     "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? residual=None, "
     "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "

@@ -112,7 +112,7 @@ __global__ __launch_bounds__(Block::kThreads,
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int tile = static_cast<int>(blockIdx.x);
-  [[maybe_unused]] GroupTile place;
+  [[maybe_unused]] GroupTile place = {};
   if constexpr (kGrouped) {
     place = find_tile<kTokens>(p.groups, tile % p.token_tiles, lane);
     if (place.expert < 0) return;

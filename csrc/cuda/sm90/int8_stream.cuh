@@ -216,7 +216,7 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   const int split = static_cast<int>(cute::cluster_shape().x);
   const int slice = static_cast<int>(cute::block_rank_in_cluster());
   const int tile = static_cast<int>(blockIdx.x) / split;
-  [[maybe_unused]] GroupTile place;
+  [[maybe_unused]] GroupTile place = {};
   if constexpr (kGrouped) {  // tokens and offsets may be the kernel before's
     launch_dependents();
     wait_for_dependencies();
