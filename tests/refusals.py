@@ -119,7 +119,8 @@ def _table() -> list[Refusal]:
     for op in ("scaled_mm", "int8_mm", "azp_adj", "pack_weight_int8"):
         refuse("b-uint8", "b", "uint8", op, b=_int8(K, N).to(torch.uint8))
         refuse("b-1d", "b", "(64,)", op, b=_int8(K))
-        refuse("b-3d", "b", "(2, 64, 96)", op, b=_int8(2, K, N))
+        many = (2, 2) if op == "pack_weight_int8" else (2,)  # which takes a stack of them
+        refuse("b-dims", "b", str((*many, 64, 96)), op, b=_int8(*many, K, N))
         long = {"a": _int8(1, MAX_K + 1)} if op.endswith("mm") else {}
         refuse("k", "b", str(MAX_K + 1), op, b=_int8(MAX_K + 1, 1), **long)
     refuse("n", "b", str(2**40 + 1), "pack_weight_int8", b=_int8(0, 2**40 + 1))

@@ -147,26 +147,27 @@ def test_a_float_zero_point_is_added_before_the_one_rounding(isa: str, bits: int
 
 
 @kinds
-def test_layout_0_is_as_drawn(bits: int, zero: str) -> None:
-    """Section by section, as docs/lowbit.md has it: rows of 24 columns for 21."""
+def test_layouts_of_the_cpu_are_as_drawn(bits: int, zero: str) -> None:
+    """Section by section, as docs/lowbit.md has it: rows of 24 columns for 21; of 4 bits q is in
+    blocks of 128 columns."""
     k, n, group = 20, 21, 10
     plain = MixedCase("drawn", bits, zero, k, n, group, torch.bfloat16).plain()
     memory = pack_weight(**plain).data.view(torch.uint8)
 
-    def stored(x: Tensor) -> Tensor:
+    def stored(x: Tensor, columns: int = 24) -> Tensor:
         values = x.int() + (0 if zero == "integer" else 1 << (bits - 1))
-        padded = torch.zeros(len(x), 24, dtype=torch.uint8)
+        padded = torch.zeros(len(x), columns, dtype=torch.uint8)
         padded[:, :n] = values.to(torch.uint8)
         if bits == 8:
             return padded
         nibble = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of column 0 .. 7
-        words = (padded.long().view(len(x), 3, 8) << 4 * nibble).sum(-1)
+        words = (padded.long().view(len(x), -1, 8) << 4 * nibble).sum(-1)
         return _wrapped(words)
 
     def halves(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 24 - n))
 
-    sections = [stored(plain["q"]), halves(plain["scales"])]
+    sections = [stored(plain["q"], 128 if bits == 4 else 24), halves(plain["scales"])]
     if zero != "none":
         sections.append(stored(plain["zeros"]) if zero == "integer" else halves(plain["zeros"]))
     begin = 0

@@ -278,7 +278,8 @@ def test_no_page_has_blocks_that_nobody_runs() -> None:
 
 
 def test_there_are_tutorials() -> None:
-    names = ["checkpoints", "engines", "kernels", "models", "parallel", "quantisation", "training"]
+    names = ["checkpoints", "engines", "epilogues", "kernels", "models", "parallel", "quantisation"]
+    names.append("training")
     assert [page.stem for page in PAGES] == names
 
 

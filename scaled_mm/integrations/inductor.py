@@ -87,23 +87,30 @@ def options(**others: Any) -> dict[str, Any]:
 def _part_layers(graph: fx.Graph) -> None:
     """Quantiser and product in the place of a layer that shares its quantiser with another one, or
     has a producer in front."""
-    groups: dict[Any, list[tuple[fx.Node, dict[str, Any]]]] = {}
+    groups: dict[Any, list[fx.Node]] = {}
     for node in list(graph.nodes):
         if node.target is _LINEAR:
-            normal = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
-            given = dict(normal.kwargs)
+            given = _arguments(node)
             how = tuple(given[name] for name in ("x", "input_scale", "input_azp", *_SCHEME))
-            groups.setdefault(how, []).append((node, given))
-    for (x, *_), layers in groups.items():
-        if len(layers) > 1 or find(x) is not None:
-            for node, given in layers:
-                _part_layer(graph, node, given)
+            groups.setdefault(how, []).append(node)
+    for layers in groups.values():
+        if len(layers) > 1 or find(_arguments(layers[0])["x"]) is not None:
+            for node in layers:
+                _part_layer(graph, node)
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Of a layer's node, as they are now: what is parted before it may have been one of them."""
+    normal = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
+    assert normal is not None
+    return dict(normal.kwargs)
 
 
 _SCHEME = ("symmetric", "per_token", "rotate")
 
 
-def _part_layer(graph: fx.Graph, node: fx.Node, given: dict[str, Any]) -> None:
+def _part_layer(graph: fx.Graph, node: fx.Node) -> None:
+    given = _arguments(node)
     x, k, weight, scales = (given[name] for name in ("x", "k", "weight", "weight_scale"))
     n, terms = scales.meta["val"].shape[0], {}
     with graph.inserting_before(node):
