@@ -234,7 +234,7 @@ ROOT = FOLDER.parent.parent
 PASTED = {  # pages whose Python blocks a reader pastes one by one -> how many there are
     "README.md": 3,
     "docs/api/int4.md": 1,
-    "docs/api/int8.md": 1,
+    "docs/api/int8.md": 2,
     "docs/api/mixed.md": 1,
     "docs/fusing.md": 2,
     "docs/layouts.md": 1,
