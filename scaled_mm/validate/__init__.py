@@ -10,7 +10,8 @@ targets.py    what `scaled-mm validate` is pointed at
 
 from .compare import validate
 from .report import Thresholds, ValidationReport
-from .text import TextReport, perplexity, windows_of
+from .text import TextReport, perplexity
+from .text import windows_of as windows_of
 
 __all__ = [
     "TextReport",
@@ -18,5 +19,4 @@ __all__ = [
     "ValidationReport",
     "perplexity",
     "validate",
-    "windows_of",
 ]
