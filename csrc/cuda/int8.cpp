@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/common/alignment.h"
+#include "cuda/program.h"
 #include "dispatch/choose.h"
 #include "ops/namespace.h"
 #include "ops/int8.h"
@@ -42,6 +43,22 @@ void multiply_blocks(Checked<KScalesProblem>&) {}
 
 using Ops = Int8Ops<multiply, multiply_blocks>;
 
+// The sums go to memory, and one more kernel interprets the program.
+std::vector<Tensor> epilogue_mm(const Tensor& a, const Tensor& b, std::vector<Tensor> operands,
+                                std::vector<int64_t> program, const Shape& b_shape,
+                                bool b_settled) {
+  Checked<ProgramProblem> checked = check_epilogue_mm(a, b, operands, program, b_shape, b_settled);
+  const auto [m, n] = std::pair(checked.problem.product.size.m, checked.problem.product.size.n);
+  if (m == 0 || n == 0) return checked.outputs;
+  Checked<Int8Problem> product{
+      checked.problem.product, {new_empty(a, {m, n}, ScalarType::Int)}, {}};
+  product.problem.d = product.outputs[0].mutable_data_ptr();
+  multiply(product);
+  const auto* const sums = static_cast<const int32_t*>(product.problem.d);
+  interpret(program_params(checked.problem.program, sums, m, n), Scope(a));
+  return checked.outputs;
+}
+
 }  // namespace
 }  // namespace scaled_mm::cuda
 
@@ -49,6 +66,7 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("scaled_mm", TORCH_BOX(&scaled_mm::cuda::Ops::scaled_mm));
   ops.impl("scaled_mm.out", TORCH_BOX(&scaled_mm::cuda::Ops::scaled_mm_out));
   ops.impl("_scaled_mm_plain", TORCH_BOX(&scaled_mm::cuda::Ops::scaled_mm_plain));
+  ops.impl("epilogue_mm", TORCH_BOX(&scaled_mm::cuda::epilogue_mm));
   ops.impl("int8_mm", TORCH_BOX(&scaled_mm::cuda::Ops::int8_mm));
   ops.impl("int8_mm.out", TORCH_BOX(&scaled_mm::cuda::Ops::int8_mm_out));
 }

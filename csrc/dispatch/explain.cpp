@@ -110,7 +110,9 @@ std::string explain_int8(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
   size.out_dtype = out_dtype_of(out_dtype).value_or(DType::bfloat16);
   const OperandSet scale = is_8_bit(size.out_dtype) ? bit(Operand::out_scale) : 0;
   const Activation* const wanted = epilogue::find_activation(activation);
-  size.epilogue = epilogue::choose(scale, wanted ? *wanted : kActivations[0]);
+  size.epilogue = out_dtype == ScalarType::Int
+                      ? epilogue::Id::RawAccumulator
+                      : epilogue::choose(scale, wanted ? *wanted : kActivations[0]);
   return explain<Int8Problem>(
       size, {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }

@@ -181,13 +181,17 @@ bool varies(const Program::Node& node, const Program& program) {
     return leaf.axis == epilogue::Axis::Full || leaf.operand.row_stride != 0;
   }
   bool found = false;
-  for (size_t i = 0; i < kSignatures[static_cast<int>(node.op)].arguments.size(); ++i) {
+  for (int i = 0; i < count_arguments(node.op); ++i) {
     found |= program.nodes[node.args[i]].varies;
   }
   return found;
 }
 
 }  // namespace
+
+int count_arguments(Program::Op op) {
+  return static_cast<int>(kSignatures[static_cast<int>(op)].arguments.size());
+}
 
 Checked<ProgramProblem> check_epilogue_mm(const Tensor& a, const Tensor& b,
                                           const std::vector<Tensor>& operands,

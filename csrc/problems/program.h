@@ -43,6 +43,9 @@ struct Program {
   int columns = 1;  // of B for each of D
 };
 
+// That are nodes.
+int count_arguments(Program::Op op);
+
 // The product is of int32 sums, which `program` ends; the problem leads to it.
 struct ProgramProblem {
   Int8Problem product;

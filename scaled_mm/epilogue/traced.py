@@ -112,6 +112,19 @@ class Epilogue:
         made = reference.epilogue_mm(a, b, self._ordered(operands), self.program, dtypes)
         return made[0] if len(made) == 1 else tuple(made)
 
+    def explain(self, m: int, n: int, k: int, *, device: Any = None) -> str:
+        """What runs for A [M, K] and B [K, N], on the CPU and on a GPU: which kernel, and how many
+        bytes pass through memory on the way to the outputs.
+
+        Args:
+            m, n, k: the sizes.
+            device: the GPU, one of `scaled_mm.gpus.DEVICES`; None: the local one, or an H200 where
+                there is none.
+        """
+        from .explained import explained
+
+        return explained(self.program, m, n, k, device)
+
     def __str__(self) -> str:
         return f"{self.__name__}:\n{self.program}"  # type: ignore[attr-defined]
 

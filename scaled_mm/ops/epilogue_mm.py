@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +15,11 @@ from .arguments import factor_arguments
 from .packed_weight import PackedWeight
 from .shapes import must, must_share_device, product_sizes
 
+INTERPRETED = (
+    "on CUDA an epilogue of one's own is interpreted: the sums go to memory, and one more kernel "
+    "reads them (print(epilogue.explain(m, n, k)) says how many bytes)"
+)
+
 _epilogue_mm = torch.ops.scaled_mm.epilogue_mm.default
 
 
@@ -22,14 +29,20 @@ def epilogue_mm(
     """The outputs of a program in its form as integers (csrc/problems/program.h) over A B."""
     weight, packed = factor_arguments(b)
     named = {f"operands[{i}]": x for i, x in enumerate(operands)}
-    if a.is_cuda:
-        raise ValueError("a must be on the CPU: a program has no CUDA kernel yet, got one on a GPU")
     accept({"a": a, "b": weight, **named})
+    if a.is_cuda and not torch.compiler.is_compiling():
+        note_interpreted()
     try:
         made: list[Tensor] = _epilogue_mm(a, weight, operands, program, **packed)
         return made
     except (MemoryError, RuntimeError) as error:
         raise explained(error, {"a": a, "b": weight, **named}) from None
+
+
+@functools.cache
+def note_interpreted() -> None:
+    """Once in a process."""
+    warnings.warn(INTERPRETED, stacklevel=4)
 
 
 @torch.library.register_fake("scaled_mm::epilogue_mm")

@@ -155,6 +155,12 @@ inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline int32_t __float2int_rn(float x) {  // as the instruction does
+  if (x != x) return 0;
+  return static_cast<int32_t>(std::clamp(std::nearbyint(double(x)), -0x1p31, 0x1p31 - 1));
+}
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __int2float_rn(int32_t x) { return static_cast<float>(x); }
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }

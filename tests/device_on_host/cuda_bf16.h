@@ -10,7 +10,8 @@ struct __nv_bfloat162 {
   uint16_t low, high;
 };
 
-inline uint16_t bfloat16_bits(float x) {  // no NaN comes here
+inline uint16_t bfloat16_bits(float x) {
+  if (x != x) return 0x7fff;
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }

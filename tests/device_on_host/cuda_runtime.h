@@ -10,3 +10,6 @@ using cudaStream_t = void*;
 struct float2 {
   float x, y;
 };
+struct int2 {
+  int x, y;
+};

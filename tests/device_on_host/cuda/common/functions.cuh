@@ -1,0 +1,14 @@
+// The real header, but for the reciprocal, which begins with one instruction of PTX.
+#pragma once
+
+#define FunctionOps FunctionOpsByAssembly
+#include_next "cuda/common/functions.cuh"
+#undef FunctionOps
+
+namespace scaled_mm::cuda {
+
+struct FunctionOps : FunctionOpsByAssembly {
+  static float reciprocal(float x) { return 1.0f / x; }
+};
+
+}  // namespace scaled_mm::cuda
