@@ -1,9 +1,14 @@
 """Which GPUs a process has a context on, each about 0.5 GB, before and after calls of the library;
-run by test_cuda_environment.py in a process of its own, without pytest's GPU cases."""
+run by test_cuda_environment.py in a process of its own, without pytest's GPU cases.
+
+    python tests/cuda_contexts.py full     two GPUs of which nobody uses the first: fills it
+"""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import threading
 
 import torch
@@ -70,5 +75,19 @@ def main() -> None:
     print("no other")
 
 
+def fill_the_first() -> None:
+    """Calls on the second GPU, in a process of their own, while the first has no room for a
+    context."""
+    held = [torch.empty(torch.cuda.mem_get_info(0)[0] - (64 << 20), dtype=torch.uint8, device=0)]
+    held += [torch.empty(1 << 20, dtype=torch.uint8, device=0) for _ in range(8)]
+    left = torch.cuda.mem_get_info(0)[0]
+    assert left < 100 << 20, left
+    calls = "import cuda_contexts; cuda_contexts.calls('cuda:1'); print(cuda_contexts.contexts())"
+    command = [sys.executable, "-c", calls]
+    done = subprocess.run(command, cwd=sys.path[0], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == "[1]", done.stdout + done.stderr
+    print(f"cuda:0 full but for {left >> 20} MiB: calls on cuda:1 are well")
+
+
 if __name__ == "__main__":
-    main()
+    fill_the_first() if sys.argv[1:] == ["full"] else main()

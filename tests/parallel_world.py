@@ -21,11 +21,20 @@ import parallel_weight_only  # noqa: F401
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from parallel_rank import CASES, Rank
+from cuda_contexts import contexts
+from parallel_rank import CASES, Rank, case
 from torch.distributed.device_mesh import init_device_mesh
 
 DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 PATIENCE = datetime.timedelta(seconds=120)
+
+
+@case("a context on its own GPU alone")  # the last case
+def _(me: Rank) -> None:
+    if me.device == "cuda":
+        assert contexts() == [me.rank]
+    else:
+        assert not torch.cuda.is_initialized()
 
 
 def run(rank: int, world: int, backend: str, folder: Path) -> None:
@@ -37,11 +46,11 @@ def run(rank: int, world: int, backend: str, folder: Path) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
     me = Rank(init_device_mesh(kind, (world,)), folder / f"world-{world}")
     became: dict[str, str | None] = {}
-    for name, case in CASES.items():
+    for name, each in CASES.items():
         torch.manual_seed(0)
         try:
             with torch.inference_mode():
-                case(me)
+                each(me)
             became[name] = None
         except Exception:
             became[name] = traceback.format_exc()
