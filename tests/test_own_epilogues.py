@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, each_isa
+from helpers import assert_bits
 from torch import Tensor
 
 import scaled_mm
@@ -87,33 +87,9 @@ def test_compiled_exported_and_checked() -> None:
     )
 
 
-def plain(acc, scale_a, scale_b, bias=None, azp=None, azp_adj=None):
-    t = acc if azp is None else acc - azp * azp_adj
-    x = scale_b * ep.to_float(t)
-    return scale_a * x if bias is None else ep.fma(scale_a, x, bias)
-
-
 @ep.epilogue
 def scaled(acc: ep.Acc, scale_a: ep.Col, scale_b: ep.Row):
-    return plain(acc, scale_a, scale_b)
-
-
-@ep.epilogue
-def with_bias(acc: ep.Acc, scale_a: ep.Col, scale_b: ep.Row, bias: ep.Row):
-    return plain(acc, scale_a, scale_b, bias)
-
-
-@ep.epilogue
-def with_azp_and_residual(
-    acc: ep.Acc,
-    scale_a: ep.Col,
-    scale_b: ep.Row,
-    azp: ep.Col[torch.int32],
-    azp_adj: ep.Row[torch.int32],
-    bias: ep.Row,
-    residual: ep.Full,
-):
-    return plain(acc, scale_a, scale_b, bias, azp, azp_adj) + residual
+    return scale_a * (scale_b * ep.to_float(acc))
 
 
 @ep.epilogue
@@ -125,40 +101,8 @@ def gated_to_int8(
     out_scale: ep.Col,
     out_azp: ep.Col[torch.int32],
 ):
-    gate, value = ep.pairs(plain(acc, scale_a, scale_b, bias))
+    gate, value = ep.pairs(ep.fma(scale_a, scale_b * ep.to_float(acc), bias))
     return ep.quantize(ep.gelu_tanh(gate) * value, out_scale, torch.int8, out_azp)
-
-
-@ep.epilogue
-def relu_to_e4m3(acc: ep.Acc, scale_a: ep.Col, scale_b: ep.Row, out_scale: ep.Scalar):
-    return ep.quantize(ep.relu(plain(acc, scale_a, scale_b)), out_scale, torch.float8_e4m3fn)
-
-
-BUILT_IN: dict[str, tuple[ep.Epilogue, dict[str, Any]]] = {
-    "ScaledEpilogue": (scaled, {}),
-    "ScaledEpilogueBias": (with_bias, {}),
-    "ScaledEpilogueAzpPerToken": (with_azp_and_residual, {}),
-    "gated": (gated_to_int8, {"activation": "geglu_tanh", "out_dtype": torch.int8}),
-    "e4m3": (relu_to_e4m3, {"activation": "relu", "out_dtype": torch.float8_e4m3fn}),
-}
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_the_epilogues_of_scaled_mm_are_programs(name: str) -> None:
-    epilogue, options = BUILT_IN[name]
-    a, b, known = int8(M, K), int8(N, K).t(), operands_of_requantized()
-    known |= {"residual": torch.randn(M, N), "out_azp": known["azp"], "bias": torch.randn(N)}
-    known["out_scale"] = known["out_scale"].expand(M, 1)
-    given = {x.name: known[x.name] for x in epilogue.program.operands}
-    if "out_scale" in given and issubclass(epilogue.kinds["out_scale"], ep.Scalar):
-        given["out_scale"] = given["out_scale"][:1]
-    for out_dtype in WIDE:
-        wanted = {"out_dtype": out_dtype, **options}
-        for isa in each_isa():
-            if "residual" in given:
-                given["residual"] = given["residual"].to(out_dtype)
-            expected = scaled_mm.scaled_mm(a, b, **given, **wanted)
-            assert_bits(epilogue(a, b, **given, out_dtype=out_dtype), expected, name, isa)
 
 
 def test_what_is_computed_twice_is_one_node_and_what_nobody_needs_is_none() -> None:

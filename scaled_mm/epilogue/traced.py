@@ -15,6 +15,7 @@ from .._program import DTYPES, MAX_OPERANDS, MAX_OUTPUTS, Axis, Program
 from ..ops.epilogue_mm import epilogue_mm
 from ..ops.packed_weight import PackedWeight
 from ..reference import program as reference
+from .built_in import recognised
 from .values import Trace, Value
 
 
@@ -67,12 +68,17 @@ class Full(Value, metaclass=_Kind):
 
 
 class Epilogue:
-    """A function's program, and the product that it ends. `print` it to see the program."""
+    """A function's program, and the product that it ends. `print` it to see the program.
+
+    One that `scaled_mm` has too, with the same operations in the same order, runs on the compiled
+    kernel of that; `print` has its name.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self.kinds = _kinds(function)
         self.program = _traced(function, self.kinds)
+        self._built_in = recognised(self.program)
         self._scalars = [name for name, kind in self.kinds.items() if issubclass(kind, Scalar)]
 
     def __call__(
@@ -95,8 +101,10 @@ class Epilogue:
             ValueError: an operand has not the shape or dtype of its kind, or a or b breaks a rule.
             TypeError: an operand is missing, not known, or no tensor.
         """
-        given = self._ordered(operands)
-        made = epilogue_mm(a, b, given, self._encoded(out_dtype))
+        given, encoded = self._ordered(operands), self._encoded(out_dtype)
+        if self._built_in and self._built_in.takes(b, given, out_dtype):
+            return self._built_in(a, b, given, out_dtype)
+        made = epilogue_mm(a, b, given, encoded)
         return made[0] if len(made) == 1 else tuple(made)
 
     def reference(
@@ -123,10 +131,11 @@ class Epilogue:
         """
         from .explained import explained
 
-        return explained(self.program, m, n, k, device)
+        return explained(self.program, self._built_in, m, n, k, device)
 
     def __str__(self) -> str:
-        return f"{self.__name__}:\n{self.program}"  # type: ignore[attr-defined]
+        known = f" (scaled_mm's {self._built_in.name})" if self._built_in else ""
+        return f"{self.__name__}{known}:\n{self.program}"  # type: ignore[attr-defined]
 
     def _encoded(self, out_dtype: torch.dtype) -> list[int]:
         if DTYPES.get(out_dtype) != "f":
