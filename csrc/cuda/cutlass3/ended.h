@@ -170,6 +170,7 @@ struct EndedEpilogue {
                           cutlass::FloatRoundStyle::round_to_nearest>,
               Sm90AccFetch>>::CollectiveOp;
   using Operands = StagedOperands<typename Lower<E>::List, kTileM, kTileN>;
+  static constexpr bool kHasMatrix = Lower<E>::List::has_full;
 
   struct type : Store {
     struct TensorStorage : Store::TensorStorage {
@@ -221,7 +222,7 @@ struct EndedEpilogue {
       cutlass::arch::NamedBarrier::sync(kThreads,
                                         cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
       auto words = cute::recast<int32_t>(sums);
-      end(words, mma, thread, shared.operands);
+      end(words, mma, thread, shared.operands, problem, coord);
       return Store::store(load_pipeline, load_state, store_pipeline, store_state, stored(problem),
                           OutTile{}, coord, ended(words), OutMma{}, thread, shared, subtile);
     }
@@ -234,9 +235,10 @@ struct EndedEpilogue {
     }
 
     // A thread's sums are (((column of two, row of two, eight columns), 64 rows, 1)).
-    template <class Engine, class Layout, class Mma>
+    template <class Engine, class Layout, class Mma, class Problem, class Coord>
     CUTLASS_DEVICE void end(cute::Tensor<Engine, Layout>& sums, const Mma& mma, int thread,
-                            const Operands& operands) const {
+                            const Operands& operands, const Problem& problem,
+                            const Coord& coord) const {
       using namespace cute;
       static_assert(size<0, 0>(Layout{}) == 2 && size<0, 1>(Layout{}) == 2);
       constexpr int kEights = size<0, 2>(Layout{}), kBlocks = size<1>(Layout{});
@@ -267,10 +269,19 @@ struct EndedEpilogue {
           float value[kSums];
           int32_t word[kSums];
           with_sums([&](int i, int32_t& sum) { word[i] = sum; });
+          float matrix[kSums];
+          if constexpr (kHasMatrix) {
+            load_matrix(matrix, get<0>(coord) * kTileM + first_row, get<1>(coord) * kTileN + first,
+                        get<0>(problem), get<1>(problem));
+          }
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kSums; ++i) {
             value[i] = Lower<E>::at(sum_of(word[i]), [&](auto leaf) {
-              return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
+              if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) {
+                return matrix[i];
+              } else {
+                return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
+              }
             });
           }
           float made[kSums / kColumns];
@@ -294,6 +305,21 @@ struct EndedEpilogue {
             if (i % kPerWord == 0 && i / 4 % kColumns == 0) sum = word[i];
           });
         }
+      }
+    }
+
+    // A residual's elements for those sums; `row` and `column` are the first's.
+    template <int kSums>
+    CUTLASS_DEVICE void load_matrix(float (&value)[kSums], int64_t row, int64_t column, int64_t m,
+                                    int64_t n) const {
+      const EpilogueOperand& operand = ending_.operands[static_cast<int>(Operand::residual)];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSums; i += 2) {
+        const int64_t at_row = row + i / 2 % 2 * 8, at = column + i / 4 * 8;
+        float pair[2];
+        load_elements<epilogue::Residual>(operand, at_row, at,
+                                          at_row < m ? static_cast<int>(n - at) : 0, pair);
+        value[i] = pair[0], value[i + 1] = pair[1];
       }
     }
 

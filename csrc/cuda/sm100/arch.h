@@ -13,8 +13,8 @@ inline constexpr mma_sync::Gpus kGpus = {serves, "10.x", true};
 
 namespace int8 {
 
-// A persistent CUTLASS 3.x kernel on tcgen05 (int8_tcgen05.h). Its int32 sums go to memory, where
-// another kernel runs the epilogue.
+// A persistent CUTLASS 3.x kernel on tcgen05 (int8_tcgen05.h). An activation, a gate and an 8-bit D
+// end its int32 sums in memory, by another kernel.
 struct Tcgen05 {
   int tile_m;
   int tile_n;

@@ -4,24 +4,35 @@
 #define CUTLASS_ENABLE_GDC_FOR_SM100 1  // the kernel waits for the one before where it reads
 
 #include "cuda/cutlass3/gemm.h"
+#include "cuda/common/alignment.h"
 #include "cuda/common/partials.h"
 #include "cuda/sm100/arch.h"
+#include "epilogue/registry.h"
 
 namespace scaled_mm::cuda::sm100::int8 {
 namespace {
 
-template <const Tcgen05& kTile>
+// D = E of A B, stored as Out. A multiprocessor's part of a tile is what the leaves of E's visitor
+// tree see.
+template <const Tcgen05& kTile, class E, class Out>
 struct Gemm {
-  static constexpr bool kTwo = kTile.sms == 2;
+  static constexpr bool kTwo = kTile.sms == 2, kHasC = Lower<E>::List::has_full;
   using Tile =
       cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::Int<kTile.tile_k>>;
+  using Part = cute::Shape<cute::Int<kTile.tile_m / kTile.sms>, cute::Int<kTile.tile_n>,
+                           cute::Int<kTile.tile_k>>;
   using Cluster = cute::Shape<cute::Int<kTile.sms>, cute::_1, cute::_1>;
+  using Visitor = cutlass3::Visitor<E, Part, Out>;
+  using C = std::conditional_t<kHasC, uint16_t, void>;
+  // Beside elements of C there are registers for fewer sums at a time.
+  using Subtile = std::conditional_t<kHasC, cute::Shape<cute::_128, cute::_32>,
+                                     cutlass::epilogue::collective::EpilogueTileAuto>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, int32_t, int32_t, void,
-      cutlass::layout::RowMajor, 4, int32_t, cutlass::layout::RowMajor, 4,
+      cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, Tile, Cluster, Subtile, int32_t, float,
+      C, cutlass::layout::RowMajor, 8, Out, cutlass::layout::RowMajor, 16 / sizeof(Out),
       std::conditional_t<kTwo, cutlass::epilogue::TmaWarpSpecialized2Sm,
-                         cutlass::epilogue::TmaWarpSpecialized1Sm>>::CollectiveOp;
+                         cutlass::epilogue::TmaWarpSpecialized1Sm>,
+      Visitor>::CollectiveOp;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16,
       int8_t, cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster,
@@ -32,29 +43,23 @@ struct Gemm {
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, void>;
 
-  // The stride of a matrix whose rows, or columns, lie `ld` elements apart.
-  template <class Stride>
-  static Stride stride(int64_t ld) {
-    Stride stride{};
-    cute::get<0>(stride) = ld;
-    return stride;
-  }
-
-  // D int32 [M, N] = A B
-  static void run(const Int8Problem& p, void* d, const Scope& scope) {
+  static void run(const Int8Problem& p, const Destination& to, const Scope& scope) {
     const auto [m, n, k, epilogue, out_dtype] = p.size;
+    const auto& residual = p.operands[static_cast<int>(Operand::residual)];
+    Matrix<const uint16_t> c = {nullptr, to.ldd, 1};
+    if constexpr (kHasC) {
+      c = aligned_rows<uint16_t>(
+          {static_cast<const uint16_t*>(residual.data), residual.row_stride, residual.col_stride},
+          m, n, scope);
+    }
     typename Kernel::Arguments args{
         cutlass::gemm::GemmUniversalMode::kGemm,
         {static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1},
-        {p.a.data, stride<typename Kernel::StrideA>(p.a.row_stride), p.b.plain.data,
-         stride<typename Kernel::StrideB>(p.b.plain.col_stride)},
-        {{},
-         nullptr,
-         stride<typename Kernel::StrideC>(n),
-         static_cast<int32_t*>(d),
-         stride<typename Kernel::StrideD>(n)}};
-    args.epilogue.thread.alpha = 1;
-    args.epilogue.thread.beta = 0;
+        {p.a.data, cutlass3::stride<typename Kernel::StrideA>(p.a.row_stride), p.b.plain.data,
+         cutlass3::stride<typename Kernel::StrideB>(p.b.plain.col_stride)},
+        {Visitor::arguments(p.operands, to), static_cast<const C*>(c.data),
+         cutlass3::stride<typename Kernel::StrideC>(c.row_stride), static_cast<Out*>(to.out.d),
+         cutlass3::stride<typename Kernel::StrideD>(to.ldd)}};
     args.hw_info.device_id = scope.device.index;
     args.hw_info.sm_count = scope.device.sms;
     allow_all_shared_memory<cutlass::device_kernel<Kernel>>(scope.device);
@@ -68,15 +73,51 @@ struct Gemm {
   }
 };
 
+template <const Tcgen05& kTile, class E, class Out>
+void launch(const Int8Problem& p, const Scope& scope) {
+  Destination to = destination<E>(p);
+  with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
+    to.out.d = d, to.ldd = ldd;
+    Gemm<kTile, E, Out>::run(p, to, scope);
+  });
+}
+
+// Whether TMA can load the residual as C, whose element type is compiled: of 16 bits, beside such a
+// D.
+bool is_c(const Int8Problem& p) {
+  return size_of(p.size.out_dtype) == 2 &&
+         size_of(p.operands[static_cast<int>(Operand::residual)].dtype) == 2;
+}
+
+// An activation, a gate and a quantiser end sums in memory.
+template <const Tcgen05& kTile>
+void launch_in_two(const Int8Problem& p, const Scope& scope) {
+  Int8Problem sums = p;
+  sums.size.epilogue = epilogue::Id::RawAccumulator;
+  auto* const partials = scope.allocate<int32_t>(p.size.m * p.size.n);
+  sums.d = partials;
+  launch<kTile, epilogue::RawAccumulator, int32_t>(sums, scope);
+  finish_partials(partials, 1, p, scope);
+}
+
 }  // namespace
 
 template <const Tcgen05& kTile>
 void run(const Int8Problem& p, const Scope& scope) {
-  const bool raw = p.size.epilogue == epilogue::Id::RawAccumulator;
-  int32_t* const sums =
-      raw ? static_cast<int32_t*>(p.d) : scope.allocate<int32_t>(p.size.m * p.size.n);
-  Gemm<kTile>::run(p, sums, scope);
-  if (!raw) finish_partials(sums, 1, p, scope);
+  epilogue::with_epilogue(p.size.epilogue, [&](auto e) {
+    using E = typename decltype(e)::type;
+    if constexpr (epilogue::is_raw<E>) {
+      launch<kTile, E, int32_t>(p, scope);
+    } else if constexpr (epilogue::has_ending<E>) {
+      launch_in_two<kTile>(p, scope);
+    } else if constexpr (epilogue::has_residual<E>) {
+      is_c(p) ? launch<kTile, E, uint16_t>(p, scope) : launch_in_two<kTile>(p, scope);
+    } else if (size_of(p.size.out_dtype) == 4) {
+      launch<kTile, E, float>(p, scope);
+    } else {
+      launch<kTile, E, uint16_t>(p, scope);
+    }
+  });
 }
 
 template void run<SCALED_MM_KERNEL_NAME>(const Int8Problem&, const Scope&);

@@ -4,9 +4,9 @@
 
 namespace scaled_mm::cuda::sm100::int8 {
 
-std::string Tcgen05::describe(const Int8Problem::Size&, const Machine&) const {
-  return cat("CUTLASS 3.x on tcgen05, tiles of ", tile_m, " tokens x ", tile_n,
-             " channels; the epilogue by another kernel");
+std::string Tcgen05::describe(const Int8Problem::Size& size, const Machine&) const {
+  return cat("CUTLASS 3.x on tcgen05, tiles of ", tile_m, " tokens x ", tile_n, " channels",
+             size.has_ending() ? "; its sums end in a kernel of their own" : "");
 }
 
 std::string Tcgen05::refuse(const Int8Problem::Size& size, const Machine& machine) const {
@@ -15,7 +15,6 @@ std::string Tcgen05::refuse(const Int8Problem::Size& size, const Machine& machin
                machine.capability / 10, ".", machine.capability % 10);
   }
   if (size.k == 0) return "takes K > 0, got 0";
-  if (size.n % 4 != 0) return cat("takes N that is a multiple of 4, got ", size.n);
   return "";
 }
 
@@ -23,10 +22,10 @@ Prediction Tcgen05::predict(const Int8Problem::Size& size, const Machine& machin
   const int64_t tiles = ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n);
   const double rounds = double(ceil_div(tiles * sms, int64_t{machine.sms}));
   const double products = rounds / sms * tile_m * tile_n * double(round_up(size.k, tile_k));
-  const double sums = 8.0 * double(size.m) * double(size.n);  // written and read
+  const double sums = 8.0 * double(size.m) * double(size.n);  // where they are written and read
   return joined({fixed_us, rate}, size.bytes() / mma_sync::memory_rate(machine),
                 products / machine.products_per_us,
-                mma_sync::kJoinUs + sums / mma_sync::memory_rate(machine),
+                size.has_ending() ? mma_sync::kJoinUs + sums / mma_sync::memory_rate(machine) : 0.0,
                 products / machine.most_products_per_us);
 }
 

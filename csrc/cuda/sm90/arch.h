@@ -62,12 +62,10 @@ void run(const Int8Problem& p, const Scope& scope);
 template <const Persistent& kTile>
 void run(const Int8Problem& p, const Scope& scope);
 
-// Whether a persistent kernel ends such an epilogue itself. Its sums go to memory else, and a
-// kernel of its own ends them: a matrix operand is loaded as C, of 16 bits, beside such a D; and a
-// function wants registers beside the sums.
-constexpr bool ends_itself(const Persistent& tile, bool has_ending, bool residual, DType out) {
-  if (residual) return size_of(out) == 2 && tile.sums() <= 128;
-  return !has_ending || tile.sums() <= 128;
+// Whether a persistent kernel has such an epilogue: a residual or a function wants registers beside
+// the sums.
+constexpr bool ends(const Persistent& tile, bool has_more) {
+  return !has_more || tile.sums() <= 128;
 }
 
 inline constexpr int kChunk = 128;  // bytes of K in a stage of a streaming kernel

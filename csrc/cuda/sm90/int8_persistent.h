@@ -6,7 +6,6 @@
 
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/common/alignment.h"
-#include "cuda/common/partials.h"
 #include "cuda/sm90/arch.h"
 #include "epilogue/registry.h"
 
@@ -23,7 +22,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
   const auto [m, n, k, epilogue, out_dtype] = p.size;
   EpilogueOperand operands[kNumOperands];
   std::copy(std::begin(p.operands), std::end(p.operands), operands);
-  if constexpr (Lower<E>::List::has_full) {
+  if constexpr (epilogue::has_residual<E> && !epilogue::has_ending<E>) {
     auto& residual = operands[static_cast<int>(Operand::residual)];
     const auto rows = aligned_rows<uint16_t>(
         {static_cast<const uint16_t*>(residual.data), residual.row_stride, residual.col_stride}, m,
@@ -48,32 +47,18 @@ void launch(const Int8Problem& p, const Scope& scope) {
   });
 }
 
-// With an ending that the kernel has not: its sums go to memory, and a kernel of their own ends
-// them.
-template <const Persistent& kTile>
-void launch_in_two(const Int8Problem& p, const Scope& scope) {
-  Int8Problem sums = p;
-  sums.size.epilogue = epilogue::Id::RawAccumulator;
-  auto* const partials = scope.allocate<int32_t>(p.size.m * p.size.n);
-  sums.d = partials;
-  launch<kTile, epilogue::RawAccumulator, int32_t>(sums, scope);
-  finish_partials(partials, 1, p, scope);
-}
-
-// Into a D of `dtype`, or another one of its size, which is stored as Out.
-template <const Persistent& kTile, class E, DType dtype, class Out>
-void launch_as(const Int8Problem& p, const Scope& scope) {
-  if constexpr (ends_itself(kTile, epilogue::has_ending<E>, epilogue::has_residual<E>, dtype)) {
+// Into a D that is stored as Out. What a tile does not end, refuse() has kept away.
+template <const Persistent& kTile, class E, class Out>
+void launch_ended(const Int8Problem& p, const Scope& scope) {
+  if constexpr (ends(kTile, epilogue::has_ending<E> || epilogue::has_residual<E>)) {
     launch<kTile, E, Out>(p, scope);
-  } else {
-    launch_in_two<kTile>(p, scope);
   }
 }
 
-// Whether the kernel cannot load the residual by TMA, whose element type is compiled.
-template <class E>
+// TMA loads a residual as C, whose element type is compiled: of 16 bits, beside such a D. Any other
+// is read where the sums are ended, as it is before an activation.
 bool has_wide_residual(const Int8Problem& p) {
-  return Lower<E>::List::has_full &&
+  return size_of(p.size.out_dtype) != 2 ||
          size_of(p.operands[static_cast<int>(Operand::residual)].dtype) != 2;
 }
 
@@ -83,16 +68,24 @@ template <const Persistent& kTile>
 void run(const Int8Problem& p, const Scope& scope) {
   epilogue::with_epilogue(p.size.epilogue, [&](auto e) {
     using E = typename decltype(e)::type;
+    const int bytes = size_of(p.size.out_dtype);
     if constexpr (epilogue::is_raw<E>) {
       launch<kTile, E, int32_t>(p, scope);
-    } else if (has_wide_residual<E>(p)) {
-      launch_in_two<kTile>(p, scope);
-    } else if (size_of(p.size.out_dtype) == 4) {
-      launch_as<kTile, E, DType::float32, float>(p, scope);
-    } else if (size_of(p.size.out_dtype) == 2) {
-      launch_as<kTile, E, DType::bfloat16, uint16_t>(p, scope);
+    } else if constexpr (epilogue::has_residual<E>) {
+      using Read = epilogue::Activated<E>;
+      if (!has_wide_residual(p)) {
+        launch_ended<kTile, E, uint16_t>(p, scope);
+      } else if (bytes == 4) {
+        launch_ended<kTile, Read, float>(p, scope);
+      } else {
+        launch_ended<kTile, Read, uint16_t>(p, scope);
+      }
+    } else if (bytes == 4) {
+      launch_ended<kTile, E, float>(p, scope);
+    } else if (bytes == 2) {
+      launch_ended<kTile, E, uint16_t>(p, scope);
     } else if constexpr (epilogue::is_quantised<E>) {
-      launch_as<kTile, E, DType::int8, uint8_t>(p, scope);
+      launch_ended<kTile, E, uint8_t>(p, scope);
     }
   });
 }

@@ -31,7 +31,6 @@ constexpr double kFullBytesPerUs = 45.5e3;  // the same, where all load
 constexpr double kTokenShare = 0.77;        // of what a weight's byte costs, a token's
 constexpr double kIdleShare = 0.15;   // of a multiprocessor's power and L2, which others then have
 constexpr double kOutsideUs = 17e-6;  // of a byte of a tile's rows that lie outside A
-constexpr double kJoinUs = 2.0;       // of the kernel that ends sums in memory
 // Of a sum with an activation, a residual or an 8-bit D, which a plain epilogue has not:
 constexpr double kStreamEndingUs = 1.8e-6;  // in a streaming kernel
 constexpr double kTileEndingUs = 3e-7;      // in a persistent one
@@ -65,11 +64,6 @@ namespace {
 
 bool is_plain(const Int8Problem::Size& size) {
   return !size.has_ending() && !epilogue::entry(size.epilogue).has_residual;
-}
-
-bool ends_itself(const Persistent& tile, const Int8Problem::Size& size) {
-  const epilogue::Entry& entry = epilogue::entry(size.epilogue);
-  return ends_itself(tile, entry.has_ending, entry.has_residual, size.out_dtype);
 }
 
 std::string tile_text(int tile_m, int tile_n) {
@@ -109,14 +103,16 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
 
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
   const char* how = schedule == pingpong ? "ping-pong" : "cooperative";
-  const bool whole = ends_itself(*this, size);
   return cat("CUTLASS, ", how, ", ", tile_text(tile_m, tile_n), ", clusters of ", cluster_m, " x ",
-             cluster_n, whole ? "" : "; its sums end in a kernel of their own",
-             whole ? padded_output_text(size) : "");
+             cluster_n, padded_output_text(size));
 }
 
 std::string Persistent::refuse(const Int8Problem::Size& size, const Machine& machine) const {
   if (size.k == 0) return "needs K > 0 (it would wait for loads that do not come), got K=0";
+  if (!ends(*this, !is_plain(size))) {
+    return cat("has no registers for a residual, an activation or an 8-bit D beside ", sums(),
+               " sums of a thread");
+  }
   return refuse_machine(machine);
 }
 
@@ -133,13 +129,10 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   double us = schedule == cooperative ? kExposedEpilogueUs * rounds : 0.0;
   const double outside = double(across * tile_m - size.m) * rows * double(along);
   us += kOutsideUs * outside / machine.sms;
-  const double sums = double(size.m) * double(size.n);
-  if (!ends_itself(*this, size)) {
-    us += kJoinUs + 8.0 * sums / rate_of(machine);  // they are written, and read again
-  } else if (!is_plain(size)) {
+  if (!is_plain(size)) {
     const bool hidden = schedule == pingpong;  // but for the last round's
     const double exposed = hidden ? double(tile_m) * tile_n : rounds * tile_m * tile_n / 2;
-    us += kTileEndingUs * sums + kExposedEndingUs * exposed;
+    us += kTileEndingUs * double(size.m) * double(size.n) + kExposedEndingUs * exposed;
   }
   return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
                 std::max(pace * operations / machine.products_per_us,
