@@ -283,8 +283,12 @@ def _is(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 SETTINGS: dict[str, Setting] = {
-    "other-method": Setting(_is(quant_method="fp8"), "awq, gptq or auto-round, got 'fp8'"),
-    "no-method": Setting(_is(load_in_8bit=True), "awq, gptq or auto-round, got None"),
+    "other-method": Setting(
+        _is(quant_method="fp8"), "auto-round or blockwise_int8, got 'fp8'"
+    ),
+    "no-method": Setting(
+        _is(load_in_8bit=True), "auto-round or blockwise_int8, got None"
+    ),
     "other-format": Setting(_set("format", "float"), "format must be one of int-quantized, "),
     "group-format": Setting(_set("G.format", "float-quantized"), "group_0.format must be one of"),
     "no-groups": Setting(_set("config_groups", {}), "config_groups must be an object"),

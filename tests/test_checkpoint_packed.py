@@ -232,7 +232,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "symmetric-text": (_weights(symmetric="yes"), "symmetric must be true or false, got 'yes'"),
     "activations": (
         _group(input_activations={"num_bits": 8}),
-        "input_activations.dynamic must be true with pack-quantized, got false",
+        "input_activations.dynamic must be true with weights of 4 bits, got false",
     ),
     "activations-tensor": (
         _group(input_activations={"num_bits": 8, "dynamic": True, "strategy": "tensor"}),
@@ -311,7 +311,7 @@ def test_precompute_has_nothing_to_add(made: Any, tmp_path: Path) -> None:
     from scaled_mm.precompute import precompute
 
     with pytest.raises(
-        ValueError, match=r"is weight-only \(packed int4, symmetric, one group\), without"
+        ValueError, match=r"must be W8A8 to have azp terms, got packed int4, symmetric, one group"
     ):
         precompute(made("channel"), tmp_path / "out")
 

@@ -316,7 +316,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "input-smooth": (smoothed_in_the_quantiser, r"self_attn.o_proj: input_smooth has no place in"),
     "int8-elsewhere": (with_other_int8, r"head.table must be float, got torch.int8 of a Linear"),
     "conv1d": (gpt2, r"h.0.attn.c_attn: is a Conv1D in the float model, and compressed-tensors'"),
-    "float": (llama, "must hold a ScaledLinear or WeightOnlyLinear, got none"),
+    "float": (llama, "must hold a quantised layer, such as a ScaledLinear, got none"),
     "a-layer": (lambda: ScaledLinear(4, 4), "under names, got one by itself"),
     "meta": (
         lambda: nn.Sequential(ScaledLinear(4, 4), nn.Linear(4, 4, device="meta")),

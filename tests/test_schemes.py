@@ -22,6 +22,7 @@ def test_names_of_the_field() -> None:
     named |= {"W4A8": WeightScheme(4, 128, int8_input="symmetric")}
     torchao = WeightScheme(4, 32, int8_input="asymmetric")
     named |= {"W4A8-g32-asymmetric-input": torchao}
+    named |= {"int8_dynamic_activation_int4_weight": torchao}
     named |= {"W4A8-channel-asymmetric": WeightScheme(4, -1, False, "symmetric")}
     named |= {"W4A16-channel": WeightScheme(4), "W8A16-g32": WeightScheme(8, 32)}
     named |= {"static-asymmetric-rotate64": Scheme(False, False, rotate=64)}

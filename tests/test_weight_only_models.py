@@ -277,7 +277,7 @@ HOMELESS: dict[str, tuple[Any, str]] = {
     "factors": (with_factors, "^0: pre_scale has no place in"),
     "two-formats": (
         with_int8,
-        "^layers must be all W8A8 or all weight-only to be saved, got packed .* at 0 and dyn.* at ",
+        "^layers must be all W8A8, all weight-only or all in .* got packed .* at 0 and dyn.* at ",
     ),
 }
 
@@ -293,7 +293,7 @@ def test_what_the_format_has_no_place_for(name: str, tmp_path: Path) -> None:
 def test_checkpoints_of_two_formats_are_refused(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path / "float")
     config = QuantConfig("dynamic", overrides=(("*.down_proj", "w8a16"),))
-    with pytest.raises(ValueError, match=r"^layers must be all W8A8 or all weight-only to be"):
+    with pytest.raises(ValueError, match=r"^layers must be all W8A8, all weight-only or all in"):
         quantize_checkpoint(tmp_path / "float", tmp_path / "out", config)
     with pytest.raises(ValueError, match=r"down_proj.weight must have a multiple of 48 inputs for"):
         quantize_checkpoint(tmp_path / "float", tmp_path / "out", QuantConfig("w8a16-g48"))

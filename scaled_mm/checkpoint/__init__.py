@@ -4,9 +4,11 @@
     files.py      one safetensors file
     folder.py     a checkpoint: one file, or shards with an index, and its config.json
     config.py     quantization_config: which layer is quantised how; targets.py its lists of names
-                  and patterns; config_awq_gptq.py AWQ's and GPTQ's form
+                  and patterns; config_awq_gptq.py AWQ's and GPTQ's form, config_blocks.py int8's
+                  in blocks
     layer.py      what a quantised layer is; layers.py int8 and its azp term, layers_awq_gptq.py
-                  AutoAWQ's and GPTQ's, layers_packed.py W4A16 and W8A16 of compressed-tensors
+                  AutoAWQ's and GPTQ's, layers_packed.py W4A16, W8A16 and W4A8 of
+                  compressed-tensors, layers_blocks.py int8 in blocks
     loading.py    load_quantized; names.py the names that transformers changes
     saving.py     save_quantized; shards.py files whose tensors are made one at a time
     quantizing.py quantize_checkpoint, a float checkpoint in int8 file by file; quantize_plan.py

@@ -7,11 +7,11 @@ What compressed-tensors (llm-compressor) writes for W8A8:
                                    "input_activations": {...}}}}
 
 and for W4A16 and W8A16 the same with the format "pack-quantized", where input_activations is null;
-for W4A8 it is int8, dynamic, by token.
+for W4A8 it is int8, dynamic, by token, and the format either of the two.
 
 Keys come and go between its versions: one that says nothing (null, false, empty) is passed over;
 one that says something which is not understood is refused by name. AutoAWQ's, GPTQ's and
-AutoRound's forms are in `config_awq_gptq.py`.
+AutoRound's forms are in `config_awq_gptq.py`, that of int8 in blocks in `config_blocks.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..ops.rotate import BLOCKS
+from ..quantization.blockwise_int8 import METHOD as BLOCKS_OF_INT8
 from ..quantization.compressed_tensors import PackedScheme, W8A8Scheme
 from .config_awq_gptq import AwqGptq, AwqGptqFields
+from .config_blocks import BlockFields, BlockInt8
 from .fields import Fields, read_json, shown
 from .targets import Targets
 
 # What AutoGPTQ and AutoAWQ wrote before config.json had room for it.
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_TWO_LEVELS = ("qoq", "qserve")
 _MAX_GROUPS = 32
 _FORMATS = ("int-quantized", "naive-quantized")
 _PACKED = "pack-quantized"
@@ -92,13 +95,19 @@ class W8A8(_Groups[W8A8Scheme]):
 
 
 class PackedWeights(_Groups[PackedScheme]):
-    """The groups of a compressed-tensors checkpoint with packed weights of 4 or 8 bits."""
+    """The groups of a compressed-tensors checkpoint with packed weights of 4 or 8 bits, or with
+    weights of 4 bits in bytes."""
+
+    @property
+    def in_bytes(self) -> bool:
+        """Of all groups or none."""
+        return self.groups[0][1].in_bytes
 
     def __str__(self) -> str:
         return ", ".join(sorted({str(scheme) for _, scheme in self.groups}))
 
 
-Quantization = W8A8 | PackedWeights | AwqGptq
+Quantization = W8A8 | PackedWeights | AwqGptq | BlockInt8
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> Quantization | None:
@@ -132,8 +141,13 @@ def read_settings(where: str, fields: Any) -> Quantization:
         return AwqGptqFields(where).quantization(method, fields)
     if method == "auto-round":
         return AwqGptqFields(where).auto_round(fields)
+    if method == BLOCKS_OF_INT8:
+        return BlockFields(where).quantization(fields)
+    if method in _TWO_LEVELS:
+        reason = "an integer of a group times a float of a channel is no scale of 16 bits"
+        Fields(where).refuse(f"quant_method {method} (QServe) is not served: {reason}")
     if method != "compressed-tensors":
-        rule = "quant_method must be compressed-tensors, awq, gptq or auto-round"
+        rule = "quant_method must be compressed-tensors, awq, gptq, auto-round or blockwise_int8"
         Fields(where).refuse(f"{rule}, got {repr(method)[:80]}")
     return _Reader(where).quantization(fields)
 
@@ -148,7 +162,8 @@ class _Reader(Fields):
             known = ", ".join((*_FORMATS, _PACKED))
             self.refuse(f"format must be one of {known}, got {shown(stored)}")
         said = {"quant_method", "format", "config_groups", "ignore", "transform_config"}
-        rotated = self._transforms(fields.get("transform_config"), stored != _PACKED)
+        low = stored == _PACKED or self._has_4_bits(fields.get("config_groups"))
+        rotated = self._transforms(fields.get("transform_config"), not low)
         told = {"quantization_status", "global_compression_ratio", "version"}  # of no consequence
         self.understood("", fields, said | told)
         groups = fields.get("config_groups")
@@ -157,9 +172,22 @@ class _Reader(Fields):
         if len(groups) > _MAX_GROUPS:
             self.refuse(f"config_groups must be at most {_MAX_GROUPS}, got {len(groups)}")
         ignore = self._targets("ignore", fields.get("ignore") or [])
-        if stored == _PACKED:
-            return PackedWeights(self._groups(groups, formats, self._packed_scheme), ignore)
+        if low:
+            found = self._groups(groups, formats, self._packed_scheme)
+            marked = ((x, replace(scheme, in_bytes=stored != _PACKED)) for x, scheme in found)
+            return PackedWeights(tuple(marked), ignore)
         return W8A8(self._groups(groups, formats, self._w8a8_scheme), ignore, rotated)
+
+    def _has_4_bits(self, groups: Any) -> bool:
+        """Whether weights of int-quantized groups, all or none, have 4 bits."""
+        found = {}
+        for name, group in groups.items() if isinstance(groups, dict) else ():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            found[isinstance(weights, dict) and weights.get("num_bits") == 4] = name
+        if len(found) > 1:
+            got = f"4 bits in {shown(found[True])} and not in {shown(found[False])}"
+            self.refuse(f"config_groups must have weights all of 4 or all of 8 bits, got {got}")
+        return True in found
 
     def _transforms(self, config: Any, online: bool) -> tuple[tuple[Targets, Targets, int], ...]:
         """Rotations of inputs, if `online` ones are allowed. Of weights the stored ones have
@@ -284,7 +312,7 @@ class _Reader(Fields):
         """`input_activations` of packed weights: each token by its own range."""
         made = self._int8(at, fields)
         if not made["dynamic"]:
-            self.refuse(f"{at}.dynamic must be true with {_PACKED}, got false")
+            self.refuse(f"{at}.dynamic must be true with weights of 4 bits, got false")
         self._strategy(at, made, ("token",))
         return "symmetric" if made["symmetric"] else "asymmetric"
 

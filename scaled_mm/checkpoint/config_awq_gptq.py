@@ -17,6 +17,7 @@ AutoAWQ's modules_to_not_convert is null even where lm_head and a vision tower s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -79,14 +80,19 @@ class AwqGptq:
 
     def leaves_float(self, name: str) -> bool:
         """Whether the config says so of a module."""
-        parts, skip = name.split("."), frozenset(self.skip)
-        runs = combinations(range(len(parts) + 1), 2)
-        return any(".".join(parts[first:end]) in skip for first, end in runs)
+        return named_in(name, self.skip)
 
     def __str__(self) -> str:
         name = "AutoAWQ" if self.method == "awq" else f"GPTQ v{self.version}"
         name += ", 8 bits" * (self.bits == 8)
         return f"{name}, groups of {'all rows' if self.group_size == -1 else self.group_size}"
+
+
+def named_in(name: str, skip: Collection[str]) -> bool:
+    """Whether a name, or a part of it between dots, is among those."""
+    parts = name.split(".")
+    runs = combinations(range(len(parts) + 1), 2)
+    return any(".".join(parts[first:end]) in skip for first, end in runs)
 
 
 class AwqGptqFields(Fields):

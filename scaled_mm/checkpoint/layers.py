@@ -13,6 +13,7 @@ NAME.input_rotate       int32 [1], or absent: the block of transform_config
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +25,7 @@ from ..ops.azp import azp_adj, azp_with_adj
 from ..quantization.compressed_tensors import W8A8Scheme
 from .config import W8A8
 from .folder import Checkpoint
-from .layer import FLOATS, Part, QuantisedLayer, parts_by_module
+from .layer import FLOATS, Layer, Part, QuantisedLayer, parts_by_module
 
 _ZEROS = ("I8", "I16", "I32", "I64", *FLOATS)
 
@@ -129,23 +130,40 @@ def int8_layers(checkpoint: Checkpoint, settings: W8A8) -> dict[str, Int8Layer]:
         ValueError: a tensor of such a layer is missing, not understood, or of another dtype or
             shape than its scheme says; or there is int8 that belongs to no layer.
     """
+
+    def make(name: str, n: int, k: int, parts: frozenset[str]) -> Int8Layer | None:
+        scheme = settings.scheme_of(name)
+        if scheme is None:
+            return None
+        layer = Int8Layer(name, n, k, parts, scheme)
+        layer.check(checkpoint, _rules(checkpoint, layer))
+        return layer
+
+    return layers_in_bytes(checkpoint, "weight_scale", make)
+
+
+def layers_in_bytes(
+    checkpoint: Checkpoint,
+    scale_part: str,
+    make: Callable[[str, int, int, frozenset[str]], Layer | None],
+) -> dict[str, Layer]:
+    """A layer of each module that has an int8 weight, made of name, N, K and parts; None: the
+    config leaves it float. Raises as `int8_layers`."""
     siblings = parts_by_module(checkpoint)
-    layers: dict[str, Int8Layer] = {}
+    layers: dict[str, Layer] = {}
     for tensor, file in checkpoint.where.items():
         entry = file.entries[tensor]
         name, _, part = tensor.rpartition(".")
         if entry.dtype == "I8" and len(entry.shape) > 1 and not part.endswith("_zero_point"):
             if not name or part != "weight" or len(entry.shape) != 2:
                 raise ValueError(f"{file.path}: {tensor}, int8 {entry.shape}, is not understood")
-            scheme = settings.scheme_of(name)
-            if scheme is None:
+            layer = make(name, *entry.shape, frozenset(siblings[name]))
+            if layer is None:
                 raise ValueError(
                     f"{file.path}: {tensor} is int8, but quantization_config leaves {name} float"
                 )
-            n, k = entry.shape
-            layers[name] = Int8Layer(name, n, k, frozenset(siblings[name]), scheme)
-            layers[name].check(checkpoint, _rules(checkpoint, layers[name]))
-        elif part == "weight_scale" and _dtype(checkpoint, f"{name}.weight") != "I8":
+            layers[name] = layer
+        elif part == scale_part and _dtype(checkpoint, f"{name}.weight") != "I8":
             raise ValueError(f"{file.path}: {tensor} has no int8 {name}.weight beside it")
     return layers
 
@@ -154,12 +172,18 @@ def _dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
     return checkpoint.entry(tensor).dtype if tensor in checkpoint else None
 
 
-def _rules(checkpoint: Checkpoint, layer: Int8Layer) -> dict[str, Part]:
-    n, k, scheme = layer.n, layer.k, layer.scheme
+def must_have_sizes(checkpoint: Checkpoint, layer: QuantisedLayer) -> None:
+    """Of an int8 weight: products of its K must fit int32."""
+    n, k = layer.n, layer.k
     if not n or not k:  # no bytes in the file, and azp terms of any size
         layer.refuse(checkpoint, "weight", f"must have elements, got shape {[n, k]}")
     if k > MAX_K:
         layer.refuse(checkpoint, "weight", f"must have at most {MAX_K} input features, got {k}")
+
+
+def _rules(checkpoint: Checkpoint, layer: Int8Layer) -> dict[str, Part]:
+    n, k, scheme = layer.n, layer.k, layer.scheme
+    must_have_sizes(checkpoint, layer)
     if scheme.rotate and k % scheme.rotate:
         rule = f"must have a multiple of {scheme.rotate} input features, which are rotated"
         layer.refuse(checkpoint, "weight", f"{rule}, got {k}")

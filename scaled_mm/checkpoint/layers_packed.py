@@ -9,9 +9,12 @@ NAME.weight_g_idx       int [K], with act-order: the group of each input feature
 NAME.bias               float [N], or absent
 
 W[n, k] = (q[n, k] - z[n, g]) * scale[n, g], with q and z in -2^(b-1)..2^(b-1)-1; z = 0 in a
-symmetric scheme.
+symmetric scheme. In int-quantized the same with 4 bits, one value to a byte:
 
-Source: the format of the compressed-tensors package, 0.20.
+NAME.weight             int8 [N, K]
+NAME.weight_zero_point  int8 [N, K/G], asymmetric; zeros may be there where they are none
+
+Source: the formats of the compressed-tensors package, 0.20.
 """
 
 from __future__ import annotations
@@ -20,12 +23,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from ..lowbit.stored import plain
+from torch import Tensor
+
+from ..lowbit.grouped import GroupedWeight
+from ..lowbit.stored import of_bytes, plain
 from ..nn import WeightOnlyLinear
 from ..quantization.compressed_tensors import PackedScheme
 from .config import PackedWeights
 from .folder import Checkpoint
 from .layer import FLOATS, Part, layers_with
+from .layers import layers_in_bytes, must_have_sizes
 from .layers_awq_gptq import LowbitLayer
 
 
@@ -50,9 +57,8 @@ class PackedLayer(LowbitLayer):
             zeros = self.read(checkpoint, "weight_zero_point")
         if "weight_g_idx" in self.parts:
             g_idx = self.read(checkpoint, "weight_g_idx")
-        words, bits = self.read(checkpoint, "weight_packed"), self.scheme.bits
-        weight = plain(words, scales, zeros, bits=bits, k=self.k)
-        bias = self._bias(checkpoint, biased, scales.dtype)
+        weight = self._grouped(checkpoint, scales, zeros)
+        bits, bias = self.scheme.bits, self._bias(checkpoint, biased, scales.dtype)
         try:
             layer = WeightOnlyLinear.from_grouped(weight, bits=bits, g_idx=g_idx, bias=bias)
         except ValueError as error:
@@ -60,16 +66,74 @@ class PackedLayer(LowbitLayer):
         layer.int8_input = self.scheme.int8_input
         return layer
 
+    def _grouped(
+        self, checkpoint: Checkpoint, scales: Tensor, zeros: Tensor | None
+    ) -> GroupedWeight:
+        words = self.read(checkpoint, self.main)
+        return plain(words, scales, zeros, bits=self.scheme.bits, k=self.k)
+
+
+@dataclass(frozen=True)
+class ByteLayer(PackedLayer):
+    """The same with a value to a byte."""
+
+    main: ClassVar[str] = "weight"
+
+    def _grouped(
+        self, checkpoint: Checkpoint, scales: Tensor, zeros: Tensor | None
+    ) -> GroupedWeight:
+        if self.scheme.symmetric and zeros is not None:
+            if bool(zeros.ne(0).any()):
+                self.refuse(checkpoint, "weight_zero_point", "must be 0 in a symmetric scheme")
+            zeros = None
+        try:
+            return of_bytes(self.read(checkpoint, "weight"), scales, zeros)
+        except ValueError as error:
+            part, _, reason = str(error).partition(" ")
+            self.refuse(checkpoint, part, reason)
+
 
 def packed_layers(checkpoint: Checkpoint, settings: PackedWeights) -> dict[str, PackedLayer]:
-    """Every layer with a packed weight, by name; headers and weight_shape are looked at.
+    """Every layer with a packed weight, or one of 4 bits in bytes, by name; headers and
+    weight_shape are looked at.
 
     Raises:
         ValueError: a tensor of such a layer is missing, not understood, or of another dtype or
             shape than the settings say; or the settings leave the layer float.
     """
+    if settings.in_bytes:
+        of_bytes = partial(_byte_layer, checkpoint, settings)
+        return {**layers_in_bytes(checkpoint, "weight_scale", of_bytes)}
     make = partial(_layer, checkpoint, settings)
     return layers_with(checkpoint, PackedLayer.main, "weight_scale", make)
+
+
+def _byte_layer(
+    checkpoint: Checkpoint,
+    settings: PackedWeights,
+    name: str,
+    n: int,
+    k: int,
+    parts: frozenset[str],
+) -> ByteLayer | None:
+    scheme = settings.scheme_of(name)
+    if scheme is None:
+        return None
+    layer = ByteLayer(name, n, k, parts, scheme)
+    must_have_sizes(checkpoint, layer)
+    groups = layer.groups(checkpoint, "features")
+    zeros = None if scheme.symmetric else True
+    layer.check(
+        checkpoint,
+        {
+            "weight": Part(True, ("I8",), ((n, k),)),
+            "weight_scale": Part(True, ("F16", "BF16"), ((n, groups),)),
+            "weight_zero_point": Part(zeros, ("I8",), ((n, groups),)),
+            "weight_g_idx": Part(scheme.act_order, ("I32", "I64"), ((k,),)),
+            "bias": Part(None, FLOATS, ((n,),)),
+        },
+    )
+    return layer
 
 
 def _layer(

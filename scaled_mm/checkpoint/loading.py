@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,16 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import made_by_the_model
+from ..nn import WeightOnlyLinear
 from ..nn.float_experts import is_experts
+from ..nn.weight_only_linear import check_int8_input
 from ..quantization.layers import linears_in, quantisable, quantised_as
 from ..quantization.swap import unfuse
 from .config import PackedWeights
 from .config_awq_gptq import AwqGptq
+from .config_blocks import BlockInt8
 from .files import DTYPES, NAMES
 from .folder import Checkpoint
 from .layer import QuantisedLayer
 from .layers import int8_layers
 from .layers_awq_gptq import awq_gptq_layers
+from .layers_blocks import block_layers
 from .layers_packed import packed_layers
 from .names import Given, Names, without_values
 
@@ -45,17 +50,22 @@ def quantised_layers(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
         return {**awq_gptq_layers(checkpoint, settings)}
     if isinstance(settings, PackedWeights):
         return {**packed_layers(checkpoint, settings)}
+    if isinstance(settings, BlockInt8):
+        return {**block_layers(checkpoint, settings)}
     return {**int8_layers(checkpoint, settings)}
 
 
-def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module:
+def load_quantized(
+    model: nn.Module, path: str | Path | Checkpoint, *, int8_input: str | None = None
+) -> nn.Module:
     """Puts a quantised checkpoint into a model, whose quantised layers run as they are stored.
 
     | checkpoint | each `nn.Linear` with a quantised weight becomes |
     |---|---|
     | compressed-tensors W8A8 | a `scaled_mm.nn.ScaledLinear`, scales widened to float32 |
-    | compressed-tensors W4A16, W8A16 ("pack-quantized") | a `scaled_mm.nn.WeightOnlyLinear` |
+    | compressed-tensors W4A16, W8A16, W4A8 | a `scaled_mm.nn.WeightOnlyLinear` |
     | AutoAWQ ("gemm"), 4 bits; GPTQ v1 and v2, 4 and 8 bits | the same, W unchanged |
+    | int8 in blocks of 128 x 128 ("blockwise_int8") | a `scaled_mm.nn.ScaledBlockLinear` |
 
     under the same name. The other parameters and buffers are filled from the tensors of their
     names, in the model's own dtypes. The model may be on the meta device: then what is loaded lies
@@ -71,18 +81,23 @@ def load_quantized(model: nn.Module, path: str | Path | Checkpoint) -> nn.Module
             made from the same config.json (which is not needed here). Where transformers has
             other names than its files, they are changed as `from_pretrained` does.
         path: the checkpoint, as for `Checkpoint`.
+        int8_input: "symmetric" or "asymmetric": weights of 4 bits whose activations stay float in
+            the checkpoint get int8 ones (`WeightOnlyLinear` says how). That is another
+            computation than the checkpoint was made for; `scaled_mm.validate` says what it costs.
 
     Returns:
         The model, changed in place, in eval mode if it was. No parameter asks for gradients.
 
     Raises:
         ValueError: the checkpoint is malformed, float, of another format (named), or does not fit
-            the model. The message names file and tensor.
+            the model; with int8_input, a layer has 8 bits, int8 activations already, or groups
+            that are no multiple of 32. The message names file and tensor.
 
-    Source: compressed-tensors' int-quantized format; AutoAWQ's and AutoGPTQ's files.
+    Source: compressed-tensors' formats; AutoAWQ's and AutoGPTQ's files; SGLang's block-int8.
     """
     checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
-    return load_layers(model, checkpoint, layers_to_load(checkpoint))
+    layers = layers_to_load(checkpoint)
+    return load_layers(model, checkpoint, layers, partial(whole, int8_input=int8_input))
 
 
 def layers_to_load(checkpoint: Checkpoint) -> dict[str, QuantisedLayer]:
@@ -99,9 +114,22 @@ Make = Callable[[Checkpoint, QuantisedLayer, bool], nn.Module]
 """Makes a layer, on the CPU; the last argument: whether the model's Linear has a bias."""
 
 
-def whole(checkpoint: Checkpoint, layer: QuantisedLayer, biased: bool) -> nn.Module:
-    """The layer as it is stored."""
-    return layer.module(checkpoint, biased)
+def whole(
+    checkpoint: Checkpoint, layer: QuantisedLayer, biased: bool, int8_input: str | None = None
+) -> nn.Module:
+    """The layer as it is stored; int8_input: as for `load_quantized`."""
+    made = layer.module(checkpoint, biased)
+    if int8_input is None:
+        return made
+    if not isinstance(made, WeightOnlyLinear) or made.int8_input is not None:
+        rule = "must have float activations with int8_input"
+        layer.refuse(checkpoint, layer.main, f"{rule}, got {layer.scheme_text()}")
+    try:
+        check_int8_input(int8_input, made.bits, made.group_size, made.in_features)
+    except ValueError as error:
+        layer.refuse(checkpoint, layer.main, f"cannot have int8 inputs: {error}")
+    made.int8_input = int8_input
+    return made
 
 
 def load_layers(

@@ -102,7 +102,7 @@ def precompute(
         raise ValueError(f"{source.folder}: is a float checkpoint, without quantization_config")
     if not isinstance(source.quantization, W8A8):
         raise ValueError(
-            f"{source.folder}: is weight-only ({source.quantization}), without azp terms"
+            f"{source.folder}: must be W8A8 to have azp terms, got {source.quantization}"
         )
     layers = int8_layers(source, source.quantization)
     if not layers:

@@ -22,7 +22,8 @@ from ..quantization.compressed_tensors import (
     PackedScheme,
     W8A8Scheme,
     is_linear,
-    one_kind,
+    one_format,
+    stored_as,
 )
 from ..quantization.config import TARGETS, QuantConfig
 from ..quantization.layers import is_conv1d, linears_in, why_not
@@ -68,7 +69,7 @@ class Plan:
     folding: Folding | None
 
     @classmethod
-    def of(cls, source: Checkpoint, config: QuantConfig) -> Plan:
+    def of(cls, source: Checkpoint, config: QuantConfig, format: str | None = None) -> Plan:
         """Asks transformers for the model's Linears; where it has no answer, `targets` must name
         them, and every weight [N, K] that it matches is taken for a Linear's.
 
@@ -102,8 +103,11 @@ class Plan:
             for name, module in model.named_modules(remove_duplicate=False)
             if is_linear(module) and name not in modules
         ]
-        schemes = {part: _in_words(config.scheme_for(name)) for part, name in modules.items()}
-        one_kind(schemes)
+        schemes = {
+            part: stored_as(_in_words(config.scheme_for(name)), part, format)
+            for part, name in modules.items()
+        }
+        one_format(schemes)
         computed = {file for file, name in names.items() if name in _computed(model)}
         left = report_of(model, config, {n: kept[n] for n in parts}, {}).floats if known else ()
         stacked = "stacked in the files, which quantize_model takes, once they are loaded"
@@ -172,8 +176,10 @@ class Plan:
         parts: list[tuple[str, str, tuple[int, ...]]]
         if isinstance(scheme, PackedScheme):
             group = k if scheme.group_size == -1 else scheme.group_size
-            sizes = stored_sizes(n, k, scheme.bits, group, scheme.symmetric, scales_dtype(dtype))
+            kinds = scheme.bits, group, scheme.symmetric, scales_dtype(dtype), scheme.in_bytes
+            sizes = stored_sizes(n, k, *kinds)
             return [Planned(f"{name}.{part}", NAMES[kind], size) for part, kind, size in sizes]
+        assert isinstance(scheme, W8A8Scheme)  # no scheme means blocks
         parts = [("weight", "I8", (n, k)), ("weight_scale", "F32", (n, 1))]
         if not scheme.dynamic:
             parts.append(("input_scale", "F32", (1,)))

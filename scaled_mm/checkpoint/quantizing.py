@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ..lowbit.grouped import quantize_weight_grouped, scales_dtype
-from ..lowbit.stored import stored
+from ..lowbit.stored import stored, to_bytes
 from ..ops.quantize import quantize_weight_int8
-from ..quantization.compressed_tensors import quantization_config
+from ..quantization.compressed_tensors import INT, format_of, quantization_config
 from ..quantization.model import QuantConfig
 from ..quantization.rotation import EMBEDDING, HEAD, Rotation
 from ..quantization.schemes import WeightScheme
@@ -88,6 +88,8 @@ def quantize_checkpoint(
     config: QuantConfig | None = None,
     batches: Iterable[Any] | None = None,
     progressed: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    format: str | None = None,
 ) -> QuantizeReport:
     """Quantises a float checkpoint, file by file.
 
@@ -107,6 +109,7 @@ def quantize_checkpoint(
             model runs, in its own dtype, on the CPU; of a rotation alone, on the first batch.
         progressed: called with how many bytes of the source were done since the last call, and of
             how many.
+        format: as for `save_quantized`.
 
     Raises:
         ValueError: the checkpoint is malformed or quantised; config means no Linear, one that has
@@ -118,7 +121,7 @@ def quantize_checkpoint(
     """
     started = time.perf_counter()
     source, out, config = Checkpoint(checkpoint), Path(out), config or QuantConfig()
-    plan = Plan.of(source, config)
+    plan = Plan.of(source, config, format)
     if plan.runs and batches is None:
         what = "a static scheme, smoothing or rotation"
         raise ValueError(f"batches must be given for {what}, got None")
@@ -262,6 +265,8 @@ class _Run:
                 dtype=dtype,
             )
             tensors = stored(made, scheme.bits) | {"weight_shape": torch.tensor(weight.shape)}
+            if format_of(self._plan.schemes[name]) == INT:
+                tensors = to_bytes(tensors, weight.shape[1])
             yield from ((f"{stored_as}.{part}", x) for part, x in tensors.items())
             return
         q, scale = quantize_weight_int8(weight, rotate=scheme.rotate)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..nn import ScaledExperts
 from ..nn.float_experts import is_experts
 from ..quantization.compressed_tensors import (
+    INT,
     AnyLayerScheme,
     Saved,
     is_linear,
@@ -26,6 +27,7 @@ from ..quantization.compressed_tensors import (
     quantization_config,
     refuse_homeless,
     scheme_of_layer,
+    stored_as,
 )
 from ..quantization.report import rotation_of
 from ..quantization.stored_names import expert_layers, expert_schemes
@@ -50,9 +52,11 @@ def save_quantized(
     *,
     source: str | Path | None = None,
     max_shard_bytes: int = MAX_SHARD,
+    format: str | None = None,
 ) -> None:
     """Writes a model with `ScaledLinear`s as a W8A8 checkpoint of compressed-tensors, one with
-    `WeightOnlyLinear`s as a W8A16 or W4A16 one.
+    `WeightOnlyLinear`s as a W8A16, W4A16 or W4A8 one, and one with `ScaledBlockLinear`s as a
+    "blockwise_int8" one.
 
     | file | holds |
     |---|---|
@@ -75,14 +79,16 @@ def save_quantized(
         source: the folder of the float model, whose other files are copied. None: where
             transformers loaded the model from, if that is a folder.
         max_shard_bytes: a shard has at most so many bytes of tensors, unless one alone has more.
+        format: None: "int-quantized" for W8A8, "pack-quantized" for weights alone and W4A8. Values
+            of 4 bits may be "int-quantized" too, one to a byte.
 
     Raises:
-        ValueError: the model has no `ScaledLinear` or `WeightOnlyLinear`, or has both; or something
+        ValueError: the model has none of these layers, or two kinds; or something
             that the format has no place for (`input_smooth`, `pre_scale`, GPT-2's
             Conv1D), named; path is not new or empty.
         OSError: a file cannot be read or written. Nothing is left then.
 
-    Source: compressed-tensors' int-quantized and pack-quantized formats.
+    Source: compressed-tensors' int-quantized and pack-quantized formats; SGLang's blockwise_int8.
     """
     path = Path(path)
     layers = _modules(model)
@@ -92,7 +98,8 @@ def save_quantized(
         raise ValueError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
     _check_kinds(model, layers)
     source = _source(model, source)
-    makes = _makes(model, layers)
+    schemes = {name: stored_as(x, name, format) for name, x in _schemes(model, layers).items()}
+    makes = _makes(model, layers, format == INT)
     planned = [Planned.like(name, x) for make in makes for name, x in make().items()]
     parts = split(planned, max_shard_bytes)
     shards = [
@@ -101,7 +108,7 @@ def save_quantized(
     ]
     config = _config(model, source)
     config["quantization_config"] = quantization_config(
-        _schemes(model, layers),
+        schemes,
         _float_linears(model),
         rotation_of(model),
     )
@@ -123,7 +130,7 @@ def _modules(model: nn.Module) -> dict[str, Quantised]:
         if isinstance(module, Quantised):
             layers[name] = module
     if not layers:
-        raise ValueError("model must hold a ScaledLinear or WeightOnlyLinear, got none")
+        raise ValueError("model must hold a quantised layer, such as a ScaledLinear, got none")
     if "" in layers:
         raise ValueError("model must hold its quantised layers under names, got one by itself")
     return layers
@@ -174,7 +181,7 @@ def _float_linears(model: nn.Module) -> list[str]:
     ]
 
 
-def _makes(model: nn.Module, layers: Mapping[str, Quantised]) -> list[_Make]:
+def _makes(model: nn.Module, layers: Mapping[str, Quantised], in_bytes: bool) -> list[_Make]:
     """All tensors, in the order of the modules."""
     kept = _once(model, _floats(model, layers.values()))
     floats: dict[str, list[str]] = {}
@@ -188,13 +195,15 @@ def _makes(model: nn.Module, layers: Mapping[str, Quantised]) -> list[_Make]:
     for name, _ in model.named_modules(remove_duplicate=False):
         if name in layers:
             for file, made in _layers(model, name, layers[name]).items():
-                makes.append(partial(_tensors_of, file, made, dtype))
+                makes.append(partial(_tensors_of, file, made, dtype, in_bytes))
         makes += [partial(dict, [(tensor, kept[tensor])]) for tensor in floats.get(name, ())]
     return makes
 
 
-def _tensors_of(name: str, layer: Callable[[], Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    return layer_tensors(name, layer(), dtype)
+def _tensors_of(
+    name: str, layer: Callable[[], Any], dtype: torch.dtype, in_bytes: bool
+) -> dict[str, Tensor]:
+    return layer_tensors(name, layer(), dtype, in_bytes)
 
 
 def _floats(model: nn.Module, layers: Iterable[Quantised]) -> dict[str, Tensor]:

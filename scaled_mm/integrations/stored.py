@@ -17,8 +17,9 @@ from ..checkpoint.files import DTYPES
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.layer import QuantisedLayer
 from ..checkpoint.layers_awq_gptq import AwqGptqLayer
-from ..checkpoint.layers_packed import PackedLayer
+from ..checkpoint.layers_packed import ByteLayer, PackedLayer
 from ..lowbit.gptq import to_gptq_words
+from ..lowbit.stored import to_bytes
 from ..lowbit.words import pack, unsigned
 from ..nn import WeightOnlyLinear
 from ..quantization.compressed_tensors import narrowed
@@ -41,6 +42,8 @@ def stored_tensors(
     held = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
     if isinstance(layer, AwqGptqLayer):
         held |= _words(module, layer.scheme)
+    if isinstance(layer, ByteLayer):
+        held = to_bytes(held, layer.k)
     if isinstance(layer, PackedLayer) and "weight_g_idx" not in held:  # where it lies in order
         held["weight_g_idx"] = torch.arange(layer.k) // layer.group
     stored = {}

@@ -4,11 +4,11 @@
 
     model = AutoModelForCausalLM.from_pretrained(folder)
 
-After the import, `from_pretrained` of a compressed-tensors, AutoAWQ or GPTQ folder gives
-a model whose quantised Linears are `ScaledLinear` and `WeightOnlyLinear` of `scaled_mm.nn`:
-the layers, and so the bits, of `scaled_mm.load_quantized`. No parameter asks for
-gradients; adapters may train. `save_pretrained` writes the folder's form again.
-Neither compressed-tensors nor any other package of kernels is needed.
+After the import, `from_pretrained` of a compressed-tensors, AutoAWQ, GPTQ or block-int8 folder
+gives a model whose quantised Linears are layers of `scaled_mm.nn`: the layers, and so the bits, of
+`scaled_mm.load_quantized`. No parameter asks for gradients; adapters may train. `save_pretrained`
+writes the folder's form again. Neither compressed-tensors nor any other package of kernels is
+needed.
 
 What the checkpoint reader of this library refuses is refused here in the same words, with one
 exception: settings of quantization_config that it does not serve (such as another `format`, or 3
@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +39,41 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .._torch import not_unexpected
 from ..checkpoint.config import read_settings
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.loading import layer_for, linears_of, places_of, put_in, quantised_layers
+from ..checkpoint.loading import layer_for, linears_of, places_of, put_in, quantised_layers, whole
 from ..checkpoint.names import Names
 from ..nn.experts import layers_in
+from ..nn.weight_only_linear import INT8_INPUTS
 from ..quantization.swap import unfuse
 from .stored import stored_tensors
 
 __all__ = ["register", "unregister"]
 
-METHODS = ("compressed-tensors", "awq", "gptq", "auto-round")
+METHODS = ("compressed-tensors", "awq", "gptq", "auto-round", "blockwise_int8")
 """The values of `quant_method` that are taken over."""
 
-_theirs: dict[str, tuple[type[QuantizationConfigMixin], type[HfQuantizer]]] = {}
-"""What stood in the tables, by method; empty: nothing is registered."""
+_int8_input: str | None = None
+_theirs: dict[str, tuple[type[QuantizationConfigMixin], type[HfQuantizer]] | None] = {}
+"""What stood in the tables, by method (None: nothing did); empty: nothing is registered."""
 
 
-def register() -> None:
+def register(*, int8_input: str | None = None) -> None:
     """Puts this library's quantiser into transformers' tables; done by the import, and harmless
-    when done again."""
+    when done again.
+
+    Args:
+        int8_input: as for `scaled_mm.load_quantized`, for every model that is loaded from now on.
+            Saving writes the checkpoint's own form, which says nothing of it.
+    """
+    global _int8_input
+    if int8_input not in (None, *INT8_INPUTS):
+        rule = f"int8_input must be None, {' or '.join(INT8_INPUTS)}"
+        raise ValueError(f"{rule}, got {int8_input}")
+    _int8_input = int8_input
     for method in METHODS:
         if method not in _theirs:
-            _theirs[method] = (
-                auto.AUTO_QUANTIZATION_CONFIG_MAPPING.pop(method),
-                auto.AUTO_QUANTIZER_MAPPING.pop(method),
-            )
+            config = auto.AUTO_QUANTIZATION_CONFIG_MAPPING.pop(method, None)
+            quantizer = auto.AUTO_QUANTIZER_MAPPING.pop(method, None)
+            _theirs[method] = None if config is None else (config, quantizer)
             auto.register_quantization_config(method)(ScaledMMConfig)
             auto.register_quantizer(method)(ScaledMMQuantizer)
 
@@ -69,9 +81,12 @@ def register() -> None:
 def unregister() -> None:
     """Puts back what `register` replaced. Models that are loaded stay as they are."""
     for method in tuple(_theirs):
-        config, quantizer = _theirs.pop(method)
-        auto.AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config
-        auto.AUTO_QUANTIZER_MAPPING[method] = quantizer
+        theirs = _theirs.pop(method)
+        tables = auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING
+        for at, table in enumerate(tables):
+            del table[method]
+            if theirs is not None:
+                table[method] = theirs[at]
 
 
 class ScaledMMConfig(QuantizationConfigMixin):
@@ -103,7 +118,10 @@ class ScaledMMConfig(QuantizationConfigMixin):
 
 
 def _left_to_transformers(fields: dict[str, Any], refusal: str) -> QuantizationConfigMixin:
-    config, quantizer = _theirs[fields["quant_method"]]
+    theirs = _theirs[fields["quant_method"]]
+    if theirs is None:
+        raise ValueError(refusal)
+    config, quantizer = theirs
     try:
         made = config.from_dict(copy.deepcopy(fields))
         quantizer(made).validate_environment(device_map=None, weights_only=True)
@@ -133,8 +151,9 @@ class ScaledMMQuantizer(HfQuantizer):
         """One of transformers' own for settings that `ScaledMMConfig` left to it."""
         if isinstance(quantization_config, ScaledMMConfig):
             return super().__new__(cls)
-        _, theirs = _theirs[str(quantization_config.quant_method.value)]
-        return theirs(quantization_config, **kwargs)
+        theirs = _theirs[str(quantization_config.quant_method.value)]
+        assert theirs is not None
+        return theirs[1](quantization_config, **kwargs)
 
     def update_device_map(self, device_map: dict[str, Any] | None) -> dict[str, Any] | None:
         if device_map is not None and (
@@ -162,7 +181,9 @@ class ScaledMMQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         def make(name: str, linear: nn.Linear) -> nn.Module:
-            return layer_for(self.checkpoint, self.layers[name], linear).to(model.device)
+            return layer_for(self.checkpoint, self.layers[name], linear, given).to(model.device)
+
+        given = partial(whole, int8_input=_int8_input)
 
         put_in(model, self.places, make)
         for place in self.places:

@@ -9,7 +9,13 @@ output features, groups of G input features, values of b = 4 or 8 bits, h = 2^(b
 The format speaks of q and z in -h..h-1 and stores both with h added; what is stored is what
 `GroupedWeight` has. The last word of a row may be half empty.
 
-Source: the pack-quantized format of the compressed-tensors package, 0.20.
+int-quantized files have 4 bits too, one value to a byte and nothing added:
+
+    weight              int8 [N, K]
+    weight_scale        16-bit float [N, K/G]
+    weight_zero_point   int8 [N, K/G], asymmetric
+
+Source: the two formats of the compressed-tensors package, 0.20.
 """
 
 from __future__ import annotations
@@ -33,17 +39,54 @@ def stored(weight: GroupedWeight, bits: int) -> dict[str, Tensor]:
     return made
 
 
+def to_bytes(tensors: dict[str, Tensor], k: int) -> dict[str, Tensor]:
+    """int-quantized tensors of pack-quantized ones of 4 bits; others go through."""
+    made = {name: x for name, x in tensors.items() if name != "weight_shape"}
+    made["weight"] = signed(unpack_dense(made.pop("weight_packed"), 4, k), 4)
+    if (zeros := made.get("weight_zero_point")) is not None:
+        n = len(made["weight"])
+        made["weight_zero_point"] = signed(unpack_dense(zeros.t(), 4, n), 4).t().contiguous()
+    return made
+
+
+def of_bytes(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> GroupedWeight:
+    """The weight of int-quantized tensors.
+
+    Raises:
+        ValueError: a value that 4 bits do not have.
+    """
+    for name, x in (("weight", weight), ("weight_zero_point", zeros)):
+        if x is not None and bool((x.clamp(-8, 7) != x).any()):
+            raise ValueError(f"{name} must be in -8..7, got {x.min()} to {x.max()}")
+    q = weight.t().contiguous()
+    scales = scales.t().contiguous()
+    if zeros is None:
+        return GroupedWeight(q, scales, None)
+    return GroupedWeight(unsigned(q, 4), scales, unsigned(zeros.t().contiguous(), 4))
+
+
 def stored_sizes(
-    n: int, k: int, bits: int, group: int, symmetric: bool, dtype: torch.dtype
+    n: int,
+    k: int,
+    bits: int,
+    group: int,
+    symmetric: bool,
+    dtype: torch.dtype,
+    in_bytes: bool = False,
 ) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-    """Name, dtype and shape of what `stored` makes, and of the weight_shape beside it."""
+    """Name, dtype and shape of what `stored` makes, and of the weight_shape beside it; or of what
+    `to_bytes` makes of that."""
     per_word, groups = 32 // bits, k // group if group else 0
-    sizes = {
+    sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "weight_packed": (torch.int32, (n, -(-k // per_word))),
         "weight_scale": (dtype, (n, groups)),
         "weight_zero_point": (torch.int32, (-(-n // per_word), groups)),
         "weight_shape": (torch.int64, (2,)),
     }
+    if in_bytes:
+        scale = sizes["weight_scale"]
+        zero = torch.int8, scale[1]
+        sizes = {"weight": (torch.int8, (n, k)), "weight_scale": scale, "weight_zero_point": zero}
     if symmetric:
         del sizes["weight_zero_point"]
     return [(name, kind, shape) for name, (kind, shape) in sizes.items()]

@@ -315,7 +315,11 @@ class WeightOnlyGroupedLinear(GroupedLinear):
 def stacked(experts: Sequence[Sequence[nn.Module]], in_turns: bool) -> GroupedLinear:
     """The `GroupedLinear` of layers, by what these are."""
     known = {ScaledLinear: ScaledGroupedLinear, WeightOnlyLinear: WeightOnlyGroupedLinear}
-    return known[type(experts[0][0])].stacked(experts, in_turns)
+    kind = type(experts[0][0])
+    if kind not in known:
+        names = " or ".join(each.__name__ for each in known)
+        raise ValueError(f"experts must be {names}, got {kind.__name__}")
+    return known[kind].stacked(experts, in_turns)
 
 
 def _by_rows(make: Callable[[Sequence[Tensor]], Tensor], *weights: GroupedWeight) -> GroupedWeight:

@@ -39,13 +39,17 @@ class Int8Layer(PackedLayer):
     def weight(self) -> Tensor:
         """A copy of the weight that x is multiplied by: float32 [N, K], weight_int8 * weight_scale,
         rotated back (* input_smooth)."""
-        w = self.weight_int8.float() * self.weight_scale
+        w = self.weight_int8.float() * self._scale_of_values()
         w = rotated(w, self.rotate) if self.rotate else w
         return w if self.input_smooth is None else w * self.input_smooth
 
     @weight.setter
     def weight(self, value: Any) -> None:
         raise AttributeError("weight must be written by set_weight or load_state_dict")
+
+    def _scale_of_values(self) -> Tensor:
+        """Of each value of the weight: [N, K], or what broadcasts to that."""
+        return self.weight_scale
 
     @property
     def weight_int8(self) -> Tensor:
@@ -63,7 +67,8 @@ class Int8Layer(PackedLayer):
         if weight.dtype != torch.int8 or weight.shape != shape:
             got = f"{str(weight.dtype)[6:]} of shape {tuple(weight.shape)}"
             raise ValueError(f"weight must be int8 of shape {shape}, got {got}")
-        weight = weight.to(self.weight_scale.device)
+        scales = cast(Tensor, self._buffers[self._SCALES])
+        weight = weight.to(scales.device)
         if self.azp_adj is not None:
             self.azp_adj.copy_(azp_adj(weight.t()))
         if self.azp_with_adj is not None and self.input_zero_point is not None:

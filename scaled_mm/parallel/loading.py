@@ -97,6 +97,9 @@ class LayerPart:
     def __init__(self, layer: QuantisedLayer, style: QuantizedParallel, mesh: DeviceMesh) -> None:
         self.layer, self.style, self.mesh = layer, style, mesh
         features = layer.n if style.side is Side.OUT else layer.k
+        if not _may_be_cut(layer):
+            rule = "must be W8A8, or weight-only in packed words, to be cut"
+            raise ValueError(f"{layer.name} {rule}, got {layer.scheme_text()}")
         self.group = layer.group if isinstance(layer, LowbitLayer) else 1
         try:
             self.share = style.share(layer.kind, features, self.group, mesh)
@@ -163,6 +166,12 @@ class LayerPart:
                 reason = "is in act-order, which is not read in parts of its rows: use "
                 reason += "load_quantized and parallelize_module"
                 self.layer.refuse(checkpoint, part, reason)
+
+
+def _may_be_cut(layer: QuantisedLayer) -> bool:
+    if isinstance(layer, PackedLayer):
+        return not (layer.scheme.int8_input or layer.scheme.in_bytes)
+    return isinstance(layer, Int8Layer | LowbitLayer)
 
 
 class CheckpointPart(Checkpoint):

@@ -10,8 +10,8 @@ int-quantized (W8A8):
 
 Zero-point terms (`azp_adj`, `azp_with_adj`) follow from these and are left out.
 
-pack-quantized (W8A16, W4A16): what the state dict of a `WeightOnlyLinear` holds; `layers_packed.py`
-lists it.
+pack-quantized (W8A16, W4A16, W4A8): what the state dict of a `WeightOnlyLinear` holds;
+`layers_packed.py` lists it, and the bytes in which int-quantized has values of 4 bits.
 
 The formats have no place for a factor on each input channel (`input_smooth`, `pre_scale`), nor for
 zero points that are floats or an activation; a layer that has one is refused.
@@ -22,13 +22,15 @@ Source: the format of the compressed-tensors package, 0.20.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..nn import ScaledLinear, WeightOnlyLinear
+from ..lowbit.stored import to_bytes
+from ..nn import ScaledBlockLinear, ScaledLinear, WeightOnlyLinear
+from .blockwise_int8 import METHOD, BlockScheme, block_config
 from .rotation import Rotation
 
 
@@ -78,23 +80,50 @@ class PackedScheme:
     """The features of a group lie scattered; `weight_g_idx` says where."""
     int8_input: str | None = None
     """Activations in int8, each token by its own range: "symmetric" or "asymmetric"."""
+    in_bytes: bool = False
+    """Values of 4 bits lie one to a byte: int-quantized."""
 
     def __str__(self) -> str:
         groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
         kind = "symmetric" if self.symmetric else "asymmetric"
         inputs = f", {self.int8_input} int8 inputs" if self.int8_input else ""
-        return f"packed int{self.bits}, {kind}, {groups}{inputs}"
+        how = "int4 in bytes" if self.in_bytes else f"packed int{self.bits}"
+        return f"{how}, {kind}, {groups}{inputs}"
 
 
-Saved = ScaledLinear | WeightOnlyLinear
-"""The layers that the formats have a place for."""
-AnyLayerScheme = W8A8Scheme | PackedScheme
-_FORMATS = {W8A8Scheme: "int-quantized", PackedScheme: "pack-quantized"}
+Saved = ScaledLinear | WeightOnlyLinear | ScaledBlockLinear
+"""The layers that a format has a place for; blocks have one of their own."""
+AnyLayerScheme = W8A8Scheme | PackedScheme | BlockScheme
+INT, PACKED, _ = FORMATS = ("int-quantized", "pack-quantized", METHOD)
 _EIGHT_BITS = {"num_bits": 8, "type": "int", "group_size": None}
+
+
+def format_of(scheme: AnyLayerScheme) -> str:
+    """The format that has a place for it."""
+    if isinstance(scheme, BlockScheme):
+        return METHOD
+    return PACKED if isinstance(scheme, PackedScheme) and not scheme.in_bytes else INT
+
+
+def stored_as(scheme: AnyLayerScheme, name: str, wanted: str | None) -> AnyLayerScheme:
+    """The scheme of a layer as a format stores it; None: as that one which is usual.
+
+    Raises:
+        ValueError: it is none of `FORMATS`, or has no place for the scheme.
+    """
+    if wanted is not None and wanted not in FORMATS:
+        raise ValueError(f"format must be None, {' or '.join(FORMATS)}, got {wanted}")
+    if isinstance(scheme, PackedScheme) and scheme.bits == 4:
+        scheme = replace(scheme, in_bytes=wanted == INT)
+    if wanted not in (None, format_of(scheme)):
+        raise ValueError(f"format must be {format_of(scheme)} for {name}, which is {scheme}")
+    return scheme
 
 
 def scheme_of_layer(layer: Saved) -> AnyLayerScheme:
     """How a layer is quantised, in the formats' words."""
+    if isinstance(layer, ScaledBlockLinear):
+        return BlockScheme()
     if isinstance(layer, ScaledLinear):
         of_inputs = layer.dynamic, layer.symmetric, layer.per_token
         return W8A8Scheme(*of_inputs, per_channel=True, rotate=layer.rotate or None)
@@ -108,13 +137,16 @@ def is_linear(module: nn.Module) -> bool:
     return any(each.__name__ == "Linear" for each in type(module).__mro__)
 
 
-def layer_tensors(name: str, layer: Saved, float_dtype: torch.dtype) -> dict[str, Tensor]:
+def layer_tensors(
+    name: str, layer: Saved, float_dtype: torch.dtype, in_bytes: bool = False
+) -> dict[str, Tensor]:
     """The tensors of one layer by their names in the file.
 
     Args:
         name: of the layer.
         layer: any that the formats have a place for.
         float_dtype: of the model's other tensors; the bias gets it where it loses nothing by that.
+        in_bytes: as `PackedScheme` has it.
 
     Raises:
         ValueError: the layer has something that the formats have no place for.
@@ -124,11 +156,14 @@ def layer_tensors(name: str, layer: Saved, float_dtype: torch.dtype) -> dict[str
     if isinstance(layer, WeightOnlyLinear):
         if (bias := state.get("bias")) is not None:
             state["bias"] = narrowed(bias, float_dtype)
+        if in_bytes:
+            state = to_bytes(state, layer.in_features)
         return {f"{name}.{part}": x for part, x in state.items()}
-    tensors = {"weight": state["weight"], "weight_scale": state["weight_scale"]}
+    scales = "weight_scale_inv" if isinstance(layer, ScaledBlockLinear) else "weight_scale"
+    tensors = {"weight": state["weight"], scales: state[scales]}
     if (bias := state.get("bias")) is not None:
         tensors["bias"] = narrowed(bias, float_dtype)
-    if not layer.dynamic:
+    if isinstance(layer, ScaledLinear) and not layer.dynamic:
         tensors["input_scale"] = state["input_scale"]
         if not layer.symmetric:
             tensors["input_zero_point"] = state["input_zero_point"].to(torch.int8)
@@ -149,7 +184,7 @@ NO_PLACE = (
 
 def homeless(layer: Saved) -> str | None:
     """What of a layer the formats have no place for; None: nothing."""
-    if isinstance(layer, ScaledLinear):
+    if not isinstance(layer, WeightOnlyLinear):
         return None if layer.input_smooth is None else "input_smooth"
     if layer.pre_scale is not None:
         return "pre_scale"
@@ -179,6 +214,8 @@ def quantization_config(
     Raises:
         ValueError: the schemes are of several formats.
     """
+    if one_format(schemes) == METHOD:
+        return block_config(list(floats or ()))
     groups: dict[AnyLayerScheme, list[str]] = {}
     for name, scheme in schemes.items():
         groups.setdefault(scheme, []).append(name)
@@ -189,7 +226,7 @@ def quantization_config(
     return {
         **({"transform_config": {"config_groups": transforms}} if transforms else {}),
         "quant_method": "compressed-tensors",
-        "format": _FORMATS[one_kind(schemes)],
+        "format": one_format(schemes),
         # Without it, transformers takes the int8 weights for float ones.
         "quantization_status": "compressed",
         "global_compression_ratio": None,
@@ -249,27 +286,29 @@ _WRITERS = ("embed_tokens", "o_proj", "down_proj")
 _READERS = ("[qkv]_proj", "gate_proj", "up_proj", "lm_head")
 
 
-def one_kind(schemes: Mapping[str, AnyLayerScheme]) -> type[AnyLayerScheme]:
-    """The one kind of all schemes; a file of two formats is read by few.
+def one_format(schemes: Mapping[str, AnyLayerScheme]) -> str:
+    """The one format of all schemes; a file of two is read by few.
 
     Raises:
-        ValueError: there are two, with a layer of each.
+        ValueError: there are two kinds of schemes, with a layer of each.
     """
     first = {type(schemes[name]): name for name in reversed(list(schemes))}
     if len(first) > 1:
         got = " and ".join(f"{schemes[name]} at {name}" for name in reversed(first.values()))
-        raise ValueError(f"layers must be all W8A8 or all weight-only to be saved, got {got}")
-    return next(iter(first), W8A8Scheme)
+        kinds = "all W8A8, all weight-only or all in blocks"
+        raise ValueError(f"layers must be {kinds} to be saved, got {got}")
+    return format_of(next(iter(schemes.values()))) if schemes else INT
 
 
 def _group(scheme: AnyLayerScheme, targets: Sequence[str]) -> dict[str, Any]:
+    assert not isinstance(scheme, BlockScheme)
     weights, inputs = _w8a8(scheme) if isinstance(scheme, W8A8Scheme) else _weight_only(scheme)
     return {
         "targets": list(targets),
         "weights": weights,
         "input_activations": inputs,
         "output_activations": None,
-        "format": _FORMATS[type(scheme)],
+        "format": format_of(scheme),
     }
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from ..nn import ScaledLinear
+from ..nn import ScaledBlockLinear, ScaledLinear
+from ..nn.block_linear import BLOCK
 from .observe import one_scale
 
 
@@ -92,9 +93,13 @@ def decibels(signal: float, noise: float) -> float:
 def reference_arguments(layer: nn.Module, x: Tensor, rows: int | None = None) -> dict[str, Any]:
     """What `reference.scaled_mm` takes for layer(x)[:rows], by the reference alone; x
     [tokens, K]."""
-    assert isinstance(layer, ScaledLinear)
     state = layer.state_dict()
     b = state["weight"].t()
+    if isinstance(layer, ScaledBlockLinear):
+        q, scale = of_groups(x)
+        scales = state["weight_scale_inv"].t()
+        return {"a": q, "b": b, "scale_a": scale, "scale_b": scales, "bias": state.get("bias")}
+    assert isinstance(layer, ScaledLinear)
     smooth = state.get("input_smooth")
     q, scale, azp = reference.quantize_int8(
         x if smooth is None else x.cpu().float() * smooth.cpu(),
@@ -117,6 +122,12 @@ def reference_arguments(layer: nn.Module, x: Tensor, rows: int | None = None) ->
         "bias": state.get("bias"),
         **zero_point,
     }
+
+
+def of_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """q and scales of x [tokens, K] in groups of 128, by the reference alone."""
+    parts = [reference.quantize_int8(part) for part in x.split(BLOCK, 1)]
+    return torch.cat([q for q, _, _ in parts], 1), torch.cat([scale for _, scale, _ in parts], 1)
 
 
 def differing_bits(got: Tensor, want: Tensor) -> int:

@@ -19,7 +19,7 @@ from .compressed_tensors import (
     Saved,
     homeless,
     is_linear,
-    one_kind,
+    one_format,
     quantization_config,
     scheme_of_layer,
 )
@@ -75,7 +75,7 @@ def _configure(prefix: str, owner: nn.Module, rotation: Rotation | None) -> str 
     if not callable(getattr(config, "to_diff_dict", None)):
         return f"{type(owner).__name__} has no config of transformers"
     try:
-        one_kind(schemes)
+        one_format(schemes)
     except ValueError:
         return "it has W8A8 and weight-only layers"
     for name in (*schemes, *floats):

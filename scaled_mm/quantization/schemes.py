@@ -57,8 +57,8 @@ class WeightScheme:
     as compressed-tensors means them; with `-g64` behind it for groups of 64 (or any other number)
     or `-channel` for a scale for each output channel, and then `-asymmetric` for zero points.
     `W4A8` is W4A16 with int8 activations, on the CPU, each token by its own range; with
-    `-asymmetric-input` behind it with zero points. (torchao's int8_dynamic_activation_int4_weight
-    is `W4A8-g32-asymmetric-input`.)
+    `-asymmetric-input` behind it with zero points. torchao's recipe has its name too:
+    `int8_dynamic_activation_int4_weight` is `W4A8-g32-asymmetric-input`.
 
     Args:
         bits: of a weight, 8 or 4.
@@ -105,6 +105,8 @@ _WEIGHT_ONLY = re.compile(
 NAMES_OF_WEIGHTS = "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N, -channel, -asymmetric)"
 """The field's names; W8A8 is `dynamic`."""
 
+TORCHAO = "int8_dynamic_activation_int4_weight"
+
 SCHEMES = {
     "dynamic": Scheme(),
     "dynamic-asymmetric": Scheme(symmetric=False),
@@ -119,6 +121,8 @@ def known_scheme(name: str) -> AnyScheme | None:
     """A scheme by its name; None: no scheme has it."""
     if name.lower() == "w8a8":
         return SCHEMES["dynamic"]
+    if name == TORCHAO:
+        return WeightScheme(4, 32, int8_input="asymmetric")
     if name in SCHEMES:
         return SCHEMES[name]
     base, _, block = name.rpartition("-rotate")

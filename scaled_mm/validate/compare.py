@@ -15,7 +15,7 @@ from .._progress import progress
 from .._torch import tree_leaves
 from ..checkpoint import load_quantized
 from ..checkpoint.folder import Checkpoint, rotation_in
-from ..nn import ScaledExperts, ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledBlockLinear, ScaledExperts, ScaledLinear, WeightOnlyLinear
 from ..quantization.inspect import decibels
 from ..quantization.layers import linears_in
 from ..quantization.observe import Call, as_calls, evaluating, observe
@@ -26,7 +26,7 @@ from .layers import LayerInspector
 from .report import Agreement, Thresholds, ValidationReport
 
 STRIDE = 7
-Layer = ScaledLinear | WeightOnlyLinear
+Layer = ScaledLinear | WeightOnlyLinear | ScaledBlockLinear
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..nn import ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledBlockLinear, ScaledLinear, WeightOnlyLinear
 
 NOTICED = 0.02
 """Factors that spread less, as the root mean square of their logarithms, are rounding."""
@@ -88,7 +88,7 @@ def weight_of(layer: nn.Module) -> Tensor:
     if isinstance(layer, WeightOnlyLinear):
         w = layer.filled().dequantize().float().t()
         return w if layer.pre_scale is None else w * layer.pre_scale
-    assert isinstance(layer, ScaledLinear)
+    assert isinstance(layer, ScaledLinear | ScaledBlockLinear)
     return layer.weight
 
 

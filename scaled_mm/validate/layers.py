@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from ..nn import ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledBlockLinear, ScaledLinear, WeightOnlyLinear
 from ..ops.rotate import rotated
 from ..quantization.inspect import Inspector, decibels
 from ..reference.accuracy import AccuracyReport
@@ -73,7 +73,7 @@ class LayerInspector(Inspector):
         energy = raw.double().square().sum(0)
         seen.energy = energy if seen.energy is None else seen.energy + energy
         seen.tokens += len(x)
-        if isinstance(layer, ScaledLinear):
+        if isinstance(layer, ScaledLinear | ScaledBlockLinear):
             _quantisation(seen, layer, given, scaled)
 
     def layer(self, name: str) -> LayerReport:
@@ -114,19 +114,22 @@ class LayerInspector(Inspector):
         )
 
 
-def _quantisation(seen: _Inputs, layer: ScaledLinear, x: Tensor, scaled: Tensor) -> None:
+def _quantisation(
+    seen: _Inputs, layer: ScaledLinear | ScaledBlockLinear, x: Tensor, scaled: Tensor
+) -> None:
     """How an int8 layer's quantiser met its input; scaled: x as it is quantised."""
-    q, scale, azp = layer.quantize_input(x)
+    q, scale, *zeros = layer.quantize_input(x)
+    azp = zeros[0] if zeros else None
     seen.levels += torch.bincount(q.flatten().cpu().long() + 128, minlength=256)
     seen.elements += q.numel()
     if layer.input_scale is not None:
         on_grid = (scaled / scale).round() + (0 if azp is None else azp)
         lowest = -127 if azp is None else -128
         seen.saturated += int(((on_grid < lowest) | (on_grid > 127)).sum())
-    zeros = torch.zeros(1) if azp is None else azp.float()
-    share = len(x) // zeros.numel()
-    seen.azp_sum += float(zeros.sum()) * share
-    seen.azp_used += int((zeros != 0).sum()) * share
+    points = torch.zeros(1) if azp is None else azp.float()
+    share = len(x) // points.numel()
+    seen.azp_sum += float(points.sum()) * share
+    seen.azp_used += int((points != 0).sum()) * share
 
 
 def _of_weight(layer: nn.Module) -> tuple[float, float, float]:
@@ -216,6 +219,8 @@ def scheme_text(layer: nn.Module, fold: Fold) -> str:
         words += ["inputs-asym"] * (layer.int8_input == "asymmetric")
         words += ["asym"] * (layer.zero != "none") + ["act-order"] * layer.act_order
         words += ["smooth"] * (layer.pre_scale is not None)
+    elif isinstance(layer, ScaledBlockLinear):
+        words = ["blocks"]
     else:
         assert isinstance(layer, ScaledLinear)
         words = [
