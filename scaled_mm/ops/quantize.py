@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._arguments import accept, explained, must_be_bool
 from .rotate import block_given
-from .shapes import must_have_dim, must_rotate, must_share_device
+from .shapes import must_have_dim, must_rotate, must_share_device, shape_text
 
 _quantize_int8 = torch.ops.scaled_mm.quantize_int8.default
 _quantize_int8_static = torch.ops.scaled_mm.quantize_int8_static.default
@@ -108,7 +108,8 @@ def _in_groups(
     if group_size != _BLOCK or rotate is not None:
         got = f"{group_size!r} and rotate={rotate}"
         raise ValueError(f"group_size must be {_BLOCK}, or None with rotate, got {got}")
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    if x.dim() < 1:  # said here, since dynamo traces this function
+        raise ValueError(f"x must have at least one dimension [..., K], got {shape_text(x)}")
     k = x.shape[-1]
     padded = torch.nn.functional.pad(x, (0, -k % _BLOCK)) if k % _BLOCK else x
     groups = padded.reshape(*x.shape[:-1], -(-k // _BLOCK), _BLOCK)

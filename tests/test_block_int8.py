@@ -1,0 +1,284 @@
+"""Int8 in blocks of 128 x 128: `ScaledBlockLinear`, and the checkpoints that it is read from."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_cases import state_of
+from helpers import assert_bits, each_isa, extra
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from scaled_mm import QuantConfig, load_quantized, quantize_model, reference, save_quantized
+from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.checkpoint.loading import quantised_layers
+from scaled_mm.nn import ScaledBlockLinear
+from scaled_mm.parallel.loading import _may_be_cut
+from scaled_mm.precompute import precompute
+from scaled_mm.quantization.inspect import of_groups
+from scaled_mm.validate import Thresholds, validate
+
+transformers = extra("transformers")
+
+IDS = torch.arange(24).view(2, 12)
+FORM = {
+    "quant_method": "blockwise_int8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+SIZES = [(256, 384), (300, 200), (128, 130), (100, 60), (260, 1), (1, 1)]
+
+
+def linear(k: int, n: int, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(k + n)
+    return nn.Linear(k, n, bias).requires_grad_(False)
+
+
+# ---- The layer -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("k", "n"), SIZES)
+def test_a_layer_has_the_bits_of_the_reference(k: int, n: int, dtype: torch.dtype) -> None:
+    layer, x = ScaledBlockLinear.from_linear(linear(k, n)), torch.randn(2, 5, k).to(dtype)
+    q, scale = of_groups(x.flatten(0, 1))
+    operands = q, layer.weight_int8.t(), scale, layer.weight_scale_inv.t()
+    expected = reference.scaled_mm(*operands, bias=layer.bias, out_dtype=dtype).unflatten(0, (2, 5))
+    for isa in each_isa():
+        assert_bits(layer(x), expected, isa)
+    if k == 300:
+        torch.compiler.reset()
+        assert_bits(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), expected)
+    wanted = x.double() @ layer.weight.double().t() + layer.bias.double()  # type: ignore[union-attr]
+    assert float((layer(x).double() - wanted).norm() / wanted.norm()) < 0.02
+
+
+def test_the_weight_is_what_the_blocks_say() -> None:
+    float_one = linear(300, 200)
+    layer = ScaledBlockLinear.from_linear(float_one)
+    assert layer.weight_scale_inv.shape == (2, 3)
+    for i, j in ((0, 0), (1, 2)):
+        rows, columns = slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
+        block, scale = float_one.weight[rows, columns], layer.weight_scale_inv[i, j]
+        assert_bits(scale, block.abs().max() / 127)
+        assert_bits(layer.weight[rows, columns], layer.weight_int8[rows, columns] * scale)
+        assert float((layer.weight[rows, columns] - block).abs().max()) <= 0.5001 * scale
+
+
+def test_copies_state_dicts_and_conversions() -> None:
+    layer, x = ScaledBlockLinear.from_linear(linear(300, 200)), torch.randn(7, 300)
+    y = layer(x)
+    state = layer.state_dict()
+    assert [*state] == ["weight_scale_inv", "bias", "weight"] or len(state) == 3
+    empty = ScaledBlockLinear(300, 200)
+    empty.load_state_dict(state)
+    unpacked = copy.deepcopy(layer).unpack()
+    for other in (empty, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), unpacked):
+        assert_bits(other(x), y)
+    converted = copy.deepcopy(layer).to(torch.bfloat16)
+    assert (converted.weight_scale_inv.dtype, converted.bias.dtype) == (torch.float32,) * 2
+    assert_bits(converted(x), y)
+    on_meta = ScaledBlockLinear(300, 200, device="meta")
+    on_meta.load_state_dict(state, assign=True)
+    assert_bits(on_meta(x), y)
+    assert "blocks of 128 x 128" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "said"),
+    [
+        (lambda: ScaledBlockLinear(131072, 1), ValueError, "in_features must be at most 131071"),
+        (lambda: ScaledBlockLinear.from_linear(nn.ReLU()), TypeError, "linear must be a torch.nn"),  # type: ignore[arg-type]
+        (lambda: ScaledBlockLinear(3, 4)(torch.ones(2, 5)), ValueError, "a must have|b must have"),
+        (
+            lambda: ScaledBlockLinear(3, 4)(torch.ones(2, 3, requires_grad=True)),
+            ValueError,
+            "x must not require grad",
+        ),
+    ],
+)
+def test_a_layer_refuses(make: Any, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=f"^({said})"):
+        make()
+
+
+# ---- Checkpoints ---------------------------------------------------------------------------------
+
+
+def llama(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """With blocks that the sizes do not fill, and more than one."""
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=160,
+        intermediate_size=264,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+        attention_bias=True,
+    )
+    torch.manual_seed(0)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval().requires_grad_(False)
+
+
+def blocks_of(model: nn.Module) -> dict[str, ScaledBlockLinear]:
+    return {n: m for n, m in model.named_modules() if isinstance(m, ScaledBlockLinear)}
+
+
+def written(folder: Path) -> Path:
+    """A checkpoint by plain torch, as SGLang reads it."""
+    model = llama()
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            w = module.weight.float()
+            n, k = w.shape
+            padded = nn.functional.pad(w, (0, -k % 128, 0, -n % 128))
+            blocks = padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+            scales = blocks.abs().amax((1, 3)) / 127
+            q = (blocks / scales[:, None, :, None]).round().flatten(2).flatten(0, 1)
+            state[f"{name}.weight"] = q[:n, :k].to(torch.int8).contiguous()
+            state[f"{name}.weight_scale_inv"] = scales
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    fields = json.loads(model.config.to_json_string()) | {"quantization_config": FORM}  # type: ignore[operator]
+    (folder / "config.json").write_text(
+        json.dumps(fields | {"architectures": ["LlamaForCausalLM"]})
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not to be written to."""
+    return written(tmp_path_factory.mktemp("blocks") / "in")
+
+
+def test_a_model_runs_saves_and_is_validated(made: Path, tmp_path: Path) -> None:
+    state = state_of(made)
+    model = load_quantized(llama(), made)
+    layers = blocks_of(model)
+    assert len(layers) == 14 and type(model.lm_head) is nn.Linear
+    for name, layer in layers.items():
+        assert_bits(layer.weight_int8, state[f"{name}.weight"], name)
+        assert_bits(layer.weight_scale_inv, state[f"{name}.weight_scale_inv"], name)
+    report = validate(llama(), model, [IDS], thresholds=Thresholds(sqnr_db=30))
+    assert report.ok
+    for each in report.layers:
+        assert (each.off_r1, each.beyond, each.scheme) == (0, 0, "blocks") and each.checked
+    save_quantized(model, tmp_path / "out")
+    after = state_of(tmp_path / "out")
+    assert after.keys() == state.keys()
+    for name, x in state.items():
+        assert_bits(after[name], x, name)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config == FORM | {"ignored_layers": ["lm_head"]}
+    assert_bits(load_quantized(llama(), tmp_path / "out")(IDS).logits, model(IDS).logits)
+
+
+@pytest.fixture
+def ours() -> Iterator[ModuleType]:
+    import scaled_mm.integrations.transformers as module
+
+    module.register()
+    yield module
+    module.unregister()
+
+
+def test_transformers_loads_and_saves_it(made: Path, ours: ModuleType, tmp_path: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(made)
+    assert len(blocks_of(model)) == 14
+    assert_bits(model(IDS).logits, load_quantized(llama(), made)(IDS).logits)
+    model.save_pretrained(tmp_path)
+    before, after = state_of(made), state_of(tmp_path)
+    assert before.keys() == after.keys()
+    for name, x in before.items():
+        assert_bits(after[name], x, name)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config == FORM
+    fields = FORM | {"weight_block_size": [64, 64]}
+    with pytest.raises(ValueError, match=r"weight_block_size must be \[128, 128\], got \[64, 64\]"):
+        ours.ScaledMMConfig.from_dict(fields)
+
+
+def test_what_else_is_not_done_with_it(made: Path, tmp_path: Path) -> None:
+    found = quantised_layers(Checkpoint(made))
+    assert len(found) == 14 and not any(map(_may_be_cut, found.values()))
+    with pytest.raises(ValueError, match=r"must be W8A8 to have azp terms, got int8 in blocks of"):
+        precompute(made, tmp_path / "out")
+    model = quantize_model(llama(), QuantConfig("W8A8"))
+    model.lm_head = ScaledBlockLinear.from_linear(llama().lm_head)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^layers must be all W8A8, .* got .* and int8 in blocks"):
+        save_quantized(model, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"must have float activations with int8_input, got int8"):
+        load_quantized(llama(), made, int8_input="symmetric")
+
+
+LAYER = "model.layers.0.mlp.up_proj"
+
+
+def _set(**change: Any) -> Any:
+    return lambda config, state: config.update(change)
+
+
+def _put(part: str, make: Any) -> Any:
+    def apply(config: dict[str, Any], state: dict[str, Tensor]) -> None:
+        value = make(state.pop(f"{LAYER}.{part}", None))
+        if value is not None:
+            state[f"{LAYER}.{part}"] = value.contiguous()
+
+    return apply
+
+
+SCALES = "weight_scale_inv"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "64": (_set(weight_block_size=[64, 64]), "weight_block_size must be [128, 128], got [64, 64]"),
+    "rows": (_set(weight_block_size=[1, 128]), "weight_block_size must be [128, 128], got [1, 128"),
+    "no-size": (_set(weight_block_size=None), "weight_block_size must be [128, 128], got None"),
+    "static": (_set(activation_scheme="static"), "activation_scheme must be dynamic, got static"),
+    "unknown": (_set(weight_zeros=True), "weight_zeros is not understood, got True"),
+    "ignored": (_set(ignored_layers=["up_proj"]), "leaves model.layers.0.mlp.up_proj float"),
+    "converted": (_set(modules_to_not_convert=["layers.0.mlp"]), "quantization_config leaves "),
+    "names": (_set(ignored_layers="lm_head"), "ignored_layers must be a list of strings"),
+    "no-scale": (_put(SCALES, lambda x: None), "up_proj.weight_scale_inv is missing"),
+    "scale-shape": (_put(SCALES, lambda x: x[:1]), "must have shape [3, 2], got [1, 2]"),
+    "negative": (_put(SCALES, torch.neg), "weight_scale_inv must be finite and not negative"),
+    "nan": (_put(SCALES, lambda x: x * torch.nan), "must be finite and not negative"),
+    "integer": (_put(SCALES, Tensor.int), "must be F32 or BF16 or F16, got I32"),
+    "float": (_put("weight", Tensor.float), "weight_scale_inv has no int8"),
+    "extra": (_put("input_scale", lambda x: torch.ones(1)), "input_scale is not understood"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(name: str, made: Path, tmp_path: Path) -> None:
+    change, said = REFUSED[name]
+    config, state = json.loads((made / "config.json").read_text()), state_of(made)
+    change(config["quantization_config"], state)
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = llama()
+    with pytest.raises(ValueError) as refusal:
+        load_quantized(model, tmp_path)
+    text = str(refusal.value)
+    assert said in text and text.startswith(str(tmp_path))
+    assert not blocks_of(model)
+
+
+def test_scales_of_16_bits_are_widened(made: Path, tmp_path: Path) -> None:
+    state = state_of(made)
+    state[f"{LAYER}.{SCALES}"] = state[f"{LAYER}.{SCALES}"].bfloat16()
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((made / "config.json").read_text())
+    layer = blocks_of(load_quantized(llama(), tmp_path))[LAYER]
+    assert_bits(layer.weight_scale_inv, state[f"{LAYER}.{SCALES}"].float())
