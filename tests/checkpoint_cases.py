@@ -283,12 +283,8 @@ def _is(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 SETTINGS: dict[str, Setting] = {
-    "other-method": Setting(
-        _is(quant_method="fp8"), "auto-round or blockwise_int8, got 'fp8'"
-    ),
-    "no-method": Setting(
-        _is(load_in_8bit=True), "auto-round or blockwise_int8, got None"
-    ),
+    "other-method": Setting(_is(quant_method="fp8"), "auto-round or blockwise_int8, got 'fp8'"),
+    "no-method": Setting(_is(load_in_8bit=True), "auto-round or blockwise_int8, got None"),
     "other-format": Setting(_set("format", "float"), "format must be one of int-quantized, "),
     "group-format": Setting(_set("G.format", "float-quantized"), "group_0.format must be one of"),
     "no-groups": Setting(_set("config_groups", {}), "config_groups must be an object"),
@@ -296,7 +292,7 @@ SETTINGS: dict[str, Setting] = {
     "targets-string": Setting(_set("G.targets", "Linear"), "targets must be a list of strings"),
     "ignore-number": Setting(_set("ignore", [1]), "ignore must be a list of strings, got [1]"),
     "weight-only": Setting(_set("G.input_activations", None), "must be an object (both are 8 bits"),
-    "4-bit": Setting(_set("G.weights.num_bits", 4), "weights.num_bits must be 8, got 4"),
+    "6-bit": Setting(_set("G.weights.num_bits", 6), "weights.num_bits must be 8, got 6"),
     "float": Setting(_set("G.weights.type", "float"), "weights.type must be int, got 'float'"),
     "asymmetric-weights": Setting(
         _set("G.weights.symmetric", False), "weights.symmetric must be true, got false"

@@ -345,7 +345,7 @@ def test_precompute_has_nothing_to_add(tmp_path: Path) -> None:
 
     write_toy(tmp_path / "in", Form("awq"))
     with pytest.raises(
-        ValueError, match=r"is weight-only \(AutoAWQ, groups of 16\), without azp terms"
+        ValueError, match=r"must be W8A8 to have azp terms, got AutoAWQ, groups of 16"
     ):
         precompute(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
