@@ -80,9 +80,7 @@ def operands_of(rng: np.random.Generator, most_rows: int = 60) -> Operands:
 
 def packed(operands: Operands) -> Operands:
     """The same with the weight packed, where it lies."""
-    stack = operands["b"]
-    buffers = [scaled_mm.pack_weight_int8(b).data for b in stack]
-    return {**operands, "b": torch.stack(buffers), "b_shape": list(stack.shape)}
+    return {**operands, "b": scaled_mm.pack_weight_int8(operands["b"])}
 
 
 def one_by_one(operands: Operands) -> Tensor:
@@ -107,10 +105,6 @@ def of_expert(name: str, x: Any, e: int, at: slice, rows: Tensor) -> Any:
     if name == "a" or (name in OF_A and x.numel() > 1):
         return x[rows[at].long()]
     return x[at] if name in ("residual", "out_scale", "out_azp") else x
-
-
-def grouped_mm(**operands: Any) -> Tensor:
-    return torch.ops.scaled_mm.grouped_mm(**operands)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from .shapes import must, must_have_dim, must_share_device, out_columns, shape_t
 
 _grouped_mm = torch.ops.scaled_mm.grouped_mm.default
 _moe_combine = torch.ops.scaled_mm.moe_combine.default
+_moe_sort = torch.ops.scaled_mm._moe_sort.default
 
 
 def grouped_mm(
@@ -38,10 +39,12 @@ def grouped_mm(
 
         D[i] = scaled_mm(a[rows[i]], b[e], ...),   offsets[e - 1] <= i < offsets[e]
 
-    with the bits of `scaled_mm`. Rows from offsets[-1] on are 0.
+    with the bits of `scaled_mm`. Rows from offsets[-1] on are 0. Nothing waits for the device: on
+    CUDA values of offsets and rows are not refused, and those that name nothing stand for the
+    nearest that do.
 
     Args:
-        a: int8 [T, K], any strides. On the CPU, as everything else.
+        a: int8 [T, K], any strides.
         b: int8 [E, K, N], any strides; or a packed stack, `pack_weight_int8` of it: same bits,
             faster. Fast: `weight.mT` of a weight [E, N, K].
         offsets: int32 [E], where the rows of each expert end, as `torch._grouped_mm` and `moe_sort`
@@ -63,8 +66,8 @@ def grouped_mm(
         D [T', N] of out_dtype; [T', N/2] with a gated activation.
 
     Raises:
-        ValueError: an operand breaks a rule above or of `scaled_mm`, offsets fall or lie beyond T',
-            or rows name no row of a.
+        ValueError: an operand breaks a rule above or of `scaled_mm`; on the CPU, offsets fall or
+            lie beyond T', or rows name no row of a.
         TypeError: an operand is no tensor, or out_dtype no dtype.
     """
     if not isinstance(out_dtype, torch.dtype):
@@ -77,7 +80,6 @@ def grouped_mm(
     tensors |= {"out_scale": out_scale, "out_azp": out_azp}
     options: dict[str, Any] = {name: t for name, t in tensors.items() if t is not None}
     accept(operands, options)
-    _must_be_on_the_cpu("a", a)
     if activation is not None:
         options["activation"] = activation
     if out_dtype is not torch.bfloat16:
@@ -118,6 +120,8 @@ def moe_sort(top_k_index: Tensor, num_experts: int) -> SortedTokens:
         raise ValueError(f"top_k_index must be int32 or int64, got {str(top_k_index.dtype)[6:]}")
     if top_k_index.dim() != 2:
         raise ValueError(f"top_k_index must be a matrix [T, k], got {shape_text(top_k_index)}")
+    if top_k_index.is_cuda:  # one kernel, where torch's ops are a dozen
+        return SortedTokens(*_moe_sort(top_k_index.contiguous(), num_experts))
     flat = top_k_index.flatten()
     flat = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
     expert, order = flat.sort(stable=True)
@@ -143,9 +147,10 @@ def moe_combine(
     residual, and the sum is rounded to out_dtype once: the same bits on every run.
 
     Args:
-        y: float16, bfloat16 or float32 [T * k, N], sorted. On the CPU, as everything else.
+        y: float16, bfloat16 or float32 [T * k, N], sorted.
         weights: [T, k] of such a dtype.
-        order: int32 [T * k], that of `moe_sort`: each of 0 .. T * k - 1 once.
+        order: int32 [T * k], that of `moe_sort`: each of 0 .. T * k - 1 once, which only the CPU
+            checks.
         residual: [T, N] of such a dtype.
         out_dtype: of D; None: y's.
 
@@ -161,16 +166,10 @@ def moe_combine(
     operands = {"y": y, "weights": weights, "order": order}
     options: dict[str, Any] = {} if residual is None else {"residual": residual}
     accept(operands, options)
-    _must_be_on_the_cpu("y", y)
     try:
         return _moe_combine(y, weights, order, **options, out_dtype=out_dtype)
     except (MemoryError, RuntimeError) as error:
         raise explained(error, {**operands, **options}) from None
-
-
-def _must_be_on_the_cpu(name: str, t: Tensor) -> None:
-    if t.is_cuda:
-        raise ValueError(f"{name} must be on the CPU: there is no CUDA kernel yet, got {t.device}")
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -229,3 +228,10 @@ def _(
     rule = f"have T * k = {count} rows, one for each of weights"
     must("y", y.shape[0] == count, lambda: rule, lambda: shape_text(y))
     return y.new_empty([weights.shape[0], y.shape[1]], dtype=out_dtype or y.dtype)
+
+
+@torch.library.register_fake("scaled_mm::_moe_sort")
+def _(top_k_index: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = (top_k_index.numel(), num_experts, top_k_index.numel())
+    rows, offsets, order = (top_k_index.new_empty([size], dtype=torch.int32) for size in sizes)
+    return rows, offsets, order
