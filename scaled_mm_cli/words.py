@@ -31,6 +31,7 @@ DEVICES = ("cpu", "cuda")
 FAMILIES = ("int8", "lowbit")
 MIXED = ("w8a16", "w4a16")
 LAYERS = ("llama-3-8b", "llama-3-70b", "bert-base")
+BLOCKS = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
 MODELS = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b")
 GPUS = (
     "H200",

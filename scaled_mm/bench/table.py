@@ -14,6 +14,8 @@ from scaled_mm_cli.terminal import cell, lines
 from .cases import EPILOGUES, shape_text
 from .contenders import CONTENDERS
 from .endings import tables as ending_tables
+from .grouped import tables as grouped_tables
+from .grouped_contenders import CONTENDERS as GROUPED_CONTENDERS
 from .layer import CONTENDERS as LAYER_CONTENDERS
 from .layer import rows as layer_rows
 from .mixed import LOWBIT_CONTENDERS
@@ -187,7 +189,11 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
     if result.get("layers"):
         yield f"{result['settings']['layer']}, without attention's core, us", layer_rows(result)
         return
-    for key, of in (("endings", ending_tables), ("models", model_tables)):
+    for key, of in (
+        ("endings", ending_tables),
+        ("models", model_tables),
+        ("blocks", grouped_tables),
+    ):
         if result.get(key):
             yield from of(result)
             return
@@ -281,6 +287,8 @@ def markdown(result: dict[str, Any]) -> str:
     named_here = [(model["name"], model["what"]) for model in result.get("models", [])]
     if result.get("layers"):
         named_here = [(c.name, c.what) for c in LAYER_CONTENDERS]
+    if result.get("blocks"):
+        named_here = [(c.name, c.what) for c in GROUPED_CONTENDERS]
     if named_here:
         what = "\n".join(f"- {name}: {about}" for name, about in named_here)
         return "\n\n".join([*parts, what]) + "\n"

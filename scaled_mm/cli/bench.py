@@ -17,12 +17,14 @@ from scaled_mm_cli.terminal import Console
 
 from .._extras import needed
 from ..bench import endings as ending_time
+from ..bench import grouped as grouped_time
 from ..bench import host as host_time
 from ..bench import layer as layer_time
 from ..bench import model as model_time
 from ..bench.cases import DTYPES, EPILOGUES
 from ..bench.clocks import clock_of
 from ..bench.contenders import CONTENDERS
+from ..bench.grouped_contenders import CONTENDERS as GROUPED_CONTENDERS
 from ..bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
 from ..bench.merge import merged
 from ..bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
@@ -220,6 +222,18 @@ def layer_measured(
     return measured(partial(layer_time.growing, settings, m), json_file)
 
 
+def grouped_measured(
+    block: str, m: list[int], common: dict[str, Any], json_file: Path | None
+) -> dict[str, Any]:
+    """What `--grouped` measures."""
+    names = [contender.name for contender in GROUPED_CONTENDERS]
+    without = tuple(one_of("--without", name, names) for name in common["without"])
+    one_of("--grouped", block, (*grouped_time.BLOCKS, "all"))
+    blocks = tuple(grouped_time.BLOCKS) if block == "all" else (block,)
+    settings = grouped_time.GroupedSettings(blocks, common["device"], common["rounds"], without)
+    return measured(partial(grouped_time.growing, settings, m), json_file)
+
+
 def model_measured(
     model: str, layers: int | None, m: list[int], common: dict[str, Any], json_file: Path | None
 ) -> dict[str, Any]:
@@ -248,6 +262,7 @@ def command(
     peers: bool,
     host: bool,
     layer: str | None,
+    grouped: str | None,
     model: str | None,
     layers: int | None,
     endings: bool,
@@ -264,10 +279,11 @@ def command(
         raise ValueError(f"--layers must be given with --model, got {layers} alone")
     if read:
         result = read_results(read)
-    elif layer is not None or model is not None:
+    elif layer is not None or grouped is not None or model is not None:
+        whole = {"--layer": layer, "--grouped": grouped, "--model": model}
+        option, *more = [name for name, given in whole.items() if given is not None]
         others = shape or weight or awq or awq_dequantize or mixed or host or endings
-        if others or (layer and (model or png_file)):
-            option = "--layer" if layer else "--model"
+        if others or more or (png_file and option != "--model"):
             raise ValueError(f"{option} must be given with --m alone, got another choice of cases")
         if threads is not None:
             torch.set_num_threads(threads)
@@ -275,6 +291,8 @@ def command(
         chosen |= {"rounds": rounds, "without": without or ()}
         if model is not None:
             result = model_measured(model, layers, m or [], chosen, json_file)
+        elif grouped is not None:
+            result = grouped_measured(grouped, m or [], chosen, json_file)
         else:
             result = layer_measured(layer or "", m or [], chosen, json_file)
     elif endings:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..words import DEVICES, DTYPES, EPILOGUES, LAYERS, MIXED, MODELS
+from ..words import BLOCKS, DEVICES, DTYPES, EPILOGUES, LAYERS, MIXED, MODELS
 
 
 def options(
@@ -46,6 +46,10 @@ def options(
     ] = False,
     layer: Annotated[
         str | None, typer.Option(help=f"Time a layer, with every --m: {', '.join(LAYERS)}.")
+    ] = None,
+    grouped: Annotated[
+        str | None,
+        typer.Option(help=f"Time a block of experts, {', '.join(BLOCKS)} or all; --m: its tokens."),
     ] = None,
     model: Annotated[
         str | None,
