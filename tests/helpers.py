@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
 
@@ -83,3 +84,18 @@ def extra(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         return pytest.fail(f"{module} is missing ({missing}): `make test` installs it", False)
+
+
+class Ops(TorchDispatchMode):
+    """The names of the library's ops that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if op.namespace == "scaled_mm":
+            self.names.append(op.__name__.partition(".")[0])
+        return op(*args, **(kwargs or {}))

@@ -130,7 +130,7 @@ def test_opcheck() -> None:
     for name in ("dynamic-asymmetric", "rotated"):
         made = layer(name)
         terms = made.packed.data, made.weight_scale, bias, K, False, made.symmetric, True
-        terms += None, None, made.azp_adj, made.rotate, torch.bfloat16
+        terms += None, None, made.azp_adj, made.rotate, torch.bfloat16, made.input_smooth
         torch.library.opcheck(gradients._int8_linear, (x, *terms))
     made = layer("w8-gelu")
     half = x.detach().bfloat16().requires_grad_()

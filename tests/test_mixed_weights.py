@@ -199,7 +199,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op.overloadpacket is torch.ops.scaled_mm.mixed_mm:
-            self.told = kwargs.get("settled", False)
+            self.told = kwargs.get("settled", args[8] if len(args) > 8 else False)
         return op(*args, **kwargs)
 
 

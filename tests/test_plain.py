@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import Ops, assert_bits
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
 from scaled_mm.nn import ScaledLinear
@@ -124,21 +123,7 @@ def a_layer(**options: Any) -> ScaledLinear:
     return ScaledLinear.from_linear(nn.Linear(24, 10).bfloat16().requires_grad_(False), **options)
 
 
-class Ops(TorchDispatchMode):
-    """The names of the library's ops that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if op.namespace == "scaled_mm":
-            self.names.append(op.__name__.partition(".")[0])
-        return op(*args, **(kwargs or {}))
-
-
+SMOOTH = torch.linspace(0.3, 3, 48)
 HALF, ZERO = torch.tensor([0.5]), torch.zeros(1, dtype=torch.int32)
 STATIC = {"dynamic": False, "input_scale": HALF}
 SCHEMES: dict[str, dict[str, Any]] = {
@@ -148,7 +133,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "tensor-asymmetric": {"per_token": False, "symmetric": False},
     "static": STATIC,
     "static-asymmetric": {**STATIC, "symmetric": False, "input_azp": ZERO},
-    "smooth": {"smooth": torch.full((48,), 2.0)},
+    "smooth": {"smooth": SMOOTH},
+    "smooth-asymmetric": {"smooth": SMOOTH, "per_token": False, "symmetric": False},
+    "smooth-static": {**STATIC, "smooth": SMOOTH},
+    "smooth-rotate": {"smooth": SMOOTH, "rotate": 16},
     "rotate": {"rotate": 16},
 }
 
@@ -163,17 +151,14 @@ def test_a_layer_is_one_op(scheme: str, dtype: torch.dtype, packed: bool) -> Non
         layer = ScaledLinear.from_linear(linear, **SCHEMES[scheme])
         operands = [layer.weight_scale, layer.bias, 48, False, layer.symmetric, layer.per_token]
         operands += [layer.input_scale, layer.input_zero_point]
-        operands += [layer.azp_adj if layer.dynamic else layer.azp_with_adj, layer.rotate, dtype]
+        operands += [layer.azp_adj if layer.dynamic else layer.azp_with_adj, layer.rotate, None]
+        operands += [layer.input_smooth]
         for shape in ((48,), (2, 48), (0, 48), (2, 3, 48)):
             x = torch.linspace(-1, 1, 6 * 48)[: int(np.prod(shape))].reshape(shape).to(dtype)
             for given in (x, x.flip(-1).t().contiguous().t() if x.dim() == 2 else x):
-                smooth = layer.input_smooth
                 with Ops() as ops:
-                    if packed:
-                        got = layer(given)
-                    else:  # the weight as a checkpoint has it
-                        given_ = given if smooth is None else given.float() * smooth
-                        got = LINEAR(given_, layer.weight_int8, *operands)
+                    plain = layer.weight_int8  # as a checkpoint has it
+                    got = layer(given) if packed else LINEAR(given, plain, *operands)
                 assert ops.names == ["scaled_linear"]
                 expected = layer.multiply(*layer.quantize_input(given), dtype)
                 assert got.shape == (*shape[:-1], 10)
@@ -220,6 +205,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "input_azp must be given with input_scale and symmetric=False, got None",
     ),
     "out_dtype": ({"out_dtype": torch.int32}, "out_dtype must be one of bfloat16"),
+    "smooth": ({"input_smooth": SMOOTH}, r"input_smooth must have K=24 elements, in shape"),
+    "smooth half": ({"input_smooth": SMOOTH[:24].half()}, "input_smooth must be float32, got"),
     "rotate": ({"rotate": 16}, "rotate must be 16, 32, .* and divide K=24, got 16"),
 }
 

@@ -66,8 +66,8 @@ SCHEMAS = {
     "int k, int n, bool b_settled, ScalarType? out_dtype) -> Tensor",
     "scaled_linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
     "bool settled=False, bool symmetric=True, bool per_token=True, Tensor? input_scale=None, "
-    "Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, ScalarType? out_dtype=None) "
-    "-> Tensor",
+    "Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, ScalarType? out_dtype=None, "
+    "Tensor? input_smooth=None) -> Tensor",
     "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor",
     "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "
     "Tensor(a!) out) -> ()",
@@ -92,7 +92,7 @@ SCHEMAS = {
     "awq_gemm.out": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
     "Tensor? bias=None, Tensor? residual=None, str? activation=None, Tensor(a!) out) -> ()",
     "mixed_dequantize": "(Tensor packed, int[] sizes) -> Tensor",
-    "mixed_mm": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
+    "mixed_mm": "(Tensor x, Tensor packed, int[] sizes, Tensor? order=None, "
     "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
     "bool settled=False) -> Tensor",
     "mixed_mm.out": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
@@ -105,7 +105,7 @@ SCHEMAS = {
     "_gpus": "() -> str",
     "_int8_linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
     "bool settled, bool symmetric, bool per_token, Tensor? input_scale, Tensor? input_azp, "
-    "Tensor? azp_term, int rotate, ScalarType? out_dtype) -> Tensor",
+    "Tensor? azp_term, int rotate, ScalarType? out_dtype, Tensor? input_smooth) -> Tensor",
     "_mixed_linear": "(Tensor x, Tensor packed, SymInt[] sizes, Tensor? order, "
     "Tensor? pre_scale, Tensor? bias, str? activation) -> Tensor",
     "w4a8_mm": "(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, Tensor? order=None, "

@@ -6,14 +6,16 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import Ops, assert_bits
 from torch import Tensor, nn
 from weight_only_cases import ACTIVATIONS, assert_within_the_bound, weight_of
 
+import scaled_mm
 from scaled_mm import quantize_weight_grouped
 from scaled_mm.lowbit.grouped import GroupedWeight
 from scaled_mm.nn import WeightOnlyLinear
@@ -92,6 +94,35 @@ def test_products_are_within_the_bound(kind: str, activation: str | None) -> Non
     assert module.bias is not None and module.bias.dtype == torch.float32
     x = x_of(4, dtype=torch.float16)
     assert_within_the_bound(module, x, module(x))
+
+
+@kinds
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_call_is_one_op(kind: str, activation: str | None) -> None:
+    """Eager and at length, by which compiled calls go; the bits are those of `mixed_mm`."""
+    for factors in (None, PRE_SCALE):
+        module = layer(kind, activation=activation, pre_scale=factors)
+        given = {"bias": module.bias, "activation": activation, "pre_scale": factors}
+        for x in (x_of(3), x_of(2, 3), x_of(3).t().contiguous().t()):
+            expected = scaled_mm.mixed_mm(x, module.filled(), **given)
+            for call in (module, partial(module._at_length, out=None)):
+                with Ops() as ops:
+                    assert_bits(call(x), expected)
+                assert ops.names == ["mixed_mm"]
+
+
+def test_what_a_call_refuses() -> None:
+    module = layer("w4-g32")
+    with pytest.raises(ValueError, match=r"^x must be a dense tensor, got layout torch.sparse_coo"):
+        module(x_of(2).to_sparse())
+    with pytest.raises(ValueError, match=r"^x must be floating, got int32"):
+        module(x_of(2).int())
+    with pytest.raises(
+        ValueError, match=r"^x must have K=96 columns, the rows of packed, got shape"
+    ):
+        module(x_of(2)[:, 1:])
+    with pytest.raises(TypeError, match=r"^x must be a Tensor, got list"):
+        module([1.0])
 
 
 def test_out() -> None:

@@ -88,6 +88,11 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
         (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k, False, False),
         {"input_scale": ONE, "input_azp": ZERO, "azp_term": torch.ones(7, dtype=torch.int32)},
     ),
+    "linear smooth": (
+        "scaled_linear",
+        (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k),
+        {"input_smooth": X[1, 1]},
+    ),
     "linear packed bfloat16": (
         "scaled_linear",
         (X.bfloat16(), PACKED_W.data, LAYER_SCALES, LAYER_SCALES.view(7), PACKED_W.k),

@@ -86,12 +86,16 @@ inline void rotate_row(float* x, int64_t cols, int64_t block) {
   }
 }
 
-// The row that is quantised: x's as float32, rotated where that is asked for.
+// The row that is quantised: x's as float32, smoothed and rotated where that is asked for.
 inline const float* read_row(const QuantizeProblem& p, int64_t row, float* scratch) {
   const float* x = widen_row(p, row, scratch);
-  if (!p.rotate || p.cols == 0) return x;
-  if (x != scratch) std::memcpy(scratch, x, p.cols * sizeof(float));
-  rotate_row(scratch, p.cols, p.rotate);
+  if ((!p.smooth && !p.rotate) || p.cols == 0) return x;
+  if (p.smooth) {
+    for (int64_t k = 0; k < p.cols; ++k) scratch[k] = x[k] * p.smooth[k];
+  } else if (x != scratch) {
+    std::memcpy(scratch, x, p.cols * sizeof(float));
+  }
+  if (p.rotate) rotate_row(scratch, p.cols, p.rotate);
   return scratch;
 }
 

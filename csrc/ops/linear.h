@@ -17,10 +17,10 @@ struct LinearOps {
                               const Maybe& bias, int64_t k, bool settled, bool symmetric,
                               bool per_token, const Maybe& input_scale, const Maybe& input_azp,
                               const Maybe& azp_term, int64_t rotate,
-                              std::optional<ScalarType> out_dtype) {
+                              std::optional<ScalarType> out_dtype, const Maybe& input_smooth) {
     LinearProblem p =
         check_scaled_linear({x, weight, weight_scale, bias, k, settled, symmetric, per_token,
-                             input_scale, input_azp, azp_term, rotate, out_dtype});
+                             input_scale, input_azp, azp_term, rotate, out_dtype, input_smooth});
     Scratch scratch(x, p.scratch_bytes());
     p.place(scratch.data());
     quantize(p.activation, x);

@@ -18,9 +18,10 @@
 // that is given by its name costs an eager call 0.4 us. And it takes b_shape as two numbers, both
 // -1 for a plain weight: a list costs as much again.
 //
-// scaled_linear is a layer: quantize_int8 of x, dynamic or by input_scale and input_azp, and
-// scaled_mm of that, in x's dtype or out_dtype. Its weight is int8 [N, K] or packed, of k rows; its
-// scales are [N, 1]. azp_term is the azp_adj of a dynamic, the azp_with_adj of a static zero point.
+// scaled_linear is a layer: quantize_int8 of x, or of float32(x) * input_smooth [K], dynamic or by
+// input_scale and input_azp, and scaled_mm of that, in x's dtype or out_dtype. Its weight is int8
+// [N, K] or packed, of k rows; its scales are [N, 1]. azp_term is the azp_adj of a dynamic, the
+// azp_with_adj of a static zero point.
 //
 // epilogue_mm is a product whose epilogue is a program: problems/program.h.
 //
@@ -47,8 +48,8 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "scaled_linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
       "bool settled=False, bool symmetric=True, bool per_token=True, Tensor? input_scale=None, "
-      "Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, ScalarType? out_dtype=None) "
-      "-> Tensor");
+      "Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, ScalarType? out_dtype=None, "
+      "Tensor? input_smooth=None) -> Tensor");
   ops.def(
       "epilogue_mm(Tensor a, Tensor b, Tensor[] operands, int[] program, *, int[]? b_shape=None, "
       "bool b_settled=False) -> Tensor[]");
@@ -83,7 +84,7 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "Tensor? residual=None, str? activation=None, Tensor(a!) out) -> ()");
   ops.def("mixed_dequantize(Tensor packed, int[] sizes) -> Tensor");
   ops.def(
-      "mixed_mm(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
+      "mixed_mm(Tensor x, Tensor packed, int[] sizes, Tensor? order=None, "
       "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
       "bool settled=False) -> Tensor");
   ops.def(

@@ -44,6 +44,9 @@ void check_activation(const LinearArguments& given, LinearProblem& checked) {
   take_rows(p, "x", given.x, given.rotate, checked.product.inputs);
   if (given.k < 0 || given.k > kMaxK) refuse("k", cat("be in 0..", kMaxK), cat(given.k));
   if (p.cols != given.k) refuse("x", cat("have K=", given.k, " columns"), shape(given.x));
+  if (given.input_smooth) {
+    take_smooth(p, "input_smooth", *given.input_smooth, given.x, checked.product.inputs);
+  }
   const bool shifts = given.input_scale && !given.symmetric;  // by a zero point that is given
   if (given.input_azp.has_value() != shifts) {
     refuse("input_azp",

@@ -15,7 +15,8 @@ struct LinearArguments {
   // dynamic asymmetric quantiser, the azp_with_adj of a static one.
   const std::optional<Tensor>&input_scale, &input_azp, &azp_term;
   int64_t rotate = 0;
-  std::optional<ScalarType> out_dtype;  // absent: x's
+  std::optional<ScalarType> out_dtype;        // absent: x's
+  const std::optional<Tensor>& input_smooth;  // float32 [K]: the activation is multiplied by it
 };
 struct LinearProblem {
   QuantizeProblem activation;

@@ -89,8 +89,8 @@ def _part_layers(graph: fx.Graph) -> None:
     has a producer in front."""
     groups: dict[Any, list[fx.Node]] = {}
     for node in list(graph.nodes):
-        if node.target is _LINEAR:
-            given = _arguments(node)
+        given = _arguments(node) if node.target is _LINEAR else {}
+        if given and given["input_smooth"] is None:  # of a smoothed layer x' is its own
             how = tuple(given[name] for name in ("x", "input_scale", "input_azp", *_SCHEME))
             groups.setdefault(how, []).append(node)
     for layers in groups.values():

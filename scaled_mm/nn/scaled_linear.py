@@ -227,14 +227,13 @@ class ScaledLinear(Int8Layer):
             packed is None
             or buffers["kernel_weight"] is not self._of
             or len(buffers) != _ENTRIES
-            or buffers["input_smooth"] is not None
             or is_compiling()
             or not may_go_short(x, buffers["bias"])
         ):
             return self._at_length(x)
         scales, bias = buffers["weight_scale"], buffers["bias"]
         try:
-            if self._by_default:  # the op's defaults are the layer's scheme
+            if self._by_default and buffers["input_smooth"] is None:  # the op's defaults
                 return scaled_linear(x, packed.data, scales, bias, packed.k)
             scheme = self._scheme(packed.settled, buffers.__getitem__)
             return scaled_linear(x, packed.data, scales, bias, packed.k, *scheme)
@@ -249,21 +248,19 @@ class ScaledLinear(Int8Layer):
         self._by_default = plain and not self.rotate and not packed.settled
 
     def _scheme(self, settled: bool, buffer: Callable[[str], Any]) -> tuple[Any, ...]:
-        """The arguments of `scaled_linear` from `settled` on, but for out_dtype."""
+        """The arguments of `scaled_linear` from `settled` on."""
         term = "azp_adj" if self.dynamic else "azp_with_adj"
         tensors = buffer("input_scale"), buffer("input_zero_point"), buffer(term)
-        return settled, self.symmetric, self.per_token, *tensors, self.rotate
+        smooth = buffer("input_smooth")
+        return settled, self.symmetric, self.per_token, *tensors, self.rotate, None, smooth
 
     def _at_length(self, x: Any) -> Tensor:
-        """`forward` for traces, for gradients, of smoothed layers and of those that somebody has
-        put other buffers into."""
+        """`forward` for traces, for gradients, and of layers that somebody has put other buffers
+        into."""
         accept_activation(x)
         weight, settled = self._memory()
-        given = x if self.input_smooth is None else x.float() * self.input_smooth
         scheme = self._scheme(settled, partial(getattr, self))
-        return linear_product(
-            *(given, weight, self.weight_scale, self.bias, self.in_features, *scheme, x.dtype)
-        )
+        return linear_product(x, weight, self.weight_scale, self.bias, self.in_features, *scheme)
 
     def multiply(
         self, q: Tensor, scale: Tensor, azp: Tensor | None, out_dtype: torch.dtype

@@ -4,12 +4,13 @@ bits, int8 ones."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
-from .._arguments import accept, accept_dense, must_be_size
+from .._arguments import accept, accept_dense, explained, may_go_short, must_be_size
 from ..lowbit.grouped import (
     HALVES,
     GroupedWeight,
@@ -17,24 +18,25 @@ from ..lowbit.grouped import (
     quantize_weight_grouped,
     scales_dtype,
 )
-from ..lowbit.stored import plain, stored, stored_sizes
+from ..lowbit.stored import stored_sizes
 from ..ops.gradients import mixed_product, wants_gradient
-from ..ops.mixed import mixed_mm
+from ..ops.mixed import mixed_linear, mixed_mm
 from ..ops.mixed_weight import ZEROS, MixedWeight, pack_weight
 from ..ops.quantize import quantize_int8
 from ..ops.w4a8 import w4a8_mm
 from . import fused
-from .packed_layer import PackedLayer
+from .mixed_layer import SHAPE, MixedLayer
 from .scaled_linear import divisors
 
-_SHAPE = "weight_shape"
+_ENTRIES = 9
+"""Buffers of a packed layer, those that are None included."""
 INT8_INPUTS = ("symmetric", "asymmetric")
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {None: lambda y: y}
 ACTIVATIONS.update(fused.ACTIVATIONS)
 """What the layers take, in torch's functions: `mixed_mm` has its own."""
 
 
-class WeightOnlyLinear(PackedLayer):
+class WeightOnlyLinear(MixedLayer):
     """A linear layer whose weight stays in 8 or 4 bits while it is multiplied by.
 
         y = activation(x' W + bias),    x' = x * pre_scale
@@ -72,23 +74,6 @@ class WeightOnlyLinear(PackedLayer):
     bits. A bias that is loaded or given in another dtype is brought to one of the two above.
     `folded_smooth`, `smooth_alpha` and gradients are as in `ScaledLinear`.
     """
-
-    _WEIGHT: ClassVar = (
-        *("weight_packed", "weight_scale", "weight_zero_point", "weight_offset", "weight_g_idx"),
-    )
-    _SCALES: ClassVar = "weight_scale"
-    _OFFSETS: ClassVar = ("weight_offset",)
-    _FACTORS: ClassVar = ("pre_scale", "folded_smooth")
-
-    weight_packed: Tensor  # this and the next four: None while the layer is packed
-    weight_scale: Tensor
-    weight_zero_point: Tensor | None
-    weight_offset: Tensor | None
-    weight_g_idx: Tensor | None
-    bias: Tensor | None
-    pre_scale: Tensor | None
-    folded_smooth: Tensor | None
-    packed: MixedWeight | None
 
     def __init__(
         self,
@@ -131,7 +116,7 @@ class WeightOnlyLinear(PackedLayer):
         self.activation = activation
         k, n, groups = in_features, out_features, in_features // self.group_size
         sizes = stored_sizes(n, k, bits, self.group_size, zero != "integer", dtype)
-        made = {name: (kind, shape) for name, kind, shape in sizes if name != _SHAPE}
+        made = {name: (kind, shape) for name, kind, shape in sizes if name != SHAPE}
         if zero == "float":
             made["weight_offset"] = (dtype, (n, groups))
         if bias:
@@ -290,52 +275,33 @@ class WeightOnlyLinear(PackedLayer):
         layer._hold(weight)
         return layer
 
-    def pack(self) -> WeightOnlyLinear:
-        """Lays the weight out for the kernels (`scaled_mm.pack_weight`), which then is its only
-        copy. A weight on the meta device stays as it is. Returns the layer."""
-        if self.packed is None and not self.weight_packed.is_meta:
-            tensors = self.weight_packed, self.weight_scale, self.weight_zero_point
-            q, scales, zeros = plain(*tensors, bits=self.bits, k=self.in_features)
-            if self.weight_offset is not None:
-                zeros = self.weight_offset.t()
-            bits, g_idx = self.bits, self.weight_g_idx
-            self._hold(pack_weight(q, scales, zeros=zeros, bits=bits, g_idx=g_idx))
-        return self
-
-    @property
-    def weight(self) -> Tensor:
-        """A copy of the weight that x is multiplied by: [N, K] of the scales' dtype, W * pre_scale
-        transposed."""
-        w = self.filled().dequantize().t()
-        return w if self.pre_scale is None else (w * self.pre_scale).to(w.dtype)
-
-    def filled(self) -> MixedWeight:
-        """The packed weight; ValueError of a layer on the meta device."""
-        packed: MixedWeight | None = self._current()
-        if packed is None:
-            raise ValueError("weight must have values to be multiplied by, got one on meta")
-        return packed
-
-    @property
-    def act_order(self) -> bool:
-        """Whether the rows of a group lie scattered."""
-        order = self.weight_g_idx if self.packed is None else self.packed.order
-        return order is not None
-
-    def _plain(self, packed: MixedWeight) -> dict[str, Tensor]:
-        q, scales, zeros, order = packed.unpack()
-        made: dict[str, Tensor] = {}
-        if order is not None:  # rows back to where they came from
-            made["weight_g_idx"] = packed.g_idx()
-            q = packed.by_channel(q)
-        if self.zero == "float" and zeros is not None:
-            made["weight_offset"] = zeros.t().contiguous()
-            zeros = None
-        return made | stored(GroupedWeight(q, scales, zeros), self.bits)
-
     def forward(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """y [..., N] of x's dtype, which is floating [..., K]; out: a tensor of the same to write
         it into, where x has the scales' dtype."""
+        buffers, packed = self._buffers, self.packed
+        if (
+            packed is None
+            or out is not None
+            or self.int8_input is not None
+            or buffers["kernel_weight"] is not packed.data
+            or len(buffers) != _ENTRIES
+            or is_compiling()
+            or not may_go_short(x, buffers["bias"])
+            or x.dtype != packed.data.dtype
+        ):
+            return self._at_length(x, out)
+        try:
+            ending = buffers["bias"], None, self.activation, packed.settled
+            factors = buffers["pre_scale"]
+            return mixed_linear(x, packed.data, self._sizes, packed.order, factors, *ending)
+        except NotImplementedError:
+            return self._at_length(x, out)  # which says what the dispatcher has no kernel for
+        except (MemoryError, RuntimeError) as error:
+            raise explained(error, {}) from None
+
+    def _at_length(self, x: Tensor, out: Tensor | None) -> Tensor:
+        """`forward` for traces, for gradients, with int8 activations or an x of another dtype, and
+        of layers that somebody has put other buffers into."""
         bias = self.bias
         follows = out is None and self.int8_input is None and wants_gradient(x, bias)
         accept({"x": x.detach() if follows else x})
@@ -365,31 +331,6 @@ class WeightOnlyLinear(PackedLayer):
         dtype = x.dtype if x.dtype in (*HALVES, torch.float32) else torch.float32
         ending: dict[str, Any] = {"bias": self.bias, "activation": self.activation, "out": out}
         return w4a8_mm(q, packed, scale, azp=azp, out_dtype=dtype, **ending).to(x.dtype)
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + _SHAPE] = torch.tensor([self.out_features, self.in_features])
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        shape = state_dict.pop(prefix + _SHAPE, None)
-        wanted = [self.out_features, self.in_features]
-        if shape is not None and not shape.is_meta and shape.tolist() != wanted:
-            args[4].append(f"{prefix}{_SHAPE} must hold {wanted}, got {shape.tolist()}")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.pack()
-
-    def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
-        device = self.weight_scale.device
-        for name, dtype in (("weight_g_idx", torch.int32), ("pre_scale", torch.float32)):
-            if prefix + name in state_dict and self._buffers[name] is None:
-                self._buffers[name] = torch.empty(self.in_features, dtype=dtype, device=device)
-        given = state_dict.get(prefix + "bias")
-        if self.bias is not None and given is not None and given.dtype == torch.float32:
-            self.bias = self.bias.float()
 
     def extra_repr(self) -> str:
         return (

@@ -6,11 +6,10 @@
             dx = (dz W.t()) * pre_scale                     dz = dy * f'(x' W + bias)
     both    dbias = the sum of dy (dz) over tokens
 
-H is the rotation of `quantize_int8`, symmetric, or 1; the layer multiplies by smooth in front of
-the op. The quantiser counts as the identity, also where it clamps ("straight through": Bengio et
-al., 2013). W is made of the stored weight when the gradient is, in the gradient's dtype, and
-dropped then. Between forward and backward only the layer's own tensors are held, and x where there
-is an activation.
+H is the rotation of `quantize_int8`, symmetric, or 1. The quantiser counts as the identity, also
+where it clamps ("straight through": Bengio et al., 2013). W is made of the stored weight when the
+gradient is, in the gradient's dtype, and dropped then. Between forward and backward only the
+layer's own tensors are held, and x where there is an activation.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from .packed_weight import PackedWeight, rows
 from .rotate import rotated
 
 _scaled_linear = torch.ops.scaled_mm.scaled_linear.default
+_TERMS = ("input_scale", "input_azp", "azp_term", "input_smooth")
 
 
 def wants_gradient(*tensors: Any) -> bool:
@@ -47,10 +47,10 @@ def linear_product(x: Tensor, *rest: Any) -> Tensor:
     Args:
         rest: its arguments behind x, all of them.
     """
-    weight, scales, bias, _, _, _, _, *terms = rest[:10]
+    weight, scales, bias, _, _, _, _, *terms = (*rest[:10], rest[12])
     follows = wants_gradient(x, bias)
     tensors = {"weight": weight, "weight_scale": scales, "bias": bias}
-    tensors.update(zip(("input_scale", "input_azp", "azp_term"), terms, strict=True))
+    tensors.update(zip(_TERMS, terms, strict=True))
     operands = {name: t for name, t in tensors.items() if t is not None}
     if follows:
         operands.pop("bias", None)
@@ -84,19 +84,19 @@ def _int8(x: Tensor, *rest: Any) -> Tensor:
 
 
 def _keep_int8(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, scales, bias, ctx.k, *_, ctx.rotate, _ = inputs
+    x, weight, scales, bias, ctx.k, *_, ctx.rotate, _, smooth = inputs
     ctx.dtype = x.dtype
     ctx.bias = None if bias is None else (bias.shape, bias.dtype)
-    ctx.save_for_backward(weight, scales)
+    ctx.save_for_backward(weight, scales, smooth)
 
 
 def _int8_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    weight, scales = ctx.saved_tensors
+    weight, scales, smooth = ctx.saved_tensors
     dx = None
     if ctx.needs_input_grad[0]:
         w = weight if weight.dim() == 2 else rows(PackedWeight(weight, ctx.k, len(scales)))
-        dx = _times(dy, (w * scales).to(dy.dtype), None, ctx.rotate).to(ctx.dtype)
-    return (dx, None, None, _dbias(ctx, 3, dy), *(None,) * 9)
+        dx = _times(dy, (w * scales).to(dy.dtype), smooth, ctx.rotate).to(ctx.dtype)
+    return (dx, None, None, _dbias(ctx, 3, dy), *(None,) * 10)
 
 
 # --- 4 and 8 bits ---------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ _int8_linear = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, bool settled, "
     "bool symmetric, bool per_token, Tensor? input_scale, Tensor? input_azp, Tensor? azp_term, "
-    "int rotate, ScalarType? out_dtype) -> Tensor",
+    "int rotate, ScalarType? out_dtype, Tensor? input_smooth) -> Tensor",
 )
 _int8_linear.register_fake(_int8)
 _int8_linear.register_autograd(_int8_backward, setup_context=_keep_int8)

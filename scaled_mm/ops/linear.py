@@ -27,10 +27,12 @@ def _(
     azp_term: Tensor | None = None,
     rotate: int = 0,
     out_dtype: torch.dtype | None = None,
+    input_smooth: Tensor | None = None,
 ) -> Tensor:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, weight=weight, weight_scale=weight_scale, bias=bias)
     must_share_device("x", x, input_scale=input_scale, input_azp=input_azp, azp_term=azp_term)
+    must_share_device("x", x, input_smooth=input_smooth)
     must("x", x.shape[-1] == k, lambda: f"have K={k} columns", lambda: shape_text(x))
     must_rotate(rotate, k)
     must_have_dim("weight", weight, weight.dim() in (1, 2), "be packed or have shape [N, K]")

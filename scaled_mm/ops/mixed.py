@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, accept_out, explained, written
+from .._torch import short
 from .mixed_weight import LAYOUT_SIZES, MixedWeight
 from .packed_weight import is_read_early
 from .shapes import (
@@ -23,6 +24,8 @@ from .shapes import (
 
 _mixed_mm = torch.ops.scaled_mm.mixed_mm.default
 _mixed_mm_out = torch.ops.scaled_mm.mixed_mm.out
+mixed_linear = short(_mixed_mm)
+"""The op for a layer's eager calls."""
 
 
 def mixed_mm(
@@ -110,7 +113,6 @@ def _mixed_mm_shape(
     x: Tensor,
     packed: Tensor,
     sizes: Sequence[int],
-    *,
     order: Tensor | None = None,
     pre_scale: Tensor | None = None,
     bias: Tensor | None = None,
