@@ -1,7 +1,7 @@
 """`scaled-mm bench --model`: a language model of transformers, as it is and quantised, in one run.
 
-    prefill   the logits of the last of so many tokens, into an empty cache
-    decode    one token more, mean over `STEPS` of them, into a cache of fixed size
+    prefill   the logits of the last of `PROMPT` tokens, and their keys and values
+    decode    one token more behind `BEHIND`, mean over `STEPS` of them, a cache of fixed size
 
 of a batch of sequences, eager and under `torch.compile`; on CUDA, also as one captured CUDA graph
 of the eager step, in which the host has no part. All contenders take turns in every round. Where a
@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import integrations
 from .._extras import needed
 from .clocks import clock_of
 from .measure import empty_result, in_short, median_ratio
 from .model_contenders import BASE, CONTENDERS, DTYPE
+from .model_step import STEP_FACTS, Sequences, step_facts
 
 MODELS: dict[str, dict[str, Any]] = {  # what Llama's config does not say by itself
     "llama-3.2-1b": {
@@ -53,9 +55,10 @@ MODELS: dict[str, dict[str, Any]] = {  # what Llama's config does not say by its
     },
 }
 BATCHES = (1, 16, 64)
-PROMPT = {"cuda": 512, "cpu": 32}  # tokens of a sequence
+PROMPT = {"cuda": 2048, "cpu": 32}  # tokens of a sequence
+BEHIND = {"cuda": 128, "cpu": 32}  # tokens in the cache
 STEPS = 16  # decoded in a round
-MODES = {"cuda": ("eager", "compiled", "captured"), "cpu": ("eager", "compiled")}
+MODES = {"cuda": ("eager", "captured", "compiled"), "cpu": ("eager", "compiled")}
 
 
 @dataclass(frozen=True)
@@ -100,38 +103,6 @@ def model_of(settings: ModelSettings) -> nn.Module:
 # --- what is timed --------------------------------------------------------------------------------
 
 
-class Sequences:
-    """A batch of sequences and its cache: what a model runs on."""
-
-    def __init__(self, model: Any, batch: int, prompt: int, device: str) -> None:
-        (transformers,) = needed("--model", "transformers")
-        self.config, self.prompt = model.config, prompt
-        generator = torch.Generator().manual_seed(batch)
-        sizes = (batch, prompt)
-        ids = torch.randint(0, self.config.vocab_size, sizes, generator=generator)
-        self.ids = ids.to(device)
-        self.cache = transformers.StaticCache(self.config, max_cache_len=prompt + STEPS)
-        self.prefill(model)  # which makes the cache's memory
-
-    def _run(self, called: Any, ids: Tensor) -> Tensor:
-        given = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
-        logits: Tensor = called(input_ids=ids, **given).logits
-        return logits
-
-    def go_to(self, length: int) -> None:
-        """Lets the cache hold so many tokens."""
-        for layer in self.cache.layers:
-            if layer.is_initialized:
-                layer.cumulative_length.fill_(length)
-
-    def prefill(self, called: Any) -> Tensor:
-        self.go_to(0)
-        return self._run(called, self.ids)
-
-    def step(self, called: Any) -> Tensor:
-        return self._run(called, self.ids[:, :1])
-
-
 def timed(run: Callable[[], Any], times: int, device: str) -> float:
     """Seconds of a call, all of the host's and the device's."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
@@ -152,16 +123,17 @@ def captured(run: Callable[[], Any]) -> Callable[[], Any]:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     return graph.replay
 
 
 def compiled(model: nn.Module, device: str) -> Callable[..., Any]:
+    """With the pass for producers, which finds nothing in models that are not ours."""
     if device == "cpu":
-        program: Any = torch.compile(model, dynamic=False)
-        return program
-    program = torch.compile(model, dynamic=False, mode="reduce-overhead")
+        return torch.compile(model, dynamic=False, options=integrations.inductor.options())
+    options = integrations.inductor.options(**{"triton.cudagraphs": True})
+    program: Any = torch.compile(model, dynamic=False, options=options)
 
     def called(**given: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
@@ -173,17 +145,17 @@ def compiled(model: nn.Module, device: str) -> Callable[..., Any]:
 def round_of(model: nn.Module, work: tuple[str, int, str], device: str) -> Callable[[], float]:
     """Seconds of a prefill, or of a token, whenever it is called; warm."""
     phase, batch, mode = work
-    sequences = Sequences(model, batch, PROMPT[device], device)
+    prefill = phase == "prefill"
+    tokens = (PROMPT if prefill else BEHIND)[device]
+    sequences = Sequences(model, batch, tokens, device, room=0 if prefill else STEPS)
     called = compiled(model, device) if mode == "compiled" else model
-    start, times = (0, 1) if phase == "prefill" else (sequences.prompt, STEPS)
-    run = partial(sequences.prefill if phase == "prefill" else sequences.step, called)
+    run = partial(sequences.prefill if prefill else sequences.step, called)
     if mode == "captured":
-        sequences.go_to(start)
         run = captured(run)  # type: ignore[assignment]
 
     def seconds() -> float:
-        sequences.go_to(start)
-        return timed(run, times, device)
+        sequences.go_to(tokens)
+        return timed(run, 1 if prefill else STEPS, device)
 
     seconds()
     seconds()
@@ -191,27 +163,14 @@ def round_of(model: nn.Module, work: tuple[str, int, str], device: str) -> Calla
 
 
 def works(device: str, batches: Sequence[int]) -> list[tuple[str, int, str]]:
-    """Phase, batch and mode of everything that is timed."""
+    """Phase, batch and mode of everything that is timed; what has to be compiled comes last."""
     return [
         (phase, batch, mode)
-        for phase in ("prefill", "decode")
-        for batch in batches
         for mode in MODES[device]
+        for phase in ("decode", "prefill")
+        for batch in batches
         if (phase, mode) != ("prefill", "captured")
     ]
-
-
-def kernels(model: nn.Module) -> float | None:
-    """Of a layer and token, in eager mode on CUDA: the whole step's over the layers."""
-    if not torch.cuda.is_available() or next(model.parameters()).device.type != "cuda":
-        return None
-    sequences = Sequences(model, 1, 4, "cuda")
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        sequences.step(model)
-        torch.cuda.synchronize()
-    launched = [event for event in profile.events() if not event.name.startswith("Mem")]
-    return len(launched) / sequences.config.num_hidden_layers
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -238,19 +197,20 @@ def contenders(settings: ModelSettings) -> tuple[dict[str, nn.Module], list[dict
         if settings.device not in contender.devices or contender.name in settings.without:
             continue
         row: dict[str, Any] = {"name": contender.name, "what": contender.what, "verdict": ""}
-        row |= {"gigabytes": None, "error": None, "kernels": None, "ms": {}, "over": {}}
+        row |= {"gigabytes": None, "error": None, "step": {}, "ms": {}, "over": {}}
         rows.append(row)
         whole = model_of(settings)
         try:
             model = contender.make(whole)
-            logits = Sequences(model, 1, 8, settings.device).prefill(model).float()
+            logits = Sequences(model, 1, 8, settings.device, room=0).prefill(model).float()
             exact = logits if exact is None else exact
             row["error"] = float((logits - exact).norm() / exact.norm())
             row["gigabytes"] = held_bytes(model) / 1e9
-            row["kernels"] = kernels(model)
             models[contender.name] = model
+            if settings.device == "cuda":
+                row["step"] = step_facts(model, BEHIND["cuda"])
         except Exception as reason:  # the others go on
-            if contender.name == BASE:
+            if BASE not in models:
                 raise
             row["verdict"] = in_short(reason)
     return models, rows
@@ -278,7 +238,8 @@ def growing(
         for row in rows:
             if own := times.get(row["name"]):
                 row["ms"][name] = 1e3 * statistics.median(own)
-                row["over"][name] = median_ratio(own, times[BASE])
+                if base := times.get(BASE):
+                    row["over"][name] = median_ratio(own, base)
         clock.clear()
         yield result
 
@@ -289,19 +250,30 @@ def measure(
     work: tuple[str, int, str],
     settings: ModelSettings,
 ) -> dict[str, list[float]]:
-    """Seconds of each round, in turns; who fails says so in its row, and is out."""
+    """Seconds of each round, in turns; who fails has none, and its row says why it did so first."""
     torch.compiler.reset()
     rounds: dict[str, Callable[[], float]] = {}
-    for row in rows:
-        if row["name"] in models:
-            try:
-                rounds[row["name"]] = round_of(models[row["name"]], work, settings.device)
-            except Exception as reason:
-                row["verdict"] = f"{' '.join(map(str, work))}: {in_short(reason)}"
-    times: dict[str, list[float]] = {name: [] for name in rounds}
+    times: dict[str, list[float]] = {}
+    told = {row["name"]: row for row in rows}
+
+    def guarded(name: str, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Exception as reason:
+            why = f"{' '.join(map(str, work))}: {in_short(reason)}"
+            told[name]["verdict"] = told[name]["verdict"] or why
+            rounds.pop(name, None)
+            times.pop(name, None)
+
+    def prepare(name: str) -> None:
+        rounds[name] = round_of(models[name], work, settings.device)
+        times[name] = []
+
+    for name in models:
+        guarded(name, partial(prepare, name))
     for i in range(settings.rounds):
         for name in [*rounds][:: -1 if i % 2 else 1]:
-            times[name].append(rounds[name]())
+            guarded(name, lambda name=name: times[name].append(rounds[name]()))  # type: ignore[misc]
     return times
 
 
@@ -315,7 +287,7 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
         rows = [["ms: batch", *header, "failed"]]
         for model in models:
             cells = [
-                f"{model['ms'][name]:.4g} ({model['over'][name]:.2f}x)"
+                f"{model['ms'][name]:.4g} ({model['over'].get(name, float('nan')):.2f}x)"
                 if name in model["ms"]
                 else "-"
                 for name in names
@@ -323,12 +295,14 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
             rows.append([model["name"], *cells, model["verdict"]])
         of = f"{result['prompt']} tokens each" if phase == "prefill" else "a token"
         yield f"{settings['model']}{layers}, {phase}, {of}; over {BASE}'s time", rows
-    rows = [["model", "GB", "kernels a layer and token", "logits off bf16"]]
+    rows = [["model", "GB", "logits off bf16", *STEP_FACTS]]
     for model in models:
-        size, count, error = model["gigabytes"], model["kernels"], model["error"]
-        cells = [f"{size:.3g}" if size else "-", f"{count:.1f}" if count else "-"]
-        rows.append([model["name"], *cells, "-" if error is None else f"{error:.2%}"])
-    yield f"{settings['model']}{layers}", rows
+        size, error = model["gigabytes"], model["error"]
+        cells = [f"{size:.3g}" if size else "-", "-" if error is None else f"{error:.2%}"]
+        facts = [model["step"].get(fact) for fact in STEP_FACTS]
+        cells += ["-" if fact is None else f"{fact:.1f}" for fact in facts]
+        rows.append([model["name"], *cells])
+    yield f"{settings['model']}{layers}; of an eager token, a layer", rows
 
 
 def ratios(result: dict[str, Any]) -> tuple[dict[str, list[float]], list[str]]:

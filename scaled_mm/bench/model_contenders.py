@@ -37,6 +37,12 @@ def ours(scheme: str, model: nn.Module) -> nn.Module:
     return quantize_model(model, QuantConfig(scheme), inplace=True)
 
 
+def fused(scheme: str, model: nn.Module) -> nn.Module:
+    device = next(model.parameters()).device
+    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.int64, device=device)}
+    return quantize_model(model, QuantConfig(scheme), fuse=batch, inplace=True)
+
+
 def torch_dynamic(model: nn.Module) -> nn.Module:
     quantize_dynamic = torch.ao.quantization.quantize_dynamic
     model = model.float()
@@ -77,7 +83,7 @@ INT8_AO = partial(torchao, "Int8DynamicActivationInt8WeightConfig", {})
 INT4_AO = partial(torchao, "Int4WeightOnlyConfig", {"group_size": 128})
 CONTENDERS = [
     Contender(BASE, "the model in bfloat16", lambda model: model),
-    Contender("w8a8", "int8, activations by each token's range", partial(ours, "dynamic")),
+    Contender("w8a8", "int8, activations by each token's range, fused", partial(fused, "dynamic")),
     Contender("w8a16", "weights of 8 bits", partial(ours, "W8A16")),
     Contender("w4a16", "weights of 4 bits in groups of 128", partial(ours, "W4A16")),
     Contender(
