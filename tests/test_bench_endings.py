@@ -50,6 +50,29 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--read", str(path)]) == 0
 
 
+OWN = """
+import torch
+from scaled_mm import epilogue as ep
+
+@ep.epilogue
+def own(acc: ep.Acc, s: ep.Scalar, c: ep.Row, z: ep.Col[torch.int32], r: ep.Full):
+    gate, value = ep.pairs(s * (c * ep.to_float(acc - z)))
+    return ep.relu(gate) * value + r
+"""
+
+
+def test_an_epilogue_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, result = tmp_path / "own.py", tmp_path / "own.json"
+    file.write_text(OWN)
+    asked = ["bench", "--endings", "--weight", "32x64", "--m", "3", "--rounds", "1"]
+    assert main([*asked, "--epilogue", f"{file}:own", "--json", str(result)]) == 0
+    (case,) = json.loads(result.read_text())["endings"]
+    assert list(case["us"]) == ["plain", "own"] and case["us"]["own"][endings.WAYS[0]] > 0
+    assert "own" in capsys.readouterr().out
+    assert main([*asked, "--epilogue", f"{file}:ep"]) == 2
+    assert f"--epilogue must name an epilogue of {file}, got ep" in capsys.readouterr().err
+
+
 def test_table() -> None:
     case = {"m": 8, "n": 16, "k": 32}
     relu = dict(zip(endings.WAYS, (9.0, 12.0, 10.0), strict=True))
@@ -71,6 +94,7 @@ def test_table() -> None:
         (["--awq"], "--endings must be given with shapes alone"),
         (["--without", "relu"], "--endings must be given with shapes alone"),
         (["--shape", "8x8"], "--shape must be MxNxK"),
+        (["--epilogue", "none.py:f"], "--epilogue must be FILE.py:NAME with --endings, got none"),
     ],
 )
 def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,14 @@ An ending is a residual, an activation, a gate, an 8-bit output, or one of those
 is timed three ways, in turns: in the product, as this library's op does it; as *two kernels*, the
 plain product and the kernel that torch or this library has for it; and as *torch.compile* makes it,
 the plain product and one generated kernel. The functions' own arithmetic is the same in all.
+
+With `--epilogue FILE.py:NAME` an epilogue of one's own (`scaled_mm.epilogue`) is timed beside the
+plain product, and on CUDA as two kernels: the sums, and the program interpreted.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .._program import Axis
+from ..ops.epilogue_mm import epilogue_mm
 from ..ops.int8 import pack_weight_int8, scaled_mm
 from ..ops.produce import gelu_quantize_int8, silu_mul_quantize_int8
 from ..ops.quantize import quantize_int8
@@ -35,6 +41,24 @@ class EndingSettings:
 
     device: str = "cpu"
     rounds: int = 9
+    epilogue: str = ""
+    """One's own instead of the usual ones: FILE.py:NAME."""
+
+
+def operands_of(epilogue: Any, m: int, n: int, **given: Any) -> dict[str, Any]:
+    """Some for every parameter of one's own epilogue."""
+    made = dict[str, Any]()
+    for name, axis, is_float, columns in epilogue.program.operands:
+        wide = n // max(1, columns)
+        rows = 1 if name in epilogue.scalars else m
+        shape = {Axis.ROW: (1, wide), Axis.COL: (rows, 1), Axis.FULL: (m, wide)}[axis]
+        if is_float:
+            made[name] = torch.rand(shape, **given) / 500
+        else:
+            made[name] = torch.randint(-9, 9, shape, dtype=torch.int32, **given)
+        if is_float and axis is Axis.FULL:
+            made[name] = made[name].to(torch.bfloat16)
+    return made
 
 
 class Ending(NamedTuple):
@@ -89,7 +113,9 @@ def endings_of(residual: Tensor, scale: Tensor) -> dict[str, Ending]:
 Calls = list[Callable[[], Tensor]]
 
 
-def contenders(m: int, n: int, k: int, device: str, clock: Clock) -> dict[tuple[str, str], Calls]:
+def contenders(
+    m: int, n: int, k: int, device: str, clock: Clock, own: Any = None
+) -> dict[tuple[str, str], Calls]:
     """(ending, way) -> a call for each copy of the operands; the plain product is an ending too."""
     generator = torch.Generator(device).manual_seed(0)
     given: dict[str, Any] = {"generator": generator, "device": device}
@@ -117,6 +143,21 @@ def contenders(m: int, n: int, k: int, device: str, clock: Clock) -> dict[tuple[
         return [partial(behind, i) for i in range(copies)]
 
     found = {("plain", WAYS[0]): calls()}
+    if own is not None:
+        name, operands = own.__name__, operands_of(own, m, n, **given)
+        ints, ordered = own.program.encoded(torch.bfloat16), list(operands.values())
+
+        def fused(i: int) -> Any:
+            return own(tokens[i % len(tokens)], weights[i], **operands)
+
+        def interpreted(i: int) -> Any:
+            return epilogue_mm(tokens[i % len(tokens)], weights[i], ordered, ints)
+
+        if device == "cpu" or own.is_fused:
+            found[name, WAYS[0]] = [partial(fused, i) for i in range(copies)]
+        if device != "cpu":
+            found[name, WAYS[1]] = [partial(interpreted, i) for i in range(copies)]
+        return found
     for name, ending in endings_of(residual, scale).items():
         found[name, WAYS[0]] = calls(**ending.arguments)
         if ending.kernel is not None:
@@ -126,11 +167,14 @@ def contenders(m: int, n: int, k: int, device: str, clock: Clock) -> dict[tuple[
 
 
 @torch.inference_mode()
-def measure(settings: EndingSettings, shape: tuple[int, int, int], clock: Clock) -> dict[str, Any]:
+def measure(
+    settings: EndingSettings, shape: tuple[int, int, int], clock: Clock, own: Any = None
+) -> dict[str, Any]:
     """Microseconds of every ending, every way."""
     m, n, k = shape
     watches: dict[tuple[str, str], Stopwatch] = {}
-    for key, calls in contenders(m, n, k, settings.device, clock).items():
+    asked = contenders(m, n, k, settings.device, clock, own)
+    for key, calls in asked.items():
         watches[key] = clock.stopwatch(calls)
     times: dict[tuple[str, str], list[float]] = {key: [] for key in watches}
     for i in range(settings.rounds):
@@ -146,20 +190,23 @@ def growing(
     settings: EndingSettings,
     shapes: Sequence[tuple[int, int, int]],
     progress: Callable[[str], None] = lambda _: None,
+    own: Any = None,
 ) -> Iterator[dict[str, Any]]:
-    """The result, JSON-ready: a case for each (M, N, K); as far as it is, after every one."""
+    """The result, JSON-ready: a case for each (M, N, K); as far as it is, after every one. `own`:
+    the `scaled_mm.epilogue.Epilogue` that the settings name."""
     clock = clock_of(settings.device)
     result = {**empty_result(settings, clock), "endings": []}
     for shape in shapes:
         progress("endings: M={} N={} K={}".format(*shape))
-        result["endings"].append(measure(settings, shape, clock))
+        result["endings"].append(measure(settings, shape, clock, own))
         clock.clear()
         yield result
 
 
 def ratio(us: dict[str, float]) -> float:
-    """An ending in the product over the faster of the other ways."""
-    return us[WAYS[0]] / min(us[way] for way in WAYS[1:] if way in us)
+    """An ending in the product over the faster of the other ways; NaN where it has one way."""
+    others = [us[way] for way in WAYS[1:] if way in us]
+    return us[WAYS[0]] / min(others) if others and WAYS[0] in us else math.nan
 
 
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
@@ -175,5 +222,6 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
             if name == "plain":
                 rows.append([name, *(f"{us[WAYS[0]]:.4g}" for us in own), ""])
             else:
-                rows.append([name, *cells, f"{max(map(ratio, own)):.2f}x"])
+                worst = max(map(ratio, own))
+                rows.append([name, *cells, "" if math.isnan(worst) else f"{worst:.2f}x"])
         yield f"N={n} K={k}, us: {' / '.join(ways)}", rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -32,6 +33,7 @@ from ..bench.model_contenders import CONTENDERS as MODEL_CONTENDERS
 from ..bench.peers import PEERS
 from ..bench.picture import plot
 from ..bench.table import markdown, show
+from ..epilogue import Epilogue
 
 DEFAULT_SHAPES = {  # device -> weights (N, K), M
     "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
@@ -244,6 +246,21 @@ def model_measured(
     return measured(partial(model_time.growing, settings, m), json_file)
 
 
+def load_epilogue(place: str) -> Epilogue:
+    """The epilogue NAME of FILE.py, which is run.
+
+    Raises:
+        ValueError: place is not FILE.py:NAME, or there is no such epilogue.
+    """
+    file, _, name = place.rpartition(":")
+    if not Path(file).is_file():
+        raise ValueError(f"--epilogue must be FILE.py:NAME with --endings, got {place}")
+    found = runpy.run_path(file).get(name)
+    if not isinstance(found, Epilogue):
+        raise ValueError(f"--epilogue must name an epilogue of {file}, got {name}")
+    return found
+
+
 def command(
     shape: list[str] | None,
     weight: list[str] | None,
@@ -302,8 +319,10 @@ def command(
             torch.set_num_threads(threads)
         device = one_of("--device", device, DEFAULT_SHAPES)
         shapes = shapes_of(device, shape or [], weight or [], m or [], ENDING_SHAPES)
-        asked_for = ending_time.EndingSettings(device, rounds)
-        result = measured(partial(ending_time.growing, asked_for, shapes), json_file)
+        place = "" if epilogue == "scaled" else epilogue
+        own = load_epilogue(place) if place else None
+        asked_for = ending_time.EndingSettings(device, rounds, place)
+        result = measured(partial(ending_time.growing, asked_for, shapes, own=own), json_file)
     else:
         op = op_of(awq, awq_dequantize, mixed, png_file)
         if peers and op:

@@ -79,7 +79,12 @@ class Epilogue:
         self.kinds = _kinds(function)
         self.program = _traced(function, self.kinds)
         self._built_in = recognised(self.program)
-        self._scalars = [name for name, kind in self.kinds.items() if issubclass(kind, Scalar)]
+        self.scalars = [name for name, kind in self.kinds.items() if issubclass(kind, Scalar)]
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the product itself ends in it on CUDA."""
+        return self._built_in is not None
 
     def __call__(
         self,
@@ -149,7 +154,7 @@ class Epilogue:
                 raise TypeError(f"{name} must be a Tensor, got {_kind_name(operands.get(name))}")
         for name in operands.keys() - set(names):
             raise TypeError(f"operands must be {', '.join(names) or 'none'}, got {name}")
-        for name in self._scalars:
+        for name in self.scalars:
             if operands[name].numel() != 1:
                 shape = tuple(operands[name].shape)
                 raise ValueError(f"{name} must have 1 element, got shape {shape}")

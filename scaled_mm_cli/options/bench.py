@@ -18,7 +18,10 @@ def options(
     m: Annotated[
         list[int] | None, typer.Option("--m", min=1, help="With every --weight; may be repeated.")
     ] = None,
-    epilogue: Annotated[str, typer.Option(help=", ".join(EPILOGUES))] = "scaled",
+    epilogue: Annotated[
+        str,
+        typer.Option(help=f"{', '.join(EPILOGUES)}; with --endings FILE.py:NAME, one's own."),
+    ] = "scaled",
     dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
     device: Annotated[str, typer.Option(help=", ".join(DEVICES))] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Default: torch's own.")] = None,
