@@ -39,6 +39,11 @@ def test_each_row_is_in_one_tile_of_its_expert(tmp_path):
     play(tmp_path, "groups")
 
 
+def test_scales_along_k(tmp_path):
+    """Units of 4 bits and int8 in blocks: each sum over groups has the contract's bits."""
+    play(tmp_path, "k_scales")
+
+
 def included(files):
     """The files, and all of csrc that they include."""
     found, waiting = set(), list(files)

@@ -2,8 +2,8 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/isa.h"
+#include "ops/k_scales.h"
 #include "ops/namespace.h"
-#include "problems/k_scales.h"
 
 namespace scaled_mm::cpu {
 
@@ -45,44 +45,12 @@ void multiply_groups(Checked<KScalesProblem>& checked) {
 
 namespace {
 
-using Text = std::optional<std::string>;
-using Maybe = std::optional<Tensor>;
-
-Tensor computed(Checked<KScalesProblem> checked) {
-  multiply_groups(checked);
-  return checked.outputs[0];
-}
-
-Int8Ending ending(const Maybe& bias, const Maybe& residual, const Text& activation,
-                  const std::optional<ScalarType>& out_dtype, const Maybe& out) {
-  Int8Ending made;
-  made.bias = bias;
-  made.residual = residual;
-  made.activation = activation;
-  made.out_dtype = out_dtype;
-  made.out = out;
-  return made;
-}
-
-Tensor w4a8_mm(const Tensor& x, const Tensor& packed, const std::vector<int64_t>& sizes,
-               const Tensor& scale_a, const Maybe& order, const Maybe& azp, const Maybe& bias,
-               const Maybe& residual, const Text& activation,
-               const std::optional<ScalarType>& out_dtype) {
-  return computed(check_w4a8_mm(
-      {x, packed, sizes, scale_a, order, azp, ending(bias, residual, activation, out_dtype, {})}));
-}
-void w4a8_mm_out(const Tensor& x, const Tensor& packed, const std::vector<int64_t>& sizes,
-                 const Tensor& scale_a, const Maybe& order, const Maybe& azp, const Maybe& bias,
-                 const Maybe& residual, const Text& activation,
-                 const std::optional<ScalarType>& out_dtype, const Tensor& out) {
-  computed(check_w4a8_mm(
-      {x, packed, sizes, scale_a, order, azp, ending(bias, residual, activation, out_dtype, out)}));
-}
+using Ops = W4A8Ops<multiply_groups>;
 
 }  // namespace
 }  // namespace scaled_mm::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
-  ops.impl("w4a8_mm", TORCH_BOX(&scaled_mm::cpu::w4a8_mm));
-  ops.impl("w4a8_mm.out", TORCH_BOX(&scaled_mm::cpu::w4a8_mm_out));
+  ops.impl("w4a8_mm", TORCH_BOX(&scaled_mm::cpu::Ops::w4a8_mm));
+  ops.impl("w4a8_mm.out", TORCH_BOX(&scaled_mm::cpu::Ops::w4a8_mm_out));
 }

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "cuda/common/alignment.h"
+#include "cuda/int8.h"
 #include "dispatch/choose.h"
 #include "ops/namespace.h"
 #include "refuse.h"
@@ -22,10 +23,7 @@ Matrix<const int8_t> stack_columns(const GroupedInt8Problem& p, const Scope& sco
   const Weight& b = p.product.b;
   const int64_t experts = p.size.experts, n = p.size.n, k = p.size.k;
   const int64_t expert_stride = p.expert_stride;
-  const Matrix<const int8_t> columns =
-      b.packed
-          ? Matrix<const int8_t>{reinterpret_cast<const int8_t*>(b.packed), packed_stride(k), 1}
-          : Matrix<const int8_t>{b.plain.data, b.plain.col_stride, b.plain.row_stride};
+  const Matrix<const int8_t> columns = transposed(b);
   if (experts == 1 || expert_stride == n * columns.row_stride) {
     return aligned_rows(columns, experts * n, k, scope);
   }

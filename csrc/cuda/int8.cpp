@@ -2,20 +2,14 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/common/alignment.h"
+#include "cuda/int8.h"
+#include "cuda/k_scales.h"
 #include "cuda/program.h"
 #include "dispatch/choose.h"
 #include "ops/namespace.h"
 #include "ops/int8.h"
 
 namespace scaled_mm::cuda {
-namespace {
-
-Matrix<const int8_t> transposed(const Weight& b) {
-  if (b.packed) return {reinterpret_cast<const int8_t*>(b.packed), packed_stride(b.k), 1};
-  return {b.plain.data, b.plain.col_stride, b.plain.row_stride};
-}
-
-}  // namespace
 
 void multiply(Checked<Int8Problem>& checked) {
   Int8Problem& p = checked.problem;
@@ -37,9 +31,6 @@ void multiply(Checked<Int8Problem>& checked) {
 }
 
 namespace {
-
-// check_blocks has refused what is not on the CPU.
-void multiply_blocks(Checked<KScalesProblem>&) {}
 
 using Ops = Int8Ops<multiply, multiply_blocks>;
 

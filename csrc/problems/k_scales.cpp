@@ -5,10 +5,6 @@
 namespace scaled_mm {
 namespace {
 
-void must_be_on_the_cpu(const char* argument, const Tensor& t) {
-  if (!t.is_cpu()) refuse(argument, "be on the CPU: there is no CUDA kernel yet", device_text(t));
-}
-
 // A matrix of scales; one without elements has no memory, and is told from none all the same.
 EpilogueOperand check_scales(const char* argument, const Tensor& t,
                              const std::vector<int64_t>& wanted, const Tensor& a,
@@ -46,7 +42,6 @@ Checked<KScalesProblem> check_blocks(const Tensor& a, const Tensor& b, const Ten
                                      const Tensor& scale_b, const Shape& b_shape, bool b_settled,
                                      const Int8Ending& ending) {
   constexpr const char* kWith = "scales in blocks of 128 x 128";
-  must_be_on_the_cpu("scale_b in blocks of 128 x 128", scale_b);
   must_not_be_given("azp", ending.azp, kWith);
   must_not_be_given("azp_adj", ending.azp_adj, kWith);
   must_not_be_given("azp_with_adj", ending.azp_with_adj, kWith);
@@ -72,13 +67,14 @@ Checked<KScalesProblem> check_blocks(const Tensor& a, const Tensor& b, const Ten
 Checked<KScalesProblem> check_w4a8_mm(const W4A8Arguments& given) {
   const Tensor& x = given.x;
   must_be("x", x, ScalarType::Char);
-  must_be_on_the_cpu("x", x);
   if (x.dim() < 1) refuse("x", "have at least one dimension [..., K]", shape(x));
   must_share_device("packed", given.packed, "x", x);
   KScalesProblem p;
   p.w = check_packed_weight(given.packed, given.sizes);
   const LowbitWeight& w = p.w;
-  if (w.packing == Packing::units) refuse("packed", "be of layout 0 or 2 on the CPU", "layout 1");
+  const bool units = w.packing == Packing::units, empty = w.k == 0 || w.n == 0;
+  if (x.is_cpu() && units) refuse("packed", "be of layout 0 or 2 on the CPU", "layout 1");
+  if (!x.is_cpu() && !units && !empty) refuse("packed", "be of layout 1 on a GPU", "layout 0");
   if (w.bits != 4) refuse("packed", "have values of 4 bits", cat(w.bits, " bits"));
   if (w.zero_point == ZeroPoint::real) {
     refuse("packed", "have zero points that are integers, or none", "floats");

@@ -69,9 +69,9 @@ def scaled_mm(
         b: int8 [K, N], the weight, any strides; or a `PackedWeight`, same bits, faster. Fast: the
             transpose of a contiguous [N, K] weight; other strides are packed at every call.
         scale_a: float32, one element, or one per token in shape [...] or [..., 1].
-        scale_b: float32, one element, or one per channel in shape [N] or [1, N]. Or, on the CPU,
-            one for each block of 128 x 128, [ceil(K/128), ceil(N/128)], where these are more than
-            one block; then scale_a is [..., ceil(K/128)], and there are no zero points of a.
+        scale_b: float32, one element, or one per channel in shape [N] or [1, N]. Or one
+            for each block of 128 x 128, [ceil(K/128), ceil(N/128)], where these are more than one
+            block; then scale_a is [..., ceil(K/128)], and there are no zero points of a.
             docs/numerics.md, section 8, has the order of their sums.
         bias: out_dtype or float32, [N] or [1, N]; with 8 bits any of the wider dtypes.
         azp: int32, the activations' zero points, shaped like scale_a; needs azp_adj.

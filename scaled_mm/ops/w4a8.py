@@ -42,7 +42,7 @@ def w4a8_mm(
     `scaled_mm` by q in int8 with s as its scale_b.
 
     Args:
-        x: int8 [..., K], as `quantize_int8` makes it; any strides. On the CPU.
+        x: int8 [..., K], as `quantize_int8` makes it; any strides.
         w: a weight of 4 bits from `pack_weight` or a constructor of `MixedWeight`, in groups of a
             multiple of 32 rows, or one of all rows; its zero points are integers, or there are
             none. It is `mixed_mm`'s.
@@ -78,8 +78,6 @@ def w4a8_mm(
     options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
     operands = {"x": x, "packed": w.data, "scale_a": scale_a}
     accept(operands, options)
-    if x.is_cuda:
-        raise ValueError(f"x must be on the CPU: there is no CUDA kernel yet, got {x.device}")
     if out_dtype is not torch.bfloat16:
         options["out_dtype"] = out_dtype
     if activation is not None:

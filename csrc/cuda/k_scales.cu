@@ -1,0 +1,164 @@
+// Products with scales along K, by the kernel that all GPUs have (common/k_scales_tile.cuh):
+// launches.
+#include "cuda/k_scales.h"
+
+#include "cuda/common/k_scales_tile.cuh"
+
+namespace scaled_mm::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct ArrangeParams {
+  Matrix<const int8_t> x;
+  int m;
+  int k;
+  const int32_t* order;  // or null
+  int8_t* to;
+  int64_t stride;  // of a row of `to`, in bytes
+};
+
+// A thread has 16 columns of a token.
+__global__ void __launch_bounds__(kThreads) arrange(const __grid_constant__ ArrangeParams p) {
+  const int64_t pieces = p.stride / 16, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= p.m * pieces) return;
+  const int64_t token = i / pieces;
+  const int column = static_cast<int>(i % pieces) * 16;
+  const int8_t* const from = p.x.data + token * p.x.row_stride;
+  uint4 made;
+  const int8_t* const here = from + column;
+  if (p.order == nullptr && p.x.col_stride == 1 && column + 16 <= p.k &&
+      reinterpret_cast<uintptr_t>(here) % 16 == 0) {
+    made = arrange_columns(__ldg(reinterpret_cast<const uint4*>(here)));
+  } else {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int place = 0; place < 16; ++place) {
+      const int at = column + arranged_column(place);
+      if (at >= p.k) continue;
+      // An order that names no column stands for the nearest: to refuse it takes a wait.
+      const int64_t source = p.order ? min(max(p.order[at], 0), p.k - 1) : at;
+      const auto byte = static_cast<uint8_t>(from[source * p.x.col_stride]);
+      words[place / 4] |= uint32_t{byte} << place % 4 * 8;
+    }
+    made = {words[0], words[1], words[2], words[3]};
+  }
+  *reinterpret_cast<uint4*>(p.to + token * p.stride + column) = made;
+}
+
+template <class Block>
+__global__ void __launch_bounds__(Block::kThreads)
+    multiply_tile(const __grid_constant__ GroupsParams p) {
+  __shared__ typename Block::Shared shared;
+  GroupsTile<Block>(p, shared, blockIdx.x, blockIdx.y).run();
+}
+
+// Adds up the slices in their order, and ends: four channels of a token a thread. No slices: K is 0.
+// The second bound: as in partials.cu.
+__global__ void __launch_bounds__(kThreads, 4) join_slices(const __grid_constant__ GroupsParams p) {
+  const int64_t quads = (p.n + 3) / 4, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= p.m * quads) return;
+  const int64_t token = i / quads, channel = i % quads * 4;
+  const int inside = static_cast<int>(p.n - channel);
+  const float* from = p.partials + token * p.n + channel;
+  const float first = p.slices == 0 ? 0.0f : -0.0f;
+  float sum[4] = {first, first, first, first};
+#pragma unroll 2
+  for (int s = 0; s < p.slices; ++s, from += int64_t{p.m} * p.n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (e < inside) sum[e] = __fadd_rn(sum[e], from[e]);
+    }
+  }
+  with_groups_epilogue(p.end.epilogue, [&](auto e) {
+    finish_groups<typename decltype(e)::type>(p.end, sum, token, channel, inside);
+  });
+}
+
+unsigned blocks_for(int64_t threads) {
+  return static_cast<unsigned>(ceil_div(threads, int64_t{kThreads}));
+}
+
+void launch_join(const GroupsParams& params, const Scope& scope) {
+  const int64_t quads = ceil_div(int64_t{params.n}, int64_t{4});
+  join_slices<<<blocks_for(params.m * quads), kThreads, 0, scope.stream>>>(params);
+  check(cudaGetLastError(), "join_slices");
+}
+
+template <class Weights, int kTokens, bool kAzp>
+void launch_tiles(const GroupsParams& params, int64_t tiles, const Scope& scope) {
+  using Block = GroupsBlock<Weights, kTokens, kAzp>;
+  const dim3 grid(static_cast<unsigned>(tiles), params.slices);
+  multiply_tile<Block><<<grid, Block::kThreads, 0, scope.stream>>>(params);
+  check(cudaGetLastError(), "multiply_tile");
+}
+
+template <int kTokens>
+void launch(GroupsParams params, const Scope& scope) {
+  constexpr int64_t kMostBytes = int64_t{256} << 20;  // of partial sums
+  params.token_tiles = static_cast<int>(ceil_div(int64_t{params.m}, int64_t{kTokens}));
+  const int64_t tiles = ceil_div(int64_t{params.n}, int64_t{kUnitChannels}) * params.token_tiles;
+  const int64_t slices = ceil_div(int64_t{params.k}, kSlice);
+  const int64_t sums = slices * params.m * params.n;
+  if (slices > 1 && params.group < params.k && tiles < 4 * scope.device.sms &&
+      sums * 4 <= kMostBytes) {
+    params.slices = static_cast<int>(slices);
+    params.partials = scope.allocate<float>(sums);
+  }
+  if (!params.units) {
+    launch_tiles<Bytes128, kTokens, false>(params, tiles, scope);
+  } else if (params.azp) {
+    launch_tiles<Nibbles128, kTokens, true>(params, tiles, scope);
+  } else {
+    launch_tiles<Nibbles128, kTokens, false>(params, tiles, scope);
+  }
+  if (params.slices > 1) launch_join(params, scope);
+}
+
+}  // namespace
+
+Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope) {
+  const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
+  const int64_t stride = round_up(k, kUnitRows);
+  auto* const to = scope.allocate<int8_t>(m * stride);
+  arrange<<<blocks_for(m * stride / 16), kThreads, 0, scope.stream>>>(
+      {p.product.a, static_cast<int>(m), static_cast<int>(k), p.order, to, stride});
+  check(cudaGetLastError(), "arrange");
+  return {to, stride, 1};
+}
+
+void multiply_groups(const KScalesProblem& p, const Scope& scope) {
+  const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
+  const EpilogueOperand& azp = p.product.operands[static_cast<int>(Operand::azp)];
+  const Matrix<const int8_t>& b = p.product.b.plain;
+  GroupsParams params{
+      .tokens = p.product.a.data,
+      .tokens_stride = p.product.a.row_stride,
+      .columns = static_cast<int>(p.in_blocks() ? k : round_up(k, kUnitRows)),
+      .m = static_cast<int>(m),
+      .n = static_cast<int>(n),
+      .k = static_cast<int>(k),
+      .group = static_cast<int>(p.group),
+      .token_tiles = 0,
+      .azp = static_cast<const int32_t*>(azp.data),
+      .azp_stride = azp.row_stride,
+      .units = p.w.units,
+      .panels = static_cast<int>(ceil_div(n, int64_t{kUnitChannels})),
+      .sets = unit_sets(k, p.group),
+      .dtype = p.w.dtype,
+      .weight = b.data,
+      .weight_stride = b.col_stride,
+      .row_scales = p.row_scales,
+      .scales = p.scales,
+      .slices = 1,
+      .partials = nullptr,
+      .end = groups_end(p.product),
+  };
+  if (k == 0) {
+    params.slices = 0;
+    return launch_join(params, scope);
+  }
+  m <= 16 ? launch<16>(params, scope) : launch<64>(params, scope);
+}
+
+}  // namespace scaled_mm::cuda
