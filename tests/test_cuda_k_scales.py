@@ -79,7 +79,7 @@ def test_more_shapes(part: int) -> None:
 
 def test_one_group_has_the_bits_of_scaled_mm() -> None:
     for m, n, k in ((1, 4096, 4096), (17, 1030, 2500), (300, 520, 4096)):
-        given, plain = Case("channel", (m,), n, k, k, True, "token", bias=True).build()
+        given, _ = Case("channel", (m,), n, k, k, True, "token", bias=True).build()
         there = on_device({name: x for name, x in given.items() if name != "w"})
         w = packed_there(given["w"]).unpack()
         b = (w.q.short() - w.zeros.short()).to(torch.int8)

@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(Block::kThreads)
   GroupsTile<Block>(p, shared, blockIdx.x, blockIdx.y).run();
 }
 
-// Adds up the slices in their order, and ends: four channels of a token a thread. No slices: K is 0.
-// The second bound: as in partials.cu.
+// Adds up the slices in their order, and ends: four channels of a token a thread. No slices: K is
+// 0. The second bound: as in partials.cu.
 __global__ void __launch_bounds__(kThreads, 4) join_slices(const __grid_constant__ GroupsParams p) {
   const int64_t quads = (p.n + 3) / 4, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.m * quads) return;

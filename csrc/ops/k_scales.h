@@ -16,8 +16,8 @@ struct W4A8Ops {
                         const Tensor& scale_a, const Maybe& order, const Maybe& azp,
                         const Maybe& bias, const Maybe& residual, const Text& activation,
                         const DtypeOrNone& out_dtype) {
-    return computed({x, packed, sizes, scale_a, order, azp,
-                     ending(bias, residual, activation, out_dtype, {})});
+    return computed(
+        {x, packed, sizes, scale_a, order, azp, ending(bias, residual, activation, out_dtype, {})});
   }
   static void w4a8_mm_out(const Tensor& x, const Tensor& packed, const std::vector<int64_t>& sizes,
                           const Tensor& scale_a, const Maybe& order, const Maybe& azp,

@@ -49,7 +49,7 @@ class WeightOnlyLinear(MixedLayer):
 
     where g is k // group_size, or g_idx[k] (act-order). `scaled_mm.mixed_mm` says what is rounded.
     With `int8_input` (W4A8: 4 bits, no float zero points) x' is quantised to int8, each token by
-    its own range, "symmetric" or "asymmetric", and multiplied by `scaled_mm.w4a8_mm`: on the CPU.
+    its own range, "symmetric" or "asymmetric", and multiplied by `scaled_mm.w4a8_mm`.
     Then no gradient passes.
 
     State dict, under the names and in the words of compressed-tensors where it has them (b bits,

@@ -56,7 +56,7 @@ class WeightScheme:
     As a name: `W8A16` (a scale for each output channel) or `W4A16` (groups of 128 input features),
     as compressed-tensors means them; with `-g64` behind it for groups of 64 (or any other number)
     or `-channel` for a scale for each output channel, and then `-asymmetric` for zero points.
-    `W4A8` is W4A16 with int8 activations, on the CPU, each token by its own range; with
+    `W4A8` is W4A16 with int8 activations, each token by its own range; with
     `-asymmetric-input` behind it with zero points. torchao's recipe has its name too:
     `int8_dynamic_activation_int4_weight` is `W4A8-g32-asymmetric-input`.
 

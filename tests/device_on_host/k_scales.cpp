@@ -71,8 +71,8 @@ struct Product {
     const int sets = unit_sets(k, group), size = unit_bytes(4, ZeroPoint::integer, sets);
     const int panels = ceil_div(n, 64);
     std::vector<uint8_t> all(ceil_div(k, 128) * panels * size + 16);
-    auto* const begin = reinterpret_cast<uint8_t*>(
-        (reinterpret_cast<uintptr_t>(all.data()) + 15) / 16 * 16);
+    auto* const begin =
+        reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(all.data()) + 15) / 16 * 16);
     const auto put = [&](uint8_t* at, int nibble, int value) {
       at[nibble / 2] = static_cast<uint8_t>(at[nibble / 2] | value << nibble % 2 * 4);
     };
@@ -86,8 +86,8 @@ struct Product {
         uint8_t* const set = unit + 4096 + row % 128 * sets / 128 * 160;
         const int of = row / group * n + column;
         std::memcpy(set + column % 64 * 2, &scales[of], 2);
-        set[128 + column % 64 / 2] = static_cast<uint8_t>(
-            (set[128 + column % 64 / 2] & (h ? 0x0f : 0xf0)) | z[of] << 4 * h);
+        set[128 + column % 64 / 2] =
+            static_cast<uint8_t>((set[128 + column % 64 / 2] & (h ? 0x0f : 0xf0)) | z[of] << 4 * h);
       }
     }
     std::rotate(all.begin(), all.begin() + (begin - all.data()), all.end());
@@ -114,8 +114,9 @@ void play(const Product& product, bool in_slices) {
   for (int i = 0; i < m; ++i) {
     for (int at = 0; at < kPadded; ++at) {
       const int column = product.blocks ? at : at / 16 * 16 + cuda::arranged_column(at % 16);
-      tokens.data()[i * kPadded + at] =
-          static_cast<uint8_t>(column < k ? product.a[i * k + column] : product.blocks ? 77 : 0);
+      tokens.data()[i * kPadded + at] = static_cast<uint8_t>(column < k ? product.a[i * k + column]
+                                                             : product.blocks ? 77
+                                                                              : 0);
     }
   }
   for (int i = 0; i < n * k; ++i) weight.data()[i / k * kPadded + i % k] = product.b[i];
@@ -149,8 +150,8 @@ void play(const Product& product, bool in_slices) {
   }
   int wrong = 0;
   for (int i = 0; i < m * n; ++i) {
-    wrong += std::bit_cast<uint32_t>(d[i]) !=
-             std::bit_cast<uint32_t>(product.expected(i / n, i % n));
+    wrong +=
+        std::bit_cast<uint32_t>(d[i]) != std::bit_cast<uint32_t>(product.expected(i / n, i % n));
   }
   ++cases;
   if (wrong == 0) return;
@@ -180,8 +181,8 @@ void check_blocks(int m, int n, int k) {
 }  // namespace
 
 int main() {
-  const int groups[][2] = {{1088, 32},  {384, 96},   {1216, 64},    {1280, 128}, {2304, 768},
-                           {2112, 96},  {300, 300},  {7, 7},       {1025, 1025}, {3072, 1024}};
+  const int groups[][2] = {{1088, 32}, {384, 96},  {1216, 64}, {1280, 128},  {2304, 768},
+                           {2112, 96}, {300, 300}, {7, 7},     {1025, 1025}, {3072, 1024}};
   for (const auto& [k, group] : groups) {
     check(1 + below(17), 1 + below(80), k, group, false);
     check(1 + below(17), 1 + below(80), k, group, true);

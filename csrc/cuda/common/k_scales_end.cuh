@@ -37,19 +37,16 @@ template <class Use>
 constexpr void with_groups_epilogue(epilogue::Id id, const Use& use) {
   using epilogue::Id;
   switch (id) {
-    case Id::ScaledEpilogueResidual:
-      return use(OfGroups<epilogue::ScaledEpilogueResidual>{});
-    case Id::ScaledEpilogueActivated:
-      return use(OfGroups<epilogue::ScaledEpilogueActivated>{});
-    case Id::ScaledEpilogueGated:
-      return use(OfGroups<epilogue::ScaledEpilogueGated>{});
+    case Id::ScaledEpilogueResidual: return use(OfGroups<epilogue::ScaledEpilogueResidual>{});
+    case Id::ScaledEpilogueActivated: return use(OfGroups<epilogue::ScaledEpilogueActivated>{});
+    case Id::ScaledEpilogueGated: return use(OfGroups<epilogue::ScaledEpilogueGated>{});
     default: return use(OfGroups<epilogue::ScaledEpilogue>{});
   }
 }
 
 struct GroupsEnd {
   epilogue::Id epilogue;
-  int n;                                    // columns of B
+  int n;                                   // columns of B
   EpilogueOperand operands[kNumOperands];  // scale_a without data is 1
   Destination to;
 };
@@ -57,9 +54,8 @@ struct GroupsEnd {
 inline GroupsEnd groups_end(const Int8Problem& p) {
   GroupsEnd end{p.size.epilogue, static_cast<int>(p.size.n), {}, {}};
   std::copy(std::begin(p.operands), std::end(p.operands), end.operands);
-  with_groups_epilogue(p.size.epilogue, [&](auto e) {
-    end.to = destination<typename decltype(e)::type>(p);
-  });
+  with_groups_epilogue(p.size.epilogue,
+                       [&](auto e) { end.to = destination<typename decltype(e)::type>(p); });
   return end;
 }
 

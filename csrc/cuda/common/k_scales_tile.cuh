@@ -37,9 +37,9 @@ struct GroupsParams {
   int64_t azp_stride;
   const uint8_t* units;  // [chunks][panels]
   int panels;
-  int sets;               // of a unit
-  DType dtype;            // of its scales
-  const int8_t* weight;   // in blocks: B^T [N, K], rows aligned to 16 bytes
+  int sets;              // of a unit
+  DType dtype;           // of its scales
+  const int8_t* weight;  // in blocks: B^T [N, K], rows aligned to 16 bytes
   int64_t weight_stride;
   EpilogueOperand row_scales, scales;  // in blocks
   int slices;                          // of K, where each is a block's own; else 1
