@@ -20,6 +20,7 @@ from ..ops.quantize import quantize_int8, quantize_weight_int8
 from ..ops.rotate import block_given
 from ..ops.shapes import must_rotate
 from .int8_layer import Int8Layer
+from .together import Together
 
 _ENTRIES = 10
 """Buffers of a packed layer, those that are None included."""
@@ -77,6 +78,7 @@ class ScaledLinear(Int8Layer):
     bias: Tensor | None
     input_scale: Tensor | None
     input_rotate: Tensor | None
+    together: Together | None = None  # with whom it shares its input
     folded_smooth: Tensor | None
 
     def __init__(
@@ -231,6 +233,8 @@ class ScaledLinear(Int8Layer):
             or not may_go_short(x, buffers["bias"])
         ):
             return self._at_length(x)
+        if self.together is not None and (y := self.together.output(self, x)) is not None:
+            return y
         scales, bias = buffers["weight_scale"], buffers["bias"]
         try:
             if self._by_default and buffers["input_smooth"] is None:  # the op's defaults
@@ -253,6 +257,21 @@ class ScaledLinear(Int8Layer):
         tensors = buffer("input_scale"), buffer("input_zero_point"), buffer(term)
         smooth = buffer("input_smooth")
         return settled, self.symmetric, self.per_token, *tensors, self.rotate, None, smooth
+
+    def product_with(
+        self, packed: PackedWeight, joined: Mapping[str, Tensor | None]
+    ) -> Callable[[Tensor], Tensor]:
+        """The layer's product by another weight, whose buffers are these where it has others."""
+
+        def buffer(name: str) -> Tensor | None:
+            return joined[name] if name in joined else self._buffers[name]
+
+        scales, bias, scheme = (
+            buffer("weight_scale"),
+            buffer("bias"),
+            self._scheme(packed.settled, buffer),
+        )
+        return lambda x: scaled_linear(x, packed.data, scales, bias, packed.k, *scheme)
 
     def _at_length(self, x: Any) -> Tensor:
         """`forward` for traces, for gradients, and of layers that somebody has put other buffers

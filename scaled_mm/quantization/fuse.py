@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from ..nn import ScaledLinear
 from ..nn.fused import FusedGatedMLP, FusedSequential, activation_of, pair_of, readable, unhooked
 from .observe import as_call, evaluating
+from .readers import join, readers_of_one
 from .swap import Swap
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -24,7 +25,15 @@ _TIMES = (operator.mul, torch.mul)
 
 
 def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
-    """Puts the quantiser of a Linear's input into the norm or the activation that makes it.
+    """Fewer kernels for the same layers: quantisers go into the norms and activations in front of
+    them, and `ScaledLinear`s that read one tensor share a quantiser and a product.
+
+    Layers that the model calls one behind the other with the same tensor (q, k and v; gate and up)
+    are multiplied at once by the first of them, if they have one scheme; the others take their
+    columns. Their weights then lie in one buffer, each layer's own a part of it, and every bit
+    stays what it was. Outputs are views, with a stride. A tensor that is written in between is seen
+    by its version, so `torch.inference_mode`, which counts none, is left alone, and so are compiled
+    graphs (see below). Layers that once are not called together part for good. On GPUs alone.
 
     Two kinds of modules are replaced, both with float tensors at both ends:
 
@@ -48,7 +57,7 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
         model: a module that holds `ScaledLinear`s, as `quantize_model` and `load_quantized` leave
             them.
         batch: in any form that `quantize_model` takes for its calibration; the model is run on it
-            once, in eval mode, if it holds a candidate for a gated MLP.
+            once or twice, in eval mode.
         inplace: change `model` itself; else `model` stays as it is.
 
     Returns:
@@ -64,9 +73,12 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
     if not inplace:
         model = copy.deepcopy(model)
     swap = Swap(model, True)
+    found = readers_of_one(model, call)
     for module, closed in [*_gated(model, call), *_sequences(model)]:
         swap.replace(module, closed)
-    return swap.finished()
+    fused = swap.finished()
+    join(fused, found, call)
+    return fused
 
 
 def _sequences(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:

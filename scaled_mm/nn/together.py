@@ -1,0 +1,157 @@
+"""`Together`: layers that read one tensor, by one quantiser and one product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..ops.packed_weight import PackedWeight, settle, settle_written
+
+if TYPE_CHECKING:
+    from .scaled_linear import ScaledLinear
+
+_PANEL = 16  # columns that lie together in the CPU's layout
+_READ = ("kernel_weight", "weight_scale", "bias", "azp_adj", "azp_with_adj", "input_smooth")
+_SHARED = ("input_scale", "input_zero_point", "input_smooth")
+
+
+@dataclass(eq=False)
+class Held:
+    """What the other layers are waiting to be asked for."""
+
+    x: Tensor
+    when: Any  # x's version, and the stream
+    parts: list[Tensor | None]
+
+
+class Together:
+    """`ScaledLinear`s of one scheme, all of which are called with the same tensor.
+
+    The one that is called first multiplies by all their weights, which lie one behind the other in
+    one buffer; each layer's own is a part of it. The others then find their columns here, as views
+    of one output: where they are given the same tensor, not written since, on the same stream. Else
+    a layer computes its own. If the columns of some were not asked for, the layers part for good.
+
+    A copied, moved or loaded layer has a buffer of its own again: the next call lays all of them
+    out anew.
+    """
+
+    def __init__(self, layers: Sequence[ScaledLinear]) -> None:
+        self.layers = list(layers)
+        self.product: Callable[[Tensor], Tensor] | None = None
+        self.read: list[tuple[dict[str, Any], str, Any, int]] = []
+        self.held: Held | None = None
+        for layer in self.layers:
+            layer.together = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of pickles and copies, whose layers have other buffers."""
+        return {**vars(self), "product": None, "read": [], "held": None}
+
+    def output(self, layer: ScaledLinear, x: Tensor) -> Tensor | None:
+        """The layer's, of an x that it may take; None: it has to compute that alone."""
+        if x.is_inference():  # whose versions nobody counts
+            return None
+        held, when = self.held, (x._version, _stream(x))
+        place = self.layers.index(layer)
+        if held is not None and held.x is x and held.when == when:
+            y, held.parts[place] = held.parts[place], None
+            if not any(part is not None for part in held.parts):
+                self.held = None
+            if y is not None:
+                return y
+        unread = held is not None and any(part is not None for part in held.parts)
+        if unread or not (self.is_laid_out() or self.lay_out()):
+            self.part()
+            return None
+        assert self.product is not None
+        parts: list[Tensor | None] = [*self.product(x).split(self.widths, dim=-1)]
+        y, parts[place] = parts[place], None
+        self.held = Held(x, when, parts)
+        return y
+
+    def part(self) -> None:
+        """The layers are on their own again."""
+        self.held = self.product = None
+        for layer in self.layers:
+            layer.together = None
+
+    def is_laid_out(self) -> bool:
+        for buffers, name, tensor, version in self.read:
+            if buffers[name] is not tensor or version != version_of(tensor):
+                return False
+        return self.product is not None
+
+    def lay_out(self) -> bool:
+        """Puts the weights into one buffer, if the layers have one scheme."""
+        layers = self.layers
+        if not fit(layers):
+            return False
+        packed = [layer.packed for layer in layers]
+        data = torch.cat([each.data for each in packed if each is not None])
+        whole = PackedWeight(data, layers[0].in_features, sum(x.out_features for x in layers))
+        settle_written(whole)
+        sizes = [each.data.numel() for each in packed if each is not None]
+        for layer, part in zip(layers, data.split(sizes), strict=True):
+            own = PackedWeight(part, layer.in_features, layer.out_features)
+            if whole.settled:
+                settle(own)
+            layer._hold(own)
+        self.widths = [layer.out_features for layer in layers]
+        self.product = layers[0].product_with(
+            whole, {name: _joined(layers, name) for name in _READ[1:5]}
+        )
+        self.read = [
+            (layer._buffers, name, layer._buffers[name], version_of(layer._buffers[name]))
+            for layer in layers
+            for name in _READ
+        ]
+        return True
+
+
+def fit(layers: Sequence[ScaledLinear]) -> bool:
+    """Whether one product can stand for theirs: packed on one device, of one scheme."""
+    first = layers[0]
+    for layer in layers:
+        packed = layer.packed
+        if packed is None or packed.data.device != first.weight_scale.device:
+            return False
+        if layer is not layers[-1] and packed.data.is_cpu and layer.out_features % _PANEL:
+            return False
+        if scheme_of(layer) != scheme_of(first):
+            return False
+        if not all(_same(layer._buffers[name], first._buffers[name]) for name in _SHARED):
+            return False
+    return True
+
+
+def scheme_of(layer: ScaledLinear) -> tuple[Any, ...]:
+    flags = layer.in_features, layer.dynamic, layer.symmetric, layer.per_token, layer.rotate
+    return *flags, layer.bias is None
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a is b or (a.device == b.device and torch.equal(a, b))
+
+
+def _joined(layers: Sequence[ScaledLinear], name: str) -> Tensor | None:
+    """A buffer with an element for each output, of all layers."""
+    parts = [layer._buffers[name] for layer in layers]
+    if parts[0] is None:
+        return None
+    return torch.cat(parts, dim=1 if name.startswith("azp") else 0)  # type: ignore[arg-type]
+
+
+def version_of(x: Tensor | None) -> int:
+    """How often it was written, as far as torch counts that."""
+    return 0 if x is None or x.is_inference() else x._version
+
+
+def _stream(x: Tensor) -> Any:
+    return torch.cuda.current_stream(x.device) if x.is_cuda else None
