@@ -23,10 +23,12 @@ from cuda_support import DEVICE, ROWS, forced, kernels, on_device
 from helpers import bits
 from operands import AZP_FORMS, ROW, Case, Layout, Matrix, Vector
 from produce_cases import PRODUCERS, ProduceCase
+from program_cases import problem
 from quantize_cases import QuantizeCase
 from torch import Tensor
 
 import scaled_mm
+from scaled_mm.ops.epilogue_mm import epilogue_mm
 
 Call = Callable[..., Any]  # of operands by name
 
@@ -229,7 +231,18 @@ def producers() -> None:
         check(f"{case}", torch.ops.scaled_mm.produce_int8, on_device(case.build()))
 
 
-PARTS = {f.__name__: f for f in (int8_products, lowbit_products, quantisers, producers)}
+def programs() -> None:
+    for seed in range(120):
+        a, b, operands, ints, _, text = problem(seed)
+        there = on_device({"a": a, "b": b, **{f"x{i}": x for i, x in enumerate(operands)}})
+
+        def call(a: Tensor, b: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
+            return tuple(epilogue_mm(a, b, list(given.values()), ints))  # noqa: B023
+
+        check(f"epilogue_mm {text}", call, there)
+
+
+PARTS = {f.__name__: f for f in (int8_products, lowbit_products, quantisers, producers, programs)}
 
 if __name__ == "__main__":
     torch.zeros(1, device=DEVICE)  # starts CUDA
