@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from setuptools import setup
+from setuptools.command.build_py import build_py
 from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
@@ -263,6 +264,20 @@ class BuildLibrary(BuildExtension):
         )
 
 
+class BuildPackage(build_py):
+    """The kernels' headers go into a wheel: scaled_mm/compiled has nvcc compile with them."""
+
+    def run(self):
+        super().run()
+        if getattr(self, "editable_mode", False):  # then they are read where they are
+            return
+        for header in HEADERS:
+            if not header.startswith("csrc/cpu/"):
+                target = Path(self.build_lib, "scaled_mm/_csrc", header.removeprefix("csrc/"))
+                self.mkpath(str(target.parent))
+                self.copy_file(str(ROOT / header), str(target))
+
+
 def libraries() -> list[CppExtension]:
     """What is to be built here; one line is printed where that is less than could be expected."""
     asked = "0" if SANITIZE else os.environ.get("SCALED_MM_CUDA")
@@ -286,6 +301,6 @@ def libraries() -> list[CppExtension]:
 if __name__ == "__main__":  # tools/compile_oldest.py reads the libraries and builds none
     setup(
         ext_modules=libraries(),
-        cmdclass={"build_ext": BuildLibrary},
+        cmdclass={"build_ext": BuildLibrary, "build_py": BuildPackage},
         options={"bdist_wheel": {"py_limited_api": "cp310"}},
     )

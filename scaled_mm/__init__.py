@@ -14,6 +14,7 @@ from ._version import VERSION
 from .awq import PackedAWQ as PackedAWQ
 from .awq import pack_awq as pack_awq
 from .checkpoint import load_quantized, save_quantized
+from .compiled import load as _load_compiler
 from .lowbit.grouped import quantize_weight_grouped
 from .ops import epilogue_mm as _epilogue_mm  # noqa: F401 (shapes of exported programs)
 from .ops.azp import azp_adj, azp_with_adj
@@ -46,6 +47,7 @@ from .tuning.cache import load as _load_tuning
 __version__ = VERSION
 
 _load_tuning()
+_load_compiler()
 
 _LATER = (
     "bench",

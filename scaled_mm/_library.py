@@ -125,6 +125,26 @@ def forced_kernels(names: str) -> Iterator[None]:
             _ask(keys, "_force_kernels", earlier)
 
 
+def set_compiler(address: int, required: bool) -> None:
+    """What the CUDA library calls to have an epilogue compiled (csrc/cuda/compiled.cpp); 0: nothing
+    is."""
+    if HAS_CUDA:
+        _ask(_CUDA, "_set_compiler", address, required)
+
+
+def try_compiled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    operands: list[torch.Tensor],
+    program: list[int],
+    kernel: str,
+    address: int,
+) -> list[torch.Tensor]:
+    """The outputs by a function that was compiled for a kernel."""
+    op = torch.ops.scaled_mm._try_compiled
+    return op(a, b, operands, program, kernel, address)
+
+
 def known_gpus() -> list[dict[str, Any]]:
     """The lines of csrc/dispatch/gpus.def."""
     answer: list[dict[str, Any]] = json.loads(_ask(_CPU, "_gpus"))

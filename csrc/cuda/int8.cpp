@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/common/alignment.h"
+#include "cuda/compiled.h"
 #include "cuda/int8.h"
 #include "cuda/k_scales.h"
 #include "cuda/program.h"
@@ -13,20 +14,14 @@ namespace scaled_mm::cuda {
 
 void multiply(Checked<Int8Problem>& checked) {
   Int8Problem& p = checked.problem;
-  const int64_t m = p.size.m, n = p.size.n, k = p.size.k;
+  const int64_t m = p.size.m, n = p.size.n;
   if (m == 0 || n == 0) return;
   must_fit("a", "rows", m);
   must_fit("b", "columns", n);
   const Scope scope(checked.outputs[0]);
   const Kernel<Int8Problem>* const kernel = choose<Int8Problem>(p.size, scope.device);
   if (!kernel) refuse_size<Int8Problem>(p.size, scope.device);
-  p.a = aligned_rows(p.a, m, k, scope);
-  const Matrix<const int8_t> columns = aligned_rows(transposed(p.b), n, k, scope);
-  const bool in_place = columns.data == reinterpret_cast<const int8_t*>(p.b.packed);
-  p.b = {.k = k,
-         .n = n,
-         .plain = {columns.data, 1, columns.row_stride},
-         .settled = p.b.settled && in_place};  // a copy was written a moment ago
+  align_factors(p, scope);
   kernel->run(p, scope);
 }
 
@@ -34,19 +29,22 @@ namespace {
 
 using Ops = Int8Ops<multiply, multiply_blocks>;
 
-// The sums go to memory, and one more kernel interprets the program.
+// By what was compiled for the program; else the sums go to memory, and one more kernel interprets
+// it.
 std::vector<Tensor> epilogue_mm(const Tensor& a, const Tensor& b, std::vector<Tensor> operands,
                                 std::vector<int64_t> program, const Shape& b_shape,
                                 bool b_settled) {
   Checked<ProgramProblem> checked = check_epilogue_mm(a, b, operands, program, b_shape, b_settled);
   const auto [m, n] = std::pair(checked.problem.product.size.m, checked.problem.product.size.n);
   if (m == 0 || n == 0) return checked.outputs;
+  const Scope scope(a);
+  if (run_compiled(checked.problem, program, scope)) return checked.outputs;
   Checked<Int8Problem> product{
       checked.problem.product, {new_empty(a, {m, n}, ScalarType::Int)}, {}};
   product.problem.d = product.outputs[0].mutable_data_ptr();
   multiply(product);
   const auto* const sums = static_cast<const int32_t*>(product.problem.d);
-  interpret(program_params(checked.problem.program, sums, m, n), Scope(a));
+  interpret(program_params(checked.problem.program, sums, m, n), scope);
   return checked.outputs;
 }
 

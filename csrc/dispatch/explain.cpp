@@ -8,6 +8,7 @@
 #include "dispatch/choose.h"
 #include "dispatch/json.h"
 #include "ops/namespace.h"
+#include "problems/program.h"
 
 namespace scaled_mm {
 namespace {
@@ -132,10 +133,22 @@ std::string explain_lowbit(int64_t m, int64_t n, int64_t k, int64_t group, int64
       {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }
 
+// As of the product that is compiled with the program; "light": whether is_light.
+std::string explain_program(std::vector<int64_t> ints, int64_t m, int64_t n, int64_t k,
+                            std::string device, int64_t capability, int64_t sms,
+                            double bytes_per_us, double mhz) {
+  const Program program = read_program(ints);
+  const std::string answer = explain<Int8Problem>(
+      size_ended_by(program, {.m = m, .n = n, .k = k}),
+      {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
+  return cat("{\"light\": ", is_light(program) ? "true" : "false", ", ", answer.substr(1));
+}
+
 }  // namespace
 }  // namespace scaled_mm
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("_explain_int8", TORCH_BOX(&scaled_mm::explain_int8));
   ops.impl("_explain_lowbit", TORCH_BOX(&scaled_mm::explain_lowbit));
+  ops.impl("_explain_program", TORCH_BOX(&scaled_mm::explain_program));
 }

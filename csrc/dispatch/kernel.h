@@ -41,12 +41,27 @@ struct Kernel {
   void (*run)(const P&, const cuda::Scope&);
 };
 
+// How an int8 kernel cuts a product, as the library of a compiled epilogue is told
+// (cuda/compiled.h): one that streams into tiles and slices, a persistent one into bands.
+struct LinePlan {
+  bool streams = false;
+  int token_tiles = 1;
+  int split = 1;
+  int64_t blocks = 0;
+  bool paired = false;
+  int early = 0;
+  int swizzle = 1;
+};
+
 // A folder csrc/cuda/smXX: its kernels of each family.
 struct Arch {
   const char* name;
   std::span<const Kernel<Int8Problem>> int8;
   std::span<const Kernel<LowbitProblem>> lowbit;
   std::span<const Kernel<GroupedInt8Problem>> grouped;
+  // Of an int8 kernel by its name; null where epilogues are not compiled, and in the CPU library.
+  LinePlan (*plan_line)(const char* name, const Int8Problem::Size&, const Machine&,
+                        bool settled) = nullptr;
 
   // 90 of sm90: what its code is compiled for.
   int number() const { return std::atoi(name + 2); }

@@ -53,6 +53,11 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "epilogue_mm(Tensor a, Tensor b, Tensor[] operands, int[] program, *, int[]? b_shape=None, "
       "bool b_settled=False) -> Tensor[]");
+  // CUDA's: what compiles epilogues (scaled_mm/compiled), and one that was compiled, to be tried.
+  ops.def("_set_compiler(int address, bool required) -> ()");
+  ops.def(
+      "_try_compiled(Tensor a, Tensor b, Tensor[] operands, int[] program, str kernel, "
+      "int address) -> Tensor[]");
   ops.def("int8_mm(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor");
   ops.def(
       "int8_mm.out(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "
@@ -120,6 +125,9 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "_explain_lowbit(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
       "str device, int capability, int sms, float bytes_per_us, float mhz) -> str");
+  ops.def(
+      "_explain_program(int[] program, int m, int n, int k, str device, int capability, int sms, "
+      "float bytes_per_us, float mhz) -> str");
   ops.def("_gpus() -> str");
   ops.def("_fingerprint(str arch) -> str");
   ops.def(

@@ -193,6 +193,50 @@ int count_arguments(Program::Op op) {
   return static_cast<int>(kSignatures[static_cast<int>(op)].arguments.size());
 }
 
+Program read_program(const std::vector<int64_t>& ints) {
+  std::vector<ScalarType> dtypes;
+  return read_program(ints, dtypes);
+}
+
+bool is_light(const Program& program) {
+  constexpr size_t kMostNodes = 24, kMostOperands = 6;
+  if (program.outputs.size() != 1 || program.columns != 1) return false;
+  if (program.nodes[program.outputs[0].node].type != 'f') return false;
+  if (program.nodes.size() > kMostNodes || program.leaves.size() > kMostOperands) return false;
+  for (const Program::Leaf& leaf : program.leaves) {
+    if (leaf.axis == epilogue::Axis::Full) return false;
+  }
+  for (const Program::Node& node : program.nodes) {
+    switch (node.op) {
+      case Program::Op::div:
+      case Program::Op::sqrt:
+      case Program::Op::silu:
+      case Program::Op::gelu:
+      case Program::Op::gelu_tanh:
+      case Program::Op::exp:
+      case Program::Op::erf:
+      case Program::Op::sigmoid:
+      case Program::Op::tanh:
+      case Program::Op::gate:
+      case Program::Op::value:
+      case Program::Op::to_int8:
+      case Program::Op::to_int8_azp:
+      case Program::Op::to_e4m3: return false;
+      default: break;
+    }
+  }
+  return true;
+}
+
+Int8Problem::Size size_ended_by(const Program& program, Int8Problem::Size size) {
+  using enum epilogue::Id;
+  size.epilogue = is_light(program)      ? ScaledEpilogueAzp
+                  : program.columns == 2 ? ScaledEpilogueGated
+                                         : ScaledEpilogueActivated;
+  size.out_dtype = program.outputs[0].dtype.value_or(DType::float32);
+  return size;
+}
+
 Checked<ProgramProblem> check_epilogue_mm(const Tensor& a, const Tensor& b,
                                           const std::vector<Tensor>& operands,
                                           const std::vector<int64_t>& program, const Shape& b_shape,

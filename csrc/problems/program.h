@@ -65,6 +65,16 @@ Checked<ProgramProblem> check_epilogue_mm(const Tensor& a, const Tensor& b,
                                           const std::vector<int64_t>& program, const Shape& b_shape,
                                           bool b_settled);
 
+// What a program of such integers says, but for its operands and outputs themselves.
+Program read_program(const std::vector<int64_t>& ints);
+
+// Whether a program is as little to compute as a product's scales and zero points, so that a kernel
+// can have it beside as many sums: one output, of floats, of all columns; no matrix; few operands.
+bool is_light(const Program& program);
+
+// What a kernel that ends a product of `size` by the program is chosen by.
+Int8Problem::Size size_ended_by(const Program& program, Int8Problem::Size size);
+
 inline constexpr ScalarType kProgramDtypes[] = {ScalarType::Float, ScalarType::BFloat16,
                                                 ScalarType::Half,  ScalarType::Int,
                                                 ScalarType::Char,  ScalarType::Float8_e4m3fn};

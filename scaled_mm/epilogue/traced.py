@@ -138,6 +138,32 @@ class Epilogue:
 
         return explained(self.program, self._built_in, m, n, k, device)
 
+    def compile(
+        self,
+        arch: str,
+        *shapes: tuple[int, int, int],
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> list[str]:
+        """Compiles for GPUs of an arch ahead of the first call, which a GPU need not be there for,
+        and keeps the libraries where a call looks for them.
+
+        Args:
+            arch: sm90.
+            shapes: (M, N, K) of the products; only the kernels that these would have are compiled
+                for. None: every kernel.
+            out_dtype: as in a call.
+
+        Returns:
+            The kernels, such as stream_16x64. Those that do not take the program are left out.
+
+        Raises:
+            ValueError: there are no compiled epilogues for the arch.
+            RuntimeError: there is no compiler, or it failed.
+        """
+        from ..compiled.ahead import compile_ahead
+
+        return compile_ahead(self._encoded(out_dtype), arch, shapes)
+
     def __str__(self) -> str:
         known = f" (scaled_mm's {self._built_in.name})" if self._built_in else ""
         return f"{self.__name__}{known}:\n{self.program}"  # type: ignore[attr-defined]

@@ -45,12 +45,19 @@ struct LaunchShape {
 
 // Launches a kernel that calls wait_for_dependencies before it touches memory, settled memory that
 // it reads excepted.
+struct LaunchOn {
+  bool early;  // Device::launches_early
+  cudaStream_t stream;
+
+  LaunchOn(bool early, cudaStream_t stream) : early(early), stream(stream) {}
+  LaunchOn(const Scope& scope) : early(scope.device.launches_early), stream(scope.stream) {}
+};
 template <class... Params, class... Args>
-void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const Scope& scope,
+void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const LaunchOn& on,
                   const Args&... args) {
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
-  if (scope.device.launches_early) {
+  if (on.early) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
@@ -62,7 +69,7 @@ void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const Sco
   launch.gridDim = shape.grid;
   launch.blockDim = shape.block;
   launch.dynamicSmemBytes = shape.shared_bytes;
-  launch.stream = scope.stream;
+  launch.stream = on.stream;
   launch.attrs = attributes;
   launch.numAttrs = count;
   check(cudaLaunchKernelEx(&launch, kernel, Params(args)...), "cudaLaunchKernelEx");

@@ -200,11 +200,11 @@ struct StagedOperands<Leaves<Ls...>, kRows, kCols> {
   }
 
   // Every thread of `threads` takes part; they must meet before the operands are read. All loads
-  // of a thread are under way before the first is stored. element(leaf, row): the number that a
-  // row of D has in the operand.
-  template <class Element = SameRow>
-  __device__ void load(const EpilogueOperand (&operands)[kNumOperands], int64_t row, int64_t col,
-                       int64_t m, int64_t n, int thread, int threads, const Element& element = {}) {
+  // of a thread are under way before the first is stored. operands[id]: the operand. element(leaf,
+  // row): the number that a row of D has in it.
+  template <class Operands, class Element = SameRow>
+  __device__ void load(const Operands& operands, int64_t row, int64_t col, int64_t m, int64_t n,
+                       int thread, int threads, const Element& element = {}) {
     constexpr int longest = kRows > kCols ? kRows : kCols;
     for (int i = thread; i < longest; i += threads) {
       const auto fetch = [&](auto leaf) {

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "cuda/common/compiled.cuh"
 #include "cuda/common/finish.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {
@@ -145,6 +146,48 @@ struct Rounding<uint8_t> {
   }
 };
 
+// Of a program, which has rounded already but for the bits that are left out.
+template <class P>
+struct CompiledRounding {
+  using Of = CompiledFormat<P::kDtypes[0]>;
+
+  template <class Operands>
+  CUTLASS_DEVICE CompiledRounding(const Destination&, const Operands&, int) {}
+
+  template <int kSize, int kWords>
+  CUTLASS_DEVICE void operator()(const float (&x)[kSize], int32_t (&word)[kWords]) const {
+    uint32_t bits[kSize], packed[kSize];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSize; ++i) bits[i] = __float_as_uint(x[i]);
+    Of::pack(bits, packed);
+    constexpr int kPerWord = 4 / Of::kBytes;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSize; i += kPerWord) {
+      word[i] = static_cast<int32_t>(packed[i / kPerWord]);
+    }
+  }
+};
+
+// What an ending is told besides, and how it rounds.
+template <class E, class Out>
+struct EndingOf {
+  using Operands = EpilogueOperand[kNumOperands];
+  using Rounding = cutlass3::Rounding<Out>;
+};
+template <class P, class Out>
+struct EndingOf<CompiledEpilogue<P>, Out> {
+  using Operands = CompiledOperands<P::kOperands>;
+  using Rounding = CompiledRounding<P>;
+};
+
+// Where a tile's elements lie in D, of whose problem the sizes are.
+struct TilePlace {
+  int row;
+  int col;
+  int m;
+  int n;
+};
+
 // Accumulator: the type of the sums, of 32 bits. Out: the storage type of D.
 template <class E, class Tile, class Cluster, class Accumulator, class Out, bool kPingpong>
 struct EndedEpilogue {
@@ -181,7 +224,7 @@ struct EndedEpilogue {
       typename Store::PipelineStorage pipeline;
     };
     struct Ending {
-      EpilogueOperand operands[kNumOperands];
+      typename EndingOf<E, Out>::Operands operands;
       Destination to;
     };
     struct Arguments : Store::Arguments {
@@ -215,14 +258,17 @@ struct EndedEpilogue {
                               TileShape, Coord coord, cute::Tensor<Engine, Layout> sums, Mma mma,
                               int thread, TensorStorage& shared, int subtile = -1) {
       cutlass::arch::wait_on_dependent_grids();  // the kernel before may have written operands
+      const TilePlace place{static_cast<int>(cute::get<0>(coord)) * kTileM,
+                            static_cast<int>(cute::get<1>(coord)) * kTileN,
+                            static_cast<int>(cute::get<0>(problem)),
+                            static_cast<int>(cute::get<1>(problem))};
       // All have read the tile before's: they have met while storing it.
-      shared.operands.load(ending_.operands, cute::get<0>(coord) * kTileM,
-                           cute::get<1>(coord) * kTileN, cute::get<0>(problem),
-                           cute::get<1>(problem), thread, kThreads);
+      shared.operands.load(ending_.operands, place.row, place.col, place.m, place.n, thread,
+                           kThreads);
       cutlass::arch::NamedBarrier::sync(kThreads,
                                         cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
       auto words = cute::recast<int32_t>(sums);
-      end(words, mma, thread, shared.operands, problem, coord);
+      end(words, mma, thread, shared.operands, place);
       return Store::store(load_pipeline, load_state, store_pipeline, store_state, stored(problem),
                           OutTile{}, coord, ended(words), OutMma{}, thread, shared, subtile);
     }
@@ -235,10 +281,9 @@ struct EndedEpilogue {
     }
 
     // A thread's sums are (((column of two, row of two, eight columns), 64 rows, 1)).
-    template <class Engine, class Layout, class Mma, class Problem, class Coord>
+    template <class Engine, class Layout, class Mma>
     CUTLASS_DEVICE void end(cute::Tensor<Engine, Layout>& sums, const Mma& mma, int thread,
-                            const Operands& operands, const Problem& problem,
-                            const Coord& coord) const {
+                            const Operands& operands, const TilePlace& place) const {
       using namespace cute;
       static_assert(size<0, 0>(Layout{}) == 2 && size<0, 1>(Layout{}) == 2);
       constexpr int kEights = size<0, 2>(Layout{}), kBlocks = size<1>(Layout{});
@@ -250,7 +295,7 @@ struct EndedEpilogue {
       CUTLASS_PRAGMA_NO_UNROLL
       for (int block = 0; block < kBlocks; ++block) {
         const int first_row = get<0>(places(make_coord(make_coord(0, 0, 0), block, 0)));
-        const Rounding<Out> rounding(ending_.to, operands, first_row);
+        const typename EndingOf<E, Out>::Rounding rounding(ending_.to, operands, first_row);
         CUTLASS_PRAGMA_NO_UNROLL
         for (int turn = 0; turn < kTurns; ++turn) {
           const int first = get<1>(places(make_coord(make_coord(0, 0, turn * kTogether), 0, 0)));
@@ -266,26 +311,28 @@ struct EndedEpilogue {
               }
             });
           };
-          float value[kSums];
           int32_t word[kSums];
           with_sums([&](int i, int32_t& sum) { word[i] = sum; });
-          float matrix[kSums];
-          if constexpr (kHasMatrix) {
-            load_matrix(matrix, get<0>(coord) * kTileM + first_row, get<1>(coord) * kTileN + first,
-                        get<0>(problem), get<1>(problem));
-          }
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kSums; ++i) {
-            value[i] = Lower<E>::at(sum_of(word[i]), [&](auto leaf) {
-              if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) {
-                return matrix[i];
-              } else {
-                return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
-              }
-            });
-          }
           float made[kSums / kColumns];
-          activate<E>(ending_.to.function, value, made);
+          if constexpr (is_compiled<E>) {
+            compute(word, made, first_row, first, operands, place);
+          } else {
+            float value[kSums], matrix[kSums];
+            if constexpr (kHasMatrix) {
+              load_matrix(matrix, place.row + first_row, place.col + first, place.m, place.n);
+            }
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kSums; ++i) {
+              value[i] = Lower<E>::at(sum_of(word[i]), [&](auto leaf) {
+                if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) {
+                  return matrix[i];
+                } else {
+                  return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
+                }
+              });
+            }
+            activate<E>(ending_.to.function, value, made);
+          }
           if constexpr (kColumns == 2) {
             float pairs[kSums / 2];  // in the order of registers, of half as many eights
             CUTLASS_PRAGMA_UNROLL
@@ -320,6 +367,32 @@ struct EndedEpilogue {
         load_elements<epilogue::Residual>(operand, at_row, at,
                                           at_row < m ? static_cast<int>(n - at) : 0, pair);
         value[i] = pair[0], value[i + 1] = pair[1];
+      }
+    }
+
+    // What a program makes of sums in the order of the registers.
+    template <int kSums>
+    CUTLASS_DEVICE void compute(const int32_t (&sums)[kSums], float (&made)[kSums / kColumns],
+                                int row, int col, const Operands& operands,
+                                const TilePlace& place) const {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSums; i += kColumns) {
+        const int m = row + i / 2 % 2 * 8, n = col + i / 4 * 8 + i % 2;
+        const auto get = [&](auto leaf, int c) {
+          using L = decltype(leaf);
+          if constexpr (L::axis == epilogue::Axis::Full || L::columns == 2) {
+            const int at = place.col + n + c;
+            const bool inside = place.row + m < place.m && at < place.n;
+            return inside ? load_leaf<L>(ending_.operands[static_cast<int>(L::id)], place.row + m,
+                                         at / (L::columns == 2 ? 2 : 1))
+                          : typename L::value(0);
+          } else {
+            return operands.at(leaf, m, n + c);
+          }
+        };
+        uint32_t bits;
+        E::program::at(sums + i, get, &bits);
+        made[i / kColumns] = __uint_as_float(bits);
       }
     }
 
@@ -360,7 +433,11 @@ struct EndedEpilogue {
                                   static_cast<Out*>(args.to.out.d),
                                   stride<typename type::StrideD>(args.to.ldd)},
                                  {{}, args.to}};
-    std::copy(std::begin(args.operands), std::end(args.operands), all.ending.operands);
+    if constexpr (is_compiled<E>) {
+      std::copy_n(args.operands, E::program::kOperands, all.ending.operands.all);
+    } else {
+      std::copy_n(args.operands, kNumOperands, all.ending.operands);
+    }
     return all;
   }
 };

@@ -37,7 +37,7 @@ struct GemmArguments {
   int64_t lda;  // elements between rows of a RowMajor A
   const void* b;
   int64_t ldb;  // elements between columns of a ColumnMajor B, rows of a RowMajor one
-  const EpilogueOperand (&operands)[kNumOperands];
+  const EpilogueOperand* operands;  // by Operand; of a program, by their places
   Destination to;
   int swizzle = 1;  // width of the bands in which tiles are visited
 };
@@ -78,10 +78,11 @@ struct TmaEpilogue {
       C, cutlass::layout::RowMajor, 8, Out, cutlass::layout::RowMajor, 16 / sizeof(Out), Schedule,
       Visitor<E, Tile, Out>>::CollectiveOp;
   static typename type::Arguments arguments(const GemmArguments& args) {
-    const EpilogueOperand& c = args.operands[static_cast<int>(Operand::residual)];
+    const EpilogueOperand none, *const operands = args.operands;
+    const EpilogueOperand& c = has_c ? operands[static_cast<int>(Operand::residual)] : none;
     const int64_t ldd = args.to.ldd;
-    return {Visitor<E, Tile, Out>::arguments(args.operands, args.to),
-            static_cast<const C*>(has_c ? c.data : nullptr),
+    return {Visitor<E, Tile, Out>::arguments(operands, args.to),
+            static_cast<const C*>(c.data),
             stride<typename type::StrideC>(has_c ? c.row_stride : ldd),
             static_cast<Out*>(args.to.out.d), stride<typename type::StrideD>(ldd)};
   }
@@ -123,26 +124,26 @@ struct Gemm {
     return all;
   }
 
-  static void run(const GemmArguments& args, const Scope& scope) {
+  static void run(const GemmArguments& args, const Device& device, const LaunchOn& on) {
     // can_implement is not asked: it wants K and N themselves to be multiples of 16 bytes. TMA
     // wants that of pointers and strides, which the caller has seen to, and fills what lies outside
     // with 0.
     static OncePerDevice once;
-    once(scope.device.index, [] {
+    once(device.index, [] {
       check(cudaFuncSetAttribute(cutlass::device_kernel<GemmKernel>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  GemmKernel::SharedStorageSize),
             "cudaFuncSetAttribute");
     });
     // Not through GemmUniversalAdapter, which sets an attribute of the kernel at every launch.
-    const auto params = GemmKernel::to_underlying_arguments(arguments(args, scope.device), nullptr);
+    const auto params = GemmKernel::to_underlying_arguments(arguments(args, device), nullptr);
     constexpr Cluster cluster{};
     launch_early(cutlass::device_kernel<GemmKernel>,
                  {.grid = GemmKernel::get_grid_shape(params),
                   .block = GemmKernel::get_block_shape(),
                   .shared_bytes = GemmKernel::SharedStorageSize,
                   .cluster = dim3(cute::size<0>(cluster), cute::size<1>(cluster))},
-                 scope, params);
+                 on, params);
   }
 };
 

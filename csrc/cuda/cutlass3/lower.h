@@ -223,7 +223,7 @@ template <class T, class Tile>
 struct Tree<epilogue::Accumulator<T>, Tile> {
   using value = T;
   using type = Sm90AccFetch;
-  static typename type::Arguments arguments(const EpilogueOperand (&)[kNumOperands]) { return {}; }
+  static typename type::Arguments arguments(const EpilogueOperand*) { return {}; }
 };
 
 template <epilogue::Axis, class L, class Tile>
@@ -240,7 +240,7 @@ template <Operand Id, class T, epilogue::Axis A, bool ScalarOk, class Tile>
 struct Tree<epilogue::Leaf<Id, T, A, ScalarOk>, Tile> {
   using value = T;
   using type = LeafNode<A, epilogue::Leaf<Id, T, A, ScalarOk>, Tile>;
-  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands]) {
+  static typename type::Arguments arguments(const EpilogueOperand* operands) {
     return operands[static_cast<int>(Id)];
   }
 };
@@ -252,7 +252,7 @@ struct Tree<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>, Tile> {
   using type =
       Sm90EVT<Sm90Compute<Widen, float, uint16_t, cutlass::FloatRoundStyle::round_to_nearest>,
               Sm90SrcFetch<uint16_t>>;
-  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands]) {
+  static typename type::Arguments arguments(const EpilogueOperand* operands) {
     return {{}, {operands[static_cast<int>(Id)].dtype}};
   }
 };
@@ -264,16 +264,58 @@ struct Tree<epilogue::Apply<Op, First, Rest...>, Tile> {
   using type = Sm90EVT<Sm90Compute<Elementwise<Op>::template Function, value, computes_in,
                                    cutlass::FloatRoundStyle::round_to_nearest>,
                        typename Tree<First, Tile>::type, typename Tree<Rest, Tile>::type...>;
-  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands]) {
+  static typename type::Arguments arguments(const EpilogueOperand* operands) {
     return {Tree<First, Tile>::arguments(operands), Tree<Rest, Tile>::arguments(operands)..., {}};
   }
 };
+
+// A program: one node, whose children are the sums and all operands.
+template <class P>
+struct ProgramNode : cutlass::epilogue::fusion::Sm90VisitorImpl<> {
+  using Base = cutlass::epilogue::fusion::Sm90VisitorImpl<>;
+  using Base::Base;
+
+  struct Callbacks : EmptyConsumerStoreCallbacks {
+    template <class Acc, int kSize, class... Operands>
+    CUTLASS_DEVICE auto visit(const cutlass::Array<Acc, kSize>&, int, int, int,
+                              const cutlass::Array<int32_t, kSize>& sums,
+                              const Operands&... operands) {
+      const auto all = cute::make_tuple(operands...);
+      cutlass::Array<float, kSize> made;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSize; ++i) {
+        const int32_t sum = sums[i];
+        uint32_t bits;
+        P::at(&sum, [&](auto leaf, int) { return cute::get<decltype(leaf)::order>(all)[i]; }, &bits);
+        made[i] = __uint_as_float(bits);
+      }
+      return made;
+    }
+  };
+  template <bool kReferenceSrc, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(const ConsumerStoreArgs<Args...>&) {
+    return Callbacks{};
+  }
+};
+
+template <class P, class List, class Tile>
+struct ProgramTree;
+template <class P, class... Ls, class Tile>
+struct ProgramTree<P, Leaves<Ls...>, Tile> {
+  using value = float;
+  using type = Sm90EVT<ProgramNode<P>, Sm90AccFetch, LeafNode<Ls::axis, Ls, Tile>...>;
+  static typename type::Arguments arguments(const EpilogueOperand* operands) {
+    return {{}, operands[Ls::place]..., {}};
+  }
+};
+template <class P, class Tile>
+struct Tree<CompiledEpilogue<P>, Tile> : ProgramTree<P, typename P::Staged, Tile> {};
 
 // The whole epilogue: where D has 16 bits, their rounding is the root.
 template <class E, class Tile, class Out>
 struct RoundedTree : Tree<E, Tile> {
   static typename Tree<E, Tile>::type::Arguments arguments(
-      const EpilogueOperand (&operands)[kNumOperands], const Destination&) {
+      const EpilogueOperand* operands, const Destination&) {
     return Tree<E, Tile>::arguments(operands);
   }
 };
@@ -282,7 +324,7 @@ template <class E, class Tile, class Out>
 struct RoundedTree<E, Tile, Out> {
   using Root = Sm90Compute<Narrow, Out, float, cutlass::FloatRoundStyle::round_to_nearest>;
   using type = Sm90EVT<Root, typename Tree<E, Tile>::type>;
-  static typename type::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
+  static typename type::Arguments arguments(const EpilogueOperand* operands,
                                             const Destination& to) {
     return {Tree<E, Tile>::arguments(operands), {to.out.dtype}};
   }
@@ -295,7 +337,7 @@ struct Visitor : RoundedTree<E, Tile, Out>::type {
   using Root = typename RoundedTree<E, Tile, Out>::type;
   using Root::Root;
 
-  static typename Root::Arguments arguments(const EpilogueOperand (&operands)[kNumOperands],
+  static typename Root::Arguments arguments(const EpilogueOperand* operands,
                                             const Destination& to) {
     return RoundedTree<E, Tile, Out>::arguments(operands, to);
   }

@@ -1,12 +1,10 @@
 // A line of int8.table that is a persistent CUTLASS kernel. setup.py compiles this once for every
 // such line, with SCALED_MM_KERNEL_NAME defined as its name.
-#define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
+#include "cuda/sm90/int8_persistent_gemm.h"
 
 #include <algorithm>
 
-#include "cuda/cutlass3/gemm.h"
 #include "cuda/common/alignment.h"
-#include "cuda/sm90/arch.h"
 #include "epilogue/registry.h"
 
 namespace scaled_mm::cuda::sm90::int8 {
@@ -14,11 +12,6 @@ namespace {
 
 template <const Persistent& kTile, class E, class Out>
 void launch(const Int8Problem& p, const Scope& scope) {
-  using Gemm = cutlass3::Gemm<
-      int8_t, cutlass::layout::RowMajor, int8_t, cutlass::layout::ColumnMajor, int32_t, Out, E,
-      cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::Int<kTile.tile_k>>,
-      cute::Shape<cute::Int<kTile.cluster_m>, cute::Int<kTile.cluster_n>, cute::_1>,
-      kTile.schedule == pingpong>;
   const auto [m, n, k, epilogue, out_dtype] = p.size;
   EpilogueOperand operands[kNumOperands];
   std::copy(std::begin(p.operands), std::end(p.operands), operands);
@@ -43,7 +36,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
   with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
     args.to.out.d = d;
     args.to.ldd = ldd;
-    Gemm::run(args, scope);
+    PersistentGemm<kTile, E, Out>::run(args, scope.device, scope);
   });
 }
 

@@ -28,6 +28,7 @@
 #include "cuda/common/finish.cuh"
 #include "cuda/common/groups.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/common/compiled.cuh"
 #include "cuda/sm90/arch.h"
 #include "cuda/sm90/wgmma.cuh"
 
@@ -36,7 +37,8 @@ namespace scaled_mm::cuda::sm90::int8 {
 static_assert(kChunk == 128, "the width of the swizzle");
 inline constexpr int kPrefetch = 4;  // chunks that are sent for to L2 before the kernel may read
 
-struct StreamParams {
+// Of every streaming kernel.
+struct StreamTile {
   CUtensorMap weight;  // B^T [N, K] in boxes of kChannels x kChunk
   CUtensorMap tokens;  // A [M, K] in boxes of `rows` x kChunk
   int m;
@@ -47,8 +49,18 @@ struct StreamParams {
   int stages;       // of the ring
   int early;        // chunks of the weight, at most `stages`, sent for before the kernel may read
                     // what others write: those that nobody writes any more
+};
+
+struct StreamParams : StreamTile {
   EpilogueOperand operands[kNumOperands];
   Destination to;
+};
+
+// Of a product that a program ends.
+template <class P>
+struct CompiledParams : StreamTile {
+  CompiledOperands<P::kOperands> operands;
+  CompiledDestination<P> to;
 };
 
 // Of a grouped product: the weights of all experts are one matrix [E * N, K], one below the other.
@@ -408,7 +420,12 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
             return fixed.operands.at(leaf, token, channel + e);
           }
         };
-        finish_four<E>(p.to, acc, row + token, col + channel, p.n - col - channel, get);
+        const int inside = p.n - col - channel;
+        if constexpr (is_compiled<E>) {
+          finish_four(p.to, p.operands, acc, row + token, col + channel, inside, get);
+        } else {
+          finish_four<E>(p.to, acc, row + token, col + channel, inside, get);
+        }
       }
     }
   }

@@ -43,11 +43,11 @@ void run(const LowbitProblem& p, const Scope& scope) {
     using T = typename CutlassHalf<decltype(dtype)::value>::type;
     using Residual = epilogue::Apply<epilogue::Add, BiasedSum, epilogue::Residual>;
     if (p.gated) {
-      DenseGemm<T, epilogue::Gated<BiasedSum>, kTile>::run(args, scope);
+      DenseGemm<T, epilogue::Gated<BiasedSum>, kTile>::run(args, scope.device, scope);
     } else if (p.residual.data) {
-      DenseGemm<T, Residual, kTile>::run(args, scope);
+      DenseGemm<T, Residual, kTile>::run(args, scope.device, scope);
     } else {
-      DenseGemm<T, epilogue::Activated<BiasedSum>, kTile>::run(args, scope);
+      DenseGemm<T, epilogue::Activated<BiasedSum>, kTile>::run(args, scope.device, scope);
     }
   });
 }

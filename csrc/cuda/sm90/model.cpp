@@ -428,6 +428,7 @@ constexpr Kernel<GroupedInt8Problem> kKernels[] = {
 }  // namespace
 }  // namespace grouped
 
-constinit const Arch arch = {"sm90", int8::kKernels, lowbit::kKernels, grouped::kKernels};
+constinit const Arch arch = {"sm90", int8::kKernels, lowbit::kKernels, grouped::kKernels,
+                             SCALED_MM_RUN(int8::plan_line)};
 
 }  // namespace scaled_mm::cuda::sm90

@@ -1,0 +1,38 @@
+// How lines of int8.table cut a product, for epilogues that were compiled for one of them.
+#include <string_view>
+
+#include "cuda/sm90/arch.h"
+#include "integers.h"
+
+namespace scaled_mm::cuda::sm90::int8 {
+namespace {
+
+LinePlan plan_of(const Stream& tile, const Int8Problem::Size& size, const Machine& machine,
+                 bool settled) {
+  const StreamPlan plan = plan_stream(tile, size, machine, settled);
+  return {.streams = true,
+          .token_tiles = plan.token_tiles,
+          .split = plan.split,
+          .blocks = plan.blocks,
+          .paired = plan.paired,
+          .early = plan.early};
+}
+
+LinePlan plan_of(const Persistent& tile, const Int8Problem::Size& size, const Machine&, bool) {
+  return {.swizzle = choose_swizzle(tile.swizzle, ceil_div(size.m, tile.tile_m * tile.cluster_m),
+                                    ceil_div(size.n, tile.tile_n * tile.cluster_n))};
+}
+
+}  // namespace
+
+LinePlan plan_line(const char* name, const Int8Problem::Size& size, const Machine& machine,
+                   bool settled) {
+  const std::string_view wanted = name;
+#define KERNEL(name, ...) \
+  if (wanted == #name) return plan_of(name, size, machine, settled);
+#include "cuda/sm90/int8.table"
+#undef KERNEL
+  return {};
+}
+
+}  // namespace scaled_mm::cuda::sm90::int8

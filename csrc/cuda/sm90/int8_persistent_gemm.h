@@ -1,0 +1,18 @@
+// The CUTLASS kernel of a persistent line of int8.table.
+#pragma once
+
+#define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
+
+#include "cuda/cutlass3/gemm.h"
+#include "cuda/sm90/arch.h"
+
+namespace scaled_mm::cuda::sm90::int8 {
+
+template <const Persistent& kTile, class E, class Out>
+using PersistentGemm = cutlass3::Gemm<
+    int8_t, cutlass::layout::RowMajor, int8_t, cutlass::layout::ColumnMajor, int32_t, Out, E,
+    cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::Int<kTile.tile_k>>,
+    cute::Shape<cute::Int<kTile.cluster_m>, cute::Int<kTile.cluster_n>, cute::_1>,
+    kTile.schedule == pingpong>;
+
+}  // namespace scaled_mm::cuda::sm90::int8

@@ -1,0 +1,158 @@
+"""nvcc, CUTLASS's headers and the library's own: where they are, and how they compile a source."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from .source import NotCompiled
+
+FLAGS = (
+    "-shared",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000ULL",
+    "-std=c++20",
+    "-O3",
+    "-DNDEBUG",
+    "-DUSE_CUDA",
+    "-fmad=false",
+    "--expt-relaxed-constexpr",
+    "-Xcompiler=-fPIC,-fvisibility=hidden",
+    "-Xlinker=-z,defs",
+)
+"""As setup.py has them for kernels, and for a library that stands alone."""
+CODE = {"sm90": "-gencode=arch=compute_90a,code=sm_90a"}
+TIMEOUT = 900.0
+"""Seconds for a compiler."""
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+CSRC = _PACKAGE / "_csrc" if (_PACKAGE / "_csrc").is_dir() else _PACKAGE.parent / "csrc"
+"""In a wheel, headers alone."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What there is to compile with."""
+
+    nvcc: Path
+    cutlass: Path
+    version: str
+    """nvcc's, and CUTLASS's headers' as a hash."""
+
+    def compile(self, source: str, arch: str, folder: Path) -> Path:
+        """The library, in the folder, where everything else is written too.
+
+        Raises:
+            NotCompiled: the compiler failed: what it said.
+            OSError: it could not be run, or the folder not be written.
+        """
+        made, text = folder / "epilogue.so", folder / "epilogue.cu"
+        text.write_text(source)
+        torch_headers = Path(torch.__file__).parent / "include"
+        command = [
+            str(self.nvcc),
+            *FLAGS,
+            CODE[arch],
+            f"-I{CSRC}",
+            f"-isystem={torch_headers}",
+            f"-isystem={self.cutlass}/include",
+            *_library_folders(self.nvcc),
+            str(text),
+            "-o",
+            str(made),
+        ]
+        try:
+            ran = subprocess.run(
+                command,
+                cwd=folder,
+                env={**os.environ, "TMPDIR": str(folder)},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT,
+            )
+        except subprocess.TimeoutExpired:
+            raise NotCompiled(f"{self.nvcc} did not end in {TIMEOUT:.0f} s") from None
+        if ran.returncode != 0 or not made.is_file():
+            said = (ran.stderr or ran.stdout).strip()[-1500:]
+            raise NotCompiled(f"{self.nvcc} failed ({ran.returncode}): {said}")
+        return made
+
+
+def _library_folders(nvcc: Path) -> list[str]:
+    """nvcc knows lib64 beside it; the wheel has lib."""
+    folder = nvcc.parent.parent / "lib"
+    return [f"-L{folder}"] if (folder / "libcudart_static.a").is_file() else []
+
+
+def find() -> Toolchain | str:
+    """What there is, or what is missing."""
+    nvcc, cutlass = _nvcc(), _cutlass()
+    if nvcc is None:
+        return "nvcc is missing: set CUDA_HOME, or pip install nvidia-cuda-nvcc"
+    if cutlass is None:
+        return "CUTLASS's headers are missing: pip install --no-deps nvidia-cutlass==4.2.0.0"
+    version = _version(nvcc)
+    if not version:
+        return f"{nvcc} does not say its version"
+    return Toolchain(nvcc, cutlass, f"{version}-{_hash_of_cutlass(cutlass)}")
+
+
+def _nvcc() -> Path | None:
+    packages = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    found = shutil.which("nvcc")
+    homes += [str(Path(found).resolve().parent.parent)] if found else []
+    homes += ["/usr/local/cuda", *map(str, sorted(packages.glob("cu[0-9]*"), reverse=True))]
+    for home in filter(None, homes):
+        if os.access(Path(home) / "bin/nvcc", os.X_OK):
+            return Path(home) / "bin/nvcc"
+    return None
+
+
+def _cutlass() -> Path | None:
+    tree = os.environ.get("SCALED_MM_CUTLASS") or os.environ.get("CUTLASS_PATH")
+    if not tree:
+        package = importlib.util.find_spec("cutlass_library")
+        tree = str(Path(package.origin).parent / "source") if package and package.origin else None
+    return Path(tree) if tree and Path(tree, "include/cutlass/cutlass.h").is_file() else None
+
+
+@cache
+def _version(nvcc: Path) -> str:
+    try:
+        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(r"V(\d+(?:\.\d+)+)", said.stdout)
+    return found[1] if found else ""
+
+
+@cache
+def _hash_of_cutlass(tree: Path) -> str:
+    """Of the file that has its version."""
+    text = (tree / "include/cutlass/version.h").read_bytes()
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+@cache
+def hash_of_headers(arch: str) -> str:
+    """Of the library's own headers that a compiled epilogue may include."""
+    rooms = ("", "epilogue", "problems", "dispatch", "cuda", "cuda/common", "cuda/cutlass3")
+    made = hashlib.sha256()
+    for room in (*rooms, "cuda/quantize", f"cuda/{arch}"):
+        for path in sorted((CSRC / room).iterdir()):
+            if path.suffix in (".h", ".cuh", ".def", ".table"):
+                made.update(f"{room}/{path.name}\n".encode())
+                made.update(path.read_bytes())
+    return made.hexdigest()
