@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import compiled_cases
 import program_cases
 import pytest
-
 import torch
 
 from scaled_mm import _library, compiled
@@ -377,10 +377,8 @@ def test_a_kill_between_any_two_steps(
             changed.setattr(store.Path, name, counted(getattr(Path, name)))
         changed.setattr(store.json, "dump", counted(json.dump))
         (home / "cache/scaled_mm/epilogues/made.so").write_bytes(b"another library")
-        try:
+        with suppress(Killed):
             folder.keep(key, home / "cache/scaled_mm/epilogues/made.so")
-        except Killed:
-            pass
     found = folder.find(key)
     if found:
         old = found.path.read_bytes() == (home / "given.so").read_bytes()

@@ -100,6 +100,11 @@ SCHEMAS = {
     "bool settled=False, Tensor(a!) out) -> ()",
     "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
     "int capability, int sms, float bytes_per_us, float mhz) -> str",
+    "_set_compiler": "(int address, bool required) -> ()",
+    "_try_compiled": "(Tensor a, Tensor b, Tensor[] operands, int[] program, str kernel, "
+    "int address) -> Tensor[]",
+    "_explain_program": "(int[] program, int m, int n, int k, str device, int capability, int sms, "
+    "float bytes_per_us, float mhz) -> str",
     "_explain_lowbit": "(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
     "str device, int capability, int sms, float bytes_per_us, float mhz) -> str",
     "_gpus": "() -> str",

@@ -71,7 +71,8 @@ CompiledLaunch find_launch(const Kernel<Int8Problem>& kernel, const std::vector<
   const Compiler compile = compiler;
   if (!compile) return nullptr;
   const Known::Key key(&kernel, program);
-  if (const auto found = known().find(key)) return *found;
+  const auto found = known().find(key);
+  if (found && (*found || !is_required)) return *found;
   if (is_captured(scope.stream)) {
     if (!is_required) return nullptr;
     throw std::runtime_error(
@@ -147,6 +148,8 @@ bool run_compiled(const ProgramProblem& problem, const std::vector<int64_t>& pro
                   const Scope& scope) {
   if (!compiler || !scope.device.arch->plan_line) return false;
   Int8Problem product = problem.product;
+  must_fit("a", "rows", product.size.m);
+  must_fit("b", "columns", product.size.n);
   product.size = size_ended_by(problem.program, product.size);
   const Kernel<Int8Problem>* const kernel = choose<Int8Problem>(product.size, scope.device);
   if (!kernel) return false;

@@ -43,7 +43,9 @@ def lines(csrc: Path, arch: str) -> dict[str, Line]:
     if not (csrc / "cuda" / arch / "compiled.cuh").is_file():
         return {}
     found = {}
-    for name, kind, numbers in re.findall(r"^KERNEL\((\w+),\s*(\w+),(.*)\)", table.read_text(), re.M):
+    for name, kind, numbers in re.findall(
+        r"^KERNEL\((\w+),\s*(\w+),(.*)\)", table.read_text(), re.M
+    ):
         words = [word.strip() for word in numbers.split(",")]
         threads = 128 if "pingpong" in words else 256
         sums = int(words[0]) * int(words[1]) // threads
@@ -171,7 +173,11 @@ class _Writer:
             return f"get(L{arguments[0]}{{}}, {column})"
         if operation in ("integer", "number"):
             bits = f"{arguments[0] & 0xFFFFFFFF:#010x}u"
-            return f"__uint_as_float({bits})" if operation == "number" else f"compiled::wrapped({bits})"
+            return (
+                f"__uint_as_float({bits})"
+                if operation == "number"
+                else f"compiled::wrapped({bits})"
+            )
         given = [_name(x) for x in self._arguments(value)]
         if operation in ("gate", "value"):
             return given[0]

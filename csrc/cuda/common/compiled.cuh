@@ -14,8 +14,8 @@
 //     static __device__ void at(const int32_t* acc, const Get& get, uint32_t* out);
 //   };
 //
-// CompiledEpilogue<P> is to kernels what an epilogue's type is (lower.cuh): they stage its operands,
-// and have its code for each element.
+// CompiledEpilogue<P> is to kernels what an epilogue's type is (lower.cuh): they stage its
+// operands, and have its code for each element.
 #pragma once
 
 #include <utility>
@@ -87,8 +87,8 @@ __device__ inline typename L::value load_leaf(const EpilogueOperand& operand, in
 template <int kDtype>
 struct CompiledFormat {
   static constexpr int kBytes = kDtype == 0 || kDtype == 3 ? 4 : kDtype < 3 ? 2 : 1;
-  using storage = std::conditional_t<kBytes == 4, uint32_t,
-                                     std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
+  using storage =
+      std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
 
   template <int kSize>
   static __device__ void pack(const uint32_t (&bits)[kSize], uint32_t (&words)[kSize]) {

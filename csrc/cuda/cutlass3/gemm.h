@@ -81,8 +81,7 @@ struct TmaEpilogue {
     const EpilogueOperand none, *const operands = args.operands;
     const EpilogueOperand& c = has_c ? operands[static_cast<int>(Operand::residual)] : none;
     const int64_t ldd = args.to.ldd;
-    return {Visitor<E, Tile, Out>::arguments(operands, args.to),
-            static_cast<const C*>(c.data),
+    return {Visitor<E, Tile, Out>::arguments(operands, args.to), static_cast<const C*>(c.data),
             stride<typename type::StrideC>(has_c ? c.row_stride : ldd),
             static_cast<Out*>(args.to.out.d), stride<typename type::StrideD>(ldd)};
   }

@@ -286,7 +286,8 @@ struct ProgramNode : cutlass::epilogue::fusion::Sm90VisitorImpl<> {
       for (int i = 0; i < kSize; ++i) {
         const int32_t sum = sums[i];
         uint32_t bits;
-        P::at(&sum, [&](auto leaf, int) { return cute::get<decltype(leaf)::order>(all)[i]; }, &bits);
+        P::at(
+            &sum, [&](auto leaf, int) { return cute::get<decltype(leaf)::order>(all)[i]; }, &bits);
         made[i] = __uint_as_float(bits);
       }
       return made;
@@ -314,8 +315,8 @@ struct Tree<CompiledEpilogue<P>, Tile> : ProgramTree<P, typename P::Staged, Tile
 // The whole epilogue: where D has 16 bits, their rounding is the root.
 template <class E, class Tile, class Out>
 struct RoundedTree : Tree<E, Tile> {
-  static typename Tree<E, Tile>::type::Arguments arguments(
-      const EpilogueOperand* operands, const Destination&) {
+  static typename Tree<E, Tile>::type::Arguments arguments(const EpilogueOperand* operands,
+                                                           const Destination&) {
     return Tree<E, Tile>::arguments(operands);
   }
 };
