@@ -125,11 +125,21 @@ def forced_kernels(names: str) -> Iterator[None]:
             _ask(keys, "_force_kernels", earlier)
 
 
-def set_compiler(address: int, required: bool) -> None:
-    """What the CUDA library calls to have an epilogue compiled (csrc/cuda/compiled.cpp); 0: nothing
-    is."""
+_jit_mode = "off"
+
+
+def jit_mode() -> str:
+    """Whether epilogues are compiled for CUDA: off, on or require (scaled_mm/compiled)."""
+    return _jit_mode
+
+
+def set_compiler(address: int, mode: str) -> None:
+    """What the CUDA library calls to have an epilogue compiled (csrc/cuda/compiled.cpp), unless the
+    mode is off."""
+    global _jit_mode
+    _jit_mode = mode
     if HAS_CUDA:
-        _ask(_CUDA, "_set_compiler", address, required)
+        _ask(_CUDA, "_set_compiler", 0 if mode == "off" else address, mode == "require")
 
 
 def try_compiled(
@@ -141,8 +151,7 @@ def try_compiled(
     address: int,
 ) -> list[torch.Tensor]:
     """The outputs by a function that was compiled for a kernel."""
-    op = torch.ops.scaled_mm._try_compiled
-    return op(a, b, operands, program, kernel, address)
+    return _ask(_CUDA, "_try_compiled", a, b, operands, program, kernel, address)
 
 
 def known_gpus() -> list[dict[str, Any]]:

@@ -26,12 +26,6 @@ there. Read once, at import."""
 MODES = ("off", "on", "require")
 
 _INTERPRET, _ERROR = 0, -1
-_mode = "off"
-
-
-def mode() -> str:
-    """One of `MODES`."""
-    return _mode
 
 
 def load() -> None:
@@ -44,17 +38,15 @@ def load() -> None:
 
 
 def set_mode(name: str) -> None:
-    global _mode
     if name not in MODES:
         raise ValueError(f"{VARIABLE} must be {', '.join(MODES)}, got {name}")
-    _mode = name
-    _library.set_compiler(_ADDRESS if name != "off" else 0, name == "require")
+    _library.set_compiler(_ADDRESS, name)
 
 
 @contextmanager
 def in_mode(name: str) -> Iterator[None]:
     """For a while, what `SCALED_MM_JIT` does for a process."""
-    before = _mode
+    before = _library.jit_mode()
     set_mode(name)
     try:
         yield
@@ -78,11 +70,12 @@ def _compile(
 
         return launch(program[:count], arch.decode(), kernel.decode(), bool(light), device)
     except BaseException as reason:  # none may pass through the library
-        if _mode != "require" and isinstance(reason, Exception):
+        mode = _library.jit_mode()
+        if mode != "require" and isinstance(reason, Exception):
             with suppress(Exception):  # where a warning is an error
                 warnings.warn(f"an epilogue is interpreted on CUDA: {reason}", stacklevel=2)
             return _INTERPRET
-        text = f"{VARIABLE}={_mode}: {reason or type(reason).__name__}".encode()
+        text = f"{VARIABLE}={mode}: {reason or type(reason).__name__}".encode()
         text = text[: error_size - 1] + b"\0"
         ctypes.memmove(error, text, len(text))
         return _ERROR

@@ -192,7 +192,7 @@ def try_out(ints: list[int], kernel: str, address: int, device: int) -> str:
     there = [x.to(on) for x in (a, b.t(), *operands)]
     try:
         got = _library.try_compiled(there[0], there[1].t(), there[2:], ints, kernel, address)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, MemoryError) as error:
         return str(error)
     for place, (x, y) in enumerate(zip(got, wanted, strict=True)):
         bits_of = {1: torch.int8, 2: torch.int16, 4: torch.int32}[y.element_size()]

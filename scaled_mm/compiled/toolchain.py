@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -57,7 +58,7 @@ class Toolchain:
         """
         made, text = folder / "epilogue.so", folder / "epilogue.cu"
         text.write_text(source)
-        torch_headers = Path(torch.__file__).parent / "include"
+        torch_headers = Path(inspect.getfile(torch)).parent / "include"
         command = [
             str(self.nvcc),
             *FLAGS,

@@ -47,7 +47,7 @@ def _compiled(program: Program, m: int, n: int, k: int, gpu: Device) -> tuple[st
     from ..compiled.source import NotCompiled
 
     arch = _library.arch_of_sources(gpu.capability)
-    if compiled.mode() == "off":
+    if _library.jit_mode() == "off":
         return "", f"; {compiled.VARIABLE}=on has it compiled" if ahead.serves(arch) else ""
     ints = program.encoded(torch.bfloat16)
     name, light = ahead.chosen(ints, gpu, (m, n, k))

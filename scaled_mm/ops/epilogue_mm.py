@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import compiled
+from .. import _library
 from .._arguments import accept, explained
 from .._program import decoded
 from .arguments import factor_arguments
@@ -31,7 +31,7 @@ def epilogue_mm(
     weight, packed = factor_arguments(b)
     named = {f"operands[{i}]": x for i, x in enumerate(operands)}
     accept({"a": a, "b": weight, **named})
-    if a.is_cuda and not torch.compiler.is_compiling() and compiled.mode() == "off":
+    if a.is_cuda and not torch.compiler.is_compiling() and _library.jit_mode() == "off":
         note_interpreted()
     try:
         made: list[Tensor] = _epilogue_mm(a, weight, operands, program, **packed)
