@@ -11,7 +11,7 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "cuda/common/alignment.h"
+#include "cuda/int8.h"
 #include "dispatch/choose.h"
 #include "ops/namespace.h"
 #include "problems/program.h"

@@ -37,9 +37,7 @@ void multiply_blocks(Checked<KScalesProblem>& checked) {
   Int8Problem& product = p.product;
   const Scope scope(checked.outputs[0]);
   product.operands[static_cast<int>(Operand::scale_a)].data = nullptr;  // 1, on the host
-  product.a = aligned_rows(product.a, product.size.m, product.size.k, scope);
-  const auto columns = aligned_rows(transposed(product.b), product.size.n, product.size.k, scope);
-  product.b.plain = {columns.data, 1, columns.row_stride};
+  align_factors(product, scope);
   multiply_groups(p, scope);
 }
 

@@ -28,22 +28,6 @@ Matrix<const T> aligned_rows(const Matrix<const T>& x, int64_t rows, int64_t col
   return {reinterpret_cast<const T*>(copy), stride / kSize, 1};
 }
 
-// A, and B column by column, as aligned_rows has them.
-inline void align_factors(Int8Problem& p, const Scope& scope) {
-  const int64_t n = p.size.n, k = p.size.k;
-  const Weight& b = p.b;
-  const auto* const packed = reinterpret_cast<const int8_t*>(b.packed);
-  const Matrix<const int8_t> transposed =
-      packed ? Matrix<const int8_t>{packed, packed_stride(b.k), 1}
-             : Matrix<const int8_t>{b.plain.data, b.plain.col_stride, b.plain.row_stride};
-  p.a = aligned_rows(p.a, p.size.m, k, scope);
-  const Matrix<const int8_t> columns = aligned_rows(transposed, n, k, scope);
-  p.b = {.k = k,
-         .n = n,
-         .plain = {columns.data, 1, columns.row_stride},
-         .settled = p.b.settled && columns.data == packed};  // a copy was written a moment ago
-}
-
 // launch(d, ldd), where rows of D, ldd elements apart, begin at multiples of 16 bytes: D itself, or
 // memory of the scope that is copied to D afterwards.
 template <class Launch>
