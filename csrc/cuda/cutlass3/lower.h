@@ -21,6 +21,7 @@
 
 #include <algorithm>
 
+#include "cuda/common/compiled.cuh"
 #include "cuda/cutlass3/end.h"
 
 namespace scaled_mm::cuda::cutlass3 {
