@@ -21,7 +21,7 @@ from .ops.azp import azp_adj, azp_with_adj
 from .ops.experts import grouped_mm, moe_combine, moe_sort
 from .ops.int8 import int8_mm, interleave_gate_up, pack_weight_int8, scaled_mm
 from .ops.lowbit import awq_dequantize, awq_gemm
-from .ops.mixed import mixed_mm
+from .ops.mixed import grouped_mixed_mm, mixed_mm
 from .ops.mixed_weight import MixedWeight, pack_weight
 from .ops.packed_weight import PackedWeight
 from .ops.produce import (
@@ -92,6 +92,7 @@ __all__ = [
     "checkpoint",
     "fuse_model",
     "gelu_quantize_int8",
+    "grouped_mixed_mm",
     "grouped_mm",
     "int8_mm",
     "interleave_gate_up",

@@ -22,7 +22,7 @@ from .tuning import cache
 MOST = 2**31 - 1
 """The largest size that CUDA's kernels index: `must_fit` in csrc/cuda/common/device.h."""
 
-__all__ = ["explain", "explain_awq", "explain_mixed"]
+__all__ = ["explain", "explain_mixed"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ def explain_awq(
     out_dtype: str = "bfloat16",
     device: Device | None = None,
 ) -> Explanation:
-    """How `awq_gemm` would compute D [M, N] = x [M, K] W [K, N] on a GPU.
+    """How `awq_gemm` would compute D [M, N] = x [M, K] W [K, N] on a GPU: `explain_mixed` of 4 bits
+    with integer zero points. Not among the public names any more.
 
     Args:
         m, n, k: the sizes; N a multiple of 8.

@@ -126,6 +126,9 @@ SCHEMAS = {
     "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? residual=None, "
     "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
     "Tensor? out_azp=None, Tensor? rows=None, int[]? b_shape=None) -> Tensor",
+    "grouped_mixed_mm": "(Tensor x, Tensor packed, int[] sizes, Tensor offsets, *, "
+    "Tensor? order=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+    "Tensor? rows=None, bool settled=False) -> Tensor",
     "moe_combine": "(Tensor y, Tensor weights, Tensor order, *, Tensor? residual=None, "
     "ScalarType? out_dtype=None) -> Tensor",
     "_fingerprint": "(str arch) -> str",

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cpu/experts_work.h"
 #include "cpu/isa.h"
 #include "ops/namespace.h"
 #include "problems/groups.h"
@@ -15,25 +16,6 @@ namespace scaled_mm::cpu {
 Tiling choose_tiling(const Int8Problem::Size& size, const InstructionSet& isa);  // int8.cpp
 
 namespace {
-
-// Nothing is read beyond an operand, whatever the numbers are.
-void check_offsets(const GroupedInt8Problem& p) {
-  int32_t last = 0;
-  for (int64_t e = 0; e < p.size.experts; ++e) {
-    if (p.offsets[e] < last || p.offsets[e] > p.size.m) {
-      refuse("offsets", cat("rise from 0 to at most the ", p.size.m, " rows"),
-             cat(p.offsets[e], " behind ", last));
-    }
-    last = p.offsets[e];
-  }
-}
-void check_rows(const GroupedInt8Problem& p) {
-  for (int64_t row = 0; p.rows && row < p.size.m; ++row) {
-    if (p.rows[row] < 0 || p.rows[row] >= p.a_rows) {
-      refuse("rows", cat("name rows 0..", p.a_rows - 1, " of a"), cat(p.rows[row]));
-    }
-  }
-}
 
 // What each row of A has, for each row of D; both scales and zero points have 4 bytes.
 void sort_operand(const GroupedInt8Problem& p, Operand id, Int8Problem& product,
@@ -82,32 +64,9 @@ Int8Problem product_of(const GroupedInt8Problem& p, const Int8Problem& all, int6
   return one;
 }
 
-// An expert's tasks lie at `begin`, `begin` + cost and so on of the line of all work.
-struct Work {
-  Int8Problem product;
-  Tiling tiling;
-  int64_t begin, cost;
-};
-
-// Reading a task's part of the weight takes about as long as multiplying so many rows by it.
-constexpr int64_t kRowsOfAWeight = 8;
-
-// Each thread takes a stretch of the line, and runs the tasks that begin in it.
-void run_stretch(const std::vector<Work>& line, const InstructionSet& isa, int64_t begin,
-                 int64_t end) {
-  for (const Work& work : line) {
-    const auto tasks_before = [&](int64_t place) {
-      const int64_t tasks = ceil_div(std::max<int64_t>(place - work.begin, 0), work.cost);
-      return std::min(tasks, work.tiling.tasks());
-    };
-    const int64_t first = tasks_before(begin), last = tasks_before(end);
-    if (first < last) isa.gemm(work.product, work.tiling, first, last);
-  }
-}
-
 void multiply(const GroupedInt8Problem& p) {
-  check_offsets(p);
-  check_rows(p);
+  check_offsets(p.offsets, p.size.experts, p.size.m);
+  check_rows(p.rows, p.size.m, p.a_rows, "a");
   const int64_t used = p.size.experts ? p.offsets[p.size.experts - 1] : 0;
   const int64_t row_bytes = p.size.out_columns() * p.size.out_bytes();
   if (p.size.m == 0 || row_bytes == 0) return;
@@ -118,20 +77,13 @@ void multiply(const GroupedInt8Problem& p) {
   sort_operand(p, Operand::scale_a, all, scales);
   sort_operand(p, Operand::azp, all, zero_points);
   const InstructionSet& isa = instruction_set();
-  std::vector<Work> line;
-  int64_t length = 0;
+  ExpertsWork<Int8Problem> work;
   for (int64_t e = 0, begin = 0; e < p.size.experts; begin = p.offsets[e++]) {
     if (p.offsets[e] == begin) continue;
     const Int8Problem one = product_of(p, all, e, begin, p.offsets[e]);
-    const Tiling tiling = choose_tiling(one.size, isa);
-    const int64_t cost = tiling.block_rows + kRowsOfAWeight;
-    line.push_back({one, tiling, length, cost});
-    length += cost * tiling.tasks();
+    work.add(one, choose_tiling(one.size, isa));
   }
-  const int64_t products = std::max<int64_t>(kColBlock * p.size.k, 1);  // for a row of a task
-  torch::stable::parallel_for(
-      0, length, std::max<int64_t>(1, (int64_t{1} << 18) / products),
-      [&](int64_t begin, int64_t end) { run_stretch(line, isa, begin, end); });
+  work.run(kColBlock * p.size.k, isa.gemm);
 }
 
 using Text = std::optional<std::string>;

@@ -11,15 +11,19 @@
 #include "refuse.h"
 
 namespace scaled_mm::cpu {
-namespace {
 
 // A tile of the weight is dequantised once for a block of rows, whose sums and values stay in L2
 // beside it. With fewer rows dequantising outweighs multiplying.
-constexpr int64_t kMostRows = 256, kLeastRows = 32;
+Tiling choose_tiling(const LowbitProblem& p) {
+  constexpr int64_t kMostRows = 256, kLeastRows = 32;
+  return cut_rows(p.m, ceil_div(p.w.n, kLowbitCols), kLeastRows, kMostRows);
+}
 
 void must_be_words(const LowbitWeight& w) {
   if (w.packing == Packing::units) refuse("packed", "be of layout 0 or 2 on the CPU", "layout 1");
 }
+
+namespace {
 
 Tensor dequantize(const Checked<LowbitProblem>& checked) {
   const LowbitProblem& p = checked.problem;
@@ -70,7 +74,7 @@ void run(Checked<LowbitProblem>& checked, const Tensor& x) {
   must_be_words(p.w);
   if (p.m == 0 || p.w.n == 0) return;
   if (p.order || p.pre_scale.data) prepare(checked, x, isa);
-  const Tiling tiling = cut_rows(p.m, ceil_div(p.w.n, kLowbitCols), kLeastRows, kMostRows);
+  const Tiling tiling = choose_tiling(p);
   run_tasks(tiling, tiling.block_rows * kLowbitCols * p.w.k,
             [&](int64_t begin, int64_t end) { isa.lowbit_gemm(p, tiling, begin, end); });
 }

@@ -41,15 +41,15 @@ inline bool multiplies_pairs_in_order() {
 
 // x in pairs [rows][kPairStride], row k in the upper half: of rows [0, rows) and columns
 // [0, depth), an even number. False where a value is smaller than 2^kLeastX and not 0.
-inline bool load_pairs(const Matrix<const uint16_t>& x, int64_t row, int64_t rows, int64_t k,
-                       int depth, uint32_t* to) {
+inline bool load_pairs(const LowbitProblem& p, int64_t row, int64_t rows, int64_t k, int depth,
+                       uint32_t* to) {
   constexpr unsigned kLeast = (127 + kLeastX) << 7;
   unsigned small = 0;
   for (int64_t r = 0; r < rows; ++r, to += kPairStride) {
-    const uint16_t* from = x.data + (row + r) * x.row_stride + k * x.col_stride;
+    const uint16_t* from = row_of_x(p, row + r) + k * p.x.col_stride;
     uint16_t gathered[kLowbitDepth];
-    if (x.col_stride != 1) {
-      for (int i = 0; i < depth; ++i) gathered[i] = from[i * x.col_stride];
+    if (p.x.col_stride != 1) {
+      for (int i = 0; i < depth; ++i) gathered[i] = from[i * p.x.col_stride];
       from = gathered;
     }
     for (int i = 0; i < depth / 2; ++i) {
@@ -259,7 +259,7 @@ class Bf16Pairs {
   // Rows [k, k + depth) of the weight come next.
   void load(const LowbitProblem& p, int64_t row, int64_t rows, int64_t k, int depth) {
     // Sums that something small came into are not for pairs any more.
-    if (depth % 2 != 0 || !load_pairs(p.x, row, rows, k, depth, x_.data())) fit_ = Blocks{};
+    if (depth % 2 != 0 || !load_pairs(p, row, rows, k, depth, x_.data())) fit_ = Blocks{};
   }
 
   // False where they do not do: nothing was added to the sums then.

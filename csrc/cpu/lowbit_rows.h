@@ -26,6 +26,10 @@ inline constexpr int64_t kLowbitMostSums = 1 << 14;  // of several tasks at once
 inline constexpr int kLowbitXStride =
     kLowbitDepth + 16;  // powers of two would collide in the cache
 
+inline const uint16_t* row_of_x(const LowbitProblem& p, int64_t row) {
+  return p.x.data + (p.gather ? p.gather[row] : row) * p.x.row_stride;
+}
+
 #include "cpu/lowbit_words.h"
 #include "cpu/lowbit_group.h"
 #include "cpu/lowbit_tile.h"
@@ -175,7 +179,7 @@ inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scr
       }
       if (!widened) {
         for (int64_t r = 0; r < span.rows; ++r) {
-          const uint16_t* from = p.x.data + (span.row + r) * p.x.row_stride + k * p.x.col_stride;
+          const uint16_t* from = row_of_x(p, span.row + r) + k * p.x.col_stride;
           widen_strided<Of>(from, p.x.col_stride, scratch.x.data() + r * kLowbitXStride, depth);
         }
         widened = true;
@@ -254,7 +258,7 @@ inline void prepare_rows_of(const LowbitProblem& p, uint16_t* to, int64_t begin,
   if (p.pre_scale.data) widen_columns(p.pre_scale, 0, 0, factors.data(), columns);
   const auto source = [&](int64_t k) { return p.order ? int64_t{p.order[k]} : k; };
   for (int64_t row = begin; row < end; ++row) {
-    const uint16_t* x = p.x.data + row * p.x.row_stride;
+    const uint16_t* x = row_of_x(p, row);
     for (int64_t first = 0; first < columns; first += kSome) {
       const int64_t count = std::min(kSome, columns - first);
       uint16_t* part = to + row * columns + first;

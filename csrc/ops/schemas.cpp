@@ -112,6 +112,10 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
       "Tensor? out_azp=None, Tensor? rows=None, int[]? b_shape=None) -> Tensor");
   ops.def(
+      "grouped_mixed_mm(Tensor x, Tensor packed, int[] sizes, Tensor offsets, *, "
+      "Tensor? order=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+      "Tensor? rows=None, bool settled=False) -> Tensor");
+  ops.def(
       "moe_combine(Tensor y, Tensor weights, Tensor order, *, Tensor? residual=None, "
       "ScalarType? out_dtype=None) -> Tensor");
   // CUDA's; moe_sort is made of torch's ops.

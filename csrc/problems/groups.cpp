@@ -3,7 +3,6 @@
 #include "rules.h"
 
 namespace scaled_mm {
-namespace {
 
 const int32_t* check_index(const char* argument, const Tensor& t, int64_t count, const char* of,
                            const Tensor& a, std::vector<Tensor>& copies) {
@@ -15,6 +14,8 @@ const int32_t* check_index(const char* argument, const Tensor& t, int64_t count,
   const Tensor& packed = t.is_contiguous() ? t : copies.emplace_back(row_major_copy(t));
   return static_cast<const int32_t*>(packed.const_data_ptr());
 }
+
+namespace {
 
 // The stack of weights, and the sizes that it has.
 void check_stack(const Tensor& b, const Shape& b_shape, GroupedInt8Problem& p) {

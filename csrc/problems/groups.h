@@ -8,32 +8,33 @@
 
 namespace scaled_mm {
 
+// The size of a product of several experts' rows: that of one product, whose m are all rows.
+template <class Of>
+struct GroupedSize : Of {
+  int64_t experts = 0;
+
+  bool operator==(const GroupedSize&) const = default;
+  // Experts that have a row, at most.
+  int64_t hit() const { return std::min(this->m, experts); }
+  double weight_bytes() const { return double(hit()) * Of::weight_bytes(); }
+  double bytes() const { return weight_bytes() + Of::bytes() - Of::weight_bytes(); }
+  // Tiles of at most so many rows of one expert, or of none: never more than these,
+  int64_t most_tiles(int rows) const {
+    const int64_t groups = std::min(this->m, experts + 1);
+    return groups + (this->m - groups) / rows;
+  }
+  // and these where all are hit alike; half of an expert's last tile is empty, on average.
+  double usual_tiles(int rows) const {
+    const auto experts_hit = static_cast<double>(hit());
+    return hit() == 0 ? 0 : std::max(experts_hit, double(this->m) / rows + experts_hit / 2);
+  }
+};
+
 // D [M, N / columns]: of expert e's rows, offsets[e - 1] <= m < offsets[e], the epilogue of A's
 // rows times B[e]; rows behind the last offset are 0. Offsets are on the device: the choice of a
 // kernel cannot depend on them.
 struct GroupedInt8Problem {
-  struct Size : Int8Problem::Size {  // m: rows of D
-    int64_t experts = 0;
-
-    bool operator==(const Size&) const = default;
-    // Experts that have a row, at most.
-    int64_t hit() const { return std::min(m, experts); }
-    double weight_bytes() const { return double(hit()) * double(n) * double(k); }
-    double bytes() const {
-      return weight_bytes() + double(m) * double(k) +
-             double(m) * double(out_columns()) * out_bytes();
-    }
-    // Tiles of at most so many rows of one expert, or of none: never more than these,
-    int64_t most_tiles(int rows) const {
-      const int64_t groups = std::min(m, experts + 1);
-      return groups + (m - groups) / rows;
-    }
-    // and these where all are hit alike; half of an expert's last tile is empty, on average.
-    double usual_tiles(int rows) const {
-      const auto experts_hit = static_cast<double>(hit());
-      return hit() == 0 ? 0 : std::max(experts_hit, double(m) / rows + experts_hit / 2);
-    }
-  };
+  using Size = GroupedSize<Int8Problem::Size>;
 
   Size size;
   // b: the first expert's, expert_stride before the next; CUDA kernels take b.plain whose column
@@ -88,6 +89,9 @@ struct GroupedArguments {
 };
 // outputs[0] is D in both. Values of offsets, rows and order are not looked at.
 Checked<GroupedInt8Problem> check_grouped_mm(const GroupedArguments& given);
+// The elements of offsets, rows or order: int32 [count], or of any length where that is -1.
+const int32_t* check_index(const char* argument, const Tensor& t, int64_t count, const char* of,
+                           const Tensor& a, std::vector<Tensor>& copies);
 Checked<CombinedTokens> check_moe_combine(const Tensor& y, const Tensor& weights,
                                           const Tensor& order,
                                           const std::optional<Tensor>& residual,

@@ -109,9 +109,9 @@ int64_t packed_bytes(const LowbitWeight& w) {
          unit_bytes(w.bits, w.zero_point, unit_sets(w.k, w.group));
 }
 
-}  // namespace
-
-LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t>& sizes) {
+// `leading`: sizes of `packed` before the elements of a weight.
+LowbitWeight check_packed(const Tensor& packed, const std::vector<int64_t>& sizes,
+                          std::vector<int64_t> leading) {
   const std::optional<LowbitWeight> found = weight_of(sizes);
   if (!found) {
     refuse("sizes",
@@ -125,11 +125,11 @@ LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t
     refuse("packed", "be of layout 0 or 1 on a GPU", "layout 2");
   }
   w.dtype = must_be_16_bit_float("packed", packed);
-  const int64_t elements = packed_bytes(w) / 2;
-  if (packed.dim() != 1 || packed.size(0) != elements || (elements > 1 && packed.stride(0) != 1)) {
+  leading.push_back(packed_bytes(w) / 2);
+  if (!packed.sizes().equals(leading) || !packed.is_contiguous()) {
     refuse("packed",
-           cat("be a contiguous buffer of shape ", shape_text({elements}), " for K=", w.k,
-               ", N=", w.n, ", G=", w.group, ", ", w.bits, " bits"),
+           cat("be a contiguous buffer of shape ", shape_text(leading), " for K=", w.k, ", N=", w.n,
+               ", G=", w.group, ", ", w.bits, " bits"),
            shape(packed));
   }
   const auto* const data = static_cast<const uint8_t*>(packed.const_data_ptr());
@@ -155,6 +155,15 @@ LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t
   if (w.zero_point == ZeroPoint::integer) w.zeros = words(at.zeros);
   if (w.zero_point == ZeroPoint::real) w.real_zeros = halves(at.zeros);
   return w;
+}
+
+}  // namespace
+
+LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t>& sizes) {
+  return check_packed(packed, sizes, {});
+}
+LowbitWeight check_packed_stack(const Tensor& packed, const std::vector<int64_t>& sizes) {
+  return check_packed(packed, sizes, {packed.size(0)});
 }
 
 namespace {
@@ -188,17 +197,15 @@ Checked<LowbitProblem> check_mixed_dequantize(const Tensor& packed,
   return checked;
 }
 
-namespace {
+void must_be_tokens(const Tensor& x, const char* weight_name, const Tensor& weight) {
+  must_be_16_bit_float("x", x);
+  if (x.dim() < 1) refuse("x", "have at least one dimension [..., K]", shape(x));
+  must_share_device(weight_name, weight, "x", x);
+}
 
-// What of a product the kind of weight does not matter to. `weight` is the argument that holds q,
-// `scales` the one whose dtype is that of the scales.
-void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const char* weight,
-                const Tensor& q, const char* scales, const LowbitEnding& ending) {
-  const auto& [bias, residual, name_of_function, out] = ending;
+void check_tokens(Checked<LowbitProblem>& checked, const Tensor& x, const char* weight,
+                  const char* scales) {
   LowbitProblem& p = checked.problem;
-  const Activation activation = epilogue::check_activation(name_of_function, Form::gated);
-  p.function = activation.function;
-  p.gated = activation.form == Form::gated;
   const ScalarType dtype = scalar_type(p.w.dtype);
   if (dtype != x.scalar_type()) {
     refuse(scales, "be of x's dtype " + name(x.scalar_type()), name(dtype));
@@ -208,22 +215,22 @@ void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const char* we
   }
   p.m = count_rows(x);
   p.x = fold_rows<uint16_t>(x, checked.inputs);
-  if (bias) {
-    must_be_float32_or("bias", *bias, "x's", dtype);
-    must_share_device("bias", *bias, "x", x);
-    if (!is_per_column(*bias, p.w.n)) {
-      refuse("bias", cat("have N=", p.w.n, " elements, in shape ", per_column_text(p.w.n)),
-             shape(*bias));
-    }
-    p.bias = operand_along(epilogue::Axis::Row, *bias, checked.inputs);
-  }
+}
+
+void check_lowbit_ending(Checked<LowbitProblem>& checked, const Tensor& x, const char* weight,
+                         std::vector<int64_t> rows, const LowbitEnding& ending) {
+  LowbitProblem& p = checked.problem;
+  const Activation activation = epilogue::check_activation(ending.activation, Form::gated);
+  p.function = activation.function;
+  p.gated = activation.form == Form::gated;
   if (p.gated && p.w.n % 2 != 0) {
     refuse(weight, cat("have an even number of columns for activation='", activation.name, "'"),
            cat("N=", p.w.n));
   }
-  const std::vector<int64_t> sizes = sizes_with_last(x, p.gated ? p.w.n / 2 : p.w.n);
-  if (residual) {
-    must_be("residual", *residual, dtype);
+  std::vector<int64_t>& sizes = rows;
+  sizes.push_back(p.gated ? p.w.n / 2 : p.w.n);
+  if (const std::optional<Tensor>& residual = ending.residual) {
+    must_be("residual", *residual, scalar_type(p.w.dtype));
     must_share_device("residual", *residual, "x", x);
     if (activation.form != Form::none) {
       refuse("residual", cat("not be given together with activation='", activation.name, "'"),
@@ -234,18 +241,34 @@ void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const char* we
     }
     p.residual = operand_along(epilogue::Axis::Full, *residual, checked.inputs);
   }
-  add_output(checked, output_tensor(out, "x", x, sizes, dtype));
+  add_output(checked, output_tensor(ending.out, "x", x, sizes, scalar_type(p.w.dtype)));
+}
+
+namespace {
+
+// What of a product the kind of weight does not matter to.
+void check_rest(Checked<LowbitProblem>& checked, const Tensor& x, const char* weight,
+                const Tensor& q, const char* scales, const LowbitEnding& ending) {
+  const auto& [bias, residual, name_of_function, out] = ending;
+  LowbitProblem& p = checked.problem;
+  check_tokens(checked, x, weight, scales);
+  if (bias) {
+    must_be_float32_or("bias", *bias, "x's", scalar_type(p.w.dtype));
+    must_share_device("bias", *bias, "x", x);
+    if (!is_per_column(*bias, p.w.n)) {
+      refuse("bias", cat("have N=", p.w.n, " elements, in shape ", per_column_text(p.w.n)),
+             shape(*bias));
+    }
+    p.bias = operand_along(epilogue::Axis::Row, *bias, checked.inputs);
+  }
+  std::vector<int64_t> rows = sizes_with_last(x, 0);
+  rows.pop_back();
+  check_lowbit_ending(checked, x, weight, std::move(rows), ending);
   if (!out) return;
   must_lie_apart(*out, "x", x);
   must_lie_apart(*out, weight, q);
   if (bias) must_lie_apart(*out, "bias", *bias);
   if (residual) must_lie_apart(*out, "residual", *residual);
-}
-
-void must_be_tokens(const Tensor& x, const char* weight_name, const Tensor& weight) {
-  must_be_16_bit_float("x", x);
-  if (x.dim() < 1) refuse("x", "have at least one dimension [..., K]", shape(x));
-  must_share_device(weight_name, weight, "x", x);
 }
 
 }  // namespace

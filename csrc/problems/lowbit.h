@@ -108,6 +108,7 @@ struct LowbitProblem {
 
   int64_t m = 0;
   Matrix<const uint16_t> x;
+  const int32_t* gather = nullptr;  // [M]: the row of x that each row is; null: the same. CPU only
   LowbitWeight w;
   const int32_t* order = nullptr;  // [K], elements of 0 .. K - 1; or absent
   EpilogueOperand pre_scale;       // [K], one for each column of x; or absent
@@ -143,8 +144,18 @@ Checked<LowbitProblem> check_mixed_dequantize(const Tensor& packed,
 
 // Parts of these, for other products by such a weight (k_scales.h).
 LowbitWeight check_packed_weight(const Tensor& packed, const std::vector<int64_t>& sizes);
+// The same of a stack of buffers [E, elements]: the first one's.
+LowbitWeight check_packed_stack(const Tensor& packed, const std::vector<int64_t>& sizes);
 const int32_t* check_order(const Tensor& order, const Tensor& x, int64_t k,
                            std::vector<Tensor>& copies);
+
+// And of grouped_mixed_mm (mixed_groups.h). `weight` is the argument that holds q, `scales` the one
+// whose dtype is that of the scales; D has `rows` sizes before its last.
+void check_tokens(Checked<LowbitProblem>& checked, const Tensor& x, const char* weight,
+                  const char* scales);
+void check_lowbit_ending(Checked<LowbitProblem>& checked, const Tensor& x, const char* weight,
+                         std::vector<int64_t> rows, const LowbitEnding& ending);
+void must_be_tokens(const Tensor& x, const char* weight_name, const Tensor& weight);
 
 struct MixedArguments {
   Tensor x, packed;

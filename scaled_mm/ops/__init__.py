@@ -12,8 +12,8 @@
     produce.py     rms_norm_quantize_int8 and its like: producers that write int8
     lowbit.py      awq_dequantize, awq_gemm
     gradients.py   what layers call where autograd follows x or their bias
-    mixed.py       mixed_mm; pack_weight and MixedWeight in mixed_weight.py, which has the layout of
-                   packed_words.py; plain_weight.py what may be packed
+    mixed.py       mixed_mm, grouped_mixed_mm; pack_weight and MixedWeight in mixed_weight.py, which
+                   has the layout of packed_words.py; plain_weight.py what may be packed
 
 All other checks, and the kernels, are in csrc. Beside each signature stands the shape-only kernel
 that `torch.compile` and `torch.export` run.

@@ -1,4 +1,5 @@
-"""`mixed_mm`: products of 16-bit activations and a weight of 4 or 8 bits (docs/lowbit.md)."""
+"""`mixed_mm`, `grouped_mixed_mm`: products of 16-bit activations and a weight of 4 or 8 bits
+(docs/lowbit.md)."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ _mixed_mm = torch.ops.scaled_mm.mixed_mm.default
 _mixed_mm_out = torch.ops.scaled_mm.mixed_mm.out
 mixed_linear = short(_mixed_mm)
 """The op for a layer's eager calls."""
+_grouped_mixed_mm = torch.ops.scaled_mm.grouped_mixed_mm.default
 
 
 def mixed_mm(
@@ -70,10 +72,7 @@ def mixed_mm(
     Source: TensorRT-LLM's and FasterTransformer's weight-only ("fpA intB") products; AWQ (Lin et
     al., 2023) for pre_scale.
     """
-    if not isinstance(w, MixedWeight):
-        raise TypeError(f"w must be a MixedWeight (see pack_weight), got {type(w).__name__}")
-    if activation is not None and not isinstance(activation, str):
-        raise TypeError(f"activation must be a string, got {type(activation).__name__}")
+    _must_be_of_types(w, activation)
     tensors = {"bias": bias, "residual": residual, "out": out}
     given = {"order": w.order, "pre_scale": pre_scale, **tensors}
     options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
@@ -93,19 +92,77 @@ def mixed_mm(
         raise explained(error, {**operands, **options}) from None
 
 
+def grouped_mixed_mm(
+    x: Tensor,
+    w: MixedWeight,
+    offsets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """`mixed_mm` of several experts, each by its own rows.
+
+        D[i] = mixed_mm(x[rows[i]], w[e], ...),   offsets[e - 1] <= i < offsets[e]
+
+    with the bits of `mixed_mm` on the CPU, within its bound on CUDA. Rows from offsets[-1]
+    on are 0.
+
+    Args:
+        x: float16 or bfloat16 [T, K], any strides.
+        w: a stack of E weights, `pack_weight` of q [E, K, N] or `MixedWeight.stack`.
+        offsets: int32 [E], where the rows of each expert end, as for `grouped_mm`.
+        bias: [E, N], of a dtype that `mixed_mm` takes.
+        residual: [T', N], as for `mixed_mm`.
+        activation: as for `mixed_mm`.
+        rows: int32 [T'], the row of x that each row of D is of; None: T' = T, and each is its own.
+
+    Returns:
+        D [T', N] of x's dtype; [T', N/2] with a gated activation.
+
+    Raises:
+        ValueError: an operand breaks a rule above or of `mixed_mm`; on the CPU also offsets that
+            fall or lie beyond T', and rows that name no row of x, which CUDA takes for the nearest.
+        TypeError: an operand is no tensor, w no `MixedWeight`, activation no string.
+    """
+    _must_be_of_types(w, activation)
+    given = {"order": w.order, "bias": bias, "residual": residual, "rows": rows}
+    options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
+    operands = {"x": x, "packed": w.data, "offsets": offsets}
+    accept(operands, options)
+    if activation is not None:
+        options["activation"] = activation
+    if is_read_early(w):
+        options["settled"] = True
+    try:
+        return _grouped_mixed_mm(x, w.data, w.sizes, offsets, **options)
+    except (MemoryError, RuntimeError) as error:
+        raise explained(error, {**operands, **options}) from None
+
+
+def _must_be_of_types(w: object, activation: object) -> None:
+    if not isinstance(w, MixedWeight):
+        raise TypeError(f"w must be a MixedWeight (see pack_weight), got {type(w).__name__}")
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError(f"activation must be a string, got {type(activation).__name__}")
+
+
 # --- shapes only ----------------------------------------------------------------------------------
 
 
-def must_be_packed(packed: Tensor, sizes: Sequence[int]) -> tuple[int, int]:
-    """(K, N) of a packed weight."""
+def must_be_packed(packed: Tensor, sizes: Sequence[int], stacked: bool = False) -> tuple[int, int]:
+    """(K, N) of a packed weight, or of each of a stack."""
     if len(sizes) != 6 or sizes[-1] not in LAYOUT_SIZES:
         rule = "be (K, N, G, bits, zero point, layout)"
         raise ValueError(f"sizes must {rule}, got {sizes_text(sizes)}")
     k, n, group, bits, zero, layout = sizes
     size = LAYOUT_SIZES[layout](k, n, group, bits, zero)
-    must_have_dim("packed", packed, packed.dim() == 1, "be a packed buffer")
-    rule = f"be a contiguous buffer of shape ({size},) for K={k}, N={n}, G={group}, {bits} bits"
-    must("packed", packed.shape[0] == size, lambda: rule, lambda: shape_text(packed))
+    kind = "a stack of buffers [E, elements]" if stacked else "a packed buffer"
+    must_have_dim("packed", packed, packed.dim() == 1 + stacked, f"be {kind}")
+    shape = sizes_text([*packed.shape[:-1], size])
+    rule = f"be a contiguous buffer of shape {shape} for K={k}, N={n}, G={group}, {bits} bits"
+    must("packed", packed.shape[-1] == size, lambda: rule, lambda: shape_text(packed))
     return k, n
 
 
@@ -133,6 +190,32 @@ def _mixed_mm_shape(
 
 for _name in ("mixed_mm", "mixed_mm.out"):
     torch.library.register_fake(f"scaled_mm::{_name}", _mixed_mm_shape)
+
+
+@torch.library.register_fake("scaled_mm::grouped_mixed_mm")
+def _(
+    x: Tensor,
+    packed: Tensor,
+    sizes: Sequence[int],
+    offsets: Tensor,
+    *,
+    order: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    rows: Tensor | None = None,
+    settled: bool = False,
+) -> Tensor:
+    must_have_dim("x", x, x.dim() == 2, "be a matrix [T, K]")
+    must_share_device("x", x, packed=packed, offsets=offsets, order=order, bias=bias)
+    must_share_device("x", x, residual=residual, rows=rows)
+    k, n = must_be_packed(packed, sizes, stacked=True)
+    columns = f"have K={k} columns, the rows of packed"
+    must("x", x.shape[1] == k, lambda: columns, lambda: shape_text(x))
+    if rows is not None:
+        must_have_dim("rows", rows, rows.dim() == 1, "be a vector")
+    count = (x if rows is None else rows).shape[0]
+    return x.new_empty([count, out_columns("packed", n, activation)])
 
 
 @torch.library.register_fake("scaled_mm::mixed_dequantize")

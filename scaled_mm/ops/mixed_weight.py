@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +14,13 @@ from torch import Tensor
 from .._arguments import accept, accept_dense, explained, must_be_size
 from ..layouts import Layout, restore_weights_of_mixed_gemm
 from ..lowbit.gptq import from_gptq_words
+from ..lowbit.grouped import HALVES
 from ..lowbit.stored import plain
 from ..lowbit.words import must_be_words, signed, unpack, unsigned
 from .packed_weight import Packed, settle_written
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
-from .plain_weight import check_plain, order_of
-from .shapes import awq_sizes
+from .plain_weight import check_plain, order_of, shown
+from .shapes import awq_sizes, shape_text
 from .units import from_units, layout_for, to_units, units_elements
 
 VERSION = 1
@@ -62,11 +63,11 @@ class MixedWeight(Packed):
     says.
 
     Attributes:
-        data: float16 or bfloat16 [bytes / 2], the buffer; its dtype is that of the scales, its
-            elements are not all floats.
-        order: int32 [K], or None: row k of the buffer is multiplied by column order[k] of x. An
-            element outside 0..K-1 is refused on the CPU; on CUDA, where to look would be to wait
-            for the device, it stands for the nearest column.
+        data: float16 or bfloat16 [bytes / 2], the buffer; of a stack [E, bytes / 2]. Its dtype is
+            that of the scales, its elements are not all floats.
+        order: int32 [K], of a stack [E, K]; or None: row k of the buffer is multiplied by column
+            order[k] of x. An element outside 0..K-1 is refused on the CPU; on CUDA, where to look
+            would be to wait for the device, it stands for the nearest column.
         k: rows of W.
         n: columns of W.
         group: rows that share scales and zero points.
@@ -190,10 +191,41 @@ class MixedWeight(Packed):
         q = restore_weights_of_mixed_gemm(prepared, layout)
         return pack_weight(q, scales, zeros=zeros, bits=layout.bits)
 
+    @classmethod
+    def stack(cls, weights: Sequence[MixedWeight]) -> MixedWeight:
+        """Those of E experts in one, for `grouped_mixed_mm`: their buffers one behind the other.
+
+        Raises:
+            ValueError: there are none, or they differ in anything but values and order.
+        """
+        if not weights:
+            raise ValueError("weights must have one at least, got none")
+        kinds = [(w.data.dim(), w.sizes, w.dtype, w.data.device) for w in weights]
+        for number, kind in enumerate(kinds):
+            if kind != (1, *kinds[0][1:]):
+                raise ValueError(f"weights must be alike, {kinds[0]}, got {kind} at {number}")
+        data, order = torch.stack([w.data for w in weights]), None
+        if any(w.order is not None for w in weights):
+            plain = torch.arange(weights[0].k, device=data.device, dtype=torch.int32)
+            order = torch.stack([plain if w.order is None else w.order for w in weights])
+        made = replace(weights[0], data=data, order=order)
+        settle_written(made)
+        return made
+
+    def __getitem__(self, expert: int) -> MixedWeight:
+        """One of a stack: of its memory."""
+        if self.data.dim() != 2:
+            raise TypeError("only a stack of weights has elements")
+        order = None if self.order is None else self.order[expert]
+        return replace(self, data=self.data[expert], order=order)
+
+    def _each(self) -> list[MixedWeight]:
+        return [self[e] for e in range(len(self.data))]
+
     @property
-    def shape(self) -> tuple[int, int]:
-        """(K, N), the shape of the weight that was packed."""
-        return (self.k, self.n)
+    def shape(self) -> tuple[int, ...]:
+        """(K, N), the shape of the weight that was packed; of a stack (E, K, N)."""
+        return (*self.data.shape[:-1], self.k, self.n)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -212,13 +244,18 @@ class MixedWeight(Packed):
         return MixedWeight(data, order, *sizes)
 
     def unpack(self) -> Unpacked:
-        """The tensors that were packed, bit for bit, as copies.
+        """The tensors that were packed, bit for bit, as copies; of a stack [E, ...] each.
 
         Raises:
             ValueError: data or order is not what a packed weight of these sizes has.
             TypeError: one of them is no tensor.
         """
         self._check()
+        if self.data.dim() == 2:
+            parts = zip(*(each.unpack() for each in self._each()), strict=True)
+            q, scales, *others = (None if x[0] is None else torch.stack(x) for x in parts)
+            assert q is not None and scales is not None
+            return Unpacked(q, scales, *others)
         k, n, group, bits, zero, layout = self.sizes
         q, scales, zeros = _UNPACK[layout](self.data, k, n, group, bits, zero)
         if self.zero != "integer":
@@ -227,12 +264,15 @@ class MixedWeight(Packed):
         return Unpacked(q, scales, zeros, order)
 
     def dequantize(self) -> Tensor:
-        """W [K, N] of the scales' dtype, each element rounded once; row k is input channel k's.
+        """W [K, N] of the scales' dtype, each element rounded once; row k is input channel k's. Of
+        a stack [E, K, N].
 
         Raises:
             ValueError, TypeError: as `unpack`.
         """
         self._check()
+        if self.data.dim() == 2:
+            return torch.stack([each.dequantize() for each in self._each()])
         try:
             w: Tensor = torch.ops.scaled_mm.mixed_dequantize(self.data, self.sizes)
         except MemoryError as error:
@@ -265,24 +305,18 @@ class MixedWeight(Packed):
         size = LAYOUT_SIZES[layout](k, n, group, bits, zero)
         data = self.data
         whole = data.is_contiguous() and data.storage_offset() % 8 == 0 and not data.is_neg()
-        if not whole or data.dtype not in _HALVES or data.shape != (size,):
+        fits = data.dim() in (1, 2) and data.shape[-1] == size
+        if not whole or data.dtype not in HALVES or not fits:
             of = f"K={k}, N={n}, G={group}, {bits} bits"
             rule = f"be a buffer of pack_weight, float16 or bfloat16 of shape ({size},) for {of}"
-            raise ValueError(f"data must {rule}, got {_shown(data)}")
+            raise ValueError(f"data must {rule}, got {shown(data)}")
         if (order := self.order) is not None and (
-            order.dtype != torch.int32 or order.shape != (k,) or order.device != data.device
+            order.dtype != torch.int32
+            or order.shape != (shape := (*data.shape[:-1], k))
+            or order.device != data.device
         ):
-            rule = f"be int32 of shape ({k},) on the device of data ({data.device})"
-            raise ValueError(f"order must {rule}, got {_shown(order)}")
-
-
-_HALVES = (torch.float16, torch.bfloat16)
-
-
-def _shown(t: Tensor) -> str:
-    kind = "a negated view of " if t.is_neg() else ""
-    at = f"strides {t.stride()} from element {t.storage_offset()}"
-    return f"{kind}{str(t.dtype)[6:]} of shape {tuple(t.shape)}, {at}, on {t.device}"
+            rule = f"be int32 of shape {shape} on the device of data ({data.device})"
+            raise ValueError(f"order must {rule}, got {shown(order)}")
 
 
 torch.export.register_dataclass(MixedWeight, serialized_type_name="scaled_mm.MixedWeight")
@@ -312,7 +346,8 @@ def pack_weight(
 
     Args:
         q: [K, N], one value to a byte. With integer zeros uint8, 0 .. 2^bits - 1; else int8,
-            -2^(bits-1) .. 2^(bits-1) - 1.
+            -2^(bits-1) .. 2^(bits-1) - 1. Or a stack [E, K, N] for `grouped_mixed_mm`, of one
+            expert at least; scales, zeros and g_idx are [E, ...] then.
         scales: float16 or bfloat16 [K/G, N]; its number of rows, which must divide K, says what the
             group size G is. [N] for one scale per channel (G = K).
         bits: of a value, 4 or 8.
@@ -328,6 +363,8 @@ def pack_weight(
         TypeError: an operand is no tensor.
     """
     accept_dense({"q": q, "scales": scales}, {"zeros": zeros, "g_idx": g_idx})
+    if q.dim() == 3:
+        return _pack_stack(q, {"scales": scales, "zeros": zeros, "g_idx": g_idx}, bits)
     if scales.dim() == 1:
         scales = scales[None]
         zeros = zeros[None] if zeros is not None and zeros.dim() == 1 else zeros
@@ -352,3 +389,12 @@ def pack_weight(
     packed = MixedWeight(data, order, k, n, group, bits, ZEROS[zero], layout)
     settle_written(packed)
     return packed
+
+
+def _pack_stack(q: Tensor, given: dict[str, Tensor | None], bits: int) -> MixedWeight:
+    parts: dict[str, Any] = {name: x for name, x in given.items() if x is not None}
+    for name, x in parts.items():
+        if x.dim() < 2 or len(x) != len(q):
+            raise ValueError(f"{name} must be a stack of E={len(q)}, as q, got {shape_text(x)}")
+    each = ({name: x[e] for name, x in parts.items()} for e in range(len(q)))
+    return MixedWeight.stack([pack_weight(q[e], bits=bits, **own) for e, own in enumerate(each)])

@@ -67,3 +67,10 @@ def order_of(g_idx: Tensor, k: int, groups: int) -> Tensor | None:
     if bool((order == torch.arange(k, device=order.device)).all()):
         return None
     return order.to(torch.int32)
+
+
+def shown(t: Tensor) -> str:
+    """What a buffer is, in the words of a refusal."""
+    kind = "a negated view of " if t.is_neg() else ""
+    at = f"strides {t.stride()} from element {t.storage_offset()}"
+    return f"{kind}{str(t.dtype)[6:]} of shape {tuple(t.shape)}, {at}, on {t.device}"

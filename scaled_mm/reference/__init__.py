@@ -29,6 +29,7 @@ from .int8 import w4a8_check as w4a8_check
 from .int8 import w4a8_mm as w4a8_mm
 from .lowbit import awq_dequantize, awq_gemm
 from .lowbit import awq_gemm_bound as awq_gemm_bound
+from .mixed import grouped_mixed_mm as grouped_mixed_mm
 from .mixed import mixed_dequantize as mixed_dequantize
 from .mixed import mixed_mm
 from .mixed import mixed_mm_bound as mixed_mm_bound

@@ -1,4 +1,4 @@
-"""Weight-only products: what `mixed_mm` computes, in plain numpy, exact.
+"""Weight-only products: what `mixed_mm` and `grouped_mixed_mm` compute, in plain numpy, exact.
 
 A weight comes here as plain tensors: q [K, N], one value to a byte, scales [K/G, N] and zeros,
 whose dtype says which formula holds.
@@ -67,6 +67,35 @@ def mixed_mm_bound(
     """`product_bound` of the same."""
     w = mixed_dequantize(q, scales, zeros)
     return product_bound(prepared(x, order, pre_scale), w, **ending)
+
+
+@ieee()
+def grouped_mixed_mm(
+    x: Tensor,
+    q: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    offsets: Tensor,
+    *,
+    order: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """`mixed_mm` of each expert's rows; 0 behind all. The weight, order and bias are [E, ...]."""
+    source = torch.arange(len(x)) if rows is None else rows.cpu().long()
+    parts, begin = [], 0
+    for e, end in enumerate(offsets.tolist()):
+        own = {"zeros": zeros, "order": order, "bias": bias}
+        given: dict[str, Any] = {name: None if t is None else t[e] for name, t in own.items()}
+        if residual is not None:
+            given["residual"] = residual[begin:end]
+        of_rows = x[source[begin:end].to(x.device)]
+        parts.append(mixed_mm(of_rows, q[e], scales[e], activation=activation, **given))
+        begin = end
+    n = q.shape[2] // (2 if FORMS[activation][0] == "gated" else 1)
+    return torch.cat([*parts, torch.zeros(len(source) - begin, n, dtype=x.dtype)])
 
 
 @ieee()
