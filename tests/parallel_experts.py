@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.nn import ScaledExperts, ScaledLinear
-from scaled_mm.parallel import ExpertParallel
+from scaled_mm.parallel import ExpertParallel, ExpertTensorParallel
 
 E, H, INNER = 6, 32, 16
 
@@ -24,9 +25,9 @@ class Experts(nn.Module):
     has_post_expert_norm = is_transposed = is_concatenated = False
     num_experts = E
 
-    def __init__(self) -> None:
+    def __init__(self, inner: int) -> None:
         super().__init__()
-        shapes = {"gate_up_proj": (E, 2 * INNER, H), "down_proj": (E, H, INNER)}
+        shapes = {"gate_up_proj": (E, 2 * inner, H), "down_proj": (E, H, inner)}
         for seed, (name, shape) in enumerate(shapes.items()):
             self.register_parameter(name, nn.Parameter(seeded(*shape, seed=seed)))
             bias = nn.Parameter(seeded(*shape[:2], seed=seed + 5))
@@ -39,8 +40,8 @@ class Experts(nn.Module):
         raise NotImplementedError(SimpleNamespace(x=x, index=index, weights=weights))
 
 
-def experts(scheme: str) -> nn.Module:
-    return quantize_model(Experts().requires_grad_(False), QuantConfig(scheme))
+def experts(scheme: str, inner: int = INNER) -> nn.Module:
+    return quantize_model(Experts(inner).requires_grad_(False), QuantConfig(scheme))
 
 
 @case("experts over the ranks")
@@ -57,6 +58,59 @@ def _(me: Rank) -> None:
             x = seeded(tokens, H, seed=me.rank).to(me.device, torch.bfloat16)
             weights = torch.rand(tokens, 2, generator=drawn).to(me.device)
             assert_bits(cut(x, index, weights), whole(x, index, weights), scheme, tokens)
+
+
+SHARED = ("dynamic", "dynamic-asymmetric", "dynamic-rotate16")
+
+
+def calls(me: Rank) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of the same tokens on every rank; some name no expert."""
+    for tokens in (0, 1, 9):
+        drawn = torch.Generator().manual_seed(tokens)
+        index = torch.rand(tokens, E + 1, generator=drawn).argsort(1)[:, :2]
+        x, weights = seeded(tokens, H).bfloat16(), torch.rand(tokens, 2, generator=drawn)
+        yield tuple(t.to(me.device) for t in (x, index, weights))
+
+
+@case("every expert cut along its inner features")
+def _(me: Rank) -> None:
+    for scheme in SHARED:
+        whole = experts(scheme, 16 * me.world).to(me.device)
+        cut = me.cut(whole, ExpertTensorParallel())
+        held = sum(x.numel() for x in cut.buffers())
+        assert held < sum(x.numel() for x in whole.buffers()) * (1 / me.world + 0.2)
+        for given in calls(me):
+            assert_bits(cut(*given), whole(*given), scheme, len(given[0]))
+    whole = experts("w4a16-g16-asymmetric", 16 * me.world).to(me.device)
+    cut = me.cut(whole, ExpertTensorParallel())
+    for given in calls(me):
+        expected, got = whole(*given).float(), cut(*given).float()
+        assert got.shape == expected.shape
+        if len(got):
+            assert (got - expected).abs().max() <= 0.02 * expected.abs().max()
+
+
+@case("wide experts cut along their inner features")
+def _(me: Rank) -> None:
+    """Sums of more columns than float32 holds at once."""
+    whole = experts("dynamic-asymmetric", 1100 * me.world).to(me.device)
+    cut = me.cut(whole, ExpertTensorParallel())
+    for given in calls(me):
+        assert_bits(cut(*given), whole(*given), len(given[0]))
+
+
+@case("experts that cannot be cut")
+def _(me: Rank) -> None:
+    with refused(TypeError, "module must be a ScaledExperts, got ScaledLinear"):
+        me.cut(ScaledLinear(16, 16), ExpertTensorParallel())
+    with refused(ValueError, "in_features must be cut into multiples of 16"):
+        me.cut(experts("w4a16-g16-asymmetric", 16 * me.world + 16), ExpertTensorParallel())
+    with refused(ValueError, "mesh must have a feature for each rank"):
+        me.cut(experts("dynamic", me.world - 1), ExpertTensorParallel())
+    cut = me.cut(experts("dynamic"), ExpertTensorParallel())
+    for style in (ExpertTensorParallel(), ExpertParallel()):
+        with refused(ValueError, "module must not be shared out already"):
+            style._apply(cut, me.mesh)
 
 
 @case("experts that cannot be shared out")

@@ -15,10 +15,10 @@ from ..lowbit.stored import plain, stored
 from ..ops.azp import azp_adj
 from ..ops.experts import grouped_mm
 from ..ops.int8 import pack_weight_int8
-from ..ops.mixed_weight import pack_weight
+from ..ops.mixed import grouped_mixed_mm
+from ..ops.mixed_weight import MixedWeight, pack_weight
 from ..ops.packed_weight import PackedWeight
 from ..ops.quantize import quantize_int8
-from .one_by_one import PackedExperts, grouped_mixed_mm
 from .packed_layer import PackedLayer
 from .scaled_linear import ScaledLinear
 from .weight_only_linear import WeightOnlyLinear
@@ -44,6 +44,12 @@ class GroupedLinear(PackedLayer):
 
     parts: int
     in_turns: bool
+
+    @property
+    def experts(self) -> int:
+        held = self.packed.data if self.packed is not None else self._buffers[self._SCALES]
+        assert held is not None
+        return len(held)
 
     @classmethod
     def stacked(
@@ -187,16 +193,9 @@ class ScaledGroupedLinear(GroupedLinear):
             rows: int32 [T'], the row of x that each sorted row is; None: x is sorted itself.
             activation: as for `grouped_mm`.
         """
-        options: dict[str, Any] = {"symmetric": self.symmetric, "rotate": self.rotate or None}
         if self.input_scale is not None:  # each expert has its own for the same token
             x, rows = (x if rows is None else x[rows]), None
-            places = torch.arange(len(x), device=x.device, dtype=offsets.dtype)
-            expert = torch.searchsorted(offsets, places, right=True)
-            expert = expert.clamp(max=len(offsets) - 1)  # of rows that are no expert's
-            options["scale"] = self.input_scale[expert]
-            if self.input_zero_point is not None:
-                options["azp"] = self.input_zero_point[expert]
-        q, scale, azp = quantize_int8(x, **options)
+        q, scale, azp = self.quantize_input(x, offsets)
         return grouped_mm(
             q,
             self._current(),
@@ -210,6 +209,16 @@ class ScaledGroupedLinear(GroupedLinear):
             out_dtype=x.dtype,
             rows=rows,
         )
+
+    def quantize_input(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q int8 [T, K], scale and zero point of its rows; static, of rows that are sorted."""
+        options: dict[str, Any] = {"symmetric": self.symmetric, "rotate": self.rotate or None}
+        if self.input_scale is not None:
+            expert = experts_of(offsets, len(x))
+            options["scale"] = self.input_scale[expert]
+            if self.input_zero_point is not None:
+                options["azp"] = self.input_zero_point[expert]
+        return quantize_int8(x, **options)
 
     def _converted(self) -> set[str]:
         return set()
@@ -280,11 +289,11 @@ class WeightOnlyGroupedLinear(GroupedLinear):
         if self.packed is None and not self.weight_packed.is_meta:
             weights = [self._weight(e) for e in range(len(self.weight_scale))]
             made = [pack_weight(w.q, w.scales, zeros=w.zeros, bits=self.bits) for w in weights]
-            self._hold(PackedExperts.of(made))
+            self._hold(MixedWeight.stack(made))
         return self
 
-    def _plain(self, packed: PackedExperts) -> dict[str, Tensor]:
-        made = [stored(self._weight(e), self.bits) for e in range(len(packed))]
+    def _plain(self, packed: MixedWeight) -> dict[str, Tensor]:
+        made = [stored(self._weight(e), self.bits) for e in range(len(packed.data))]
         return {name: torch.stack([each[name] for each in made]) for name in made[0]}
 
     def forward(
@@ -320,6 +329,12 @@ def stacked(experts: Sequence[Sequence[nn.Module]], in_turns: bool) -> GroupedLi
         names = " or ".join(each.__name__ for each in known)
         raise ValueError(f"experts must be {names}, got {kind.__name__}")
     return known[kind].stacked(experts, in_turns)
+
+
+def experts_of(offsets: Tensor, count: int) -> Tensor:
+    """int64 [count]: of each sorted row its expert; the last one, of rows that are no expert's."""
+    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    return torch.searchsorted(offsets, places, right=True).clamp(max=len(offsets) - 1)
 
 
 def _by_rows(make: Callable[[Sequence[Tensor]], Tensor], *weights: GroupedWeight) -> GroupedWeight:

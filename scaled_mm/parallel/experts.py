@@ -31,8 +31,8 @@ class ExpertParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, ScaledExperts):
             raise TypeError(f"module must be a ScaledExperts, got {type(module).__name__}")
-        if isinstance(module, SpreadExperts):
-            raise ValueError(f"module must not be shared out already, got one over {module.mesh}")
+        if type(module) is not ScaledExperts or hasattr(module, "share"):
+            raise ValueError("module must not be shared out already, got one that is")
         if device_mesh.ndim != 1:
             raise ValueError(f"mesh must have one dimension, got {device_mesh.ndim}")
         world, rank, experts = device_mesh.size(), device_mesh.get_rank(), module.num_experts

@@ -41,13 +41,13 @@ class RowwiseScaledLinear(ScaledLinear):
             return super().quantize_input(x)
         if self.input_smooth is not None:
             x = x.float() * self.input_smooth
-        if self.rotate:
-            x = rotated(x.float(), self.rotate)
-        # The ends of a range have its scale and zero point.
-        ends = agreed_range(x, self.per_token, self.mesh)
-        _, scale, azp = quantize_int8(ends, symmetric=self.symmetric, per_token=self.per_token)
-        q, _, _ = quantize_int8(x, scale=scale, azp=azp, symmetric=self.symmetric)
-        return q, scale, azp
+        return ranges_quantized(
+            x,
+            self.mesh,
+            symmetric=self.symmetric,
+            per_token=self.per_token,
+            rotate=self.rotate,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         must_have_features(x, self.in_features)
@@ -84,6 +84,19 @@ class RowwiseScaledLinear(ScaledLinear):
         absent = [name for name in self.terms() if prefix + name not in state_dict]
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.sum_terms(absent)  # the layer made them of its own weight
+
+
+def ranges_quantized(
+    x: Tensor, mesh: DeviceMesh, *, symmetric: bool, per_token: bool = True, rotate: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """q of this rank's features of x, and the scale and zero point that all ranks agree on."""
+    if rotate:
+        x = rotated(x.float(), rotate)
+    # The ends of a range have its scale and zero point.
+    ends = agreed_range(x, per_token, mesh)
+    _, scale, azp = quantize_int8(ends, symmetric=symmetric, per_token=per_token)
+    q, _, _ = quantize_int8(x, scale=scale, azp=azp, symmetric=symmetric)
+    return q, scale, azp
 
 
 def must_have_features(x: Tensor, count: int) -> None:

@@ -60,7 +60,7 @@ class QuantizedParallel(ParallelStyle):
         group = getattr(layer, "group_size", 0) or getattr(layer, "rotate", 0) or 1
         share = self.share(type(layer), features, group, device_mesh)
         with torch.no_grad():
-            _become(layer, _cut(layer, share))
+            _become(layer, cut(layer, share))
         self.finish(layer, share, device_mesh)
         return module
 
@@ -185,7 +185,7 @@ def must_be_whole(module: nn.Module) -> None:
         raise ValueError(f"module must not be cut already, got one of {share.world} shares")
 
 
-def _cut(layer: Quantised, share: Share) -> Quantised:
+def cut(layer: Quantised, share: Share) -> Quantised:
     """A layer of this rank's features."""
     if isinstance(layer, WeightOnlyLinear):
         return weight_only_part(layer, share)

@@ -65,22 +65,23 @@ def epilogue_in_torch(
 ) -> Tensor:
     """`scaled_epilogue` by torch's elementwise operations, each of which rounds once.
 
+    Of scale_b, bias and azp_adj there may also be a row for each of acc's.
+
     t = acc - azp azp_adj (or acc - azp_with_adj; or acc)    int32, wrapping
     d = RN32(scale_a RN32(scale_b RN32(t)) + bias)           the last one fused
     """
     sums = acc.reshape(-1, acc.shape[-1])
     out = torch.empty_like(sums, dtype=out_dtype, memory_format=torch.contiguous_format)
     step = max(1, _ELEMENTS_AT_ONCE // max(1, sums.shape[1]))
-    columns = scale_b.reshape(1, -1)
     for first in range(0, len(sums), step):
         rows = slice(first, first + step)
         t = sums[rows]
         if azp_with_adj is not None:
             t = t - azp_with_adj.reshape(1, -1)
         elif azp is not None and azp_adj is not None:
-            t = t - _rows(azp, rows) * azp_adj.reshape(1, -1)
-        f = columns * t.float()
-        addend = f.new_full((1, 1), -0.0) if bias is None else bias.reshape(1, -1)
+            t = t - _rows(azp, rows) * _columns(azp_adj, sums, rows)
+        f = _columns(scale_b, sums, rows) * t.float()
+        addend = f.new_full((1, 1), -0.0) if bias is None else _columns(bias, sums, rows)
         out[rows] = _fma(_rows(scale_a, rows), f, addend).to(out_dtype)
     return out.view(acc.shape)
 
@@ -88,6 +89,11 @@ def epilogue_in_torch(
 def _rows(x: Tensor, rows: slice) -> Tensor:
     """Those rows of an operand that has one element for each row, or one for all."""
     return x.reshape(1, 1) if x.numel() == 1 else x.reshape(-1, 1)[rows]
+
+
+def _columns(x: Tensor, sums: Tensor, rows: slice) -> Tensor:
+    """Of an operand with an element for each column, or one for each of the sums: those rows'."""
+    return x[rows] if x.shape == sums.shape else x.reshape(1, -1)
 
 
 def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
