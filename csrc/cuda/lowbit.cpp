@@ -9,6 +9,15 @@
 #include "ops/namespace.h"
 
 namespace scaled_mm::cuda {
+
+void align_residual(LowbitProblem& p, const Scope& scope) {
+  if (!p.residual.data) return;
+  const Matrix<const uint16_t> given{static_cast<const uint16_t*>(p.residual.data),
+                                     p.residual.row_stride, 1};
+  const auto rows = aligned_rows(given, p.m, p.columns, scope);
+  p.residual = {rows.data, p.w.dtype, rows.row_stride, 1};
+}
+
 namespace {
 
 // Rows that are read by vectors of eight elements.
@@ -19,18 +28,6 @@ void align_groups(LowbitWeight& w, const Scope& scope) {
   if (w.zero_point == ZeroPoint::real) {
     w.real_zeros = aligned_rows(w.real_zeros, groups, w.padded_n(), scope);
   }
-}
-
-// What the kernels write has rows of whole vectors: launch(d, ldd) writes those, into D itself or
-// into memory that is copied to D.
-template <class Launch>
-void with_padded_rows(uint16_t* d, int64_t rows, int64_t columns, const Scope& scope,
-                      const Launch& launch) {
-  const int64_t padded = round_up(columns, 8);
-  if (padded == columns) return launch(d, columns);
-  auto* const wide = scope.allocate<uint16_t>(rows * padded);
-  launch(wide, padded);
-  copy_rows(wide, 2 * padded, d, 2 * columns, rows, scope.stream);
 }
 
 Tensor dequantize_checked(Checked<LowbitProblem> checked) {
@@ -49,15 +46,6 @@ Tensor awq_dequantize(const Tensor& qweight, const Tensor& scales, const Tensor&
 }
 Tensor mixed_dequantize(const Tensor& packed, const std::vector<int64_t>& sizes) {
   return dequantize_checked(check_mixed_dequantize(packed, sizes));
-}
-
-// The residual as the kernels read it, by vectors.
-void align_residual(LowbitProblem& p, const Scope& scope) {
-  if (!p.residual.data) return;
-  const Matrix<const uint16_t> given{static_cast<const uint16_t*>(p.residual.data),
-                                     p.residual.row_stride, 1};
-  const auto rows = aligned_rows(given, p.m, p.columns, scope);
-  p.residual = {rows.data, p.w.dtype, rows.row_stride, 1};
 }
 
 // The product by the kernel that suits it best. p.w.n is a multiple of 8.

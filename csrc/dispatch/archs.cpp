@@ -71,6 +71,7 @@ void check_forced_kernels() {
       add_names<Int8Problem>(*arch, wanted, found, names);
       add_names<LowbitProblem>(*arch, wanted, found, names);
       add_names<GroupedInt8Problem>(*arch, wanted, found, names);
+      add_names<GroupedLowbitProblem>(*arch, wanted, found, names);
     }
     if (!found) refuse(forced_kernels().variable(), "be one of " + names, std::string(wanted));
   }

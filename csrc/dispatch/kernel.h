@@ -17,6 +17,7 @@
 #include "problems/groups.h"
 #include "problems/int8.h"
 #include "problems/lowbit.h"
+#include "problems/mixed_groups.h"
 
 namespace scaled_mm {
 
@@ -59,6 +60,7 @@ struct Arch {
   std::span<const Kernel<Int8Problem>> int8;
   std::span<const Kernel<LowbitProblem>> lowbit;
   std::span<const Kernel<GroupedInt8Problem>> grouped;
+  std::span<const Kernel<GroupedLowbitProblem>> grouped_lowbit;
   // Of an int8 kernel by its name; null where epilogues are not compiled, and in the CPU library.
   LinePlan (*plan_line)(const char* name, const Int8Problem::Size&, const Machine&,
                         bool settled) = nullptr;
@@ -81,6 +83,11 @@ template <>
 inline std::span<const Kernel<GroupedInt8Problem>> kernels_of<GroupedInt8Problem>(
     const Arch& arch) {
   return arch.grouped;
+}
+template <>
+inline std::span<const Kernel<GroupedLowbitProblem>> kernels_of<GroupedLowbitProblem>(
+    const Arch& arch) {
+  return arch.grouped_lowbit;
 }
 
 // The architectures of this library, the oldest first: all folders in the CPU library, those that

@@ -21,7 +21,8 @@ inline std::string arch_of(int64_t capability) {
   return arch ? arch->name : "";
 }
 
-// "NAME NAME ...": the kernels of an arch and a family, int8, lowbit or grouped.
+// "NAME NAME ...": the kernels of an arch and a family, int8, lowbit, grouped or
+// grouped_lowbit.
 inline std::string list_kernels(std::string arch_name, std::string family) {
   std::string text;
   const auto add = [&](const auto& kernels) {
@@ -32,6 +33,7 @@ inline std::string list_kernels(std::string arch_name, std::string family) {
     if (family == "int8") add(arch->int8);
     if (family == "lowbit") add(arch->lowbit);
     if (family == "grouped") add(arch->grouped);
+    if (family == "grouped_lowbit") add(arch->grouped_lowbit);
   }
   return text;
 }

@@ -1,7 +1,7 @@
 // Plays how a warp finds its tile of a grouped product: for random offsets, wrong ones among them,
-// every tile that a grid has. Each row must be in one tile, of its expert; tiles that there are no
-// rows for must be found to be none. And how tokens are sorted by their experts, and what those
-// make of a token is added up.
+// every tile that a grid has, by itself and by a block's table. Each row must be in one tile, of
+// its expert; tiles that there are no rows for must be found to be none. And how tokens are sorted
+// by their experts, and what those make of a token is added up.
 #include "cuda_runtime.h"
 
 #include <random>
@@ -30,7 +30,12 @@ void check(const char* what, const std::vector<int32_t>& offsets, int count, boo
   for (int e = 0; sorted && e < experts; ++e) {
     for (int row = e == 0 ? 0 : offsets[e - 1]; row < offsets[e]; ++row) expert_of[row] = e;
   }
-  int wrong = 0, found = 0;
+  int wrong = 0, found = 0, theirs = 0;
+  std::vector<int> memory(cuda::TileTable<kRows>::ints(experts));
+  cuda::TileTable<kRows> table(memory.data(), experts);
+  blockDim = {64, 1, 1};
+  Block::run(64, [&] { table.fill(groups, threadIdx.x, 64); });
+  blockDim = {32, 1, 1};
   for (int tile = 0; tile < size.most_tiles(kRows) + 3; ++tile) {
     cuda::GroupTile of[32];
     Block::run(32, [&] {
@@ -38,6 +43,13 @@ void check(const char* what, const std::vector<int32_t>& offsets, int count, boo
       of[lane] = cuda::find_tile<kRows>(groups, tile, lane);
     });
     const auto [expert, row, end, alone] = of[0];
+    wrong += (tile < table.count()) != (expert >= 0);
+    if (expert >= 0) {
+      const cuda::GroupTile again = table.find(tile);
+      wrong += again.expert != expert || again.row != row || again.end != end;
+      wrong += again.alone != alone;
+      theirs += expert < experts;
+    }
     for (const auto& each : of) {
       wrong += each.expert != expert || each.row != row || each.end != end || each.alone != alone;
     }
@@ -52,6 +64,7 @@ void check(const char* what, const std::vector<int32_t>& offsets, int count, boo
     wrong += alone != (end - groups.end(expert - 1) <= kRows);
   }
   for (int i = 0; sorted && i < count; ++i) wrong += times[i] != 1;
+  wrong += sorted && (table.count() != found || table.of_experts() != theirs);
   ++cases;
   if (wrong == 0) return;
   ++faults;

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "epilogue/expr.h"
+#include "problems/mixed_groups.h"
 
 namespace scaled_mm::cuda {
 
@@ -33,6 +34,11 @@ struct Groups {
     return rows == nullptr ? row : min(max(rows[row], 0), a_rows - 1);
   }
 };
+
+inline Groups groups_of(const GroupedLowbitProblem& p) {
+  return {p.offsets, static_cast<int>(p.experts), static_cast<int>(p.product.m), p.rows,
+          static_cast<int>(p.x_rows)};
+}
 
 struct GroupTile {
   int expert;  // -1: there is no such tile; the number of experts: its rows are no expert's
@@ -83,6 +89,66 @@ __device__ inline GroupTile find_tile(const Groups& groups, int tile, int lane) 
   found.alone = __shfl_sync(~0u, static_cast<int>(found.alone), owner) != 0;
   return found;
 }
+
+// What find_tile finds, for a block that has several tiles: it reads the offsets once, into
+// ints(experts) of shared memory.
+template <int kRows>
+class TileTable {
+ public:
+  static constexpr int ints(int experts) { return 2 * (experts + 2); }
+
+  __device__ TileTable(int* memory, int experts)
+      : experts_(experts), ends_(memory), tiles_(memory + experts + 2) {}
+
+  // All threads of the block call it.
+  __device__ void fill(const Groups& groups, int thread, int threads) {
+    for (int i = thread; i < experts_ + 2; i += threads) ends_[i] = groups.end(i - 1);
+    __syncthreads();
+    if (thread < 32) count_tiles(thread);
+    __syncthreads();
+  }
+  // Of all rows; and of those that are an expert's, which come first.
+  __device__ int count() const { return tiles_[experts_ + 1]; }
+  __device__ int of_experts() const { return tiles_[experts_]; }
+  // tile < count().
+  __device__ GroupTile find(int tile) const {
+    int expert = 0, above = experts_ + 1;  // tiles_[expert] <= tile < tiles_[above]
+    while (above - expert > 1) {
+      const int middle = (expert + above) / 2;
+      (tiles_[middle] <= tile ? expert : above) = middle;
+    }
+    const int first = tiles_[expert], row = ends_[expert] + (tile - first) * kRows;
+    return {expert, row, ends_[expert + 1], tiles_[expert + 1] - first == 1};
+  }
+
+ private:
+  int experts_;
+  int* ends_;   // [experts + 2]: where the rows of the expert before end; at last, all rows
+  int* tiles_;  // [experts + 2]: tiles before an expert's; at last, all
+
+  // A lane has neighbouring experts, as in find_tile.
+  __device__ void count_tiles(int lane) {
+    const int all = experts_ + 1, share = (all + 31) / 32;
+    const int first = min(lane * share, all), last = min(first + share, all);
+    const auto tiles_of = [&](int expert) {
+      return (max(ends_[expert + 1] - ends_[expert], 0) + kRows - 1) / kRows;
+    };
+    int mine = 0;
+    for (int expert = first; expert < last; ++expert) mine += tiles_of(expert);
+    int through = mine;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int before = __shfl_up_sync(~0u, through, distance);
+      if (lane >= distance) through += before;
+    }
+    int next = through - mine;
+    for (int expert = first; expert < last; ++expert) {
+      tiles_[expert] = next;
+      next += tiles_of(expert);
+    }
+    if (lane == 31) tiles_[all] = through;
+  }
+};
 
 // Which element of an operand belongs to row `row` of D: of one along the columns the expert's; of
 // A's scales and zero points those of the row of A.

@@ -42,7 +42,20 @@ constexpr Kernel<GroupedInt8Problem> kKernels[] = {
 }  // namespace
 }  // namespace grouped
 
+namespace grouped_lowbit {
+namespace {
+
+constexpr Kernel<GroupedLowbitProblem> kKernels[] = {
+#define KERNEL(name, Kind, ...) \
+  table_line<GroupedLowbitProblem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include SCALED_MM_GROUPED_LOWBIT_TABLE
+#undef KERNEL
+};
+
+}  // namespace
+}  // namespace grouped_lowbit
+
 constinit const Arch arch = {SCALED_MM_TEXT(SCALED_MM_ARCH), int8::kKernels, lowbit::kKernels,
-                             grouped::kKernels};
+                             grouped::kKernels, grouped_lowbit::kKernels};
 
 }  // namespace scaled_mm::cuda::SCALED_MM_ARCH

@@ -99,6 +99,16 @@ struct Units {
   Prediction predict(const LowbitProblem::Size& size, const Machine& machine) const;
 };
 
+// The same over the rows of several experts.
+template <const Gpus& kGpus>
+struct GroupedUnits {
+  const Units<kGpus>& of;  // the line of lowbit.table with its tile
+
+  std::string describe(const GroupedLowbitProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const GroupedLowbitProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const GroupedLowbitProblem::Size& size, const Machine& machine) const;
+};
+
 // A product with 16-bit floats: W dequantised to memory, then a CUTLASS 2.x product with it.
 template <const Gpus& kGpus>
 struct Dense {

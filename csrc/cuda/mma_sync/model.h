@@ -218,22 +218,48 @@ std::string Units<kGpus>::refuse(const LowbitProblem::Size& size, const Machine&
   return refuse_dtype(kGpus, size.dtype);
 }
 
+// So many blocks, each with all of a tile and k rows; and what joining slices takes besides.
+template <const Gpus& kGpus, class Size>
+Prediction predict_units(const Units<kGpus>& tile, double blocks, double k, double join,
+                         const Size& size, const Machine& machine) {
+  const double rounds = std::ceil(blocks / (double(tile.live) * machine.sms)) * tile.live;
+  // Tokens that are not there are not read, but multiplied.
+  const double tokens = double(std::min<int64_t>(tile.tile_m, size.m));
+  const double products = 2 * rounds * tile.tile_m * tile.tile_n * k;  // at half of int8's rate
+  const double loads = rounds * k * (2 * tokens + tile.tile_n * size.bits / 8.0);
+  const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
+  return joined({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy, join,
+                products / machine.most_products_per_us);
+}
+
 template <const Gpus& kGpus>
 Prediction Units<kGpus>::predict(const LowbitProblem::Size& size, const Machine& machine) const {
   const int slices = slices_of(*this, size, machine);
   const int64_t blocks = tiles_of(*this, size) * slices;
   const double k = double(round_up(ceil_div(size.k, slices), kUnitRows));
-  const double rounds = double(ceil_div(blocks, int64_t{live} * machine.sms)) * live;
-  // Tokens that are not there are not read, but multiplied.
-  const double tokens = double(std::min<int64_t>(tile_m, size.m));
-  const double products = 2 * rounds * tile_m * tile_n * k;  // at half of int8's rate
-  const double loads = rounds * k * (2 * tokens + tile_n * size.bits / 8.0);
-  const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
   const double sums = 8.0 * slices * double(size.m) * double(size.n);  // L2 holds them
   const double join =
       slices == 1 ? 0 : kJoinUs * machine.latency + sums / (machine.l2_bytes_per_us * machine.sms);
-  return joined({fixed_us, rate}, size.bytes() / memory_rate(machine), busy, join,
-                products / machine.most_products_per_us);
+  return predict_units(*this, double(blocks), k, join, size, machine);
+}
+
+template <const Gpus& kGpus>
+std::string GroupedUnits<kGpus>::describe(const GroupedLowbitProblem::Size&, const Machine&) const {
+  return cat("multiplies the experts' packed units, tiles of ", of.tile_m, " tokens x ", of.tile_n,
+             " channels");
+}
+
+template <const Gpus& kGpus>
+std::string GroupedUnits<kGpus>::refuse(const GroupedLowbitProblem::Size& size,
+                                        const Machine& machine) const {
+  return of.refuse(size, machine);
+}
+
+template <const Gpus& kGpus>
+Prediction GroupedUnits<kGpus>::predict(const GroupedLowbitProblem::Size& size,
+                                        const Machine& machine) const {
+  const double blocks = size.usual_tiles(of.tile_m) * double(ceil_div(size.n, of.tile_n));
+  return predict_units(of, blocks, double(round_up(size.k, kUnitRows)), 0, size, machine);
 }
 
 template <const Gpus& kGpus>

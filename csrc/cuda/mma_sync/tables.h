@@ -9,6 +9,7 @@
 #define SCALED_MM_INT8_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/int8.table)
 #define SCALED_MM_LOWBIT_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/lowbit.table)
 #define SCALED_MM_GROUPED_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/grouped.table)
+#define SCALED_MM_GROUPED_LOWBIT_TABLE SCALED_MM_TEXT(cuda/SCALED_MM_ARCH/grouped_lowbit.table)
 // clang-format on
 
 namespace scaled_mm::cuda::SCALED_MM_ARCH {
@@ -59,6 +60,19 @@ template <const Stream& kTile>
 void run(const GroupedInt8Problem& p, const Scope& scope);
 
 }  // namespace grouped
+
+namespace grouped_lowbit {
+
+using Units = mma_sync::GroupedUnits<kGpus>;
+
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include SCALED_MM_GROUPED_LOWBIT_TABLE
+#undef KERNEL
+
+template <const Units& kTile>
+void run(const GroupedLowbitProblem& p, const Scope& scope);
+
+}  // namespace grouped_lowbit
 
 extern const Arch arch;
 

@@ -245,6 +245,30 @@ int8::StreamPlan plan_stream(const Stream& tile, const GroupedInt8Problem::Size&
 
 }  // namespace grouped
 
+// --- grouped lowbit ------------------------------------------------------------------------------
+
+namespace grouped_lowbit {
+
+// lowbit_packed.cuh over the rows of several experts (grouped_packed.cuh).
+struct Packed {
+  const lowbit::Packed& of;  // the line of lowbit.table with its tile
+
+  std::string describe(const GroupedLowbitProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const GroupedLowbitProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const GroupedLowbitProblem::Size& size, const Machine& machine) const;
+};
+
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include "cuda/sm90/grouped_lowbit.table"
+#undef KERNEL
+
+template <const Packed& kTile>
+void run(const GroupedLowbitProblem& p, const Scope& scope);
+
+inline constexpr int kMostExperts = 2048;  // whose offsets a block keeps
+
+}  // namespace grouped_lowbit
+
 extern const Arch arch;
 
 }  // namespace scaled_mm::cuda::sm90

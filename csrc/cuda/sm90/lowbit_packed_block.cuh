@@ -27,6 +27,7 @@ struct PackedParams {
 template <const Packed& kTile, class Format_, int kSets_>
 struct PackedBlock {
   using Format = Format_;
+  static constexpr bool kCopies = false;  // tokens to shared memory, by threads; else TMA does
   static constexpr int kTokens = kTile.tokens, kPanels = kTile.panels, kSets = kSets_;
   static constexpr int kLive = kTile.live, kChannels = kTile.channels();
   static constexpr int kRows = kTile.rows;  // of a stage: a unit's, or half of them

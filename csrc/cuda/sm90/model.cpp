@@ -428,7 +428,49 @@ constexpr Kernel<GroupedInt8Problem> kKernels[] = {
 }  // namespace
 }  // namespace grouped
 
-constinit const Arch arch = {"sm90", int8::kKernels, lowbit::kKernels, grouped::kKernels,
+// --- grouped lowbit ------------------------------------------------------------------------------
+
+namespace grouped_lowbit {
+
+std::string Packed::describe(const GroupedLowbitProblem::Size&, const Machine&) const {
+  return cat("from the experts' packed words, tiles of ", of.tokens, " tokens x ", of.channels(),
+             " channels");
+}
+
+std::string Packed::refuse(const GroupedLowbitProblem::Size& size, const Machine& machine) const {
+  if (size.experts > kMostExperts) {
+    return cat("takes ", kMostExperts, " experts at most, got ", size.experts);
+  }
+  return of.refuse(size, machine);
+}
+
+// Whole tiles, in rounds; of the last one, the multiprocessors that have one.
+Prediction Packed::predict(const GroupedLowbitProblem::Size& size, const Machine& machine) const {
+  const double tiles = size.usual_tiles(of.tokens) * double(ceil_div(size.n, of.channels()));
+  const double per_round = double(of.live) * machine.sms;
+  const double pairs = tiles > machine.sms ? of.pair_factor : 1;
+  const double rounds = std::ceil(tiles / per_round);
+  const double busy = rounds * double(ceil_div(size.k, kUnitRows)) * of.chunk_us * pairs;
+  return joined({of.fixed_us, of.rate}, size.bytes() / rate_of(machine), machine.latency * busy, 0);
+}
+
+namespace {
+
+constexpr Kernel<GroupedLowbitProblem> kKernels[] = {
+#define KERNEL(name, Kind, ...) \
+  table_line<GroupedLowbitProblem, name>(#name, SCALED_MM_RUN(run<name>)),
+#include "cuda/sm90/grouped_lowbit.table"
+#undef KERNEL
+};
+
+}  // namespace
+}  // namespace grouped_lowbit
+
+constinit const Arch arch = {"sm90",
+                             int8::kKernels,
+                             lowbit::kKernels,
+                             grouped::kKernels,
+                             grouped_lowbit::kKernels,
                              SCALED_MM_RUN(int8::plan_line)};
 
 }  // namespace scaled_mm::cuda::sm90
