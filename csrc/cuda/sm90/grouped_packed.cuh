@@ -91,10 +91,8 @@ class GroupedLoader {
   // token. What is not there is zeros, and not read.
   __device__ void copy_tokens(const GroupTile& rows, int piece, uint8_t* stage) const {
     constexpr int kLines = Block::kTokens * Block::kRows / 64, kCopies = kLines / 16;
-    #ifndef VARIANT_T
-#define VARIANT_T 4
-#endif
-    constexpr int kTogether = kCopies < VARIANT_T ? kCopies : VARIANT_T;  // or registers would spill
+    // Or registers would spill.
+    constexpr int kTogether = Block::kLive == 2 ? 1 : std::min(kCopies, 4);
     static_assert(kLines % 16 == 0 && kCopies % kTogether == 0);
     const int part = thread_ % 8;  // of 16 bytes
 #pragma unroll 1
