@@ -82,7 +82,7 @@ def cpu_library() -> CppExtension:
         "scaled_mm._C_cpu",
         # model.cpp: every arch's tables and predictions, for `scaled-mm explain`
         sources(*(f"csrc/{room}*.cpp" for room in ("", "ops/", "problems/", "dispatch/", "cpu/")))
-        + sources("csrc/cuda/sm*/model.cpp"),
+        + sources("csrc/cuda/sm*/*model.cpp"),
         depends=HEADERS,
         include_dirs=[str(ROOT / "csrc"), arch_list("cpu", with_ptx)],
         extra_compile_args={"cxx": HOST_FLAGS},

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_support import DEVICE, GPU, assert_unchanged, on_device, streams_only
+from cuda_support import DEVICE, GPU, assert_unchanged, forced, kernels, on_device, streams_only
 from cuda_support import assert_outputs as assert_all
 from operands import ACTIVATIONS, COLUMN, GATED, Layout
 from test_w4a8 import CASES, ENDINGS, OUTS, Case, blocks
@@ -20,6 +20,7 @@ import scaled_mm
 from scaled_mm import pack_weight, w4a8_mm
 
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
+ROWS = ["", *kernels("k_scales")]
 
 
 def packed_there(w: scaled_mm.MixedWeight) -> scaled_mm.MixedWeight:
@@ -33,8 +34,10 @@ def packed_there(w: scaled_mm.MixedWeight) -> scaled_mm.MixedWeight:
 def assert_case(case: Case) -> None:
     given, _ = case.build()
     there = on_device({name: x for name, x in given.items() if name != "w"})
-    got = w4a8_mm(w=packed_there(given["w"]), **there)
-    assert_all("w4a8_mm", {"d": got}, {"d": w4a8_mm(**given).to(DEVICE)}, case)
+    w, expected = packed_there(given["w"]), {"d": w4a8_mm(**given).to(DEVICE)}
+    for row in ROWS:
+        with forced(row):
+            assert_all(f"w4a8_mm {row}", {"d": w4a8_mm(w=w, **there)}, expected, case)
     assert_unchanged(there, {name: given[name] for name in there}, case)
 
 
@@ -108,8 +111,10 @@ def test_blocks_have_the_bits_of_the_cpu(size: tuple[int, int, int]) -> None:
         there = on_device(given)
         b = there["b"]
         for weight in (b, scaled_mm.pack_weight_int8(b), b.t().contiguous().t()):
-            got = {"d": scaled_mm.scaled_mm(**{**there, "b": weight})}
-            assert_all("blocks", got, expected, size, name)
+            for row in ROWS:
+                with forced(row):
+                    got = {"d": scaled_mm.scaled_mm(**{**there, "b": weight})}
+                    assert_all(f"blocks {row}", got, expected, size, name)
         assert_unchanged(there, given, size, name)
 
 

@@ -44,6 +44,11 @@ def test_scales_along_k(tmp_path):
     play(tmp_path, "k_scales")
 
 
+def test_scales_along_k_on_hopper(tmp_path):
+    """Whole blocks: the ring, products, parts of tiles and their join."""
+    play(tmp_path, "w4a8")
+
+
 def included(files):
     """The files, and all of csrc that they include."""
     found, waiting = set(), list(files)

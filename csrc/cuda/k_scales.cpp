@@ -3,8 +3,9 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/common/alignment.h"
 #include "cuda/int8.h"
+#include "dispatch/choose.h"
+#include "dispatch/k_scales.h"
 #include "ops/k_scales.h"
 #include "ops/namespace.h"
 
@@ -19,12 +20,17 @@ bool is_empty(const KScalesProblem& p) {
   return false;
 }
 
+void multiply(const KScalesProblem& p, const Scope& scope) {
+  const KScalesProblem::Size size = p.size();
+  if (size.k == 0) return end_nothing(p, scope);
+  const Kernel<KScalesProblem>* const kernel = choose<KScalesProblem>(size, scope.device);
+  if (!kernel) refuse_size<KScalesProblem>(size, scope.device);
+  kernel->run(p, scope);
+}
+
 void multiply_w4a8(Checked<KScalesProblem>& checked) {
-  KScalesProblem& p = checked.problem;
-  if (is_empty(p)) return;
-  const Scope scope(checked.outputs[0]);
-  if (p.product.size.k > 0) p.product.a = arrange_columns(p, scope);
-  multiply_groups(p, scope);
+  if (is_empty(checked.problem)) return;
+  multiply(checked.problem, Scope(checked.outputs[0]));
 }
 
 using Ops = W4A8Ops<multiply_w4a8>;
@@ -38,7 +44,7 @@ void multiply_blocks(Checked<KScalesProblem>& checked) {
   const Scope scope(checked.outputs[0]);
   product.operands[static_cast<int>(Operand::scale_a)].data = nullptr;  // 1, on the host
   align_factors(product, scope);
-  multiply_groups(p, scope);
+  multiply(p, scope);
 }
 
 }  // namespace scaled_mm::cuda

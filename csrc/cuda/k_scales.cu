@@ -3,6 +3,7 @@
 #include "cuda/k_scales.h"
 
 #include "cuda/common/k_scales_tile.cuh"
+#include "cuda/mma_sync/k_scales.h"
 
 namespace scaled_mm::cuda {
 namespace {
@@ -93,48 +94,14 @@ void launch_tiles(const GroupsParams& params, int64_t tiles, const Scope& scope)
   check(cudaGetLastError(), "multiply_tile");
 }
 
-template <int kTokens>
-void launch(GroupsParams params, const Scope& scope) {
-  constexpr int64_t kMostBytes = int64_t{256} << 20;  // of partial sums
-  params.token_tiles = static_cast<int>(ceil_div(int64_t{params.m}, int64_t{kTokens}));
-  const int64_t tiles = ceil_div(int64_t{params.n}, int64_t{kUnitChannels}) * params.token_tiles;
-  const int64_t slices = ceil_div(int64_t{params.k}, kSlice);
-  const int64_t sums = slices * params.m * params.n;
-  if (slices > 1 && params.group < params.k && tiles < 4 * scope.device.sms &&
-      sums * 4 <= kMostBytes) {
-    params.slices = static_cast<int>(slices);
-    params.partials = scope.allocate<float>(sums);
-  }
-  if (!params.units) {
-    launch_tiles<Bytes128, kTokens, false>(params, tiles, scope);
-  } else if (params.azp) {
-    launch_tiles<Nibbles128, kTokens, true>(params, tiles, scope);
-  } else {
-    launch_tiles<Nibbles128, kTokens, false>(params, tiles, scope);
-  }
-  if (params.slices > 1) launch_join(params, scope);
-}
-
-}  // namespace
-
-Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope) {
-  const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
-  const int64_t stride = round_up(k, kUnitRows);
-  auto* const to = scope.allocate<int8_t>(m * stride);
-  arrange<<<blocks_for(m * stride / 16), kThreads, 0, scope.stream>>>(
-      {p.product.a, static_cast<int>(m), static_cast<int>(k), p.order, to, stride});
-  check(cudaGetLastError(), "arrange");
-  return {to, stride, 1};
-}
-
-void multiply_groups(const KScalesProblem& p, const Scope& scope) {
+GroupsParams params_of(const KScalesProblem& p) {
   const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
   const EpilogueOperand& azp = p.product.operands[static_cast<int>(Operand::azp)];
   const Matrix<const int8_t>& b = p.product.b.plain;
-  GroupsParams params{
+  return {
       .tokens = p.product.a.data,
       .tokens_stride = p.product.a.row_stride,
-      .columns = static_cast<int>(p.in_blocks() ? k : round_up(k, kUnitRows)),
+      .columns = static_cast<int>(k),
       .m = static_cast<int>(m),
       .n = static_cast<int>(n),
       .k = static_cast<int>(k),
@@ -154,11 +121,56 @@ void multiply_groups(const KScalesProblem& p, const Scope& scope) {
       .partials = nullptr,
       .end = groups_end(p.product),
   };
-  if (k == 0) {
-    params.slices = 0;
-    return launch_join(params, scope);
-  }
-  m <= 16 ? launch<16>(params, scope) : launch<64>(params, scope);
 }
+
+}  // namespace
+
+Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope) {
+  const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
+  const int64_t stride = round_up(k, kUnitRows);
+  auto* const to = scope.allocate<int8_t>(m * stride);
+  arrange<<<blocks_for(m * stride / 16), kThreads, 0, scope.stream>>>(
+      {p.product.a, static_cast<int>(m), static_cast<int>(k), p.order, to, stride});
+  check(cudaGetLastError(), "arrange");
+  return {to, stride, 1};
+}
+
+void end_nothing(const KScalesProblem& p, const Scope& scope) {
+  GroupsParams params = params_of(p);
+  params.slices = 0;
+  launch_join(params, scope);
+}
+
+template <const GroupTiles& kTile>
+void run(const KScalesProblem& p, const Scope& scope) {
+  constexpr int64_t kMostBytes = int64_t{256} << 20;  // of partial sums
+  constexpr int kTokens = kTile.tokens;
+  GroupsParams params = params_of(p);
+  if (!p.in_blocks()) {
+    const Matrix<const int8_t> arranged = arrange_columns(p, scope);
+    params.tokens = arranged.data, params.tokens_stride = arranged.row_stride;
+    params.columns = static_cast<int>(arranged.row_stride);
+  }
+  params.token_tiles = static_cast<int>(ceil_div(int64_t{params.m}, int64_t{kTokens}));
+  const int64_t tiles = int64_t{params.panels} * params.token_tiles;
+  const int64_t slices = ceil_div(int64_t{params.k}, kSlice);
+  const int64_t sums = slices * params.m * params.n;
+  if (slices > 1 && params.group < params.k && tiles < 4 * scope.device.sms &&
+      sums * 4 <= kMostBytes) {
+    params.slices = static_cast<int>(slices);
+    params.partials = scope.allocate<float>(sums);
+  }
+  if (p.in_blocks()) {
+    launch_tiles<Bytes128, kTokens, false>(params, tiles, scope);
+  } else if (params.azp) {
+    launch_tiles<Nibbles128, kTokens, true>(params, tiles, scope);
+  } else {
+    launch_tiles<Nibbles128, kTokens, false>(params, tiles, scope);
+  }
+  if (params.slices > 1) launch_join(params, scope);
+}
+
+template void run<groups_16>(const KScalesProblem&, const Scope&);
+template void run<groups_64>(const KScalesProblem&, const Scope&);
 
 }  // namespace scaled_mm::cuda

@@ -14,8 +14,7 @@ void multiply_blocks(Checked<KScalesProblem>& checked);
 // (common/k_scales_tile.cuh). Memory of the scope.
 Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope);
 
-// By the kernel that all GPUs have. Rows of A are aligned to 16 bytes, as those of B's transpose in
-// blocks; of a weight of 4 bits A is arranged.
-void multiply_groups(const KScalesProblem& p, const Scope& scope);
+// D where K is 0: what the ending makes of sums of 0.
+void end_nothing(const KScalesProblem& p, const Scope& scope);
 
 }  // namespace scaled_mm::cuda

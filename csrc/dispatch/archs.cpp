@@ -2,8 +2,26 @@
 #include "archs.h"
 
 #include "dispatch/choose.h"
+#include "dispatch/k_scales.h"
 
 namespace scaled_mm {
+
+#define ARCH(name, ...)                                     \
+  namespace cuda::name::k_scales {                          \
+  extern const std::span<const Kernel<KScalesProblem>> all; \
+  }
+SCALED_MM_ARCHS
+#undef ARCH
+
+template <>
+std::span<const Kernel<KScalesProblem>> kernels_of<KScalesProblem>(const Arch& arch) {
+#define ARCH(name, ...) \
+  if (&arch == &cuda::name::arch) return cuda::name::k_scales::all;
+  SCALED_MM_ARCHS
+#undef ARCH
+  return {};
+}
+
 namespace {
 
 constexpr const Arch* kArchs[] = {
@@ -72,6 +90,7 @@ void check_forced_kernels() {
       add_names<LowbitProblem>(*arch, wanted, found, names);
       add_names<GroupedInt8Problem>(*arch, wanted, found, names);
       add_names<GroupedLowbitProblem>(*arch, wanted, found, names);
+      add_names<KScalesProblem>(*arch, wanted, found, names);
     }
     if (!found) refuse(forced_kernels().variable(), "be one of " + names, std::string(wanted));
   }

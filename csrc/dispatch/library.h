@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "dispatch/choose.h"
+#include "dispatch/k_scales.h"
 
 namespace scaled_mm {
 
@@ -21,8 +22,8 @@ inline std::string arch_of(int64_t capability) {
   return arch ? arch->name : "";
 }
 
-// "NAME NAME ...": the kernels of an arch and a family, int8, lowbit, grouped or
-// grouped_lowbit.
+// "NAME NAME ...": the kernels of an arch and a family: int8, lowbit, grouped, grouped_lowbit or
+// k_scales.
 inline std::string list_kernels(std::string arch_name, std::string family) {
   std::string text;
   const auto add = [&](const auto& kernels) {
@@ -34,6 +35,7 @@ inline std::string list_kernels(std::string arch_name, std::string family) {
     if (family == "lowbit") add(arch->lowbit);
     if (family == "grouped") add(arch->grouped);
     if (family == "grouped_lowbit") add(arch->grouped_lowbit);
+    if (family == "k_scales") add(kernels_of<KScalesProblem>(*arch));
   }
   return text;
 }

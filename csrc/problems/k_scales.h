@@ -16,6 +16,26 @@ inline constexpr int64_t kSlice = 1024;
 inline constexpr int64_t kBlock = 128;
 
 struct KScalesProblem {
+  // All that the choice of a kernel may depend on.
+  struct Size {
+    int64_t m = 0;
+    int64_t n = 0;
+    int64_t k = 0;
+    int64_t group = 0;
+    bool in_blocks = false;
+    DType out_dtype = DType::bfloat16;
+
+    bool operator==(const Size&) const = default;
+    // Of the weight, and of every operand once and of D.
+    double weight_bytes() const {
+      const double weights = double(n) * double(k);
+      return in_blocks ? weights : weights / 2 + 2.5 * weights / double(group);
+    }
+    double bytes() const {
+      return weight_bytes() + double(m) * double(k) + double(m) * double(n) * size_of(out_dtype);
+    }
+  };
+
   // A, the sizes, the ending and D. Its operand azp is that of t_g = acc_g - azp 1 b_g, which its
   // epilogue does not know of. In blocks its b is the weight, and its scale_a is 1.
   Int8Problem product;
@@ -26,6 +46,10 @@ struct KScalesProblem {
   EpilogueOperand scales;          // in blocks: float32 [K/128, N/128]
 
   bool in_blocks() const { return row_scales.data != nullptr; }
+  Size size() const {
+    const Int8Problem::Size& of = product.size;
+    return {of.m, of.n, of.k, group, in_blocks(), of.out_dtype};
+  }
 };
 
 // Whether scale_b has an element for each block of b; one block in all has a scale per tensor.

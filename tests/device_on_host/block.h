@@ -57,6 +57,12 @@ class Block {
     while (meeting.round == round) current_->rest();
   }
 
+  // Until something holds that others bring about.
+  static void wait(const std::function<bool()>& there) {
+    while (!there()) current_->rest();
+    current_->moved_ = true;
+  }
+
   // The lanes of the calling warp for which `mine` holds.
   static uint32_t ballot(bool mine) {
     const int warp = threadIdx.x / 32;
@@ -138,6 +144,11 @@ inline float __shfl_xor_sync(unsigned, float x, int distance) {
   return std::bit_cast<float>(Block::shuffle(std::bit_cast<uint32_t>(x), lane ^ distance));
 }
 
+inline int __shfl_xor_sync(unsigned, int x, int distance) {
+  const int lane = threadIdx.x % 32;
+  return static_cast<int>(Block::shuffle(static_cast<uint32_t>(x), lane ^ distance));
+}
+
 inline int __shfl_sync(unsigned, int x, int from) {
   return static_cast<int>(Block::shuffle(static_cast<uint32_t>(x), from));
 }
@@ -146,6 +157,7 @@ inline int __shfl_up_sync(unsigned, int x, int distance) {
   return __shfl_sync(~0u, x, lane < distance ? lane : lane - distance);
 }
 inline unsigned __ballot_sync(unsigned, bool x) { return Block::ballot(x); }
+inline void __syncwarp() {}
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 

@@ -6,20 +6,15 @@
 // take K; where a group ends they go to the chain of its slice by one fma, where a slice ends that
 // to the sum.
 //
-// A weight of 4 bits comes from memory as units (docs/lowbit.md), in the order of the registers
-// that multiply: a lane's word of a step of 16 rows has four rows of two channels,
-//
-//   word & 0x0f0f0f0f          rows 2 t, 2 t + 8, 2 t + 1, 2 t + 9 of channel 2 g
-//   word >> 4 & 0x0f0f0f0f     the same of channel 2 g + 1
-//
-// where int8's mma wants rows 4 t to 4 t + 3. A sum may take K in any order that both operands
-// share, so the tokens' columns are put into that order (arrange_columns). The weight of a product
-// in blocks comes by shared memory, as tokens do, and both keep their order.
+// A weight of 4 bits comes from memory as units, whose words are what registers hold, and tokens'
+// columns are arranged to their order (units_int8.cuh). The weight of a product in blocks comes by
+// shared memory, as tokens do, and both keep their order.
 #pragma once
 
 #include "cuda/common/k_scales_end.cuh"
 #include "cuda/common/mma_int8.cuh"
 #include "cuda/common/unaligned.cuh"
+#include "cuda/common/units_int8.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda {
@@ -46,28 +41,6 @@ struct GroupsParams {
   float* partials;                     // then: [slices, M, N]
   GroupsEnd end;
 };
-
-// 16 columns of a token in the order in which lanes of a weight of 4 bits have its rows.
-__device__ inline uint4 arrange_columns(uint4 x) {
-  return {__byte_perm(x.x, x.z, 0x5140), __byte_perm(x.x, x.z, 0x7362),
-          __byte_perm(x.y, x.w, 0x5140), __byte_perm(x.y, x.w, 0x7362)};
-}
-// The column that `place` of 16 has then.
-constexpr int arranged_column(int place) { return place / 4 * 2 + place % 2 * 8 + place / 2 % 2; }
-
-// Bytes of a token of ones, at places [4 t, 4 t + 4) of 16 columns of which `there` are in K.
-__device__ inline uint32_t arranged_ones(int t, int there) {
-  if (there >= 16) return 0x01010101;
-  uint32_t word = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word |= uint32_t{arranged_column(4 * t + i) < there} << 8 * i;
-  return word;
-}
-
-// Four values q - z, of at most 15 either way, from nibbles q in the lower halves of bytes.
-__device__ inline uint32_t less_zeros(uint32_t nibbles, uint32_t zeros) {
-  return (((nibbles & 0x0f0f0f0f) | 0x80808080) - zeros) ^ 0x80808080;
-}
 
 // --- weights -------------------------------------------------------------------------------------
 
@@ -101,19 +74,12 @@ struct Nibbles128 {
   // What a step of 32 rows multiplies.
   __device__ void weights(uint32_t (&w)[4], const GroupsParams& p, const uint8_t*, int step, int,
                           int) const {
-    const uint32_t both = pick(zeros, step * p.sets / 4);
-    const uint32_t zero[2] = {(both & 15) * 0x01010101, (both >> 4) * 0x01010101};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t word = of_part[step / 2][step % 2 * 2 + i / 2];
-      w[i] = less_zeros(i % 2 ? word >> 4 : word, zero[i % 2]);
-    }
+    const uint32_t* const words = of_part[step / 2] + step % 2 * 2;
+    NibbleZeros(pick(zeros, step * p.sets / 4)).subtract(w, words[0], words[1]);
   }
   // The group's scale of channel 2 g + h.
   __device__ float scale(const GroupsParams& p, int step, int h) const {
-    const uint32_t both = pick(scales, step * p.sets / 4);
-    return p.dtype == DType::float16 ? Format<DType::float16>::widen(both, h)
-                                     : Format<DType::bfloat16>::widen(both, h);
+    return half_of(p.dtype, pick(scales, step * p.sets / 4), h);
   }
 
  private:

@@ -2,6 +2,7 @@
 // Its model.cpp includes this behind its arch.h.
 #pragma once
 
+#include "cuda/mma_sync/k_scales.h"
 #include "cuda/mma_sync/model.h"
 
 namespace scaled_mm::cuda::SCALED_MM_ARCH {
@@ -54,6 +55,14 @@ constexpr Kernel<GroupedLowbitProblem> kKernels[] = {
 
 }  // namespace
 }  // namespace grouped_lowbit
+
+namespace k_scales {
+
+constexpr Kernel<KScalesProblem> kKernels[] = {SCALED_MM_GROUP_TILES};
+extern const std::span<const Kernel<KScalesProblem>> all;
+constinit const std::span<const Kernel<KScalesProblem>> all = kKernels;
+
+}  // namespace k_scales
 
 constinit const Arch arch = {SCALED_MM_TEXT(SCALED_MM_ARCH), int8::kKernels, lowbit::kKernels,
                              grouped::kKernels, grouped_lowbit::kKernels};

@@ -1,0 +1,218 @@
+// D = f(sum over blocks of K of s t + bias ...) of int8 with scales in blocks of 128 x 128
+// (docs/numerics.md, section 8), for many tokens.
+//
+// Tokens lie on the M side of wgmma, 64 for each warpgroup, the channels of a block of the weight
+// on its N side. A stage of the ring is a block of K. Its int32 sums go to the chain of their slice
+// while the other warpgroup's products run.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90_gmma_ext.hpp>
+#include <utility>
+
+#include "cuda/common/k_scales_end.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/sm90/k_scales.h"
+#include "cuda/sm90/lowbit_block.cuh"
+#include "cuda/sm90/wgmma.cuh"
+
+namespace scaled_mm::cuda::sm90::k_scales {
+
+struct BlocksParams {
+  CUtensorMap tokens, weight;  // A [M, K] and B^T [N, K], in boxes of kSide rows x kSide
+  int m;
+  int n;
+  int chunks;       // blocks of K
+  int tiles;        // of D
+  int token_tiles;  // along M
+  int stages;       // of the ring
+  EpilogueOperand row_scales, scales;
+  GroupsEnd end;
+};
+
+struct BlocksTile {
+  static constexpr int kSide = 128;  // tokens, channels, and rows of K of a stage
+  static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
+  static constexpr int kLoaderRegisters = 40, kRegisters = 232;
+  static constexpr int kHalfBytes = kSide * kSide, kStageBytes = 2 * kHalfBytes;
+  static constexpr int kMaxStages = 8;
+  struct Fixed {
+    alignas(16) float sums[kSide][kSide + 4];  // of a tile, on their way to D
+    uint64_t full[kMaxStages];
+    uint64_t empty[kMaxStages];
+  };
+  static constexpr int shared_bytes(int stages) {
+    return stages * kStageBytes + static_cast<int>(sizeof(Fixed));
+  }
+  static constexpr int stages(int bytes) {
+    return std::min((bytes - static_cast<int>(sizeof(Fixed))) / kStageBytes, kMaxStages);
+  }
+};
+
+template <class F>
+__device__ void each_tile(const BlocksParams& p, const F& f) {
+#pragma unroll 1
+  for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles; tile += gridDim.x) {
+    f(lowbit::Place(tile, p.tiles, p.token_tiles, BlocksTile::kSide, BlocksTile::kSide));
+  }
+}
+
+__device__ inline void load_blocks(const BlocksParams& p, uint8_t* ring, BlocksTile::Fixed& fixed) {
+  const auto often = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+  lowbit::Cursor at{.phase = 1};
+  each_tile(p, [&](const lowbit::Place& place) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      uint64_t* const full = &fixed.full[at.stage];
+      uint8_t* const stage = ring + at.stage * BlocksTile::kStageBytes;
+      lowbit::Empty::wait(&fixed.empty[at.stage], at.phase);
+      lowbit::Full::arrive_and_expect_tx(full, BlocksTile::kStageBytes);
+      const int k = chunk * BlocksTile::kSide;
+      cute::SM90_TMA_LOAD_2D::copy(&p.tokens, full, often, stage, k, place.row);
+      cute::SM90_TMA_LOAD_2D::copy(&p.weight, full, often, stage + BlocksTile::kHalfBytes, k,
+                                   place.col);
+      at.advance(p.stages);
+    }
+  });
+}
+
+// A warpgroup's 64 tokens of all tiles.
+class BlocksMultiplier {
+ public:
+  __device__ BlocksMultiplier(const BlocksParams& p, const uint8_t* ring, BlocksTile::Fixed& fixed)
+      : p_(p), ring_(ring), fixed_(fixed), thread_(static_cast<int>(threadIdx.x)) {
+    warp_ = __shfl_sync(~0u, thread_ / 32, 0);
+    lane_ = thread_ % 32;
+  }
+
+  __device__ __forceinline__ void run(const lowbit::Place& place) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum_[i] = chain_[i] = -0.0f;
+    float scale[2], next[2];
+    load_scales(next, place, 0);
+#pragma unroll 1
+    for (int chunk = 0; chunk < p_.chunks; ++chunk) {
+      lowbit::Full::wait(&fixed_.full[at_.stage], at_.phase);
+      multiply();
+      scale[0] = next[0], scale[1] = next[1];
+      if (chunk + 1 < p_.chunks) load_scales(next, place, chunk + 1);
+      cute::warpgroup_wait<0>();
+      fence();
+      lowbit::Empty::arrive(&fixed_.empty[at_.stage]);
+      at_.advance(p_.stages);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        chain_[i] =
+            __fmaf_rn(scale[i % 4 / 2], __int2float_rn(static_cast<int32_t>(acc_[i])), chain_[i]);
+      }
+      if (chunk % kSliceChunks == kSliceChunks - 1 || chunk + 1 == p_.chunks) end_slice();
+    }
+    store(place);
+  }
+
+ private:
+  static constexpr int kSums = BlocksTile::kSide / 2;  // of a lane
+  static constexpr int kSliceChunks = kSlice / BlocksTile::kSide;
+
+  const BlocksParams& p_;
+  const uint8_t* ring_;
+  BlocksTile::Fixed& fixed_;
+  int thread_, warp_, lane_;
+  lowbit::Cursor at_;
+  // Of tokens g (4 i, 4 i + 1) and g + 8 and channels 8 i + 2 t (4 i, 4 i + 2) and the next.
+  uint32_t acc_[kSums];
+  float chain_[kSums], sum_[kSums];
+
+  __device__ int token() const { return 16 * warp_ + lane_ / 4; }
+  // Of both tokens, with those of the weight's block.
+  __device__ void load_scales(float (&scale)[2], const lowbit::Place& place, int chunk) const {
+    const float of_block = load_float(p_.scales, chunk, place.col / BlocksTile::kSide);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = min(place.row + token() + 8 * i, p_.m - 1);
+      scale[i] = __fmul_rn(load_float(p_.row_scales, row, chunk), of_block);
+    }
+  }
+  __device__ void fence() {
+#pragma unroll
+    for (uint32_t& x : acc_) cute::warpgroup_fence_operand(x);
+  }
+  __device__ void multiply() {
+    using cute::SM90::GMMA::ScaleOut;
+    const uint8_t* const stage = ring_ + at_.stage * BlocksTile::kStageBytes;
+    const uint64_t tokens = descriptor(stage + warp_ / 4 * 64 * BlocksTile::kSide);
+    const uint64_t weight = descriptor(stage + BlocksTile::kHalfBytes);
+    fence();
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {  // 32 bytes further
+      [&]<size_t... I>(std::index_sequence<I...>) {
+        cute::SM90::GMMA::MMA_64x128x32_S32S8S8_SS_TN::fma(
+            tokens + 2 * k, weight + 2 * k, acc_[I]..., k == 0 ? ScaleOut::Zero : ScaleOut::One);
+      }(std::make_index_sequence<kSums>{});
+    }
+    cute::warpgroup_commit_batch();
+  }
+  __device__ __forceinline__ void end_slice() {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sum_[i] = __fadd_rn(sum_[i], chain_[i]);
+      chain_[i] = -0.0f;
+    }
+  }
+  __device__ static void meet() { cutlass::arch::NamedBarrier::sync(BlocksTile::kConsumers, 1); }
+
+  __device__ __forceinline__ void store(const lowbit::Place& place) const {
+    meet();  // what lies there is done with
+#pragma unroll
+    for (int i = 0; i < kSums; i += 2) {
+      *reinterpret_cast<float2*>(
+          &fixed_.sums[token() + i % 4 / 2 * 8][i / 4 * 8 + lane_ % 4 * 2]) = {sum_[i],
+                                                                               sum_[i + 1]};
+    }
+    meet();
+    with_groups_epilogue(p_.end.epilogue, [&](auto e) {
+      constexpr int kQuads = BlocksTile::kSide / 4;
+      const int items = min(BlocksTile::kSide, p_.m - place.row) * kQuads;
+#pragma unroll 1
+      for (int i = thread_; i < items; i += BlocksTile::kConsumers) {
+        const int row = i / kQuads, channel = i % kQuads * 4, inside = p_.n - place.col - channel;
+        if (inside <= 0) continue;
+        const float4 four = *reinterpret_cast<const float4*>(&fixed_.sums[row][channel]);
+        finish_groups<typename decltype(e)::type>(p_.end, {four.x, four.y, four.z, four.w},
+                                                  place.row + row, place.col + channel, inside);
+      }
+    });
+  }
+};
+
+// A block, whose shared memory begins at a multiple of 1024 bytes.
+__device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* shared) {
+  using Tile = BlocksTile;
+  auto& fixed = *reinterpret_cast<Tile::Fixed*>(shared + p.stages * Tile::kStageBytes);
+  const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(~0u, thread / 32, 0);
+  if (thread == 0) {
+    for (int s = 0; s < p.stages; ++s) {
+      lowbit::Full::init(&fixed.full[s], 1);
+      lowbit::Empty::init(&fixed.empty[s], Tile::kConsumers);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  launch_dependents();
+  if (warp >= Tile::kConsumers / 32) {
+    cutlass::arch::warpgroup_reg_dealloc<Tile::kLoaderRegisters>();
+    wait_for_dependencies();
+    if (warp == Tile::kConsumers / 32 && cute::elect_one_sync()) load_blocks(p, shared, fixed);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Tile::kRegisters>();
+    wait_for_dependencies();
+    BlocksMultiplier multiplier(p, shared, fixed);
+    each_tile(p, [&](const lowbit::Place& place) { multiplier.run(place); });
+  }
+}
+
+}  // namespace scaled_mm::cuda::sm90::k_scales

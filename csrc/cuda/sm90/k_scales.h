@@ -1,0 +1,55 @@
+// Hopper's kernels for products with scales along K. No CUDA here: the CPU library reads the same.
+#pragma once
+
+#include "cuda/sm90/arch.h"
+#include "dispatch/k_scales.h"
+
+namespace scaled_mm::cuda::sm90::k_scales {
+
+// Streams a weight of 4 bits past tokens of int8 (w4a8.cuh).
+struct Units {
+  int tokens;      // of a tile
+  int panels;      // of kUnitChannels channels, of each warpgroup
+  int warpgroups;  // that multiply
+  int live;        // blocks that a multiprocessor holds
+  // not measured yet:
+  double fixed_us;         // of a call, whatever its size
+  double chunk_us;         // of kUnitRows rows of a tile, with a block on every multiprocessor
+  double pair_factor = 1;  // by how much two blocks on each make that longer
+
+  constexpr int channels() const { return kUnitChannels * panels * warpgroups; }
+  std::string describe(const KScalesProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const KScalesProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const KScalesProblem::Size& size, const Machine& machine) const;
+};
+
+// Int8 in blocks (blocks.cuh): tiles of 128 tokens x 128 channels.
+struct Blocks {
+  // not measured yet, as above; a chunk is 128 rows of K:
+  double fixed_us;
+  double chunk_us;
+
+  std::string describe(const KScalesProblem::Size& size, const Machine& machine) const;
+  std::string refuse(const KScalesProblem::Size& size, const Machine& machine) const;
+  Prediction predict(const KScalesProblem::Size& size, const Machine& machine) const;
+};
+
+#define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
+#include "cuda/sm90/k_scales.table"
+#undef KERNEL
+
+template <const Units& kTile>
+void run(const KScalesProblem& p, const Scope& scope);
+template <const Blocks& kTile>
+void run(const KScalesProblem& p, const Scope& scope);
+
+// A product is cut into tiles of D, and a tile along K into pieces of whole slices; into single
+// chunks where all of K is one group, whose parts are integers.
+struct Pieces {
+  int chunks;               // of kUnitRows rows, of a tile
+  int depth;                // chunks of a piece
+  lowbit::PackedPlan plan;  // its chunks are pieces
+};
+Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms);
+
+}  // namespace scaled_mm::cuda::sm90::k_scales

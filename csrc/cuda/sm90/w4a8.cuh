@@ -1,0 +1,228 @@
+// D = f(scale_a * sum over groups of s_g t_g + bias ...) of int8 activations and a weight of 4 bits
+// in units (docs/numerics.md, section 8; docs/lowbit.md, "The packed form").
+//
+// As in lowbit_packed.cuh channels lie on the M side of the tensor cores' products, tokens on their
+// N side, and one thread feeds a ring of stages, each a chunk of kUnitRows rows. The weight is the
+// register operand of int8 wgmma: words become bytes by a few instructions (units_int8.cuh), and
+// tokens' columns are brought into the order of the words in shared memory.
+//
+// Blocks have equal shares of all pieces of tiles (Pieces). Sums of a tile's parts go to memory,
+// where another kernel adds them up in the order of K: of each slice for itself, but that those
+// from the tile's first on are one. So no bit depends on the shares.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "cuda/sm90/w4a8_load.cuh"
+#include "cuda/sm90/w4a8_multiply.cuh"
+
+namespace scaled_mm::cuda::sm90::k_scales {
+
+template <class Block>
+class Ending {
+ public:
+  __device__ Ending(const Params& p, typename Block::Fixed& fixed) : p_(p), fixed_(fixed) {
+    lane_ = thread_ % 32;
+    channel_ =
+        thread_ / 128 * Block::kPanels * kUnitChannels + thread_ / 32 % 4 * 16 + lane_ / 4 * 2;
+  }
+
+  // The zero points of a tile's tokens, for all; and what is in shared memory is done with.
+  __device__ __forceinline__ void begin(const Place& place) const {
+    meet();
+    for (int i = thread_; p_.azp && i < Block::kTokens; i += Block::kConsumers) {
+      fixed_.azp[i] = place.row + i < p_.m ? p_.azp[(place.row + i) * p_.azp_stride] : 0;
+    }
+    meet();
+  }
+
+  // Sums to memory, in a part's place.
+  __device__ __forceinline__ void store_part(const Multiplier<Block>& from, const Place& place,
+                                             int64_t slot) const {
+    uint32_t* const to = p_.partials + slot * (Block::kTokens * Block::kChannels);
+    each_pair(from, [&](int token, int channel, uint32_t x, uint32_t y) {
+      if (place.row + token >= p_.m) return;
+      *reinterpret_cast<uint2*>(to + token * Block::kChannels + channel) = {x, y};
+    });
+  }
+
+  // D of a whole tile.
+  __device__ __forceinline__ void store(const Multiplier<Block>& from, const Place& place) const {
+    each_pair(from, [&](int token, int channel, uint32_t x, uint32_t y) {
+      const float2 both = Multiplier<Block>::kOne ? scaled(from, channel, x, y)
+                                                  : float2{__uint_as_float(x), __uint_as_float(y)};
+      *reinterpret_cast<float2*>(&fixed_.sums[token][channel]) = both;
+    });
+    meet();
+    with_groups_epilogue(p_.end.epilogue, [&](auto e) {
+      constexpr int kQuads = Block::kChannels / 4;
+      const int items = min(Block::kTokens, p_.m - place.row) * kQuads;
+#pragma unroll 1
+      for (int i = thread_; i < items; i += Block::kConsumers) {
+        const int token = i / kQuads, channel = i % kQuads * 4, inside = p_.n - place.col - channel;
+        if (inside <= 0) continue;
+        const float4 four = *reinterpret_cast<const float4*>(&fixed_.sums[token][channel]);
+        finish_groups<typename decltype(e)::type>(p_.end, {four.x, four.y, four.z, four.w},
+                                                  place.row + token, place.col + channel, inside);
+      }
+    });
+  }
+
+ private:
+  const Params& p_;
+  typename Block::Fixed& fixed_;
+  int thread_ = static_cast<int>(threadIdx.x), lane_, channel_;
+
+  __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1); }
+  // One group: its scale is applied here.
+  __device__ float2 scaled(const Multiplier<Block>& from, int channel, uint32_t x,
+                           uint32_t y) const {
+    const uint32_t scale = from.scale[(channel - channel_) / kUnitChannels];
+    return {__fmul_rn(half_of(p_.dtype, scale, 0), __int2float_rn(static_cast<int32_t>(x))),
+            __fmul_rn(half_of(p_.dtype, scale, 1), __int2float_rn(static_cast<int32_t>(y)))};
+  }
+  // f(token, channel, of that channel, of the next one).
+  template <class F>
+  __device__ __forceinline__ void each_pair(const Multiplier<Block>& from, const F& f) const {
+#pragma unroll
+    for (int j = 0; j < Block::kPanels; ++j) {
+      uint32_t value[Multiplier<Block>::kSums];
+      if constexpr (Multiplier<Block>::kOne) {
+        from.each_t(j, [&](int i, int32_t t) { value[i] = static_cast<uint32_t>(t); });
+      } else {
+#pragma unroll
+        for (int i = 0; i < Multiplier<Block>::kSums; ++i) {
+          value[i] = __float_as_uint(from.sum[j][i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < Multiplier<Block>::kSums; i += 4) {
+        const int token = i * 2 + lane_ % 4 * 2, channel = channel_ + j * kUnitChannels;
+        f(token, channel, value[i], value[i + 2]);
+        f(token + 1, channel, value[i + 1], value[i + 3]);
+      }
+    }
+  }
+};
+
+// Where the sums of a share of pieces from `piece` on are, of a cut tile.
+template <Groups kGroups>
+__device__ inline int64_t slot_of(const lowbit::PackedPlan& plan, int block, int tile, int piece) {
+  if constexpr (kGroups == Groups::one) return plan.slot(block, tile);
+  return int64_t{tile - plan.whole} * plan.chunks + piece;
+}
+
+// A block, whose shared memory begins at a multiple of 1024 bytes.
+template <class Block>
+__device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared) {
+  uint8_t* const words = shared + p.stages * Block::kTokenBytes;
+  auto& fixed = *reinterpret_cast<typename Block::Fixed*>(words + p.stages * Block::kWordBytes);
+  const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(~0u, thread / 32, 0);
+
+  if (thread == Block::kConsumers) cute::prefetch_tma_descriptor(&p.tokens);
+  if (thread == 0) {
+    for (int s = 0; s < p.stages; ++s) {
+      Full::init(&fixed.full[s], 1);
+      Empty::init(&fixed.ready[s], Block::kArrangers);
+      Empty::init(&fixed.empty[s], Block::kConsumers);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  launch_dependents();
+
+  if (warp >= Block::kConsumers / 32) {
+    cutlass::arch::warpgroup_reg_dealloc<Block::kLoaderRegisters>();
+    wait_for_dependencies();
+    if (warp == Block::kConsumers / 32) {
+      if (cute::elect_one_sync()) load_stages<Block>(p, shared, words, fixed);
+    } else if (!p.arranged) {
+      arrange_stages<Block>(p, shared, fixed, thread - Block::kConsumers - 32);
+    }
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Block::kRegisters>();
+    wait_for_dependencies();
+    const lowbit::PackedPlan& plan = p.pieces.plan;
+    Multiplier<Block> multiplier(p, shared, words, fixed);
+    const Ending<Block> ending(p, fixed);
+    Share share(plan);
+#pragma unroll 1
+    while (share.next()) {
+      const Place place = place_of<Block>(p, share.tile);
+      ending.begin(place);
+      // Parts behind the tile's first one: slice by slice.
+      const bool whole = Multiplier<Block>::kOne || share.first == 0;
+#pragma unroll 1
+      for (int piece = share.first; piece < share.last;) {
+        const int next = whole ? share.last : piece + 1;
+        const Chunks chunks = chunks_of(p.pieces, piece, next);
+        multiplier.run(chunks.first, chunks.last);
+        if (!share.is_part) {
+          ending.store(multiplier, place);
+        } else {
+          ending.store_part(multiplier, place,
+                            slot_of<Block::kGroups>(plan, blockIdx.x, share.tile, piece));
+        }
+        piece = next;
+      }
+    }
+  }
+}
+
+// D of the tiles that were cut, from the sums of their parts, in the order of K: four channels of a
+// token a thread.
+template <Groups kGroups>
+__global__ __launch_bounds__(128) void join_parts(const __grid_constant__ Params p,
+                                                  const int tokens, const int channels) {
+  const lowbit::PackedPlan& plan = p.pieces.plan;
+  const int cut = static_cast<int>(blockIdx.x), tile = plan.whole + cut, quads = channels / 4;
+  const Place place(tile, plan.tiles, p.token_tiles, tokens, channels);
+  const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const int token = thread / quads, channel = thread % quads * 4;
+  launch_dependents();
+  wait_for_dependencies();
+  const int begin = cut * plan.chunks, first = plan.owner(begin);
+  const int last = plan.owner(begin + plan.chunks - 1);
+  if (first == last || place.row + token >= p.m || place.col + channel >= p.n) return;
+  const auto load = [&](int block, int piece) {
+    const int64_t slot = slot_of<kGroups>(plan, block, tile, piece);
+    return __ldcg(reinterpret_cast<const uint4*>(p.partials + slot * (tokens * channels) +
+                                                 token * channels + channel));
+  };
+  float sum[4];
+  uint4 all = load(first, 0);
+  if constexpr (kGroups == Groups::one) {
+#pragma unroll 2
+    for (int block = first + 1; block <= last; ++block) {
+      const uint4 x = load(block, 0);
+      all = {all.x + x.x, all.y + x.y, all.z + x.z, all.w + x.w};
+    }
+    const int at = place.col + channel, panel = at / kUnitChannels;
+    const uint8_t* const unit = p.units + panel * unit_bytes(4, ZeroPoint::integer, p.sets);
+    const uint2 scales =
+        *reinterpret_cast<const uint2*>(unit + unit_word_bytes(4) + at % kUnitChannels * 2);
+    const uint32_t t[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float s = half_of(p.dtype, e < 2 ? scales.x : scales.y, e % 2);
+      sum[e] = __fmul_rn(s, __int2float_rn(static_cast<int32_t>(t[e])));
+    }
+  } else {
+    const auto add = [](uint32_t& to, uint32_t x) {
+      to = __float_as_uint(__fadd_rn(__uint_as_float(to), __uint_as_float(x)));
+    };
+#pragma unroll 2
+    for (int piece = plan.begin(first + 1) - begin; piece < plan.chunks; ++piece) {
+      const uint4 x = load(0, piece);
+      add(all.x, x.x), add(all.y, x.y), add(all.z, x.z), add(all.w, x.w);
+    }
+    sum[0] = __uint_as_float(all.x), sum[1] = __uint_as_float(all.y);
+    sum[2] = __uint_as_float(all.z), sum[3] = __uint_as_float(all.w);
+  }
+  with_groups_epilogue(p.end.epilogue, [&](auto e) {
+    finish_groups<typename decltype(e)::type>(p.end, sum, place.row + token, place.col + channel,
+                                              p.n - place.col - channel);
+  });
+}
+
+}  // namespace scaled_mm::cuda::sm90::k_scales

@@ -1,0 +1,96 @@
+// A block of the kernel for int8 activations and weights of 4 bits (w4a8.cuh): what it is given,
+// and how its shared memory is laid out.
+#pragma once
+
+#include <cuda.h>
+
+#include <cutlass/arch/barrier.h>
+
+#include "cuda/common/k_scales_end.cuh"
+#include "cuda/common/units_int8.cuh"
+#include "cuda/sm90/k_scales.h"
+#include "cuda/sm90/lowbit_packed_block.cuh"
+
+namespace scaled_mm::cuda::sm90::k_scales {
+
+using lowbit::Cursor;
+using lowbit::Empty;
+using lowbit::Full;
+using lowbit::Place;
+using lowbit::Share;
+
+struct Params {
+  const uint8_t* units;  // [chunks][panels]
+  int panels;            // of kUnitChannels channels
+  int sets;              // of a unit
+  DType dtype;           // of its scales
+  CUtensorMap tokens;    // A [M, K], in boxes of the tile's tokens x kUnitRows
+  bool arranged;
+  int m;
+  int n;
+  int k;
+  int group;        // rows of K that share scales
+  int token_tiles;  // tiles of D along M
+  Pieces pieces;
+  int stages;          // of the ring
+  const int32_t* azp;  // a zero point of each token, or null
+  int64_t azp_stride;
+  GroupsEnd end;
+  uint32_t* partials;  // [slots, tokens of a tile, channels of a tile]: floats, or int32
+};
+
+// How often sums of int32 go on to floats: at the end of K; where groups of whole chunks end; where
+// other groups end.
+enum class Groups { one, of_chunks, of_steps };
+
+template <const Units& kTile, Groups kGroups_>
+struct Block {
+  static constexpr Groups kGroups = kGroups_;
+  static constexpr int kTokens = kTile.tokens, kPanels = kTile.panels, kLive = kTile.live;
+  static constexpr int kChannels = kTile.channels();
+  static constexpr int kAllPanels = kPanels * kTile.warpgroups;
+  static constexpr int kConsumers = 128 * kTile.warpgroups;  // threads that multiply
+  // And a warpgroup of which a thread loads and three warps arrange tokens.
+  static constexpr int kArrangers = 96, kThreads = kConsumers + 128;
+  static constexpr int kAtLaunch = std::min(65536 / kLive / kThreads / 8 * 8, 168);  // registers
+  static constexpr int kLoaderRegisters = 40;
+  static constexpr int kRegisters =
+      std::min((kAtLaunch * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
+
+  static constexpr int kMostSets = kGroups == Groups::of_steps ? 4 : 1;
+  static constexpr int kTokenBytes = kTokens * kUnitRows;
+  static constexpr int kWordBytes = kAllPanels * unit_bytes(4, ZeroPoint::integer, kMostSets);
+  static constexpr int kMaxStages = 16;
+  static constexpr int kSumsPitch = kChannels + 4;  // words
+  struct Fixed {
+    alignas(16) float sums[kTokens][kSumsPitch];  // of a tile, on their way to D
+    int32_t azp[kTokens];
+    uint64_t full[kMaxStages];   // words and tokens are there
+    uint64_t ready[kMaxStages];  // tokens are arranged
+    uint64_t empty[kMaxStages];
+  };
+  // The ring: all stages' tokens, all stages' words.
+  static constexpr int shared_bytes(int stages) {
+    return stages * (kWordBytes + kTokenBytes) + static_cast<int>(sizeof(Fixed));
+  }
+  static constexpr int stages(int bytes) {
+    int stages = kMaxStages;
+    while (stages > 2 && shared_bytes(stages) > bytes) --stages;
+    return stages;
+  }
+};
+
+struct Chunks {
+  int first, last;
+};
+// Of pieces [first, last) of a tile.
+__device__ inline Chunks chunks_of(const Pieces& pieces, int first, int last) {
+  return {first * pieces.depth, min(last * pieces.depth, pieces.chunks)};
+}
+
+template <class Block>
+__device__ Place place_of(const Params& p, int tile) {
+  return Place(tile, p.pieces.plan.tiles, p.token_tiles, Block::kTokens, Block::kChannels);
+}
+
+}  // namespace scaled_mm::cuda::sm90::k_scales

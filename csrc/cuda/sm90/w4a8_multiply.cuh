@@ -1,0 +1,262 @@
+// The products of the kernel for int8 activations and weights of 4 bits: words to bytes in
+// registers, bytes times tokens, and sums of groups to floats.
+#pragma once
+
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90_gmma_ext.hpp>
+#include <utility>
+
+#include "cuda/sm90/w4a8_block.cuh"
+#include "cuda/sm90/wgmma.cuh"
+
+namespace scaled_mm::cuda::sm90::k_scales {
+
+template <int kTokens>
+struct Mma;
+template <>
+struct Mma<8> : cute::SM90::GMMA::MMA_64x8x32_S32S8S8_RS_TN {};
+template <>
+struct Mma<16> : cute::SM90::GMMA::MMA_64x16x32_S32S8S8_RS_TN {};
+template <>
+struct Mma<32> : cute::SM90::GMMA::MMA_64x32x32_S32S8S8_RS_TN {};
+template <>
+struct Mma<64> : cute::SM90::GMMA::MMA_64x64x32_S32S8S8_RS_TN {};
+template <>
+struct Mma<128> : cute::SM90::GMMA::MMA_64x128x32_S32S8S8_RS_TN {};
+
+// A warpgroup's part of every stage: kPanels panels of 64 channels, 16 channels of each for a warp.
+//
+// A chunk is taken in items: kItemSteps steps of 32 rows of a panel. The products of an item
+// (wgmma) run while the weights of the next are made and, with two panels, while the sums of the
+// other's group go on to floats.
+template <class Block>
+class Multiplier {
+ public:
+  static constexpr int kTokens = Block::kTokens, kPanels = Block::kPanels;
+  static constexpr int kSums = kTokens / 2;  // of a lane and panel
+  static constexpr bool kOne = Block::kGroups == Groups::one;
+  // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
+  // the next: sums of groups; of a slice; of all before it.
+  uint32_t acc[kPanels][kSums];
+  float chain[kOne ? 1 : kPanels][kOne ? 1 : kSums], sum[kOne ? 1 : kPanels][kOne ? 1 : kSums];
+  int32_t ones[kPanels][2];  // of both channels' weights, in a lane's rows
+  uint32_t scale[kPanels], zeros[kPanels];
+
+  __device__ Multiplier(const Params& p, const uint8_t* tokens, const uint8_t* words,
+                        typename Block::Fixed& fixed)
+      : p_(p), tokens_(tokens), fixed_(fixed) {
+    // From one lane, so that ptxas knows it to be the warp's.
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+    warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
+    unit_size_ = unit_bytes(4, ZeroPoint::integer, p.sets);
+    words_ = words + warp / 4 * kPanels * unit_size_;
+  }
+
+  // Chunks [chunk, last) of a tile; the first begins a slice.
+  __device__ __forceinline__ void run(int chunk, int last) {
+    clear();
+    before_ = -1;
+    row_ = chunk * kUnitRows, left_ = p_.group;
+    fresh_ = true, pending_ = false;
+#pragma unroll 1
+    for (; chunk < last; ++chunk) multiply_chunk();
+    cute::warpgroup_wait<0>();
+    fence();
+#pragma unroll
+    for (int j = 0; j < kPanels; ++j) {
+      if constexpr (kOne) {
+        leave_out(j, last * kUnitRows - p_.k);
+      } else {
+        if (pending_) promote(j);
+        end_slice(j);
+      }
+    }
+    if (before_ >= 0) release(before_);
+  }
+
+  // Rows of zeros behind K have counted as values less zero points.
+  __device__ void leave_out(int j, int rows) {
+    if (rows <= 0 || lane_ % 4 != 0) return;
+    ones[j][0] += rows * static_cast<int>(zeros[j] & 15);
+    ones[j][1] += rows * static_cast<int>(zeros[j] >> 4);
+  }
+  // The sum over all of a group in the lane's rows, of the channel 2 g + h.
+  __device__ int32_t ones_of(int j, int h) const {
+    int32_t all = ones[j][h];
+    all += __shfl_xor_sync(~0u, all, 1);
+    return all + __shfl_xor_sync(~0u, all, 2);
+  }
+  // t of all sums of a panel: f(index, t).
+  template <class F>
+  __device__ __forceinline__ void each_t(int j, const F& f) const {
+    int32_t of_ones[2] = {};
+    if (p_.azp != nullptr) of_ones[0] = ones_of(j, 0), of_ones[1] = ones_of(j, 1);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      uint32_t t = acc[j][i];
+      if (p_.azp != nullptr) {
+        const int token = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
+        t -= static_cast<uint32_t>(fixed_.azp[token]) * static_cast<uint32_t>(of_ones[i % 4 / 2]);
+      }
+      f(i, static_cast<int32_t>(t));
+    }
+  }
+
+ private:
+  static constexpr int kItemSteps = Block::kGroups == Groups::of_steps ? 1 : 2;
+  static constexpr int kItems = 4 / kItemSteps * kPanels;  // of a chunk
+
+  const Params& p_;
+  const uint8_t *tokens_, *words_;
+  typename Block::Fixed& fixed_;
+  int warp_, lane_, unit_size_;
+  Cursor at_;
+  int before_;      // the stage before, whose last products may still run
+  int row_, left_;  // the item's first row; rows of its group from there on
+  bool fresh_;      // a group begins with the item
+  bool pending_;    // and one has ended before it
+  bool new_slice_;  // and a slice
+  uint32_t w_[2][kItemSteps][4];
+  uint4 now_[kPanels];  // words of 64 rows
+
+  __device__ void release(int stage) const { Empty::arrive(&fixed_.empty[stage]); }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int j = 0; j < kPanels; ++j) {
+      ones[j][0] = ones[j][1] = 0;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        acc[j][i] = 0;
+        if constexpr (!kOne) chain[j][i] = sum[j][i] = -0.0f;
+      }
+    }
+  }
+  __device__ void fence(int j) {
+#pragma unroll
+    for (uint32_t& x : acc[j]) cute::warpgroup_fence_operand(x);
+  }
+  __device__ void fence() {
+#pragma unroll
+    for (int j = 0; j < kPanels; ++j) fence(j);
+  }
+
+  __device__ __forceinline__ void promote(int j) {
+    const float s[2] = {half_of(p_.dtype, scale[j], 0), half_of(p_.dtype, scale[j], 1)};
+    each_t(j, [&](int i, int32_t t) {
+      chain[j][i] = __fmaf_rn(s[i % 4 / 2], __int2float_rn(t), chain[j][i]);
+    });
+    ones[j][0] = ones[j][1] = 0;
+  }
+  __device__ __forceinline__ void end_slice(int j) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sum[j][i] = __fadd_rn(sum[j][i], chain[j][i]);
+      chain[j][i] = -0.0f;
+    }
+  }
+
+  // An item's weights. A set's scales are kept until its group's sums are.
+  template <int kItem>
+  __device__ __forceinline__ void make(uint32_t& next_scale) {
+    constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels;
+    const uint8_t* const unit = words_ + at_.stage * Block::kWordBytes + j * unit_size_;
+    if constexpr (kStep % 2 == 0) now_[j] = *unit_words(unit, kStep / 2, warp_, lane_);
+    if constexpr (kStep == 0 || kItemSteps == 1) {
+      const int pair = 8 * warp_ + lane_ / 4;
+      const uint8_t* const set =
+          unit + unit_word_bytes(4) + kStep * p_.sets / 4 * unit_set_bytes(4, ZeroPoint::integer);
+      next_scale = reinterpret_cast<const uint32_t*>(set)[pair];
+      zeros[j] = set[2 * kUnitChannels + pair];
+    }
+    const NibbleZeros zero(zeros[j]);
+    const uint32_t words[4] = {now_[j].x, now_[j].y, now_[j].z, now_[j].w};
+#pragma unroll
+    for (int s = 0; s < kItemSteps; ++s) {
+      const int at = 2 * ((kStep + s) % 2);
+      zero.subtract(w_[kItem % 2][s], words[at], words[at + 1]);
+    }
+  }
+
+  template <int kItem>
+  __device__ __forceinline__ void multiply_item(uint32_t tokens) {
+    constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels, kBuffer = kItem % 2;
+    uint32_t next_scale = scale[j];
+    make<kItem>(next_scale);
+    if constexpr (!kOne) {
+      if (fresh_ && pending_) {
+        cute::warpgroup_wait<kPanels - 1>();
+        fence(j);
+        promote(j);
+        if (new_slice_) end_slice(j);
+      }
+    }
+    scale[j] = next_scale;
+    if (p_.azp != nullptr) {
+#pragma unroll
+      for (int s = 0; s < kItemSteps; ++s) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          ones[j][i % 2] = __dp4a(static_cast<int>(w_[kBuffer][s][i]), 0x01010101, ones[j][i % 2]);
+        }
+      }
+    }
+    if constexpr (kItem == 0) {
+      if (!p_.arranged) Empty::wait(&fixed_.ready[at_.stage], at_.phase);
+    }
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int s = 0; s < kItemSteps; ++s) {  // 32 rows: 32 bytes of a token
+      const uint64_t of_step = with_address(tokens + 2 * (kStep + s));
+      const bool begins = s == 0 && fresh_;
+      multiply_add(acc[j], w_[kBuffer][s], of_step, begins);
+    }
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<1>();
+    if (kItem == 0 && before_ >= 0) release(before_);
+    if constexpr (j == kPanels - 1) next_item();
+  }
+  __device__ void next_item() {
+    if constexpr (kOne) {
+      fresh_ = false;
+      return;
+    }
+    const int begin = row_ + left_ - p_.group;  // of the group
+    row_ += 32 * kItemSteps, left_ -= 32 * kItemSteps;
+    if (fresh_) pending_ = row_ <= p_.k;
+    fresh_ = left_ == 0;
+    if (!fresh_) return;
+    left_ = p_.group;
+    new_slice_ = row_ / kSlice != begin / kSlice;
+  }
+
+  __device__ __forceinline__ void multiply_chunk() {
+    Full::wait(&fixed_.full[at_.stage], at_.phase);
+    asm volatile("" ::: "memory");  // no read of the stage before
+    const uint64_t whole = descriptor(tokens_ + at_.stage * Block::kTokenBytes);
+    const uint32_t tokens = __shfl_sync(~0u, static_cast<uint32_t>(whole), 0);
+    fence();
+    [&]<int... kItem>(std::integer_sequence<int, kItem...>) {
+      (multiply_item<kItem>(tokens), ...);
+    }(std::make_integer_sequence<int, kItems>{});
+    fence();
+    before_ = at_.stage;
+    at_.advance(p_.stages);
+  }
+
+  // The lower half of a descriptor is the address; the upper one is the same for all.
+  static __device__ uint64_t with_address(uint32_t address) {
+    constexpr uint64_t kUpper = uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32;
+    return kUpper | address;
+  }
+  static __device__ void multiply_add(uint32_t (&to)[kSums], const uint32_t (&w)[4],
+                                      uint64_t tokens, bool begins) {
+    using cute::SM90::GMMA::ScaleOut;
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      Mma<kTokens>::fma(w[0], w[1], w[2], w[3], tokens, to[I]...,
+                        begins ? ScaleOut::Zero : ScaleOut::One);
+    }(std::make_index_sequence<kSums>{});
+  }
+};
+
+}  // namespace scaled_mm::cuda::sm90::k_scales

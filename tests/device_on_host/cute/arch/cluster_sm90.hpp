@@ -1,0 +1,4 @@
+// Stands for the header of this name.
+#pragma once
+
+#include "hopper.h"
