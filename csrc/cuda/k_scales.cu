@@ -71,9 +71,7 @@ __global__ void __launch_bounds__(kThreads, 4) join_slices(const __grid_constant
       if (e < inside) sum[e] = __fadd_rn(sum[e], from[e]);
     }
   }
-  with_groups_epilogue(p.end.epilogue, [&](auto e) {
-    finish_groups<typename decltype(e)::type>(p.end, sum, token, channel, inside);
-  });
+  finish_groups(p.end, sum, token, channel);
 }
 
 unsigned blocks_for(int64_t threads) {

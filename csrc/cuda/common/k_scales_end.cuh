@@ -59,8 +59,8 @@ inline GroupsEnd groups_end(const Int8Problem& p) {
   return end;
 }
 
-// Four neighbouring columns of B of a token, of which `inside` are there: the epilogue of their
-// sums, and its store. `channel` is even.
+namespace detail {
+
 template <class E>
 __device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4], int64_t token,
                                      int64_t channel, int inside) {
@@ -90,6 +90,19 @@ __device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4]
   activate<E>(end.to.function, value, made);
   store_ended<E>(end.to, token * end.to.ldd + channel / kColumns, inside / kColumns, made,
                  [&](auto leaf) { return get(leaf, 0); });
+}
+
+}  // namespace detail
+
+// Four neighbouring columns of B of a token, of which the first is there: the epilogue of their
+// sums, and its store. `channel` is a multiple of 4. The epilogue is chosen here and not around a
+// loop of these: what its loop would keep in registers are too many.
+__device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4], int64_t token,
+                                     int64_t channel) {
+  with_groups_epilogue(end.epilogue, [&](auto e) {
+    detail::finish_groups<typename decltype(e)::type>(end, sum, token, channel,
+                                                      static_cast<int>(end.n - channel));
+  });
 }
 
 }  // namespace scaled_mm::cuda

@@ -339,10 +339,8 @@ class GroupsTile {
         store_row(out, int64_t{row_ + token} * p_.n + col + channel, inside, sum);
       });
     }
-    with_groups_epilogue(p_.end.epilogue, [&](auto e) {
-      each_four([&](int token, int channel, const float (&sum)[4], int inside) {
-        finish_groups<typename decltype(e)::type>(p_.end, sum, row_ + token, col + channel, inside);
-      });
+    each_four([&](int token, int channel, const float (&sum)[4], int) {
+      finish_groups(p_.end, sum, row_ + token, col + channel);
     });
   }
   template <class F>

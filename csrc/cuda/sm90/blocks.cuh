@@ -174,18 +174,15 @@ class BlocksMultiplier {
                                                                                sum_[i + 1]};
     }
     meet();
-    with_groups_epilogue(p_.end.epilogue, [&](auto e) {
-      constexpr int kQuads = BlocksTile::kSide / 4;
-      const int items = min(BlocksTile::kSide, p_.m - place.row) * kQuads;
+    constexpr int kQuads = BlocksTile::kSide / 4;
+    const int items = min(BlocksTile::kSide, p_.m - place.row) * kQuads;
 #pragma unroll 1
-      for (int i = thread_; i < items; i += BlocksTile::kConsumers) {
-        const int row = i / kQuads, channel = i % kQuads * 4, inside = p_.n - place.col - channel;
-        if (inside <= 0) continue;
-        const float4 four = *reinterpret_cast<const float4*>(&fixed_.sums[row][channel]);
-        finish_groups<typename decltype(e)::type>(p_.end, {four.x, four.y, four.z, four.w},
-                                                  place.row + row, place.col + channel, inside);
-      }
-    });
+    for (int i = thread_; i < items; i += BlocksTile::kConsumers) {
+      const int row = i / kQuads, channel = i % kQuads * 4;
+      if (place.col + channel >= p_.n) continue;
+      const float4 four = *reinterpret_cast<const float4*>(&fixed_.sums[row][channel]);
+      finish_groups(p_.end, {four.x, four.y, four.z, four.w}, place.row + row, place.col + channel);
+    }
   }
 };
 

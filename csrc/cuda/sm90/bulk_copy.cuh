@@ -16,4 +16,9 @@ __device__ inline void bulk_copy(uint8_t* to, const uint8_t* from, int bytes, ui
       : "memory");
 }
 
+// Sends for them to L2.
+__device__ inline void bulk_prefetch(const uint8_t* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 }  // namespace scaled_mm::cuda::sm90

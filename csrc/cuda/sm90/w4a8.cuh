@@ -54,18 +54,16 @@ class Ending {
       *reinterpret_cast<float2*>(&fixed_.sums[token][channel]) = both;
     });
     meet();
-    with_groups_epilogue(p_.end.epilogue, [&](auto e) {
-      constexpr int kQuads = Block::kChannels / 4;
-      const int items = min(Block::kTokens, p_.m - place.row) * kQuads;
+    constexpr int kQuads = Block::kChannels / 4;
+    const int items = min(Block::kTokens, p_.m - place.row) * kQuads;
 #pragma unroll 1
-      for (int i = thread_; i < items; i += Block::kConsumers) {
-        const int token = i / kQuads, channel = i % kQuads * 4, inside = p_.n - place.col - channel;
-        if (inside <= 0) continue;
-        const float4 four = *reinterpret_cast<const float4*>(&fixed_.sums[token][channel]);
-        finish_groups<typename decltype(e)::type>(p_.end, {four.x, four.y, four.z, four.w},
-                                                  place.row + token, place.col + channel, inside);
-      }
-    });
+    for (int i = thread_; i < items; i += Block::kConsumers) {
+      const int token = i / kQuads, channel = i % kQuads * 4;
+      if (place.col + channel >= p_.n) continue;
+      const float4 four = *reinterpret_cast<const float4*>(&fixed_.sums[token][channel]);
+      finish_groups(p_.end, {four.x, four.y, four.z, four.w}, place.row + token,
+                    place.col + channel);
+    }
   }
 
  private:
@@ -133,9 +131,11 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
 
   if (warp >= Block::kConsumers / 32) {
     cutlass::arch::warpgroup_reg_dealloc<Block::kLoaderRegisters>();
-    wait_for_dependencies();
     if (warp == Block::kConsumers / 32) {
-      if (cute::elect_one_sync()) load_stages<Block>(p, shared, words, fixed);
+      if (!cute::elect_one_sync()) return;
+      fetch_words<Block>(p);
+      wait_for_dependencies();
+      load_stages<Block>(p, shared, words, fixed);
     } else if (!p.arranged) {
       arrange_stages<Block>(p, shared, fixed, thread - Block::kConsumers - 32);
     }
@@ -219,10 +219,7 @@ __global__ __launch_bounds__(128) void join_parts(const __grid_constant__ Params
     sum[0] = __uint_as_float(all.x), sum[1] = __uint_as_float(all.y);
     sum[2] = __uint_as_float(all.z), sum[3] = __uint_as_float(all.w);
   }
-  with_groups_epilogue(p.end.epilogue, [&](auto e) {
-    finish_groups<typename decltype(e)::type>(p.end, sum, place.row + token, place.col + channel,
-                                              p.n - place.col - channel);
-  });
+  finish_groups(p.end, sum, place.row + token, place.col + channel);
 }
 
 }  // namespace scaled_mm::cuda::sm90::k_scales

@@ -23,22 +23,48 @@ __device__ void each_chunk(const Params& p, const F& f) {
   }
 }
 
+// The units of a chunk of a tile.
+template <class Block>
+struct Words {
+  const uint8_t* from;
+  int bytes;
+  __device__ Words(const Params& p, const Place& place, int chunk) {
+    const int unit_size = unit_bytes(4, ZeroPoint::integer, p.sets);
+    const int panel = place.col / kUnitChannels;
+    bytes = min(Block::kAllPanels, p.panels - panel) * unit_size;
+    from = p.units + (int64_t{chunk} * p.panels + panel) * unit_size;
+  }
+};
+
+// Sends for the first words, to have them in L2. The kernel before may still write them: L2 is
+// where that is seen.
+template <class Block>
+__device__ void fetch_words(const Params& p) {
+  constexpr int kAhead = 4;  // chunks
+  Share share(p.pieces.plan);
+  if (!share.next()) return;
+  const Place place = place_of<Block>(p, share.tile);
+  const Chunks chunks = chunks_of(p.pieces, share.first, share.last);
+#pragma unroll 1
+  for (int chunk = chunks.first; chunk < min(chunks.first + kAhead, chunks.last); ++chunk) {
+    const Words<Block> words(p, place, chunk);
+    bulk_prefetch(words.from, words.bytes);
+  }
+}
+
 template <class Block>
 __device__ void load_stages(const Params& p, uint8_t* tokens, uint8_t* words,
                             typename Block::Fixed& fixed) {
   const auto once = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
   const auto often = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
   const uint64_t hint = p.token_tiles == 1 ? once : often;
-  const int unit_size = unit_bytes(4, ZeroPoint::integer, p.sets);
   Cursor at{.phase = 1};
   each_chunk<Block>(p, [&](const Place& place, int chunk) {
-    const int panel = place.col / kUnitChannels;
-    const int bytes = min(Block::kAllPanels, p.panels - panel) * unit_size;
-    const uint8_t* const from = p.units + (int64_t{chunk} * p.panels + panel) * unit_size;
+    const Words<Block> of_chunk(p, place, chunk);
     uint64_t* const full = &fixed.full[at.stage];
     Empty::wait(&fixed.empty[at.stage], at.phase);
-    Full::arrive_and_expect_tx(full, Block::kTokenBytes + bytes);
-    bulk_copy(words + at.stage * Block::kWordBytes, from, bytes, full, hint);
+    Full::arrive_and_expect_tx(full, Block::kTokenBytes + of_chunk.bytes);
+    bulk_copy(words + at.stage * Block::kWordBytes, of_chunk.from, of_chunk.bytes, full, hint);
     cute::SM90_TMA_LOAD_2D::copy(&p.tokens, full, often, tokens + at.stage * Block::kTokenBytes,
                                  chunk * kUnitRows, place.row);
     at.advance(p.stages);

@@ -10,4 +10,6 @@ inline void bulk_copy(uint8_t* to, const uint8_t* from, int bytes, uint64_t* ful
   cutlass::arch::ClusterBarrier::change(full, 0, -bytes);
 }
 
+inline void bulk_prefetch(const uint8_t*, int) {}
+
 }  // namespace scaled_mm::cuda::sm90
