@@ -14,6 +14,7 @@ from grouped_cases import routing
 from grouped_mixed_cases import Operands, bound, operands_of, packed, to
 from mixed_cases import KINDS
 from test_awq import assert_bounded
+from test_cuda_experts import both, inputs, moved, no_waits
 from torch import Tensor
 
 import scaled_mm
@@ -122,3 +123,19 @@ def test_what_names_nothing_is_not_read(row: str) -> None:
         with forced(row):
             grouped_mixed_mm(**there)
         torch.cuda.synchronize()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("scheme", ["W8A16", "w4a16-channel", "w4a16-g16-asymmetric"])
+def test_layers_of_experts(scheme: str) -> None:
+    here, there = both("Qwen3MoeForCausalLM", scheme)
+    there(*moved(inputs(3)))  # loads the kernels
+    for tokens in (0, 1, 2, 33, 300):
+        given = inputs(tokens)
+        on_gpu = moved(given)
+        with no_waits():
+            got = there(*on_gpu)
+        expected = here(*given).float()
+        assert got.shape == expected.shape
+        if tokens:
+            assert (got.cpu().float() - expected).abs().max() <= 0.02 * expected.abs().max(), tokens
