@@ -67,9 +67,6 @@ def source(program: Program, dtypes: Sequence[torch.dtype], line: Line, light: b
     most = _LIGHT_SUMS if light else _SUMS
     if not line.streams and line.sums > most:
         raise NotCompiled(f"{line.name} has no registers for the program beside its sums")
-    writer = _Writer(program)
-    body = "\n".join(f"    {text}" for text in writer.body())
-    held = ", ".join(str(_PLACES[dtype]) for dtype in dtypes)
     name = f"{line.arch}::int8::{line.name}"
     return f"""\
 // Written by scaled_mm: a program for {line.arch}/{line.name}.
@@ -77,19 +74,7 @@ def source(program: Program, dtypes: Sequence[torch.dtype], line: Line, light: b
 #include "cuda/{line.arch}/compiled.cuh"
 
 namespace {{
-using namespace scaled_mm::cuda;
-using scaled_mm::epilogue::Axis;
-{writer.leaves()}
-struct Ending {{
-  static constexpr int kColumns = {program.out_columns}, kOperands = {len(program.operands)};
-  static constexpr int kDtypes[] = {{{held}}};
-  static constexpr bool kIsLight = {"true" if light else "false"};
-  using Staged = Leaves<{writer.staged()}>;
-  template <class Get>
-  static __device__ void at(const int32_t* acc, const Get& get, uint32_t* out) {{
-{body}
-  }}
-}};
+{ending(program, dtypes, light)}
 }}  // namespace
 
 extern "C" __attribute__((visibility("default"))) int32_t scaled_mm_launch(
@@ -97,6 +82,27 @@ extern "C" __attribute__((visibility("default"))) int32_t scaled_mm_launch(
   return {line.arch}::int8::launch<{name}, Ending>(call);
 }}
 """
+
+
+def ending(program: Program, dtypes: Sequence[torch.dtype], light: bool) -> str:
+    """The type `Ending`, the program's, for csrc/cuda/common/compiled.cuh."""
+    writer = _Writer(program)
+    body = "\n".join(f"    {text}" for text in writer.body())
+    held = ", ".join(str(_PLACES[dtype]) for dtype in dtypes)
+    return f"""\
+using namespace scaled_mm::cuda;
+using scaled_mm::epilogue::Axis;
+{writer.leaves()}
+struct Ending {{
+  static constexpr int kColumns = {program.out_columns}, kOperands = {len(program.operands)};
+  static constexpr int kDtypes[] = {{{held}}};
+  static constexpr bool kIsLight = {"true" if light else "false"};
+{writer.lists()}
+  template <class Get>
+  static __device__ void at(const int32_t* acc, const Get& get, uint32_t* out) {{
+{body}
+  }}
+}};"""
 
 
 class _Writer:
@@ -109,7 +115,8 @@ class _Writer:
         self._wanted = self._reached()
         read = {program.nodes[i].arguments[0] for i, _ in self._wanted if self._reads(i)}
         self._read = sorted(read)
-        self._order = [i for i in self._read if self._is_staged(i)]
+        self._staged = [i for i in self._read if self._is_staged(i)]
+        self._direct = [i for i in self._read if i not in self._staged]
 
     def _reads(self, node: int) -> bool:
         return self._program.nodes[node].operation == "operand"
@@ -146,13 +153,17 @@ class _Writer:
         made = []
         for i in self._read:
             _, axis, is_float, columns = self._program.operands[i]
-            order = self._order.index(i) if i in self._order else -1
+            order = (self._staged if i in self._staged else self._direct).index(i)
             kind = f"{i}, {'float' if is_float else 'int32_t'}, Axis::{axis.name.title()}"
             made.append(f"using L{i} = CompiledLeaf<{kind}, {columns}, {order}>;\n")
         return "".join(made)
 
-    def staged(self) -> str:
-        return ", ".join(f"L{i}" for i in self._order)
+    def lists(self) -> str:
+        named = {"Staged": self._staged, "Direct": self._direct}
+        return "\n".join(
+            f"  using {name} = Leaves<{', '.join(f'L{i}' for i in places)}>;"
+            for name, places in named.items()
+        )
 
     def body(self) -> Iterator[str]:
         for value in self._wanted:

@@ -70,17 +70,69 @@ struct CompiledOperands {
   }
 };
 
-// Element (m, n) of a leaf's operand, widened.
-template <class L>
-__device__ inline typename L::value load_leaf(const EpilogueOperand& operand, int64_t m,
-                                              int64_t n) {
-  if constexpr (std::is_same_v<typename L::value, float>) {
-    return load_float(operand, m, n);
+// Elements (m, n) to (m, n + kSize - 1) of an operand as 32-bit words, `count` of which are there.
+template <class L, int kSize>
+__device__ inline void load_words(const EpilogueOperand& operand, int64_t m, int64_t n, int count,
+                                  uint32_t* word) {
+  constexpr bool kIsFloat = std::is_same_v<typename L::value, float>;
+  if constexpr (kIsFloat && L::axis == epilogue::Axis::Full && kSize > 1) {
+    float value[kSize];
+    load_elements<L>(operand, m, n, count, value);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) word[i] = __float_as_uint(value[i]);
   } else {
-    return static_cast<const int32_t*>(
-        operand.data)[m * operand.row_stride + n * operand.col_stride];
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      if (i >= count) {
+        word[i] = 0;
+      } else if constexpr (kIsFloat) {
+        word[i] = __float_as_uint(load_float(operand, m, n + i));
+      } else {
+        word[i] = static_cast<const uint32_t*>(
+            operand.data)[m * operand.row_stride + (n + i) * operand.col_stride];
+      }
+    }
   }
 }
+
+// The operands that are not staged, for kChannels neighbouring columns of B of a row.
+template <class List, int kChannels>
+struct DirectElements;
+template <class... Ls, int kChannels>
+struct DirectElements<Leaves<Ls...>, kChannels> {
+  uint32_t word[sizeof...(Ls) + 1][kChannels];
+
+  // From column `channel` on, of which `inside` are there.
+  template <class Operands>
+  __device__ void load(const Operands& operands, int64_t m, int64_t channel, int inside) {
+    const auto load_one = [&](auto leaf) {
+      using L = decltype(leaf);
+      load_words<L, kChannels / L::columns>(operands[static_cast<int>(L::id)], m,
+                                            channel / L::columns, inside / L::columns,
+                                            word[L::order]);
+    };
+    (load_one(Ls{}), ...);
+  }
+  template <class L>
+  __device__ typename L::value at(L, int channel) const {
+    const uint32_t bits = word[L::order][channel / L::columns];
+    if constexpr (std::is_same_v<typename L::value, float>) {
+      return __uint_as_float(bits);
+    } else {
+      return static_cast<int32_t>(bits);
+    }
+  }
+};
+// use(leaf) of those that are matrices.
+template <class... Ls, class Use>
+__device__ inline void for_each_matrix(Leaves<Ls...>, const Use& use) {
+  const auto one = [&](auto leaf) {
+    if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) use(leaf);
+  };
+  (one(Ls{}), ...);
+}
+template <class L>
+inline constexpr bool is_direct = L::axis == epilogue::Axis::Full || L::columns == 2;
 
 // The bits of kSize neighbouring elements of an output as words, rounded to its dtype: kSize words,
 // of which those that are filled lie side by side.
@@ -130,18 +182,16 @@ __device__ inline void finish_four(const CompiledDestination<P>& to,
                                    const int32_t (&acc)[4], int64_t token, int64_t channel,
                                    int inside, const Get& get) {
   constexpr int kSize = 4 / P::kColumns, kOutputs = CompiledDestination<P>::kOutputs;
+  DirectElements<typename P::Direct, 4> direct;
+  direct.load(operands, token, channel, inside);
   uint32_t made[kOutputs][kSize];
 #pragma unroll
   for (int i = 0; i < kSize; ++i) {
     const auto value = [&](auto leaf, int c) {
-      using L = decltype(leaf);
-      const int e = P::kColumns * i + c;
-      if constexpr (L::axis == epilogue::Axis::Full || L::columns == 2) {
-        const int64_t beyond = min(e, inside - 1);  // is not stored
-        return load_leaf<L>(operands[static_cast<int>(L::id)], token,
-                            (channel + beyond) / (L::columns == 2 ? 2 : 1));
+      if constexpr (is_direct<decltype(leaf)>) {
+        return direct.at(leaf, P::kColumns * i + c);
       } else {
-        return get(leaf, e);
+        return get(leaf, P::kColumns * i + c);
       }
     };
     uint32_t out[kOutputs];

@@ -375,23 +375,29 @@ struct EndedEpilogue {
     CUTLASS_DEVICE void compute(const int32_t (&sums)[kSums], float (&made)[kSums / kColumns],
                                 int row, int col, const Operands& operands,
                                 const TilePlace& place) const {
+      using Program = typename E::program;
+      // Those of two columns at a time; of few operands all are on their way together.
+      constexpr int kAhead = Program::Direct::count <= 2 ? kSums / 2 : 1;
+      DirectElements<typename Program::Direct, 2> direct[kAhead];
+      const auto load = [&](int pair) {
+        const int m = place.row + row + pair % 2 * 8, n = place.col + col + pair / 2 * 8;
+        direct[pair % kAhead].load(ending_.operands, m, n, m < place.m ? place.n - n : 0);
+      };
+      CUTLASS_PRAGMA_UNROLL
+      for (int pair = 0; kAhead > 1 && pair < kSums / 2; ++pair) load(pair);
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kSums; i += kColumns) {
+        if (kAhead == 1 && i % 2 == 0) load(i / 2);
         const int m = row + i / 2 % 2 * 8, n = col + i / 4 * 8 + i % 2;
         const auto get = [&](auto leaf, int c) {
-          using L = decltype(leaf);
-          if constexpr (L::axis == epilogue::Axis::Full || L::columns == 2) {
-            const int at = place.col + n + c;
-            const bool inside = place.row + m < place.m && at < place.n;
-            return inside ? load_leaf<L>(ending_.operands[static_cast<int>(L::id)], place.row + m,
-                                         at / (L::columns == 2 ? 2 : 1))
-                          : typename L::value(0);
+          if constexpr (is_direct<decltype(leaf)>) {
+            return direct[i / 2 % kAhead].at(leaf, i % 2 + c);
           } else {
             return operands.at(leaf, m, n + c);
           }
         };
         uint32_t bits;
-        E::program::at(sums + i, get, &bits);
+        Program::at(sums + i, get, &bits);
         made[i / kColumns] = __uint_as_float(bits);
       }
     }

@@ -158,17 +158,17 @@ __device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
 }
 
 // Sends for the tile's elements of a matrix operand to L2, token by token: those that lie in one of
-// the `sharers` blocks' share of the tile.
+// the `sharers` blocks' share of the tile. It has an element for so many `columns` of B.
 template <class Block, class End>
-__device__ void prefetch_matrix(const StreamParams& p, int row, const End& end, int col, int share,
-                                int sharers, int thread) {
+__device__ void prefetch_matrix(const StreamTile& p, const EpilogueOperand& of, int columns,
+                                int row, const End& end, int col, int share, int sharers,
+                                int thread) {
   constexpr int kLine = 128;  // bytes
-  const EpilogueOperand& of = p.operands[static_cast<int>(Operand::residual)];
   const int size = of.dtype == DType::float32 ? 4 : 2, tokens = min(p.rows, end() - row);
-  const int lines = (min(Block::kChannels, p.n - col) * size + kLine - 1) / kLine;
+  const int lines = (min(Block::kChannels, p.n - col) / columns * size + kLine - 1) / kLine;
   for (int i = share * Block::kConsumers + thread; i < tokens * lines;
        i += sharers * Block::kConsumers) {
-    const int64_t at = (row + i / lines) * of.row_stride + col;
+    const int64_t at = (row + i / lines) * of.row_stride + col / columns;
     const char* const from = static_cast<const char*>(of.data) + at * size + i % lines * kLine;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
@@ -318,10 +318,18 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
     } else {
       if (finishes) fixed.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kConsumers);
     }
-    if constexpr (Block::kHasMatrix) {
+    const auto prefetch = [&](const EpilogueOperand& of, int columns) {
       if (finishes) {
-        prefetch_matrix<Block>(p, row, end, col, sends ? 0 : slice, sends ? 1 : split, thread);
+        prefetch_matrix<Block>(p, of, columns, row, end, col, sends ? 0 : slice, sends ? 1 : split,
+                               thread);
       }
+    };
+    if constexpr (is_compiled<E>) {
+      for_each_matrix(typename E::program::Direct{}, [&](auto leaf) {
+        prefetch(p.operands[static_cast<int>(leaf.id)], leaf.columns);
+      });
+    } else if constexpr (Block::kHasMatrix) {
+      prefetch(p.operands[static_cast<int>(Operand::residual)], 1);
     }
     int32_t sums[kTokens / 2] = {};
     int stage = 0, phase = 0, before = -1;  // before: the stage whose wgmma may still be reading
