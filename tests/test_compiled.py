@@ -77,7 +77,7 @@ def test_pairs_are_written_for_both_columns() -> None:
     text = text_of(gated, "stream_16x64")
     assert "acc[0]" in text and "acc[1]" in text and "kColumns = 2" in text
     assert "get(L1{}, 1)" in text  # of the sums' columns, and once for each pair:
-    assert "CompiledLeaf<2, float, Axis::Row, 2, -1>" in text and "get(L2{}, 1)" not in text
+    assert "CompiledLeaf<2, float, Axis::Row, 2, 0>" in text and "get(L2{}, 1)" not in text
     assert "kDtypes[] = {1, 4};" in text
 
 

@@ -66,7 +66,6 @@ class Toolchain:
             f"-I{CSRC}",
             f"-isystem={torch_headers}",
             f"-isystem={self.cutlass}/include",
-            *_library_folders(self.nvcc),
             str(text),
             "-o",
             str(made),
@@ -90,17 +89,11 @@ class Toolchain:
         return made
 
 
-def _library_folders(nvcc: Path) -> list[str]:
-    """nvcc knows lib64 beside it; the wheel has lib."""
-    folder = nvcc.parent.parent / "lib"
-    return [f"-L{folder}"] if (folder / "libcudart_static.a").is_file() else []
-
-
 def find() -> Toolchain | str:
     """What there is, or what is missing."""
     nvcc, cutlass = _nvcc(), _cutlass()
     if nvcc is None:
-        return "nvcc is missing: set CUDA_HOME, or pip install nvidia-cuda-nvcc"
+        return "nvcc is missing: set CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-cuda-cccl"
     if cutlass is None:
         return "CUTLASS's headers are missing: pip install --no-deps nvidia-cutlass==4.2.0.0"
     version = _version(nvcc)
