@@ -86,7 +86,7 @@ int32_t launch(const CompiledCall& call) {
   return guarded(call, [&](const Device& device, const LaunchOn& on) {
     using E = CompiledEpilogue<P>;
     using Out = typename CompiledFormat<P::kDtypes[0]>::storage;
-    using Stored = std::conditional_t<P::kIsLight && sizeof(Out) == 4, float, Out>;
+    using Stored = std::conditional_t<sizeof(Out) == 4, float, Out>;  // bits are moved
     cutlass3::GemmArguments args{.m = call.m,
                                  .n = call.n,
                                  .k = call.k,
