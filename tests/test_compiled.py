@@ -188,6 +188,20 @@ def test_another_compiler_compiles_anew(home: Path, monkeypatch: pytest.MonkeyPa
     assert make().path != first.path and runs(home) == 2
 
 
+def test_the_same_compiler_elsewhere_does_not(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make()
+    (home / "elsewhere").mkdir()
+    cuda, _ = compiled_cases.fake_home(home / "elsewhere")
+    monkeypatch.setenv("CUDA_HOME", str(cuda))
+    assert make().path == first.path and runs(home) == 1
+
+
+def test_a_compiler_that_is_known_is_not_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make()
+    monkeypatch.setattr(toolchain, "_version", lambda nvcc: pytest.fail("it was"))
+    assert make().path == first.path
+
+
 def test_without_a_compiler_what_was_kept_serves(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,10 +258,8 @@ def test_another_user_s_file_is_not_loaded(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(store.os, "geteuid", lambda: owner + 1)
     folder = store.default_folder()
     assert folder
-    if owner:  # root's are everybody's
-        assert not any(store.Store(folder).find(key) for key in store.Store(folder).keys(""))
-    else:
-        assert all(store.Store(folder).find(key) for key in store.Store(folder).keys(""))
+    found = list(store.Store(folder).find_all(""))
+    assert len(found) == (owner == 0)  # root's are everybody's
 
 
 def test_a_folder_that_others_may_write_is_left_alone(home: Path) -> None:
@@ -371,14 +383,15 @@ def test_a_kill_between_any_two_steps(
     make().verified()  # of a library before
     shutil.copy(home / "given.so", home / "other.so")
     folder = store.Store(home / "cache/scaled_mm/epilogues")
-    (key,) = folder.keys("")
+    (before,) = folder.find_all("")
+    key = before.key
     with monkeypatch.context() as changed:
         for name in ("replace", "unlink", "chmod"):
             changed.setattr(store.Path, name, counted(getattr(Path, name)))
         changed.setattr(store.json, "dump", counted(json.dump))
         (home / "cache/scaled_mm/epilogues/made.so").write_bytes(b"another library")
         with suppress(Killed):
-            folder.keep(key, home / "cache/scaled_mm/epilogues/made.so")
+            folder.keep(key, home / "cache/scaled_mm/epilogues/made.so", "")
     found = folder.find(key)
     if found:
         old = found.path.read_bytes() == (home / "given.so").read_bytes()

@@ -106,19 +106,23 @@ class Made:
     """A library, in a store or not."""
 
     path: Path
-    is_verified: bool = False
-    key: str = ""
     kept: store.Store | None = None
+    found: store.Found | None = None
+    """In the store."""
     folder: tempfile.TemporaryDirectory[str] | None = None
     """Where it lies, if no store could keep it: until it is loaded."""
 
+    @property
+    def is_verified(self) -> bool:
+        return self.found is not None and self.found.verified
+
     def verified(self) -> None:
-        if self.kept:
-            self.kept.verified(self.key)
+        if self.kept and self.found:
+            self.kept.verified(self.found)
 
     def drop(self) -> None:
-        if self.kept:
-            self.kept.drop(self.key)
+        if self.kept and self.found:
+            self.kept.drop(self.found.key)
 
     def forget(self) -> None:
         if self.folder:
@@ -135,15 +139,15 @@ def compiled(beginning: str, text: str, arch: str) -> Made:
     """
     tools, folder = toolchain.find(), store.default_folder()
     kept = store.Store(folder) if folder else None
+    for found in kept.find_all(beginning) if kept else ():
+        if isinstance(tools, str) or found.stamp == tools.stamp:
+            return Made(found.path, kept, found)
     if isinstance(tools, str):
-        for key in kept.keys(beginning) if kept else []:
-            if kept and (found := kept.find(key)):
-                return Made(found.path, found.verified, key, kept)
         raise NotCompiled(tools)
     key = f"{beginning}-{hashlib.sha256(tools.version.encode()).hexdigest()[:12]}"
     if kept:
-        if found := kept.find(key):
-            return Made(found.path, found.verified, key, kept)
+        if found_now := kept.find(key):  # by the same version at another place
+            return Made(found_now.path, kept, found_now)
         with suppress(OSError):  # read-only, full: then elsewhere
             return _compiled_into(kept, key, text, arch, tools)
     return _compiled_elsewhere(text, arch, tools)
@@ -154,8 +158,8 @@ def _compiled_into(kept: store.Store, key: str, text: str, arch: str, tools: Too
         found = kept.find(key)  # another process may have made it meanwhile
         if not found:
             with kept.work() as folder:
-                found = kept.keep(key, tools.compile(text, arch, folder))
-        return Made(found.path, found.verified, key, kept)
+                found = kept.keep(key, tools.compile(text, arch, folder), tools.stamp)
+        return Made(found.path, kept, found)
 
 
 def _compiled_elsewhere(text: str, arch: str, tools: Toolchain) -> Made:

@@ -1,7 +1,8 @@
 """The folder that keeps compiled epilogues, $XDG_CACHE_HOME/scaled_mm/epilogues.
 
     KEY.so       a library
-    KEY.json     {"format": 1, "sha256": of the library, "verified": on a GPU}
+    KEY.json     {"format": 1, "sha256": of the library, "verified": on a GPU,
+                  "stamp": of the compiler's files}
     lock-00 ...  of keys that begin so: one process compiles, the others wait
     work-...     where one is being compiled
 
@@ -46,8 +47,10 @@ def default_folder() -> Path | None:
 class Found:
     """A library that may be loaded."""
 
+    key: str
     path: Path
     verified: bool
+    stamp: str
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,9 @@ class Store:
             return None
         with suppress(OSError):
             os.utime(path)
-        return Found(path, said.get("verified") is True)
+        return Found(key, path, said.get("verified") is True, str(said.get("stamp")))
 
-    def keep(self, key: str, made: Path) -> Found:
+    def keep(self, key: str, made: Path, stamp: str) -> Found:
         """Takes a library that was made in `work()`.
 
         Raises:
@@ -82,18 +85,20 @@ class Store:
         self._record(key).unlink(missing_ok=True)  # it is of another library
         made.chmod(0o600)
         made.replace(path)
-        self._note(key, sha256, verified=False)
+        self._note(key, sha256, verified=False, stamp=stamp)
         self._evict(path)
-        return Found(path, False)
+        return Found(key, path, False, stamp)
 
-    def keys(self, beginning: str) -> list[str]:
-        """Of the libraries whose keys begin so."""
-        return sorted(path.stem for path in self.folder.glob(f"{beginning}*.so"))
+    def find_all(self, beginning: str) -> Iterator[Found]:
+        """The sound libraries whose keys begin so."""
+        for path in sorted(self.folder.glob(f"{beginning}*.so")):
+            if found := self.find(path.stem):
+                yield found
 
-    def verified(self, key: str) -> None:
+    def verified(self, found: Found) -> None:
         """Notes that the library gave the right bits."""
         with suppress(OSError):
-            self._note(key, _sha256(self._library(key)), verified=True)
+            self._note(found.key, _sha256(found.path), verified=True, stamp=found.stamp)
 
     def drop(self, key: str) -> None:
         with suppress(OSError):
@@ -141,8 +146,8 @@ class Store:
     def _record(self, key: str) -> Path:
         return self.folder / f"{key}.json"
 
-    def _note(self, key: str, sha256: str, verified: bool) -> None:
-        said = {"format": _FORMAT, "sha256": sha256, "verified": verified}
+    def _note(self, key: str, sha256: str, verified: bool, stamp: str) -> None:
+        said = {"format": _FORMAT, "sha256": sha256, "verified": verified, "stamp": stamp}
         descriptor, name = tempfile.mkstemp(prefix=_WORK, dir=self.folder)
         try:
             with os.fdopen(descriptor, "w") as file:

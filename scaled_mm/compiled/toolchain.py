@@ -46,8 +46,17 @@ class Toolchain:
 
     nvcc: Path
     cutlass: Path
-    version: str
-    """nvcc's, and CUTLASS's headers' as a hash."""
+
+    @property
+    def version(self) -> str:
+        """nvcc's, which is asked, and CUTLASS's headers' as a hash."""
+        return f"{_version(self.nvcc)}-{_hash_of_cutlass(self.cutlass)}"
+
+    @property
+    def stamp(self) -> str:
+        """Of the files themselves: where it is the same, so is the version."""
+        files = (self.nvcc, self.cutlass / "include/cutlass/version.h")
+        return " ".join(f"{x} {x.stat().st_size} {x.stat().st_mtime_ns}" for x in files)
 
     def compile(self, source: str, arch: str, folder: Path) -> Path:
         """The library, in the folder, where everything else is written too.
@@ -96,10 +105,7 @@ def find() -> Toolchain | str:
         return "nvcc is missing: set CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-cuda-cccl"
     if cutlass is None:
         return "CUTLASS's headers are missing: pip install --no-deps nvidia-cutlass==4.2.0.0"
-    version = _version(nvcc)
-    if not version:
-        return f"{nvcc} does not say its version"
-    return Toolchain(nvcc, cutlass, f"{version}-{_hash_of_cutlass(cutlass)}")
+    return Toolchain(nvcc, cutlass)
 
 
 def _nvcc() -> Path | None:
