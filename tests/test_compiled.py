@@ -21,9 +21,11 @@ import compiled_cases
 import program_cases
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from scaled_mm import _library, compiled
 from scaled_mm import epilogue as ep
+from scaled_mm._program import Axis
 from scaled_mm.compiled import launches, store, toolchain
 from scaled_mm.compiled.source import NotCompiled, lines, source
 
@@ -438,6 +440,30 @@ def test_nothing_is_compiled_by_an_import(home: Path) -> None:
         check=True,
     )
     assert not runs(home) and not (home / "cache").exists()
+
+
+def test_nothing_is_compiled_by_a_fake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(per_token, "_built_in", None)
+    with compiled.in_mode("require"), FakeTensorMode():
+        on = {"device": "cuda"}
+        a, b = (torch.empty(shape, dtype=torch.int8, **on) for shape in ((4, 16), (16, 8)))
+        given = {
+            x.name: torch.empty(
+                (4, 1) if x.axis is Axis.COL else (8,),
+                dtype=torch.float32 if x.is_float else torch.int32,
+                **on,
+            )
+            for x in per_token.program.operands
+        }
+        assert per_token(a, b, **given).shape == (4, 8)
+    assert not runs(home)
+
+
+def test_a_mode_that_there_is_not() -> None:
+    command = [sys.executable, "-c", "import scaled_mm"]
+    env = {**os.environ, "SCALED_MM_JIT": "maybe"}
+    ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert "ValueError: SCALED_MM_JIT must be off, on, require, got maybe" in ran.stderr
 
 
 # --- the compiler itself --------------------------------------------------------------------------
