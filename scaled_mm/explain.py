@@ -65,6 +65,8 @@ class Explanation:
     """Of a weight that is multiplied by 16-bit activations; None: the product is int8."""
     bits: int = 8
     """Of the weight's values."""
+    experts: int | None = None
+    """Of a product of several."""
     weight_bytes: int | None = None
     """Of the weight; of one in groups its values, zero points and scales."""
     weight_floor_us: float | None = None
@@ -135,6 +137,7 @@ def explain(
     *,
     out_dtype: str = "bfloat16",
     activation: str | None = None,
+    experts: int | None = None,
     device: Device | None = None,
     ask: Callable[..., dict[str, Any]] | None = None,
 ) -> Explanation:
@@ -146,6 +149,8 @@ def explain(
         m, n, k: the sizes, of operands in the fast layout.
         out_dtype: bfloat16, float16, float32, int8 or float8_e4m3fn.
         activation: what `scaled_mm` takes.
+        experts: how many there are, for `grouped_mm` of M rows in all. The choice is made for a
+            router that likes each as much.
         device: the GPU; None: the local one, or an H200 where there is none.
         ask: what answers, with the arguments of `ask_library`; None: that.
 
@@ -158,8 +163,14 @@ def explain(
         raise ValueError(f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got {out_dtype}")
     check_as_the_op_does(m, n, k, OUT_DTYPES[out_dtype], activation)
     gpu = device or local_device() or DEVICES["H200"]
-    answer = (ask or ask_library)(m, n, k, gpu, OUT_DTYPES[out_dtype], activation)
-    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu)
+    if experts is None:
+        answer = (ask or ask_library)(m, n, k, gpu, OUT_DTYPES[out_dtype], activation)
+    else:
+        if not 0 < experts <= MOST:
+            raise ValueError(f"experts must be in 1..{MOST}, got {experts}")
+        ending = (OUT_DTYPES[out_dtype], activation or "none")
+        answer = _library.explain("grouped", m, n, k, experts, *ending, *gpu.facts)
+    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu, experts=experts)
 
 
 def explain_awq(

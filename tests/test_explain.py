@@ -166,6 +166,7 @@ def test_command(answered, capsys):
         (["--bandwidth", "0"], "--bandwidth must be above 0 and finite, got 0.0"),
         (["--bandwidth", "nan"], "--bandwidth must be above 0 and finite, got nan"),
         (["--awq", "--activation", "reglu"], "--activation must be left out with --awq, got reglu"),
+        (["--bits", "8", "--experts", "2"], "--experts must be left out with --bits, got 2"),
         (["--dtype", "x"], f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got x"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
@@ -203,6 +204,23 @@ def test_the_choice_follows_the_shape():
         assert chosen(m, 768, 768) == "ping_64x64_2x1"
     assert chosen(257, 12288, 4096) == "stream_144x128", "two tiles of tokens in two rounds"
     assert chosen(256, 4096, 4096, DEVICES["H20"]) != "ping_64x128_2x1", "not the H200's answer"
+
+
+def test_products_of_experts():
+    """Few rows of each stream the weights of those that are hit; many take pairs of blocks."""
+    sizes = {"n": 4096, "k": 7168, "experts": 256, "device": DEVICES["H200"]}
+    token = explain(8, **sizes)
+    assert token.chosen.name == "grouped_8x64"
+    assert 7 < token.weight_bytes / (4096 * 7168) <= 8
+    tokens = explain(32_768, **sizes)
+    assert tokens.chosen.name.startswith("grouped_ping")
+    assert tokens.weight_bytes == 256 * 4096 * 7168
+    assert token.experts == 256 and "256 experts, bfloat16" in text_of(token)
+    few = explain(1, **{**sizes, "experts": 1})
+    assert few.weight_bytes == 4096 * 7168
+    assert explain(8, **{**sizes, "experts": 2000}).chosen.name == "grouped_8x64"
+    with pytest.raises(ValueError, match=r"^experts must be in 1\.\.2147483647, got 0$"):
+        explain(8, **{**sizes, "experts": 0})
 
 
 def test_rows_outside_the_activation_cost():

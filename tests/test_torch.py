@@ -105,6 +105,8 @@ SCHEMAS = {
     "int address) -> Tensor[]",
     "_explain_program": "(int[] program, int m, int n, int k, str device, int capability, int sms, "
     "float bytes_per_us, float mhz) -> str",
+    "_explain_grouped": "(int m, int n, int k, int experts, ScalarType out_dtype, str activation, "
+    "str device, int capability, int sms, float bytes_per_us, float mhz) -> str",
     "_explain_lowbit": "(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
     "str device, int capability, int sms, float bytes_per_us, float mhz) -> str",
     "_gpus": "() -> str",

@@ -1,6 +1,7 @@
 // Sorting of tokens by their experts, and the sum of what these make of a token (moe_sort,
 // moe_combine): launches.
 #include "cuda/common/experts.cuh"
+#include "cuda/common/groups.cuh"
 
 #include <algorithm>
 #include <type_traits>
@@ -23,6 +24,27 @@ __global__ void __launch_bounds__(kSortThreads)
   sort_experts(expert_of, count, experts, top_k, to);
 }
 
+// Row i of `to` is row rows[i] of A [.., k], and zeros up to whole words of 16 bytes.
+__global__ void __launch_bounds__(kThreads)
+    gather(const Matrix<const int8_t> a, const int k, const Groups groups, uint4* const to) {
+  launch_dependents();
+  wait_for_dependencies();
+  const int words = (k + 15) / 16;
+  const int64_t all = int64_t{groups.count} * words;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int row = static_cast<int>(i / words), at = static_cast<int>(i - int64_t{row} * words);
+    const int8_t* const from = a.data + groups.source(row) * a.row_stride + 16 * at;
+    if (16 * at + 16 <= k) {
+      to[i] = *reinterpret_cast<const uint4*>(from);
+    } else {
+      to[i] = {};
+      for (int byte = 0; byte < k % 16; ++byte)
+        reinterpret_cast<int8_t*>(to + i)[byte] = from[byte];
+    }
+  }
+}
+
 // row_of[order[row]] = row.
 __global__ void __launch_bounds__(kThreads)
     invert(const int32_t* const order, const int count, int32_t* const row_of) {
@@ -32,10 +54,21 @@ __global__ void __launch_bounds__(kThreads)
   if (row < count) row_of[min(max(order[row], 0), count - 1)] = row;
 }
 
-__global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ CombinedTokens p) {
+constexpr int kInvertedAtOnce = 2048;  // by every block of combine
+
+// order: p.row_of[order[row]] = row; null: p has row_of.
+__global__ void __launch_bounds__(kThreads)
+    combine(const __grid_constant__ CombinedTokens p, const int32_t* const order, const int count) {
+  extern __shared__ int32_t row_of[];
   launch_dependents();
   wait_for_dependencies();
-  combine_experts(p);
+  if (order != nullptr) {
+    for (int row = static_cast<int>(threadIdx.x); row < count; row += kThreads) {
+      row_of[min(max(order[row], 0), count - 1)] = row;
+    }
+    __syncthreads();
+  }
+  combine_experts(p, order != nullptr ? row_of : p.row_of);
 }
 
 }  // namespace
@@ -54,18 +87,34 @@ void sort_by_expert(const TopK& p, const Scope& scope) {
   }
 }
 
+Matrix<const int8_t> sorted_rows(const GroupedInt8Problem& p, const Scope& scope) {
+  const Matrix<const int8_t>& a = p.product.a;
+  if (p.rows == nullptr || p.size.k == 0) return a;
+  const int64_t words = ceil_div(p.size.k, int64_t{16});
+  auto* const copy = scope.allocate<uint4>(p.size.m * words);
+  const Groups groups{p.offsets, 0, static_cast<int>(p.size.m), p.rows, static_cast<int>(p.a_rows)};
+  const int64_t blocks = std::min<int64_t>(ceil_div(p.size.m * words, kThreads), 1 << 16);
+  launch_early(gather, {static_cast<unsigned>(blocks), kThreads}, scope, a,
+               static_cast<int>(p.size.k), groups, copy);
+  return {reinterpret_cast<const int8_t*>(copy), 16 * words, 1};
+}
+
 void combine_by_token(CombinedTokens p, const int32_t* order, const Scope& scope) {
   if (p.tokens == 0 || p.columns == 0) return;
   const auto count = static_cast<int>(p.tokens * p.top_k);
-  if (count > 0) {
+  const bool at_once = count <= kInvertedAtOnce;
+  if (!at_once) {
     auto* const row_of = scope.allocate<int32_t>(count);
     launch_early(invert, {static_cast<unsigned>(ceil_div(count, kThreads)), kThreads}, scope, order,
                  count, row_of);
     p.row_of = row_of;
   }
   const int64_t blocks = ceil_div(p.tokens * ceil_div(p.columns, int64_t{4}), kThreads);
-  launch_early(combine, {static_cast<unsigned>(std::min<int64_t>(blocks, 1 << 20)), kThreads},
-               scope, p);
+  launch_early(combine,
+               {.grid = static_cast<unsigned>(std::min<int64_t>(blocks, 1 << 20)),
+                .block = kThreads,
+                .shared_bytes = at_once ? 4 * count : 0},
+               scope, p, at_once ? order : nullptr, count);
 }
 
 }  // namespace scaled_mm::cuda

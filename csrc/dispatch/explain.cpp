@@ -104,9 +104,8 @@ std::string explain(const typename P::Size& size, const DriverFacts& facts) {
 // --------------------------------------------------------------------------------------- No
 // argument is a tensor, so each library answers for itself: see _library.py.
 
-std::string explain_int8(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
-                         std::string activation, std::string device, int64_t capability,
-                         int64_t sms, double bytes_per_us, double mhz) {
+Int8Problem::Size int8_size(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
+                            std::string_view activation) {
   Int8Problem::Size size{.m = m, .n = n, .k = k};
   size.out_dtype = out_dtype_of(out_dtype).value_or(DType::bfloat16);
   const OperandSet scale = is_8_bit(size.out_dtype) ? bit(Operand::out_scale) : 0;
@@ -114,8 +113,23 @@ std::string explain_int8(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
   size.epilogue = out_dtype == ScalarType::Int
                       ? epilogue::Id::RawAccumulator
                       : epilogue::choose(scale, wanted ? *wanted : kActivations[0]);
+  return size;
+}
+
+std::string explain_int8(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
+                         std::string activation, std::string device, int64_t capability,
+                         int64_t sms, double bytes_per_us, double mhz) {
   return explain<Int8Problem>(
-      size, {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
+      int8_size(m, n, k, out_dtype, activation),
+      {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
+}
+
+std::string explain_grouped(int64_t m, int64_t n, int64_t k, int64_t experts, ScalarType out_dtype,
+                            std::string activation, std::string device, int64_t capability,
+                            int64_t sms, double bytes_per_us, double mhz) {
+  return explain<GroupedInt8Problem>(
+      {int8_size(m, n, k, out_dtype, activation), experts},
+      {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }
 
 std::string explain_lowbit(int64_t m, int64_t n, int64_t k, int64_t group, int64_t bits,
@@ -149,6 +163,7 @@ std::string explain_program(std::vector<int64_t> ints, int64_t m, int64_t n, int
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("_explain_int8", TORCH_BOX(&scaled_mm::explain_int8));
+  ops.impl("_explain_grouped", TORCH_BOX(&scaled_mm::explain_grouped));
   ops.impl("_explain_lowbit", TORCH_BOX(&scaled_mm::explain_lowbit));
   ops.impl("_explain_program", TORCH_BOX(&scaled_mm::explain_program));
 }

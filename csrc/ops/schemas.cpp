@@ -127,6 +127,9 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "_explain_int8(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
       "int capability, int sms, float bytes_per_us, float mhz) -> str");
   ops.def(
+      "_explain_grouped(int m, int n, int k, int experts, ScalarType out_dtype, str activation, "
+      "str device, int capability, int sms, float bytes_per_us, float mhz) -> str");
+  ops.def(
       "_explain_lowbit(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
       "str device, int capability, int sms, float bytes_per_us, float mhz) -> str");
   ops.def(

@@ -1,5 +1,8 @@
 #include "problems/groups.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "rules.h"
 
 namespace scaled_mm {
@@ -99,6 +102,25 @@ class Operands {
 };
 
 }  // namespace
+
+double experts_hit(int64_t m, int64_t experts) {
+  if (m == 0 || experts == 0) return 0;
+  return -double(experts) * std::expm1(double(m) * std::log1p(-1 / double(experts)));
+}
+
+// An expert has about normally many rows, and more than j times `rows` of them where it has tile j.
+double usual_tiles(int64_t m, int64_t experts, int rows) {
+  double tiles = experts_hit(m, experts);
+  if (tiles == 0) return 0;
+  const double mean = double(m) / double(experts), spread = std::sqrt(mean - mean / experts);
+  if (spread > rows) return double(experts) * (mean / rows + 0.5);
+  const auto certain = static_cast<int64_t>(std::max(0.0, (mean - 4 * spread) / rows - 1));
+  tiles += double(experts * certain);
+  for (double more = (certain + 1.0) * rows + 0.5; more < mean + 4 * spread; more += rows) {
+    tiles += double(experts) * std::erfc((more - mean) / (spread * std::sqrt(2.0))) / 2;
+  }
+  return tiles;
+}
 
 Checked<GroupedInt8Problem> check_grouped_mm(const GroupedArguments& given) {
   const auto& [a, b, offsets, scale_a, scale_b, row_of, b_shape, ending] = given;

@@ -8,26 +8,25 @@
 
 namespace scaled_mm {
 
+// Where all experts are equally likely, on average: those of `experts` that have one of m rows, and
+// tiles of at most so many rows of one.
+double experts_hit(int64_t m, int64_t experts);
+double usual_tiles(int64_t m, int64_t experts, int rows);
+
 // The size of a product of several experts' rows: that of one product, whose m are all rows.
 template <class Of>
 struct GroupedSize : Of {
   int64_t experts = 0;
 
   bool operator==(const GroupedSize&) const = default;
-  // Experts that have a row, at most.
-  int64_t hit() const { return std::min(this->m, experts); }
-  double weight_bytes() const { return double(hit()) * Of::weight_bytes(); }
+  double weight_bytes() const { return experts_hit(this->m, experts) * Of::weight_bytes(); }
   double bytes() const { return weight_bytes() + Of::bytes() - Of::weight_bytes(); }
-  // Tiles of at most so many rows of one expert, or of none: never more than these,
+  // Tiles of at most so many rows of one expert, or of none: never more than these.
   int64_t most_tiles(int rows) const {
     const int64_t groups = std::min(this->m, experts + 1);
     return groups + (this->m - groups) / rows;
   }
-  // and these where all are hit alike; half of an expert's last tile is empty, on average.
-  double usual_tiles(int rows) const {
-    const auto experts_hit = static_cast<double>(hit());
-    return hit() == 0 ? 0 : std::max(experts_hit, double(this->m) / rows + experts_hit / 2);
-  }
+  double usual_tiles(int rows) const { return scaled_mm::usual_tiles(this->m, experts, rows); }
 };
 
 // D [M, N / columns]: of expert e's rows, offsets[e - 1] <= m < offsets[e], the epilogue of A's

@@ -23,6 +23,7 @@ def command(
     k: int,
     dtype: str,
     activation: str | None,
+    experts: int | None,
     device: str | None,
     sms: int | None,
     bandwidth: float | None,
@@ -37,8 +38,9 @@ def command(
     lowbit = "--awq" if awq else "--bits"
     if awq and bits is not None:
         raise ValueError(f"--bits must be left out with --awq, got {bits}")
-    if (awq or bits) and activation is not None:
-        raise ValueError(f"--activation must be left out with {lowbit}, got {activation}")
+    for option, given in (("--activation", activation), ("--experts", experts)):
+        if (awq or bits) and given is not None:
+            raise ValueError(f"{option} must be left out with {lowbit}, got {given}")
     if bits is None and zeros != ZEROS[0]:
         raise ValueError(f"--zeros must stand beside --bits, got {zeros} without it")
     if group is not None and not (awq or bits):
@@ -52,7 +54,8 @@ def command(
         kind: dict[str, Any] = {"bits": bits, "zeros": zeros, "group": group, "packed": packed}
         found = explain_mixed(m, n, k, **kind, out_dtype=dtype, device=gpu)
     else:
-        found = explain(m, n, k, out_dtype=dtype, activation=activation, device=gpu)
+        int8: dict[str, Any] = {"activation": activation, "experts": experts}
+        found = explain(m, n, k, out_dtype=dtype, **int8, device=gpu)
     if as_json:
         more = {"operations": found.operations, "predicted_tops": found.predicted_tops}
         print_json({**asdict(found), **more})
@@ -73,6 +76,7 @@ def show(found: Explanation, console: RichConsole) -> None:
     """Print the kernels, then what the times are to be measured by."""
     gpu, kernel = found.device, found.chosen
     weight = "" if found.group is None else f"int{found.bits} in groups of {found.group}, "
+    weight += "" if found.experts is None else f"{found.experts} experts, "
     lines(
         console,
         f"M={found.m} N={found.n} K={found.k}, {weight}{found.out_dtype}, on "

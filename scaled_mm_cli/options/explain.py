@@ -17,6 +17,9 @@ def options(
         str, typer.Option(help=f"Of the output: {', '.join(OUT_DTYPES)}.")
     ] = "bfloat16",
     activation: Annotated[str | None, typer.Option(help=f"{', '.join(ACTIVATIONS)}.")] = None,
+    experts: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Of grouped_mm, of M rows in all.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help=f"{', '.join(GPUS)}. Default: the GPU here, else H200.")
     ] = None,

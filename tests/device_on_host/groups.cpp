@@ -63,7 +63,20 @@ void check(const char* what, const std::vector<int32_t>& offsets, int count, boo
     }
     wrong += alone != (end - groups.end(expert - 1) <= kRows);
   }
-  for (int i = 0; sorted && i < count; ++i) wrong += times[i] != 1;
+  const int columns = 1 + below(3);
+  std::vector<int> columns_of(count);
+  for (int tile = 0; tile < table.count() * columns; ++tile) {
+    int column = -1;
+    const cuda::GroupTile at = table.find(tile, columns, column);
+    wrong += column < 0 || column >= columns || at.row < 0 || at.row >= at.end;
+    for (int i = at.row; i < std::min({at.row + kRows, at.end, count}); ++i) {
+      columns_of[i] += 1 << 4 * column;
+    }
+  }
+  for (int i = 0; sorted && i < count; ++i) {
+    wrong += times[i] != 1;
+    wrong += columns_of[i] != 0x111 % (1 << 4 * columns);
+  }
   wrong += sorted && (table.count() != found || table.of_experts() != theirs);
   ++cases;
   if (wrong == 0) return;
@@ -115,12 +128,12 @@ void check_combine(int64_t tokens, int64_t columns, int top_k) {
     Block::run(32, [&] {
       cuda::combine_experts({.y = {y.data(), DType::float32, columns, 1},
                              .weights = {weights.data(), DType::float32, top_k, 1},
-                             .row_of = row_of.data(),
                              .tokens = tokens,
                              .columns = columns,
                              .top_k = top_k,
                              .d = d.data(),
-                             .dtype = DType::float32});
+                             .dtype = DType::float32},
+                            row_of.data());
     });
   }
   blockIdx.x = 0;

@@ -53,14 +53,30 @@ template <int kRows>
 __device__ inline GroupTile find_tile(const Groups& groups, int tile, int lane) {
   const int all = groups.experts + 1, share = (all + 31) / 32;
   const int first = min(lane * share, all), last = min(first + share, all);
+  // each(expert, begin, end) of the lane's experts, until it returns true. Offsets of several are
+  // on their way at once.
+  const auto walk = [&](const auto& each) {
+    constexpr int kTogether = 8;
+    int begin = groups.end(first - 1);
+    for (int at = first; at < last; at += kTogether) {
+      int ends[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) ends[i] = at + i < last ? groups.end(at + i) : 0;
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (at + i >= last || each(at + i, begin, ends[i])) return;
+        begin = ends[i];
+      }
+    }
+  };
   const auto tiles_of = [](int begin, int end) {
     return (max(end - begin, 0) + kRows - 1) / kRows;
   };
   int mine = 0;
-#pragma unroll 4
-  for (int expert = first; expert < last; ++expert) {
-    mine += tiles_of(groups.end(expert - 1), groups.end(expert));
-  }
+  walk([&](int, int begin, int end) {
+    mine += tiles_of(begin, end);
+    return false;
+  });
   int through = mine;  // tiles up to this lane's last
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -73,15 +89,15 @@ __device__ inline GroupTile find_tile(const Groups& groups, int tile, int lane) 
   GroupTile found = {};
   if (lane == owner) {
     int left = tile - (through - mine);
-    for (int expert = first; expert < last; ++expert) {
-      const int begin = groups.end(expert - 1), end = groups.end(expert);
+    walk([&](int expert, int begin, int end) {
       const int tiles = tiles_of(begin, end);
       if (left < tiles) {
         found = {expert, begin + left * kRows, end, tiles == 1};
-        break;
+        return true;
       }
       left -= tiles;
-    }
+      return false;
+    });
   }
   found.expert = __shfl_sync(~0u, found.expert, owner);
   found.row = __shfl_sync(~0u, found.row, owner);
@@ -112,13 +128,21 @@ class TileTable {
   __device__ int of_experts() const { return tiles_[experts_]; }
   // tile < count().
   __device__ GroupTile find(int tile) const {
-    int expert = 0, above = experts_ + 1;  // tiles_[expert] <= tile < tiles_[above]
+    int column;
+    return find(tile, 1, column);
+  }
+  // Of a grid that has `columns` tiles along N: an expert's lie together, down the rows first.
+  // Tells the column too.
+  __device__ GroupTile find(int tile, int columns, int& column) const {
+    int expert = 0, above = experts_ + 1;  // whose first tiles are not behind this one, and behind
     while (above - expert > 1) {
       const int middle = (expert + above) / 2;
-      (tiles_[middle] <= tile ? expert : above) = middle;
+      (tiles_[middle] * columns <= tile ? expert : above) = middle;
     }
-    const int first = tiles_[expert], row = ends_[expert] + (tile - first) * kRows;
-    return {expert, row, ends_[expert + 1], tiles_[expert + 1] - first == 1};
+    const int first = tiles_[expert], across = tiles_[expert + 1] - first;
+    const int within = tile - first * columns, row = ends_[expert] + within % across * kRows;
+    column = within / across;
+    return {expert, row, ends_[expert + 1], across == 1};
   }
 
  private:

@@ -232,11 +232,26 @@ struct Stream {
   Prediction predict(const GroupedInt8Problem::Size& size, const Machine& machine) const;
 };
 
+inline constexpr int kMaxExperts = 1024;  // of a persistent kernel
+
+// Pairs of blocks that go from tile to tile (grouped_persistent.cuh), for many rows an expert.
+struct Persistent {
+  int tile_m;  // of D: tokens of one expert; by 128 channels
+  float fixed_us;
+  float rate;
+
+  std::string describe(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+  std::string refuse(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+  Prediction predict(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+};
+
 #define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
 #include "cuda/sm90/grouped.table"
 #undef KERNEL
 
 template <const Stream& kTile>
+void run(const GroupedInt8Problem& p, const Scope& scope);
+template <const Persistent& kTile>
 void run(const GroupedInt8Problem& p, const Scope& scope);
 
 // As many tiles of tokens as there can be.

@@ -416,6 +416,30 @@ Prediction Stream::predict(const GroupedInt8Problem::Size& size, const Machine& 
   return joined(kFit, size.bytes() / rate_of(machine), p.busy, p.waves, p.least);
 }
 
+std::string Persistent::describe(const GroupedInt8Problem::Size&, const Machine&) const {
+  return cat("pairs of blocks that go from tile to tile, ", int8::tile_text(tile_m, 128));
+}
+
+std::string Persistent::refuse(const GroupedInt8Problem::Size& size, const Machine& machine) const {
+  if (size.experts > kMaxExperts) {
+    return cat("takes ", kMaxExperts, " experts at most, got ", size.experts);
+  }
+  return refuse_machine(machine);
+}
+
+Prediction Persistent::predict(const GroupedInt8Problem::Size& size, const Machine& machine) const {
+  const double blocks = 2 * size.usual_tiles(tile_m) * double(ceil_div(size.n, int64_t{256}));
+  const double rows = double(round_up(size.k, int8::kChunk));
+  const double loads = (tile_m / 2.0 + 128) * rows, operations = 128.0 * tile_m * rows;
+  const double rounds = std::max(1.0, blocks / machine.sms);
+  const double sums = double(size.m) * double(size.n);
+  const double us = kExposedEpilogueUs + (int8::is_plain(size) ? 0 : kTileEndingUs * sums);
+  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
+                std::max(rounds * operations / machine.products_per_us,
+                         rounds * loads / machine.l2_bytes_per_us),
+                us * machine.latency, rounds * operations / machine.most_products_per_us);
+}
+
 namespace {
 
 constexpr Kernel<GroupedInt8Problem> kKernels[] = {
