@@ -34,7 +34,7 @@ def routing(rng: np.random.Generator, rows: int, experts: int) -> list[int]:
     return ends.tolist()
 
 
-def operands_of(rng: np.random.Generator, most_rows: int = 60) -> Operands:
+def operands_of(rng: np.random.Generator, most_rows: int = 60, wider: int = 1) -> Operands:
     """Random ones of every kind."""
 
     def chance() -> bool:
@@ -50,7 +50,7 @@ def operands_of(rng: np.random.Generator, most_rows: int = 60) -> Operands:
         return torch.from_numpy(rng.integers(-128, 128, shape, dtype=np.int32))
 
     tokens, experts = int(rng.integers(0, most_rows)), int(rng.integers(1, 20))
-    n, k = 2 * int(rng.integers(1, 100)), int(rng.integers(0, 400))
+    n, k = 2 * int(rng.integers(1, 100 * wider)), int(rng.integers(0, 400 * wider))
     gathers = tokens > 0 and chance()
     m = int(rng.integers(0, 2 * most_rows)) if gathers else tokens
     out_dtype = FLOATS[rng.integers(3)]
@@ -111,3 +111,10 @@ def of_expert(name: str, x: Any, e: int, at: slice, rows: Tensor) -> Any:
 def cases(count: int) -> list[Operands]:
     rng = np.random.default_rng(7)
     return [operands_of(rng, most_rows=300 if i % 3 == 0 else 40) for i in range(count)]
+
+
+@functools.cache
+def large_cases(count: int) -> list[Operands]:
+    """Blocks that stay have several tiles of these each."""
+    rng = np.random.default_rng(8)
+    return [operands_of(rng, most_rows=2000, wider=5) for _ in range(count)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cuda_support import DEVICE, GPU, forced, kernels, on_device, streams_only
 from cuda_support import assert_outputs as assert_all
-from grouped_cases import cases, one_by_one, packed, routing
+from grouped_cases import cases, large_cases, one_by_one, packed, routing
 from quantize_cases import IN_DTYPES
 
 from scaled_mm import grouped_mm, moe_combine, moe_sort
@@ -19,7 +19,7 @@ ROWS = ["", *kernels("grouped")]
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_bits_of_each_expert(row: str) -> None:
-    for i, operands in enumerate(cases(150)):
+    for i, operands in enumerate([*cases(150), *large_cases(8)]):
         expected = {name: one_by_one(operands).to(DEVICE) for name in ("plain", "packed")}
         there = on_device(operands)
         with forced(row):

@@ -48,7 +48,7 @@ struct PersistentParams {
 template <int kTokens_, class E>
 struct PersistentBlock {
   static constexpr int kTokens = kTokens_;
-  static_assert(kTokens % (2 * kSlice) == 0);
+  static_assert(kTokens % kSlice == 0);  // halves have whole eights of rows, a swizzle's group
   static constexpr int kWeightBytes = kChannels * kChunk;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kChunk;
   static constexpr bool kHasMatrix = Lower<E>::List::has_full;

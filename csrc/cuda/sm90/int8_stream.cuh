@@ -93,6 +93,8 @@ struct Mma<128> : cute::SM90::GMMA::MMA_64x128x32_S32S8S8_SS_TN {};
 template <>
 struct Mma<144> : cute::SM90::GMMA::MMA_64x144x32_S32S8S8_SS_TN {};
 template <>
+struct Mma<160> : cute::SM90::GMMA::MMA_64x160x32_S32S8S8_SS_TN {};
+template <>
 struct Mma<176> : cute::SM90::GMMA::MMA_64x176x32_S32S8S8_SS_TN {};
 template <>
 struct Mma<192> : cute::SM90::GMMA::MMA_64x192x32_S32S8S8_SS_TN {};

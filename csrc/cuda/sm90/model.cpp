@@ -431,11 +431,12 @@ Prediction Persistent::predict(const GroupedInt8Problem::Size& size, const Machi
   const double blocks = 2 * size.usual_tiles(tile_m) * double(ceil_div(size.n, int64_t{256}));
   const double rows = double(round_up(size.k, int8::kChunk));
   const double loads = (tile_m / 2.0 + 128) * rows, operations = 128.0 * tile_m * rows;
-  const double rounds = std::max(1.0, blocks / machine.sms);
+  const double rounds = std::ceil(blocks / machine.sms);
+  const double pace = rounds - kIdleShare * (rounds - blocks / machine.sms);
   const double sums = double(size.m) * double(size.n);
   const double us = kExposedEpilogueUs + (int8::is_plain(size) ? 0 : kTileEndingUs * sums);
   return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                std::max(rounds * operations / machine.products_per_us,
+                std::max(pace * operations / machine.products_per_us,
                          rounds * loads / machine.l2_bytes_per_us),
                 us * machine.latency, rounds * operations / machine.most_products_per_us);
 }
