@@ -33,22 +33,22 @@ __device__ inline uint32_t arranged_ones(int t, int there) {
 
 // The zero points of a lane's two channels.
 struct NibbleZeros {
-  uint32_t of[2];  // in every byte
+  uint32_t base[2];  // 128 less the zero point, in every byte
 
   NibbleZeros() = default;
   // From the byte that a set has of them.
   __device__ explicit NibbleZeros(uint32_t both)
-      : of{(both & 15) * 0x01010101, (both >> 4) * 0x01010101} {}
+      : base{0x80808080 - (both & 15) * 0x01010101, 0x80808080 - (both >> 4) * 0x01010101} {}
   // What a step of 32 rows multiplies, from the words of two steps of 16: values less zero points.
   __device__ void subtract(uint32_t (&w)[4], uint32_t first, uint32_t second) const {
-    w[0] = less(first, of[0]), w[1] = less(first >> 4, of[1]);
-    w[2] = less(second, of[0]), w[3] = less(second >> 4, of[1]);
+    w[0] = less(first, base[0]), w[1] = less(first >> 4, base[1]);
+    w[2] = less(second, base[0]), w[3] = less(second >> 4, base[1]);
   }
 
  private:
-  // Values of at most 15 either way: no byte borrows from the next.
-  __device__ static uint32_t less(uint32_t nibbles, uint32_t zeros) {
-    return (((nibbles & 0x0f0f0f0f) | 0x80808080) - zeros) ^ 0x80808080;
+  // No byte overflows: it is 128 and at most 15 more or less.
+  __device__ static uint32_t less(uint32_t nibbles, uint32_t base) {
+    return ((nibbles & 0x0f0f0f0f) + base) ^ 0x80808080;
   }
 };
 

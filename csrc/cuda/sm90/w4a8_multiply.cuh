@@ -112,8 +112,8 @@ class Multiplier {
   int warp_, lane_, unit_size_;
   Cursor at_;
   int before_;      // the stage before, whose last products may still run
-  int row_, left_;  // the item's first row; rows of its group from there on
-  bool fresh_;      // a group begins with the item
+  int row_, left_;  // the first row of the step or chunk; rows of its group from there on
+  bool fresh_;      // a group begins with it
   bool pending_;    // and one has ended before it
   bool new_slice_;  // and a slice
   uint32_t w_[2][kItemSteps][4];
@@ -183,7 +183,9 @@ class Multiplier {
     constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels, kBuffer = kItem % 2;
     uint32_t next_scale = scale[j];
     make<kItem>(next_scale);
-    if constexpr (!kOne) {
+    // Groups of chunks begin with a chunk.
+    constexpr bool kMayBegin = kStep == 0 || Block::kGroups == Groups::of_steps;
+    if constexpr (!kOne && kMayBegin) {
       if (fresh_ && pending_) {
         cute::warpgroup_wait<kPanels - 1>();
         fence(j);
@@ -208,26 +210,29 @@ class Multiplier {
 #pragma unroll
     for (int s = 0; s < kItemSteps; ++s) {  // 32 rows: 32 bytes of a token
       const uint64_t of_step = with_address(tokens + 2 * (kStep + s));
-      const bool begins = s == 0 && fresh_;
+      const bool begins = s == 0 && kMayBegin && fresh_;
       multiply_add(acc[j], w_[kBuffer][s], of_step, begins);
     }
     cute::warpgroup_commit_batch();
     cute::warpgroup_wait<1>();
     if (kItem == 0 && before_ >= 0) release(before_);
-    if constexpr (j == kPanels - 1) next_item();
+    if constexpr (Block::kGroups == Groups::of_steps ? j == kPanels - 1 : kItem == kItems - 1) {
+      next_rows();
+    }
   }
-  __device__ void next_item() {
+  __device__ void next_rows() {
     if constexpr (kOne) {
       fresh_ = false;
-      return;
+    } else {
+      constexpr int kRows = Block::kGroups == Groups::of_steps ? 32 : kUnitRows;
+      const int begin = row_ + left_ - p_.group;  // of the group
+      row_ += kRows, left_ -= kRows;
+      if (fresh_) pending_ = row_ <= p_.k;
+      fresh_ = left_ == 0;
+      if (!fresh_) return;
+      left_ = p_.group;
+      new_slice_ = row_ / kSlice != begin / kSlice;
     }
-    const int begin = row_ + left_ - p_.group;  // of the group
-    row_ += 32 * kItemSteps, left_ -= 32 * kItemSteps;
-    if (fresh_) pending_ = row_ <= p_.k;
-    fresh_ = left_ == 0;
-    if (!fresh_) return;
-    left_ = p_.group;
-    new_slice_ = row_ / kSlice != begin / kSlice;
   }
 
   __device__ __forceinline__ void multiply_chunk() {
