@@ -7,7 +7,8 @@
     int8       scaled_mm and int8_mm, plain and packed, by each row of the tuning table
     int4       awq_gemm by each row, a plain and a packed weight
     mixed      mixed_mm by each row, weights of 4 and 8 bits
-    others     packing, sums of columns, quantisers, producers, dequantising, widening
+    others     packing, sums of columns, quantisers, producers, dequantising, widening; w4a8_mm and
+               scaled_mm in blocks by each row
 
 tests/sanitizers.py runs all of it under every tool, several processes side by side. Exit code 1
 when a result is wrong. Every tensor is an allocation of its own, so that memcheck sees an access
@@ -39,7 +40,10 @@ from operands import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, V
 from produce_cases import PRODUCE_CASES
 from quantize_cases import IN_DTYPES, ROWS, QuantizeCase, random_quantize_case
 from test_cuda_awq import ALL_ARMS, PACKED, for_arm, name_of, streamed
+from test_cuda_k_scales import BLOCK_SIZES, MORE, packed_there
+from test_cuda_k_scales import ROWS as K_SCALES
 from test_produce import OUTPUTS, produce
+from test_w4a8 import blocks
 from torch import Tensor
 
 import scaled_mm
@@ -263,9 +267,26 @@ def run_mixed_dequantize(options: argparse.Namespace, verdict: Wrong) -> None:
         verdict.compare(got, expected, case)
 
 
+def run_k_scales(options: argparse.Namespace, verdict: Wrong) -> None:
+    cases = list(MORE.values())
+    for case in cases[:: max(1, len(cases) // max(1, options.count))]:
+        given, _ = case.build()
+        there = on_device({name: x for name, x in given.items() if name != "w"})
+        w, expected = packed_there(given["w"]), {"w4a8_mm": scaled_mm.w4a8_mm(**given)}
+        for row in K_SCALES:
+            with forced(row):
+                verdict.compare({"w4a8_mm": scaled_mm.w4a8_mm(w=w, **there)}, expected, row, case)
+    for size in BLOCK_SIZES:
+        given = blocks(*size)
+        there, expected = on_device(given), {"blocks": scaled_mm.scaled_mm(**given)}
+        for row in K_SCALES:
+            with forced(row):
+                verdict.compare({"blocks": scaled_mm.scaled_mm(**there)}, expected, row, size)
+
+
 def run_others(options: argparse.Namespace, verdict: Wrong) -> None:
     dequantizers = (run_dequantize, run_mixed_dequantize)
-    for run in (run_weights, run_quantizers, run_producers, *dequantizers):
+    for run in (run_weights, run_quantizers, run_producers, *dequantizers, run_k_scales):
         run(options, verdict)
 
 
