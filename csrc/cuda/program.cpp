@@ -14,6 +14,10 @@ bool is_constant(const Program::Node& node) {
 bool takes_nodes(const Program::Node& node) {
   return node.op != Op::acc && node.op != Op::operand && !is_constant(node);
 }
+// In the first two arguments: the last result is best the first.
+bool is_commutative(Op op) {
+  return op == Op::add || op == Op::mul || op == Op::fma || op == Op::add_int || op == Op::mul_int;
+}
 // Of a node whose result lies in slots.
 Kept kind_of(const Program::Node& node) {
   return !node.varies ? Kept::columns : node.columns == 0 ? Kept::rows : Kept::each;
@@ -48,12 +52,12 @@ class Steps {
       ProgramStep& step = p.steps[s];
       step.op = output < 0 ? node.op : kWriteStep;
       step.leaf = static_cast<uint8_t>(output < 0 ? node.args[0] : output);
-      const auto args = arguments(s);
+      auto args = arguments(s);
+      if (output < 0 && is_commutative(node.op) && args[1] == last) std::swap(args[0], args[1]);
       for (size_t i = 0; i < args.size(); ++i) step.from[i] = where(args[i], last);
       for (int arg : args) free(arg, s);
-      if (output >= 0) continue;
       last = index;
-      if (last_use_[index] < 0) continue;
+      if (output >= 0 || last_use_[index] < 0) continue;
       step.to = places_[index] = place(kind_of(node), allocate(slots_of(kind_of(node))));
     }
     p.slots = static_cast<int>(taken_.size());
@@ -93,7 +97,7 @@ class Steps {
         const bool kept = s >= once_ && !program_.nodes[arg].varies;  // for the next rows
         last_use_[arg] = kept ? kMaxProgramSteps : std::max(last_use_[arg], s);
       }
-      if (order_[s].output < 0) last = order_[s].node;
+      last = order_[s].node;
     }
   }
 
@@ -136,8 +140,7 @@ ProgramLeaf leaf_of(const Program::Leaf& leaf) {
 
 ProgramParams program_params(const Program& program, const int32_t* sums, int64_t m, int64_t n) {
   ProgramParams p{};
-  p.m = m, p.n = n, p.columns = program.columns;
-  p.sums = {{sums, DType::float32, n, 1}, 1};
+  p.sums = sums, p.m = m, p.n = n, p.columns = program.columns;
   std::transform(program.leaves.begin(), program.leaves.end(), p.leaves, leaf_of);
   for (size_t i = 0; i < program.outputs.size(); ++i) {
     p.outputs[i] = {program.outputs[i].d, program.outputs[i].dtype.value_or(DType::float32)};

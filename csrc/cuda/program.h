@@ -14,7 +14,7 @@ inline constexpr int kProgramRows = 4, kProgramColumns = 4;
 // Where a step finds an argument, or leaves its result: a thread has slots of 16 bytes.
 enum class Kept : uint8_t {
   none,
-  last,      // the result of the step before
+  last,      // the result of the step before, or what that wrote
   acc,       // the sums
   constant,  // `at` in the constants
   each,      // an element for each of the thread's, a slot for a row
@@ -53,7 +53,7 @@ constexpr int kMaxProgramSteps = kMaxProgramNodes + kMaxProgramOutputs;
 // Of `steps`, the first `once` make what is the same for every row.
 struct ProgramParams {
   int64_t m, n;
-  ProgramLeaf sums;
+  const int32_t* sums;
   int once, count;
   int columns;  // of B for each of D
   int slots;    // of a thread

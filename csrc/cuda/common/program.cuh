@@ -67,6 +67,18 @@ __device__ __noinline__ inline float2 slowly(Op op, float2 x, float2 y, int2 z) 
   return x;
 }
 
+// `count` elements that do not lie as a vector does, widened.
+template <class Of>
+__device__ __noinline__ Slot load_elements(const typename Of::storage* row, int64_t stride,
+                                           int count) {
+  Slot made{};
+#pragma unroll
+  for (int c = 0; c < kCols; ++c) {
+    if (c < count) made.word[c] = __float_as_uint(Of::widen(row[c * stride], 0));
+  }
+  return made;
+}
+
 // A row of values rounded to a 16-bit dtype, two in a word.
 template <DType dtype>
 __device__ inline void narrow(const uint32_t (&x)[kCols], uint32_t (&words)[kCols]) {
@@ -77,7 +89,7 @@ __device__ inline void narrow(const uint32_t (&x)[kCols], uint32_t (&words)[kCol
 }
 
 struct Arguments {
-  Values x, y, z;  // those that the operation has
+  Values y, z;  // the second and third, if the operation has them
 };
 
 class Thread {
@@ -95,7 +107,9 @@ class Thread {
     for (m_ = first - apart; m_ < p_.m; m_ += apart) {
       const bool once = m_ < first;  // what does not change from row to row
       rows_ = once ? 1 : static_cast<int>(min(p_.m - m_, int64_t{kRows}));
-      if (!once) load(p_.sums, acc_);
+      if (!once)
+        load_matrix<Format<DType::float32>>({p_.sums, DType::float32, p_.n, 1}, col_, inside_,
+                                            acc_);
       const int end = once ? p_.once : p_.count;
       for (int i = once ? 0 : p_.once; i < end; ++i) evaluate(p_.steps[i]);
     }
@@ -107,46 +121,62 @@ class Thread {
     const EpilogueOperand& from = leaf.operand;
     with_dtype(from.dtype, [&](auto dtype) {
       using Of = Format<decltype(dtype)::value>;
-      using T = typename Of::storage;
-      struct alignas(kCols * sizeof(T)) Vector {
-        uint32_t word[kCols / Of::kPerWord];
-      };
-      const int64_t col = leaf.columns == 2 ? col_ / 2 : leaf.columns * col_;
-      const int count = leaf.columns == 2 ? inside_ / 2 : leaf.columns ? inside_ : 1;
-      const auto* const data =
-          static_cast<const T*>(from.data) + m_ * from.row_stride + col * from.col_stride;
-      const auto* row = data;
-      const auto skips = reinterpret_cast<uintptr_t>(data) | from.row_stride * sizeof(T);
-      const auto next = [&](int r) { row += r + 1 < rows_ ? from.row_stride : 0; };
-      if (count == kCols && from.col_stride == 1 && skips % sizeof(Vector) == 0) {
-        Vector all[kRows];  // under way together
-#pragma unroll
-        for (int r = 0; r < kRows; next(r++)) all[r] = *reinterpret_cast<const Vector*>(row);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-          for (int c = 0; c < kCols; ++c) {
-            const uint32_t word = all[r].word[c / Of::kPerWord];
-            to.of[r][c] = __float_as_uint(Of::widen(word, c % Of::kPerWord));
-          }
-        }
+      const bool half = leaf.columns == 2;
+      if (leaf.columns == 0) {
+        load_rows<Of>(from, to);
       } else {
-        T all[kRows][kCols] = {};
-#pragma unroll
-        for (int r = 0; r < kRows; next(r++)) {
-#pragma unroll
-          for (int c = 0; c < kCols; ++c) {
-            if (c < count) all[r][c] = row[c * from.col_stride];
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kRows * kCols; ++i) {
-          const auto& from_row = all[i / kCols];
-          const T element = leaf.columns ? from_row[i % kCols] : from_row[0];
-          to.of[i / kCols][i % kCols] = __float_as_uint(Of::widen(element, 0));
-        }
+        load_matrix<Of>(from, half ? col_ / 2 : col_, half ? inside_ / 2 : inside_, to);
       }
     });
+  }
+
+  // One element for all columns of a row.
+  template <class Of, class T = typename Of::storage>
+  __device__ __forceinline__ void load_rows(const EpilogueOperand& from, Values& to) const {
+    const auto* row = static_cast<const T*>(from.data) + m_ * from.row_stride;
+    T all[kRows];  // under way together
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      all[r] = *row;
+      if (r + 1 < rows_) row += from.row_stride;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows * kCols; ++i) {
+      to.of[i / kCols][i % kCols] = __float_as_uint(Of::widen(all[i / kCols], 0));
+    }
+  }
+
+  template <class Of, class T = typename Of::storage>
+  __device__ __forceinline__ void load_matrix(const EpilogueOperand& from, int64_t col, int count,
+                                              Values& to) const {
+    struct alignas(kCols * sizeof(T)) Vector {
+      uint32_t word[kCols / Of::kPerWord];
+    };
+    const auto* row =
+        static_cast<const T*>(from.data) + m_ * from.row_stride + col * from.col_stride;
+    const auto skips = reinterpret_cast<uintptr_t>(row) | from.row_stride * sizeof(T);
+    if (count == kCols && from.col_stride == 1 && skips % sizeof(Vector) == 0) {
+      Vector all[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        all[r] = *reinterpret_cast<const Vector*>(row);
+        if (r + 1 < rows_) row += from.row_stride;
+      }
+#pragma unroll
+      for (int i = 0; i < kRows * kCols; ++i) {
+        const int c = i % kCols;
+        const uint32_t word = all[i / kCols].word[c / Of::kPerWord];
+        to.of[i / kCols][c] = __float_as_uint(Of::widen(word, c % Of::kPerWord));
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const Slot of = load_elements<Of>(row, from.col_stride, count);
+#pragma unroll
+        for (int c = 0; c < kCols; ++c) to.of[r][c] = of.word[c];
+        if (r + 1 < rows_) row += from.row_stride;
+      }
+    }
   }
 
   __device__ __forceinline__ Slot& slot(int at) const { return slots_[at * stride_]; }
@@ -158,7 +188,7 @@ class Thread {
     };
     switch (static_cast<Kept>(from.kept)) {
       case Kept::none: return;
-      case Kept::last: to = last_; return;
+      case Kept::last: to = last_; return;  // or is it
       case Kept::acc: to = acc_; return;
       case Kept::constant: {
         const auto word = static_cast<uint32_t>(p_.constants[from.at]);
@@ -182,7 +212,7 @@ class Thread {
     }
   }
 
-  // The last result.
+  // The last value, which is the first argument of the next step, or that is fetched there.
   __device__ __forceinline__ void keep(Place to) const {
     const auto& x = last_.of;
     switch (static_cast<Kept>(to.kept)) {
@@ -222,61 +252,62 @@ class Thread {
     }
   }
 
-  // last = f(x, y, z), of bits.
+  // last = f(last, y, z), of bits.
   template <class F>
-  __device__ __forceinline__ void each(const Arguments& of, const F& f) {
+  __device__ __forceinline__ void each(const Arguments& by, const F& f) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int c = 0; c < kCols; ++c)
-        last_.of[r][c] = f(of.x.of[r][c], of.y.of[r][c], of.z.of[r][c]);
+      for (int c = 0; c < kCols; ++c) {
+        last_.of[r][c] = f(last_.of[r][c], by.y.of[r][c], by.z.of[r][c]);
+      }
     }
   }
   template <class F>
-  __device__ __forceinline__ void real(const Arguments& of, const F& f) {
-    each(of, [&](uint32_t x, uint32_t y, uint32_t z) {
+  __device__ __forceinline__ void real(const Arguments& by, const F& f) {
+    each(by, [&](uint32_t x, uint32_t y, uint32_t z) {
       return __float_as_uint(f(__uint_as_float(x), __uint_as_float(y), __uint_as_float(z)));
     });
   }
   template <class F>
-  __device__ __forceinline__ void whole(const Arguments& of, const F& f) {
-    each(of, [&](uint32_t x, uint32_t y, uint32_t) {
+  __device__ __forceinline__ void whole(const Arguments& by, const F& f) {
+    each(by, [&](uint32_t x, uint32_t y, uint32_t) {
       return static_cast<uint32_t>(f(static_cast<int32_t>(x), static_cast<int32_t>(y)));
     });
   }
   template <class F>
-  __device__ __forceinline__ void test(const Arguments& of, const F& f) {
-    each(of, [&](uint32_t x, uint32_t y, uint32_t) {
+  __device__ __forceinline__ void test(const Arguments& by, const F& f) {
+    each(by, [&](uint32_t x, uint32_t y, uint32_t) {
       return static_cast<uint32_t>(f(__uint_as_float(x), __uint_as_float(y)));
     });
   }
   template <DType dtype>
-  __device__ __forceinline__ void round_through(const Values& x) {
+  __device__ __forceinline__ void round_through() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       uint32_t words[kCols];
-      narrow<dtype>(x.of[r], words);
+      narrow<dtype>(last_.of[r], words);
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
         last_.of[r][c] = __float_as_uint(Format<dtype>::widen(words[c / 2], c % 2));
       }
     }
   }
-  __device__ __forceinline__ void of_pairs(const Values& x, int first) {
+  __device__ __forceinline__ void of_pairs(int first) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      last_.of[r][0] = x.of[r][first], last_.of[r][1] = x.of[r][2 + first];
+      last_.of[r][0] = last_.of[r][first], last_.of[r][1] = last_.of[r][2 + first];
     }
   }
-  __device__ __forceinline__ void call(Op op, const Arguments& of) {
+  __device__ __forceinline__ void call(Op op, const Arguments& by) {
 #pragma unroll
     for (int i = 0; i < kRows * kCols; i += 2) {
       const int r = i / kCols, c = i % kCols;
       const auto two = [&](const Values& v) {
         return float2{__uint_as_float(v.of[r][c]), __uint_as_float(v.of[r][c + 1])};
       };
-      const int2 azps = {static_cast<int>(of.z.of[r][c]), static_cast<int>(of.z.of[r][c + 1])};
-      const float2 made = slowly(op, two(of.x), two(of.y), azps);
+      const int2 azps = {static_cast<int>(by.z.of[r][c]), static_cast<int>(by.z.of[r][c + 1])};
+      const float2 made = slowly(op, two(last_), two(by.y), azps);
       last_.of[r][c] = __float_as_uint(made.x), last_.of[r][c + 1] = __float_as_uint(made.y);
     }
   }
@@ -294,59 +325,59 @@ class Thread {
 };
 
 __device__ __forceinline__ void Thread::evaluate(const ProgramStep& step) {
-  Arguments of;
-  fetch(step.from[0], of.x);
-  fetch(step.from[1], of.y);
-  fetch(step.from[2], of.z);
+  Arguments by;
+  fetch(step.from[1], by.y);
+  fetch(step.from[2], by.z);
+  fetch(step.from[0], last_);
   if (step.op == kWriteStep) {
-    if (p_.columns == 1) return write<kCols>(p_.outputs[step.leaf], of.x);
-    return write<kCols / 2>(p_.outputs[step.leaf], of.x);
+    if (p_.columns == 1) return write<kCols>(p_.outputs[step.leaf], last_);
+    return write<kCols / 2>(p_.outputs[step.leaf], last_);
   }
   switch (step.op) {
     case Op::operand: load(p_.leaves[step.leaf], last_); break;
-    case Op::add_int: each(of, [](uint32_t p, uint32_t q, uint32_t) { return p + q; }); break;
-    case Op::sub_int: each(of, [](uint32_t p, uint32_t q, uint32_t) { return p - q; }); break;
-    case Op::mul_int: each(of, [](uint32_t p, uint32_t q, uint32_t) { return p * q; }); break;
-    case Op::neg_int: each(of, [](uint32_t p, uint32_t, uint32_t) { return 0u - p; }); break;
+    case Op::add_int: each(by, [](uint32_t p, uint32_t q, uint32_t) { return p + q; }); break;
+    case Op::sub_int: each(by, [](uint32_t p, uint32_t q, uint32_t) { return p - q; }); break;
+    case Op::mul_int: each(by, [](uint32_t p, uint32_t q, uint32_t) { return p * q; }); break;
+    case Op::neg_int: each(by, [](uint32_t p, uint32_t, uint32_t) { return 0u - p; }); break;
     case Op::abs_int:
-      each(of, [](uint32_t p, uint32_t, uint32_t) { return p >> 31 ? 0u - p : p; });
+      each(by, [](uint32_t p, uint32_t, uint32_t) { return p >> 31 ? 0u - p : p; });
       break;
-    case Op::min_int: whole(of, [](int32_t p, int32_t q) { return p < q ? p : q; }); break;
-    case Op::max_int: whole(of, [](int32_t p, int32_t q) { return p > q ? p : q; }); break;
-    case Op::less_int: whole(of, [](int32_t p, int32_t q) { return p < q; }); break;
-    case Op::at_most_int: whole(of, [](int32_t p, int32_t q) { return p <= q; }); break;
-    case Op::equal_int: whole(of, [](int32_t p, int32_t q) { return p == q; }); break;
+    case Op::min_int: whole(by, [](int32_t p, int32_t q) { return p < q ? p : q; }); break;
+    case Op::max_int: whole(by, [](int32_t p, int32_t q) { return p > q ? p : q; }); break;
+    case Op::less_int: whole(by, [](int32_t p, int32_t q) { return p < q; }); break;
+    case Op::at_most_int: whole(by, [](int32_t p, int32_t q) { return p <= q; }); break;
+    case Op::equal_int: whole(by, [](int32_t p, int32_t q) { return p == q; }); break;
     case Op::where_int:
-    case Op::where: each(of, [](uint32_t t, uint32_t p, uint32_t q) { return t ? p : q; }); break;
+    case Op::where: each(by, [](uint32_t t, uint32_t p, uint32_t q) { return t ? p : q; }); break;
     case Op::to_float:
-      each(of, [](uint32_t p, uint32_t, uint32_t) {
+      each(by, [](uint32_t p, uint32_t, uint32_t) {
         return __float_as_uint(__int2float_rn(static_cast<int32_t>(p)));
       });
       break;
     case Op::to_int:  // the instruction saturates, and makes 0 of a NaN
-      each(of, [](uint32_t p, uint32_t, uint32_t) {
+      each(by, [](uint32_t p, uint32_t, uint32_t) {
         return static_cast<uint32_t>(__float2int_rn(__uint_as_float(p)));
       });
       break;
-    case Op::add: real(of, [](float p, float q, float) { return __fadd_rn(p, q); }); break;
-    case Op::sub: real(of, [](float p, float q, float) { return __fsub_rn(p, q); }); break;
-    case Op::mul: real(of, [](float p, float q, float) { return __fmul_rn(p, q); }); break;
-    case Op::fma: real(of, [](float p, float q, float s) { return __fmaf_rn(p, q, s); }); break;
-    case Op::neg: each(of, [](uint32_t p, uint32_t, uint32_t) { return p ^ 0x80000000u; }); break;
-    case Op::abs: each(of, [](uint32_t p, uint32_t, uint32_t) { return p & 0x7fffffffu; }); break;
-    case Op::min: real(of, [](float p, float q, float) { return p < q || p != p ? p : q; }); break;
-    case Op::max: real(of, [](float p, float q, float) { return p > q || p != p ? p : q; }); break;
-    case Op::less: test(of, [](float p, float q) { return p < q; }); break;
-    case Op::at_most: test(of, [](float p, float q) { return p <= q; }); break;
-    case Op::equal: test(of, [](float p, float q) { return p == q; }); break;
+    case Op::add: real(by, [](float p, float q, float) { return __fadd_rn(p, q); }); break;
+    case Op::sub: real(by, [](float p, float q, float) { return __fsub_rn(p, q); }); break;
+    case Op::mul: real(by, [](float p, float q, float) { return __fmul_rn(p, q); }); break;
+    case Op::fma: real(by, [](float p, float q, float s) { return __fmaf_rn(p, q, s); }); break;
+    case Op::neg: each(by, [](uint32_t p, uint32_t, uint32_t) { return p ^ 0x80000000u; }); break;
+    case Op::abs: each(by, [](uint32_t p, uint32_t, uint32_t) { return p & 0x7fffffffu; }); break;
+    case Op::min: real(by, [](float p, float q, float) { return p < q || p != p ? p : q; }); break;
+    case Op::max: real(by, [](float p, float q, float) { return p > q || p != p ? p : q; }); break;
+    case Op::less: test(by, [](float p, float q) { return p < q; }); break;
+    case Op::at_most: test(by, [](float p, float q) { return p <= q; }); break;
+    case Op::equal: test(by, [](float p, float q) { return p == q; }); break;
     case Op::relu:
-      real(of, [](float p, float, float) { return functions::relu<FunctionOps>(p); });
+      real(by, [](float p, float, float) { return functions::relu<FunctionOps>(p); });
       break;
-    case Op::to_bfloat16: round_through<DType::bfloat16>(of.x); break;
-    case Op::to_float16: round_through<DType::float16>(of.x); break;
-    case Op::gate: of_pairs(of.x, 0); break;
-    case Op::value: of_pairs(of.x, 1); break;
-    default: call(step.op, of); break;
+    case Op::to_bfloat16: round_through<DType::bfloat16>(); break;
+    case Op::to_float16: round_through<DType::float16>(); break;
+    case Op::gate: of_pairs(0); break;
+    case Op::value: of_pairs(1); break;
+    default: call(step.op, by); break;
   }
   keep(step.to);
 }
