@@ -139,6 +139,16 @@ def test_the_kernel_of_scaled_mm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(interpreted) == i + 1
 
 
+def test_the_first_call_is_compiled() -> None:
+    """Nothing is left to be computed by a call that torch.compile follows."""
+    a, b, x = int8(M, K), int8(N, K).t(), operands()
+    for function in (_residual, _rounded_twice):
+        own = ep.epilogue(function)
+        given = {each.name: x[each.name] for each in own.program.operands}
+        compiled = torch.compile(own.__call__, fullgraph=True, backend="aot_eager", dynamic=True)
+        assert_bits(compiled(a, b, **given), own(a, b, **given), function)
+
+
 def _row_first(acc: ep.Acc, scale_a: ep.Col, scale_b: ep.Row):
     return scale_b * (scale_a * ep.to_float(acc))
 

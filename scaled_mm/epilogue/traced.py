@@ -78,6 +78,8 @@ class Epilogue:
         functools.update_wrapper(self, function)
         self.kinds = _kinds(function)
         self.program = _traced(function, self.kinds)
+        floats = [dtype for dtype, letter in DTYPES.items() if letter == "f"]
+        self._ints = {dtype: self.program.encoded(dtype) for dtype in floats}
         self._built_in = recognised(self.program)
         self.scalars = [name for name, kind in self.kinds.items() if issubclass(kind, Scalar)]
 
@@ -169,9 +171,9 @@ class Epilogue:
         return f"{self.__name__}{known}:\n{self.program}"  # type: ignore[attr-defined]
 
     def _encoded(self, out_dtype: torch.dtype) -> list[int]:
-        if DTYPES.get(out_dtype) != "f":
+        if out_dtype not in self._ints:
             raise ValueError(f"out_dtype must be bfloat16, float16 or float32, got {out_dtype}")
-        return self.program.encoded(out_dtype)
+        return self._ints[out_dtype]
 
     def _ordered(self, operands: dict[str, Tensor]) -> list[Tensor]:
         names = [each.name for each in self.program.operands]
