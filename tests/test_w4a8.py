@@ -85,6 +85,9 @@ def _cases() -> Any:
         yield Case(f"kind-{zeros}-{azp}-{group}", k=1280, out_dtype=torch.float32, **more)
     for rows, n in itertools.product((1, 2, 6, 7, 16, 17, 33, 130), (1, 128, 264)):
         yield Case(f"sizes-{rows}-{n}", (rows,), n, 384, 96, True, "token", out_dtype=OUTS[n % 3])
+    for rows, azp, group in itertools.product((3, 4, 5, 6), ("", "token"), (64, 0)):
+        more = {"zeros": rows % 2 == 0, "azp": azp, "out_dtype": torch.float32}
+        yield Case(f"few-{rows}-{azp}-{group}", (rows,), 200, 2176, group or 2176, **more)
     for k, group in ((4352, 32), (3072, 1024), (4500, 4500), (7, 7), (30, 30), (2304, 768)):
         yield Case(f"slices-{k}-{group}", (34,), 40, k, group, True, "token", bias=True)
         yield Case(f"slices-row-{k}-{group}", (1,), 300, k, group, out_dtype=torch.float32)

@@ -7,6 +7,7 @@
 //     static constexpr int kRows, kPanels;      // a tile against a packed weight, at most
 //     static constexpr int kDotRows, kDotCols;  // a tile against a plain weight, at most
 //     static constexpr int kValueBytes;         // bytes that a value of A takes in its row
+//     static constexpr bool kPromotes;          // whether k_scales_promote.h has its tiles
 //     static constexpr int64_t row_bytes(int64_t k);
 //     static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row);
 //

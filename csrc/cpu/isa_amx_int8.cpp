@@ -41,6 +41,7 @@ struct TileConfig {
 class Micro : public VnniMicro {
  public:
   static constexpr int kRows = 32, kPanels = 2;
+  static constexpr bool kPromotes = false;
 
   Micro() = default;
   Micro(const Micro&) = delete;

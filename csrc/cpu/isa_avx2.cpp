@@ -23,6 +23,7 @@ inline V multiply_add(V sum, V x, V y) { return _mm256_add_epi32(sum, _mm256_mad
 
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 2, kValueBytes = 2;
+  static constexpr bool kPromotes = false;
   static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, 32); }
 
   // The row in runs of 32 values: 32 bytes of the even plane, 32 of the odd.

@@ -32,6 +32,7 @@ inline V high_pairs(V x, V y) { return halves<uint16_t, true>(x, y); }
 
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 1, kValueBytes = 2;
+  static constexpr bool kPromotes = false;
   static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, kGroup); }
 
   static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row) {

@@ -30,13 +30,15 @@ void gather(Checked<KScalesProblem>& checked) {
 }  // namespace
 
 void multiply_groups(Checked<KScalesProblem>& checked) {
-  constexpr int64_t kBlockBytes = 512 * 1024;  // of A's rows, as in int8.cpp
+  // Of A's rows what a span meets is in L2, beside the span's bytes and the sums of its columns.
+  constexpr int64_t kSpanBytes = 256 * 1024, kMostRows = 256;
   const KScalesProblem& p = checked.problem;
   const Int8Problem::Size& size = p.product.size;
   const InstructionSet& isa = instruction_set();
   if (size.m == 0 || size.n == 0) return;
   if (p.order) gather(checked);
-  const int64_t fitting = kBlockBytes / std::max<int64_t>(size.k * isa.a_value_bytes, 1);
+  const int64_t width = std::clamp<int64_t>(size.k, 1, kSlice) * isa.a_value_bytes;
+  const int64_t fitting = std::min(kMostRows, kSpanBytes / width);
   const Tiling tiling = cut_rows(size.m, ceil_div(size.n, kKScalesCols), isa.tile_rows,
                                  std::max<int64_t>(fitting, isa.tile_rows));
   run_tasks(tiling, tiling.block_rows * kKScalesCols * size.k,

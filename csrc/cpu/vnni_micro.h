@@ -14,6 +14,7 @@ struct VnniMicro {
   static constexpr int kRows = kTileRows, kPanels = kTilePanels;
   static constexpr int kDotRows = kDotTileRows, kDotCols = kDotTileCols;
   static constexpr int kValueBytes = 1;
+  static constexpr bool kPromotes = sizeof(V) == 64;  // k_scales_promote.h
   static constexpr int64_t row_bytes(int64_t k) { return round_up(k, 64); }
 
   static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row) {
