@@ -5,16 +5,18 @@
 
 namespace scaled_mm::cuda {
 
+// B^T, whose rows are the weight's columns.
+inline Matrix<const int8_t> transposed(const Weight& b) {
+  if (b.packed) return {reinterpret_cast<const int8_t*>(b.packed), packed_stride(b.k), 1};
+  return {b.plain.data, b.plain.col_stride, b.plain.row_stride};
+}
+
 // A, and B column by column, as aligned_rows has them.
 inline void align_factors(Int8Problem& p, const Scope& scope) {
   const int64_t n = p.size.n, k = p.size.k;
   const auto* const packed = reinterpret_cast<const int8_t*>(p.b.packed);
-  const Matrix<const int8_t>& plain = p.b.plain;
-  const Matrix<const int8_t> transposed =
-      packed ? Matrix<const int8_t>{packed, packed_stride(p.b.k), 1}
-             : Matrix<const int8_t>{plain.data, plain.col_stride, plain.row_stride};
   p.a = aligned_rows(p.a, p.size.m, k, scope);
-  const Matrix<const int8_t> columns = aligned_rows(transposed, n, k, scope);
+  const Matrix<const int8_t> columns = aligned_rows(transposed(p.b), n, k, scope);
   p.b = {.k = k,
          .n = n,
          .plain = {columns.data, 1, columns.row_stride},
