@@ -5,6 +5,7 @@
 #include "cuda/int8.h"
 #include "cuda/k_scales.h"
 #include "cuda/program.h"
+#include "cuda/untried.h"
 #include "dispatch/choose.h"
 #include "ops/namespace.h"
 #include "ops/int8.h"
@@ -38,6 +39,7 @@ std::vector<Tensor> epilogue_mm(const Tensor& a, const Tensor& b, std::vector<Te
   if (m == 0 || n == 0) return checked.outputs;
   const Scope scope(a);
   if (run_compiled(checked.problem, program, scope)) return checked.outputs;
+  must_be_tried("a", "epilogue_mm");
   Checked<Int8Problem> product{
       checked.problem.product, {new_empty(a, {m, n}, ScalarType::Int)}, {}};
   product.problem.d = product.outputs[0].mutable_data_ptr();
