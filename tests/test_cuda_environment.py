@@ -325,9 +325,9 @@ def test_launches_that_fail() -> None:
 
 UNTRIED = """
 import pytest, torch, scaled_mm
-a, b = (torch.ones(4, 128, dtype=torch.int8, device="cuda") for _ in range(2))
-blocks = torch.ones(4, 1, device="cuda"), torch.ones(1, 1, device="cuda")
-with pytest.raises(ValueError, match="a must be on the CPU, as scaled_mm by blocks's CUDA kernels have"):
+a, b = (torch.ones(4, 256, dtype=torch.int8, device="cuda") for _ in range(2))
+blocks = torch.ones(4, 2, device="cuda"), torch.ones(2, 1, device="cuda")
+with pytest.raises(ValueError, match="a must be on the CPU, as scaled_mm by blocks's CUDA kernels"):
     scaled_mm.scaled_mm(a, b.t(), *blocks)
 print("refused")
 """
