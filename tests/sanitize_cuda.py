@@ -7,6 +7,7 @@
     int8       scaled_mm and int8_mm, plain and packed, by each row of the tuning table
     int4       awq_gemm by each row, a plain and a packed weight
     mixed      mixed_mm by each row, weights of 4 and 8 bits
+    grouped    grouped_mm by each row; sorting, and the sums of what experts make
     others     packing, sums of columns, quantisers, producers, dequantising, widening; w4a8_mm and
                scaled_mm in blocks by each row
 
@@ -33,8 +34,20 @@ import torch
 from awq_cases import AWQ_CASES, FINITE, AwqCase
 from cases import random_case
 from cuda_mixed_cases import MixedCase, arms, exact_cases, odd_cases
-from cuda_support import DEVICE, NAMES, assert_unchanged, forced, named, on_device, products
+from cuda_support import (
+    DEVICE,
+    NAMES,
+    assert_unchanged,
+    forced,
+    kernels,
+    named,
+    on_device,
+    products,
+)
 from ending_cases import IN_8_BITS
+from grouped_cases import cases as grouped_cases
+from grouped_cases import one_by_one
+from grouped_cases import packed as with_packed
 from helpers import assert_bits
 from operands import AZP_FORMS, COLUMN, OUT_DTYPES, ROW, Case, Layout, Matrix, Vector
 from produce_cases import PRODUCE_CASES
@@ -258,6 +271,27 @@ def run_mixed(options: argparse.Namespace, verdict: Wrong) -> None:
         assert_unchanged(there, here, case)
 
 
+def run_grouped(options: argparse.Namespace, verdict: Wrong) -> None:
+    for i, operands in enumerate(grouped_cases(options.count)):
+        there, right = on_device(operands), one_by_one(operands)
+        given = (there, with_packed(there))[i % 2]
+        for row in [*kernels("grouped"), ""] if options.rows is None else options.rows:
+            with forced(row):
+                verdict.compare({"": scaled_mm.grouped_mm(**given)}, {"": right}, row, i)
+        assert_unchanged(there, operands, i)
+    rng = np.random.default_rng(13)
+    for tokens, k, experts in ((1, 8, 256), (70, 2, 8), (900, 4, 40)):
+        index = torch.from_numpy(rng.integers(-1, experts + 1, (tokens, k)))
+        given = {"y": torch.randn(tokens * k, 33), "weights": torch.rand(tokens, k)}
+        found = []
+        for device in (DEVICE, "cpu"):
+            order = scaled_mm.moe_sort(index.to(device), experts)
+            moved = {name: x.to(device) for name, x in given.items()}
+            d = scaled_mm.moe_combine(**moved, order=order.order)
+            found.append({**order._asdict(), "d": d})
+        verdict.compare(*found, tokens, k, experts)
+
+
 def run_mixed_dequantize(options: argparse.Namespace, verdict: Wrong) -> None:
     cases = list(odd_cases())
     for case in cases[:: max(1, len(cases) // max(1, options.count))]:
@@ -290,7 +324,13 @@ def run_others(options: argparse.Namespace, verdict: Wrong) -> None:
         run(options, verdict)
 
 
-PARTS = {"int8": run_int8, "int4": run_int4, "mixed": run_mixed, "others": run_others}
+PARTS = {
+    "int8": run_int8,
+    "int4": run_int4,
+    "mixed": run_mixed,
+    "grouped": run_grouped,
+    "others": run_others,
+}
 
 
 def main() -> int:
@@ -300,7 +340,7 @@ def main() -> int:
         "--rows",
         type=lambda names: names.split(","),
         metavar="NAMES",
-        help="kernels of int8, int4 or mixed, separated by commas (default: all)",
+        help="kernels of int8, int4, mixed or grouped, separated by commas (default: all)",
     )
     parser.add_argument(
         "--own", action="store_true", help="leave out what a lowbit kernel hands to another one"

@@ -63,7 +63,7 @@ class Outcome:
 def pieces(tools: list[str]) -> Iterator[Piece]:
     """Those of one tool after those of another."""
     from cuda_mixed_cases import arms
-    from cuda_support import NAMES
+    from cuda_support import NAMES, kernels
     from test_cuda_awq import ALL_ARMS
 
     four_bits = [arm for arm in ALL_ARMS if "/packed8_" not in arm]
@@ -71,6 +71,7 @@ def pieces(tools: list[str]) -> Iterator[Piece]:
     for tool in tools:
         yield Piece(tool, "others")
         parts = {"int8": [*NAMES, ""], "int4": four_bits, "mixed": mixed}
+        parts["grouped"] = [*kernels("grouped"), ""]
         for part, names in parts.items():
             seen = [x for x in names if tool != "initcheck" or not BY_TMA.search(x)]
             for at in range(0, len(seen), AT_ONCE):
