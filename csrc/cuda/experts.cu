@@ -54,21 +54,10 @@ __global__ void __launch_bounds__(kThreads)
   if (row < count) row_of[min(max(order[row], 0), count - 1)] = row;
 }
 
-constexpr int kInvertedAtOnce = 2048;  // by every block of combine
-
-// order: p.row_of[order[row]] = row; null: p has row_of.
-__global__ void __launch_bounds__(kThreads)
-    combine(const __grid_constant__ CombinedTokens p, const int32_t* const order, const int count) {
-  extern __shared__ int32_t row_of[];
+__global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ CombinedTokens p) {
   launch_dependents();
   wait_for_dependencies();
-  if (order != nullptr) {
-    for (int row = static_cast<int>(threadIdx.x); row < count; row += kThreads) {
-      row_of[min(max(order[row], 0), count - 1)] = row;
-    }
-    __syncthreads();
-  }
-  combine_experts(p, order != nullptr ? row_of : p.row_of);
+  combine_experts(p);
 }
 
 }  // namespace
@@ -102,19 +91,15 @@ Matrix<const int8_t> sorted_rows(const GroupedInt8Problem& p, const Scope& scope
 void combine_by_token(CombinedTokens p, const int32_t* order, const Scope& scope) {
   if (p.tokens == 0 || p.columns == 0) return;
   const auto count = static_cast<int>(p.tokens * p.top_k);
-  const bool at_once = count <= kInvertedAtOnce;
-  if (!at_once) {
+  if (count > 0) {
     auto* const row_of = scope.allocate<int32_t>(count);
     launch_early(invert, {static_cast<unsigned>(ceil_div(count, kThreads)), kThreads}, scope, order,
                  count, row_of);
     p.row_of = row_of;
   }
   const int64_t blocks = ceil_div(p.tokens * ceil_div(p.columns, int64_t{4}), kThreads);
-  launch_early(combine,
-               {.grid = static_cast<unsigned>(std::min<int64_t>(blocks, 1 << 20)),
-                .block = kThreads,
-                .shared_bytes = at_once ? 4 * count : 0},
-               scope, p, at_once ? order : nullptr, count);
+  launch_early(combine, {static_cast<unsigned>(std::min<int64_t>(blocks, 1 << 20)), kThreads},
+               scope, p);
 }
 
 }  // namespace scaled_mm::cuda

@@ -128,12 +128,12 @@ void check_combine(int64_t tokens, int64_t columns, int top_k) {
     Block::run(32, [&] {
       cuda::combine_experts({.y = {y.data(), DType::float32, columns, 1},
                              .weights = {weights.data(), DType::float32, top_k, 1},
+                             .row_of = row_of.data(),
                              .tokens = tokens,
                              .columns = columns,
                              .top_k = top_k,
                              .d = d.data(),
-                             .dtype = DType::float32},
-                            row_of.data());
+                             .dtype = DType::float32});
     });
   }
   blockIdx.x = 0;

@@ -51,7 +51,7 @@ __device__ void sort_experts(const T* const expert_of, const int count, const in
 
 // A thread has four columns of a token: RN(w y) of its experts, added in their order, then the
 // residual.
-__device__ inline void combine_experts(const CombinedTokens& p, const int32_t* const row_of) {
+__device__ inline void combine_experts(const CombinedTokens& p) {
   const int64_t quads = (p.columns + 3) / 4, all = p.tokens * quads;
   const int rows = static_cast<int>(p.tokens) * p.top_k;
   const Output out{p.d, p.dtype, p.columns % 4 == 0};
@@ -61,7 +61,7 @@ __device__ inline void combine_experts(const CombinedTokens& p, const int32_t* c
     const int inside = static_cast<int>(min(p.columns - column, int64_t{4}));
     float sum[4] = {};
     for (int j = 0; j < p.top_k; ++j) {
-      const int row = min(max(row_of[token * p.top_k + j], 0), rows - 1);
+      const int row = min(max(p.row_of[token * p.top_k + j], 0), rows - 1);
       const float weight = load_float(p.weights, token, j);
       float value[4];
       load_elements<epilogue::Residual>(p.y, row, column, inside, value);

@@ -53,30 +53,14 @@ template <int kRows>
 __device__ inline GroupTile find_tile(const Groups& groups, int tile, int lane) {
   const int all = groups.experts + 1, share = (all + 31) / 32;
   const int first = min(lane * share, all), last = min(first + share, all);
-  // each(expert, begin, end) of the lane's experts, until it returns true. Offsets of several are
-  // on their way at once.
-  const auto walk = [&](const auto& each) {
-    constexpr int kTogether = 8;
-    int begin = groups.end(first - 1);
-    for (int at = first; at < last; at += kTogether) {
-      int ends[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) ends[i] = at + i < last ? groups.end(at + i) : 0;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (at + i >= last || each(at + i, begin, ends[i])) return;
-        begin = ends[i];
-      }
-    }
-  };
   const auto tiles_of = [](int begin, int end) {
     return (max(end - begin, 0) + kRows - 1) / kRows;
   };
   int mine = 0;
-  walk([&](int, int begin, int end) {
-    mine += tiles_of(begin, end);
-    return false;
-  });
+#pragma unroll 4
+  for (int expert = first; expert < last; ++expert) {
+    mine += tiles_of(groups.end(expert - 1), groups.end(expert));
+  }
   int through = mine;  // tiles up to this lane's last
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -89,15 +73,15 @@ __device__ inline GroupTile find_tile(const Groups& groups, int tile, int lane) 
   GroupTile found = {};
   if (lane == owner) {
     int left = tile - (through - mine);
-    walk([&](int expert, int begin, int end) {
+    for (int expert = first; expert < last; ++expert) {
+      const int begin = groups.end(expert - 1), end = groups.end(expert);
       const int tiles = tiles_of(begin, end);
       if (left < tiles) {
         found = {expert, begin + left * kRows, end, tiles == 1};
-        return true;
+        break;
       }
       left -= tiles;
-      return false;
-    });
+    }
   }
   found.expert = __shfl_sync(~0u, found.expert, owner);
   found.row = __shfl_sync(~0u, found.row, owner);
