@@ -31,13 +31,13 @@ def epilogue_mm(
     weight, packed = factor_arguments(b)
     named = {f"operands[{i}]": x for i, x in enumerate(operands)}
     accept({"a": a, "b": weight, **named})
-    if a.is_cuda and not torch.compiler.is_compiling() and _library.jit_mode() == "off":
-        note_interpreted()
     try:
         made: list[Tensor] = _epilogue_mm(a, weight, operands, program, **packed)
-        return made
     except (MemoryError, RuntimeError) as error:
         raise explained(error, {"a": a, "b": weight, **named}) from None
+    if a.is_cuda and not torch.compiler.is_compiling() and _library.jit_mode() == "off":
+        note_interpreted()
+    return made
 
 
 @functools.cache
