@@ -21,6 +21,12 @@ inline V even_bytes(V x) { return _mm256_and_si256(x, _mm256_set1_epi16(0xff)); 
 inline V odd_bytes(V x) { return _mm256_srli_epi16(x, 8); }
 inline V multiply_add(V sum, V x, V y) { return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y)); }
 
+// vpdpbusd of nibbles: products of two fit int16, where vpmaddubsw would saturate.
+#define SCALED_MM_HAS_DPBUSD_OF_NIBBLES
+inline V dpbusd(V sum, V u4, V s8) {
+  return multiply_add(sum, _mm256_maddubs_epi16(u4, s8), _mm256_set1_epi16(1));
+}
+
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 2, kValueBytes = 2;
   static constexpr bool kPromotes = false;

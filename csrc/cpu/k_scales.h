@@ -33,6 +33,7 @@ class BlockColumns {
   static constexpr int kFewRows = 0;
   static constexpr bool kInBlocks = true;
   static bool takes(const KScalesProblem&, int64_t) { return false; }
+  static bool reads_once(int64_t) { return false; }
 
   const uint8_t* at(int64_t k) const { return from_ + k / kGroup * kGroupBytes; }
   int64_t stride() const { return stride_; }
@@ -134,9 +135,11 @@ class KScalesGemm {
   KScalesGemm(const KScalesProblem& p, const Tiling& tiling)
       : p_(p.product),
         azp_(p_.operands[static_cast<int>(Operand::azp)]),
-        few_(Columns::takes(p, tiling.block_rows + (azp_.data ? 1 : 0))),
+        rows_at_once_(tiling.block_rows + (azp_.data ? 1 : 0)),
+        few_(Columns::takes(p, rows_at_once_)),
         one_tile_(few_ || (!Columns::kInBlocks && tiling.block_rows <= Micro::kRows)),
-        pieces_{p_.size.k, p.group, one_tile_ && !few_ ? kPieceRows : kSlice},
+        pieces_{p_.size.k, p.group,
+                one_tile_ && !(few_ && Columns::reads_once(rows_at_once_)) ? kPieceRows : kSlice},
         promotes_(Micro::kPromotes && p.group <= pieces_.depth && reads_enough(tiling.block_rows)),
         finish_(find_k_scales_epilogue(p_.size)),
         rows_(p_, tiling, pieces_),
@@ -149,7 +152,11 @@ class KScalesGemm {
     if (!azp_.data) return;
     int8_t ones[kSlice];
     std::fill_n(ones, kSlice, int8_t{1});
-    Micro::load_row(ones, 1, pieces_.depth, ones_.data());
+    if (few_) {
+      std::memcpy(ones_.data(), ones, pieces_.depth);
+    } else {
+      Micro::load_row(ones, 1, pieces_.depth, ones_.data());
+    }
   }
 
   void run(int64_t row_block, int64_t col) {
@@ -239,7 +246,11 @@ class KScalesGemm {
       int32_t row_sums[kMost];
       const int count = static_cast<int>(rows_.count());
       const ARows a = rows_.from(0, k, piece);
-      for (int r = 0; r < count; ++r) rows[r] = a.row<char>(r), row_sums[r] = a.init[r] / -128;
+      for (int r = 0; r < count; ++r) {
+        const int8_t* own = p_.a.data + (rows_.first() + r) * p_.a.row_stride + k;
+        rows[r] = Micro::kValueBytes == 1 ? a.row<char>(r) : reinterpret_cast<const char*>(own);
+        row_sums[r] = a.init[r] / -128;
+      }
       if (azp_.data) rows[count] = ones_.data(), row_sums[count] = static_cast<int32_t>(end - k);
       columns_.multiply(rows, row_sums, count + (azp_.data ? 1 : 0), k, end, sums[0]);
       const Place place(pieces_, k, end);
@@ -308,6 +319,7 @@ class KScalesGemm {
 
   const Int8Problem& p_;
   const EpilogueOperand azp_;
+  const int64_t rows_at_once_;  // with the one of ones
   const bool few_, one_tile_;
   const Pieces pieces_;
   const bool promotes_;

@@ -59,7 +59,7 @@ struct NibblePanels {
     }
   }
 
-#if !defined(SCALED_MM_HAS_DPBUSD)
+#if !defined(SCALED_MM_HAS_DPBUSD) && !defined(SCALED_MM_HAS_DPBUSD_OF_NIBBLES)
   static constexpr int kFewRows = 0;
 #else
   // Their sums are registers: of all panels up to kWholeRows, else of half of them at a time.
@@ -68,15 +68,19 @@ struct NibblePanels {
   // sums[r * kKScalesCols] = row r of A times (q - zero) of `depth` rows, a multiple of 4, that lie
   // `stride` words apart. a_sums: of each row's values.
   //
-  // No nibble is moved: bytes u + 16 v times A, less 16 v times A, are the sums of u. The larger
-  // are below 2^8 2^7 depth, so they fit.
+  // With dpbusd no nibble is moved: bytes u + 16 v times A, less 16 v times A, are the sums of u.
+  // The larger are below 2^8 2^7 depth, so they fit.
   template <int R, int First, int Pairs>
   static void multiply(const char* const* a, const int32_t* a_sums, const uint32_t* words,
                        int64_t stride, int64_t depth, const V (*zeros)[kVectors], int32_t* sums) {
+#if defined(SCALED_MM_HAS_DPBUSD)
     const V upper = broadcast(static_cast<int32_t>(0xf0f0f0f0u));
+#else
+    const V lower = broadcast(0x0f0f0f0f);
+#endif
     for (int c = 0; c < kVectors; ++c) {
       const int at = c * static_cast<int>(sizeof(V));
-      V both[R][Pairs] = {}, high[R][Pairs] = {};
+      V first[R][Pairs] = {}, second[R][Pairs] = {};
       for (int64_t k = 0; k < depth; k += 4) {
         const uint32_t* const from = words + k * stride;
         const uint32_t* const rows[4] = {from, from + stride, from + 2 * stride, from + 3 * stride};
@@ -94,11 +98,15 @@ struct NibblePanels {
         }
 #pragma GCC unroll 8
         for (int i = 0; i < Pairs; ++i) {
-          const V v = pairs[i] & upper;
+#if defined(SCALED_MM_HAS_DPBUSD)
+          const V u = pairs[i], v = pairs[i] & upper;
+#else
+          const V u = pairs[i] & lower, v = (pairs[i] >> 4) & lower;
+#endif
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
-            both[r][i] = dpbusd(both[r][i], pairs[i], x[r]);
-            high[r][i] = dpbusd(high[r][i], v, x[r]);
+            first[r][i] = dpbusd(first[r][i], u, x[r]);
+            second[r][i] = dpbusd(second[r][i], v, x[r]);
           }
         }
       }
@@ -108,8 +116,12 @@ struct NibblePanels {
 #pragma GCC unroll 8
         for (int i = 0; i < Pairs; ++i) {
           const int panel = 2 * (First + i);
-          const Ints of_high = __builtin_bit_cast(Ints, high[r][i]);
-          const Ints made[2] = {__builtin_bit_cast(Ints, both[r][i]) - of_high, of_high >> 4};
+          Ints made[2] = {__builtin_bit_cast(Ints, first[r][i]),
+                          __builtin_bit_cast(Ints, second[r][i])};
+#if defined(SCALED_MM_HAS_DPBUSD)
+          made[0] -= made[1];
+          made[1] >>= 4;
+#endif
           for (int odd = 0; odd < 2; ++odd) {
             const Ints zero = __builtin_bit_cast(Ints, zeros[panel + odd][c]);
             store(sums + r * kKScalesCols + (panel + odd) * kPanel + at / 4,
@@ -152,7 +164,13 @@ class Int4Columns {
  public:
   // Whether so many rows of A are multiplied straight from the words, so that no row is loaded.
   static bool takes(const KScalesProblem& p, int64_t rows) {
-    return rows <= NibblePanels::kFewRows && p.w.block_stride && p.w.k % 4 == 0;
+    const bool as_it_lies = Micro::kValueBytes == 1 || p.product.a.col_stride == 1;
+    return rows <= NibblePanels::kFewRows && p.w.block_stride && p.w.k % 4 == 0 && as_it_lies;
+  }
+  // Of so many rows that `takes`: whether one pass through the words will do, so that a piece of
+  // them need not stay in L1.
+  static bool reads_once(int64_t rows) {
+    return NibblePanels::kVectors == 1 && 2 * rows <= NibblePanels::kFewRows;
   }
   // most_rows: of a span that is loaded.
   Int4Columns(const KScalesProblem& p, int64_t most_rows)
@@ -184,7 +202,7 @@ class Int4Columns {
 
   static constexpr int kFewRows = NibblePanels::kFewRows;
   static constexpr bool kInBlocks = false;
-#if defined(SCALED_MM_HAS_DPBUSD)
+#if defined(SCALED_MM_HAS_DPBUSD) || defined(SCALED_MM_HAS_DPBUSD_OF_NIBBLES)
   // sums[r] of a piece, which is a span, of rows that are not loaded. a_sums: of each row's values.
   void multiply(const char* const* a, const int32_t* a_sums, int rows, int64_t k, int64_t end,
                 int32_t* sums) {
