@@ -98,6 +98,7 @@ def _cases() -> Any:
     for layout in (COLUMN, Layout(step=2), Layout(pad=5)):
         for shuffled in (False, True):
             yield Case(f"x-{layout}-{shuffled}", (2, 9), x=layout, shuffled=shuffled)
+    yield Case("x-steps-row", (1,), x=Layout(step=2))
     for rows in ((), (0,), (2, 0, 3)):
         yield Case(f"rows-{rows}", rows, azp="one", one_scale=True)
     yield Case("wraps", (9,), azp="wraps", zeros=True, out_dtype=torch.float32)
