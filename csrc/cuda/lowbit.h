@@ -35,8 +35,8 @@ void with_padded_rows(uint16_t* d, int64_t rows, int64_t columns, const Scope& s
 // D where K is 0: what the ending makes of sums of 0.
 void fill(const LowbitProblem& p, const Scope& scope);
 
-// Of a grouped product (mixed_groups.cu): X' of all rows of D, each in the order of its expert's
-// weight.
+// Of a grouped product (mixed_groups.cu): X' of all rows of D, sorted, each in the order of its
+// expert's weight where there is one.
 Matrix<const uint16_t> arrange_rows(const GroupedLowbitProblem& p, const Scope& scope);
 
 // A grouped product by a weight in words, of any groups, and by one without rows: slow.

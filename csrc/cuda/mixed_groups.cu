@@ -2,9 +2,8 @@
 // their experts' weights, and a product by weights that lie in words.
 #include "cuda/common/columns.cuh"
 #include "cuda/common/formats.cuh"
-#include "cuda/common/groups.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/lowbit_end.cuh"
+#include "cuda/common/lowbit_groups.cuh"
 #include "cuda/lowbit.h"
 #include "integers.h"
 
@@ -14,7 +13,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 8;  // of a tile of multiply_words
 
-// to[i, c] = x[source(i), order[e, c]], e being the expert of row i. A block has a row.
+// to[i, c] = x[source(i), order[e, c]], e being the expert of row i; or without an order its column
+// c. A block has a row.
 __global__ void __launch_bounds__(kThreads)
     arrange(const Matrix<const uint16_t> x, const Groups groups, const int64_t k,
             const int32_t* const order, uint16_t* const to, const int64_t stride) {
@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int expert = min(before, groups.experts - 1);
   const uint16_t* const token = x.data + groups.source(row) * x.row_stride;
-  const int32_t* const columns = order + expert * k;
+  const int32_t* const columns = order ? order + expert * k : nullptr;
   for (int64_t c = thread; c < k; c += kThreads) {
-    const int64_t from = min(max(int64_t{columns[c]}, int64_t{0}), k - 1);
+    const int64_t from = columns ? min(max(int64_t{columns[c]}, int64_t{0}), k - 1) : c;
     to[row * stride + c] = token[from * x.col_stride];
   }
 }
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) words_gemm(const __grid_constant__ W
   }
   float bias[8];
 #pragma unroll
-  for (int c = 0; c < 8; ++c) bias[c] = bias_at(p.end, 8 * eight + c, tile.expert);
+  for (int c = 0; c < 8; ++c) bias[c] = bias_of(p.end, 8 * eight + c, tile.expert);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= rows) return;

@@ -13,7 +13,6 @@
 #include <cstdint>
 
 #include "epilogue/expr.h"
-#include "problems/mixed_groups.h"
 
 namespace scaled_mm::cuda {
 
@@ -34,11 +33,6 @@ struct Groups {
     return rows == nullptr ? row : min(max(rows[row], 0), a_rows - 1);
   }
 };
-
-inline Groups groups_of(const GroupedLowbitProblem& p) {
-  return {p.offsets, static_cast<int>(p.experts), static_cast<int>(p.product.m), p.rows,
-          static_cast<int>(p.x_rows)};
-}
 
 struct GroupTile {
   int expert;  // -1: there is no such tile; the number of experts: its rows are no expert's

@@ -177,23 +177,22 @@ __device__ inline void finish_two(const UnitsParams& p, int token, int channel,
 }
 
 template <class Block>
-__device__ void store_tile(const UnitsParams& p, const typename Block::Sums& sums,
-                           const UnitsTile& tile) {
+__device__ void store_tile(const UnitsParams& p, const typename Block::Sums& sums, int row,
+                           int panel) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   if (warp >= Block::kWarpsN) return;
 #pragma unroll
   for (int j = 0; j < Block::kParts; ++j) {
     const int part = warp * Block::kParts + j;
-    const int channel = tile.panel * kUnitChannels + 16 * part + lane / 4 * 2;
+    const int channel = panel * kUnitChannels + 16 * part + lane / 4 * 2;
     if (channel >= p.n) continue;
-    const float bias[2] = {bias_at(p.end, channel, tile.expert),
-                           bias_at(p.end, channel + 1, tile.expert)};
+    const float bias[2] = {bias_at(p.end, channel), bias_at(p.end, channel + 1)};
 #pragma unroll
     for (int i = 0; i < Block::kTokens / 8; ++i) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int token = tile.row + 8 * i + lane % 4 * 2 + e;
-        if (token >= tile.end) continue;
+        const int token = row + 8 * i + lane % 4 * 2 + e;
+        if (token >= p.m) continue;
         finish_two<typename Block::T>(p, token, channel, bias, sums[j][i][e], sums[j][i][2 + e]);
       }
     }
@@ -202,39 +201,18 @@ __device__ void store_tile(const UnitsParams& p, const typename Block::Sums& sum
 
 // --- the kernels ---------------------------------------------------------------------------------
 
-// D is 0 in the tile.
 template <class Block>
-__device__ void clear_tile(const UnitsParams& p, const UnitsTile& tile) {
-  constexpr int kPairs = Block::kChannels / 2;
-  const int columns = p.end.gated ? p.n / 2 : p.n, first = tile.panel * kUnitChannels;
-  const int begin = p.end.gated ? first / 2 : first;
-  const int end = min(columns, begin + (p.end.gated ? kPairs : Block::kChannels));
-  const int rows = min(tile.row + Block::kTokens, tile.end);
-  for (int row = tile.row; row < rows; ++row) {
-    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += Block::kThreads) {
-      p.end.d[row * p.end.ldd + i] = 0;
-    }
-  }
-}
-
-template <class Block, class Params>
 __global__ __launch_bounds__(Block::kThreads,
-                             Block::kLive) void units_gemm(const __grid_constant__ Params p) {
+                             Block::kLive) void units_gemm(const __grid_constant__ UnitsParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr int kStages = Block::kStages;
-  const int index = static_cast<int>(blockIdx.x), of_tokens = index % p.token_tiles;
-  UnitsTile tile{of_tokens * Block::kTokens, p.m, index / p.token_tiles * Block::kPanels};
-  if constexpr (std::is_same_v<Params, GroupedUnitsParams>) {
-    const auto lane = static_cast<int>(threadIdx.x % 32);
-    const GroupTile found = find_tile<Block::kTokens>(p.groups, of_tokens, lane);
-    if (found.expert < 0) return;
-    tile.row = found.row, tile.end = found.end, tile.expert = found.expert;
-    if (found.expert == p.groups.experts) return clear_tile<Block>(p, tile);
-  }
+  const int tile = static_cast<int>(blockIdx.x);
+  const int row = tile % p.token_tiles * Block::kTokens;
+  const int panel = tile / p.token_tiles * Block::kPanels;
   const int chunks = ceil_div(p.k, kUnitRows);
   const int begin = static_cast<int>(blockIdx.y) * p.slice, end = min(chunks, begin + p.slice);
 
-  UnitsLoader<Block, Params> loader(p, shared, tile, begin);
+  UnitsLoader<Block> loader(p, shared, row, panel, begin);
 #pragma unroll 1
   for (int s = 0; s < kStages - 1; ++s) {
     if (begin + s < end) loader.load(shared + s * Block::kStageBytes);
@@ -256,7 +234,7 @@ __global__ __launch_bounds__(Block::kThreads,
   wait_for_copies<0>();
   __syncthreads();
   join_warps<Block>(sums, shared);
-  store_tile<Block>(p, sums, tile);
+  store_tile<Block>(p, sums, row, panel);
 }
 
 // Adds up the slices in their order; a thread has four channels of a token.

@@ -9,7 +9,7 @@ namespace scaled_mm::cuda::mma_sync {
 
 template <class Block>
 void launch_units(UnitsParams params, unsigned tiles, int slices, const Scope& scope) {
-  constexpr auto kKernel = units_gemm<Block, UnitsParams>;
+  constexpr auto kKernel = units_gemm<Block>;
   allow_all_shared_memory<kKernel>(scope.device);
   kKernel<<<dim3(tiles, slices), Block::kThreads, Block::kSharedBytes, scope.stream>>>(params);
   check(cudaGetLastError(), "units_gemm, launch");

@@ -2,7 +2,6 @@
 // memory is laid out, and the copies that fill it.
 #pragma once
 
-#include "cuda/common/groups.cuh"
 #include "cuda/common/lowbit_end.cuh"
 #include "cuda/common/unaligned.cuh"
 #include "cuda/common/units.cuh"
@@ -25,18 +24,6 @@ struct UnitsParams {
   int slice;        // chunks of a slice
   float* partials;  // [slices, M, N] where K is cut; else null
   LowbitEnd end;
-};
-
-// Of a grouped product: units of the first expert, whose others follow; a bias for each.
-struct GroupedUnitsParams : UnitsParams {
-  Groups groups;
-  int64_t expert_bytes;
-};
-
-// A tile of D: rows [row, end) of one expert, or of all there are.
-struct UnitsTile {
-  int row, end, panel;
-  int expert = 0;
 };
 
 template <const auto& kTile, class T_, class Format_>
@@ -97,25 +84,22 @@ __device__ inline int token_offset(int token, int piece) {
 
 // What a thread copies of every stage: always the same pieces, each a step further on in memory.
 // Pieces of tokens that do not exist are zeros from the beginning, in all stages.
-template <class Block, class Params>
+template <class Block>
 class UnitsLoader {
  public:
-  __device__ UnitsLoader(const Params& p, uint8_t* shared, const UnitsTile& tile, int chunk)
+  __device__ UnitsLoader(const UnitsParams& p, uint8_t* shared, int row, int panel, int chunk)
       : left_(2 * (p.k - chunk * kUnitRows)), nothing_(p.x.data) {
     const int thread = static_cast<int>(threadIdx.x), size = Block::unit_size(p.sets);
-    bytes_ = min(Block::kPanels, p.panels - tile.panel) * size - 16 * thread;
+    bytes_ = min(Block::kPanels, p.panels - panel) * size - 16 * thread;
     step_ = int64_t{p.panels} * size;
-    units_ = p.units + chunk * step_ + int64_t{tile.panel} * size + 16 * thread;
-    if constexpr (kGrouped) units_ += tile.expert * p.expert_bytes;
+    units_ = p.units + chunk * step_ + int64_t{panel} * size + 16 * thread;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int at = i * Block::kThreads + thread, token = at / kPieces, piece = at % kPieces;
       const bool is_piece = at < Block::kTokens * kPieces;
       tokens_[i] = nullptr;
-      if (is_piece && tile.row + token < tile.end) {
-        int64_t row = tile.row + token;
-        if constexpr (kGrouped) row = p.groups.source(tile.row + token);
-        const int64_t first = row * p.x.row_stride + chunk * kUnitRows + piece * 8;
+      if (is_piece && row + token < p.m) {
+        const int64_t first = (row + token) * p.x.row_stride + chunk * kUnitRows + piece * 8;
         tokens_[i] = reinterpret_cast<const uint8_t*>(p.x.data + first);
       } else if (is_piece) {
         for (int stage = 0; stage < Block::kStages; ++stage) {
@@ -149,7 +133,6 @@ class UnitsLoader {
   }
 
  private:
-  static constexpr bool kGrouped = std::is_same_v<Params, GroupedUnitsParams>;
   static constexpr int kPieces = 2 * kUnitRows / 16;
   static constexpr int kCopies = ceil_div(Block::kTokens * kPieces, Block::kThreads);
   static constexpr int kMostUnits =

@@ -13,7 +13,7 @@ void launch(const GroupedLowbitProblem& p, const Scope& scope) {
   constexpr auto kKernel = stream_grouped<T, Block>;
   const Device& device = scope.device;
   const LowbitProblem& product = p.product;
-  GroupedParams params;
+  GroupedParams params = {};
   params.units = product.w.units;
   params.expert_bytes = p.expert_bytes;
   params.sets = unit_sets(product.w.k, product.w.group);

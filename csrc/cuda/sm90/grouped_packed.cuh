@@ -7,7 +7,7 @@
 // for the weight, as there.
 #pragma once
 
-#include "cuda/common/groups.cuh"
+#include "cuda/common/lowbit_groups.cuh"
 #include "cuda/sm90/lowbit_packed.cuh"
 
 namespace scaled_mm::cuda::sm90::grouped_lowbit {
@@ -16,19 +16,15 @@ using lowbit::Cursor;
 using lowbit::Empty;
 using lowbit::Full;
 
-struct GroupedParams {
-  const uint8_t* units;      // [chunks][panels] of the first expert
-  int64_t expert_bytes;      // to the next one's
-  int sets;                  // of a unit
+// units are the first expert's, end.bias has a row for each; tokens, m, token_tiles, plan and
+// partials are not used.
+struct GroupedParams : lowbit::PackedParams {
+  int64_t expert_bytes;      // of the units, to the next expert's
   Matrix<const uint16_t> x;  // rows at multiples of 16 bytes
   int k;
-  int n;
   int chunks;
-  int panels;
   int channel_tiles;  // tiles of D along N
-  int stages;         // of the ring
   Groups groups;
-  LowbitEnd end;
 };
 
 template <const lowbit::Packed& kTile, class Format, int kSets>
@@ -68,9 +64,7 @@ class GroupedLoader {
         uint64_t* const full = &barriers_.full[at.stage];
         Empty::wait(&barriers_.empty[at.stage], at.phase);
         if (thread_ == 0) {
-          lowbit::send_units<Block>(units, p_.panels, p_.sets, col, piece,
-                                    words_ + at.stage * Block::kWordBytes, full, 0,
-                                    rows.alone ? lowbit::kOnce : lowbit::kOften);
+          send_units(units, col, piece, words_ + at.stage * Block::kWordBytes, full, rows.alone);
         }
         copy_tokens(rows, piece, tokens_ + at.stage * Block::kTokenBytes);
         cutlass::arch::cpasync_barrier_arrive_noinc(full);
@@ -86,6 +80,34 @@ class GroupedLoader {
   uint8_t* words_;
   typename Block::Barriers& barriers_;
   int thread_;
+
+  // Sends for a stage's units of the tile that begins at column `col`, and announces their bytes.
+  __device__ void send_units(const uint8_t* units, int col, int piece, uint8_t* to, uint64_t* full,
+                             bool once) const {
+    const int chunk = piece / Block::kPieces, part = piece % Block::kPieces;
+    const int panel = col / kUnitChannels, here = min(Block::kAllPanels, p_.panels - panel);
+    const int unit_bytes = Block::unit_bytes(p_.sets), piece_bytes = Block::piece_bytes(p_.sets);
+    const uint8_t* from = units + (int64_t{chunk} * p_.panels + panel) * unit_bytes;
+    using Hint = cute::TMA::CacheHintSm90;
+    const auto hint = static_cast<uint64_t>(once ? Hint::EVICT_FIRST : Hint::EVICT_LAST);
+    const auto copy = [&](uint8_t* there, const uint8_t* source, int bytes) {
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+          " [%0], [%1], %2, [%3], %4;" ::"r"(cute::cast_smem_ptr_to_uint(there)),
+          "l"(source), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(full)), "l"(hint)
+          : "memory");
+    };
+    Full::arrive_and_expect_tx(full, here * piece_bytes);
+    if constexpr (Block::kPieces == 1) {
+      copy(to, from, here * unit_bytes);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < here; ++i, from += unit_bytes, to += piece_bytes) {
+        copy(to, from + part * Block::kPieceWords, Block::kPieceWords);
+        copy(to + Block::kPieceWords, from + Block::Format::kWordBytes, Block::set_bytes(p_.sets));
+      }
+    }
+  }
 
   // In boxes of 64 columns, to where TMA's swizzle would have them: eight lanes copy 128 bytes of a
   // token. What is not there is zeros, and not read.
@@ -119,6 +141,41 @@ class GroupedLoader {
     }
   }
 };
+
+// A tile's sums to D.
+template <class T, class Block>
+__device__ void store_tile(const GroupedParams& p, const GroupTile& rows, int col,
+                           typename lowbit::PackedMultiplier<T, Block>::Sums& sums) {
+  const lowbit::LaneSums<Block> lane;
+  float bias[Block::kPanels][2];
+#pragma unroll
+  for (int j = 0; j < Block::kPanels; ++j) {
+    const int channel = col + lane.channel + j * kUnitChannels;
+    bias[j][0] = bias_of(p.end, channel, rows.expert);
+    bias[j][1] = bias_of(p.end, channel + 1, rows.expert);
+  }
+  lane.each(sums, [&](int, int channel, float& x, float& y) {
+    const float* const b = bias[(channel - lane.channel) / kUnitChannels];
+    x += b[0], y += b[1];
+  });
+  const auto each_there = [&](const auto& f) {
+    lane.each(sums, [&](int token, int channel, float& x, float& y) {
+      token += rows.row, channel += col;
+      if (token < rows.end && channel < p.n) f(token, channel, x, y);
+    });
+  };
+  if (p.end.residual.data) {
+    each_there([&](int token, int channel, float& x, float& y) {
+      float both[2] = {x, y};
+      add_residual<DTypeOf<T>::value>(p.end, token, channel, both);
+      x = both[0], y = both[1];
+    });
+  }
+  lowbit::activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.end);
+  each_there([&](int token, int channel, float x, float y) {
+    lowbit::store_pair<T>(p.end, token, channel, x, y);
+  });
+}
 
 // Rows that are no expert's: D is 0 there.
 template <class T, class Block>
@@ -158,7 +215,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_grouped(
   } else {
     // --- a multiplier ---
     cutlass::arch::warpgroup_reg_alloc<Block::kRegisters>();
-    lowbit::PackedMultiplier<T, Block> multiplier(p.stages, p.sets, shared, words, barriers);
+    lowbit::PackedMultiplier<T, Block> multiplier(p, shared, words, barriers);
     int tile = static_cast<int>(blockIdx.x);
 #pragma unroll 1
     for (; tile < table.of_experts() * p.channel_tiles; tile += gridDim.x) {
@@ -166,7 +223,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_grouped(
       multiplier.run(sums, 0, p.chunks);
       const GroupTile rows = table.find(tile / p.channel_tiles);  // here: or registers would spill
       const int col = tile % p.channel_tiles * Block::kChannels;
-      lowbit::store_whole<T, Block>(p.end, rows.row, rows.end, col, p.n, rows.expert, sums);
+      store_tile<T, Block>(p, rows, col, sums);
     }
 #pragma unroll 1
     for (; tile < table.count() * p.channel_tiles; tile += gridDim.x) {

@@ -40,39 +40,6 @@ struct LaneSums {
   }
 };
 
-// Of a whole tile to D: of tokens [row, last).
-template <class T, class Block>
-__device__ void store_whole(const LowbitEnd& end, int row, int last, int col, int n, int expert,
-                            typename PackedMultiplier<T, Block>::Sums& sums) {
-  const LaneSums<Block> lane;
-  float bias[Block::kPanels][2];
-#pragma unroll
-  for (int j = 0; j < Block::kPanels; ++j) {
-    const int channel = col + lane.channel + j * kUnitChannels;
-    bias[j][0] = bias_at(end, channel, expert), bias[j][1] = bias_at(end, channel + 1, expert);
-  }
-  lane.each(sums, [&](int, int channel, float& x, float& y) {
-    const float* const b = bias[(channel - lane.channel) / kUnitChannels];
-    x += b[0], y += b[1];
-  });
-  const auto each_there = [&](const auto& f) {
-    lane.each(sums, [&](int token, int channel, float& x, float& y) {
-      token += row, channel += col;
-      if (token < last && channel < n) f(token, channel, x, y);
-    });
-  };
-  if (end.residual.data) {
-    each_there([&](int token, int channel, float& x, float& y) {
-      float both[2] = {x, y};
-      add_residual<DTypeOf<T>::value>(end, token, channel, both);
-      x = both[0], y = both[1];
-    });
-  }
-  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), end);
-  each_there(
-      [&](int token, int channel, float x, float y) { store_pair<T>(end, token, channel, x, y); });
-}
-
 // Of a part to memory, of a whole tile to D.
 template <class T, class Block>
 __device__ void store_share(const PackedParams& p, const Share& share,
@@ -88,7 +55,33 @@ __device__ void store_share(const PackedParams& p, const Share& share,
     });
     return;
   }
-  store_whole<T, Block>(p.end, place.row, p.m, place.col, p.n, 0, sums);
+  float bias[Block::kPanels][2];
+#pragma unroll
+  for (int j = 0; j < Block::kPanels; ++j) {
+    const int channel = place.col + lane.channel + j * kUnitChannels;
+    bias[j][0] = bias_at(p.end, channel), bias[j][1] = bias_at(p.end, channel + 1);
+  }
+  lane.each(sums, [&](int, int channel, float& x, float& y) {
+    const float* const b = bias[(channel - lane.channel) / kUnitChannels];
+    x += b[0], y += b[1];
+  });
+  const auto each_there = [&](const auto& f) {
+    lane.each(sums, [&](int token, int channel, float& x, float& y) {
+      token += place.row, channel += place.col;
+      if (token < p.m && channel < p.n) f(token, channel, x, y);
+    });
+  };
+  if (p.end.residual.data) {
+    each_there([&](int token, int channel, float& x, float& y) {
+      float both[2] = {x, y};
+      add_residual<DTypeOf<T>::value>(p.end, token, channel, both);
+      x = both[0], y = both[1];
+    });
+  }
+  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.end);
+  each_there([&](int token, int channel, float x, float y) {
+    store_pair<T>(p.end, token, channel, x, y);
+  });
 }
 
 // Adds up the slices' sums of a tile through the cluster's shared memory, each block for its share
@@ -153,7 +146,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_packed(
     // --- a multiplier ---
     cutlass::arch::warpgroup_reg_alloc<Block::kRegisters>();
     wait_for_dependencies();
-    PackedMultiplier<T, Block> multiplier(p.stages, p.sets, shared, words, barriers);
+    PackedMultiplier<T, Block> multiplier(p, shared, words, barriers);
     Share share(p.plan);
 #pragma unroll 1
     while (share.next()) {

@@ -9,40 +9,6 @@
 
 namespace scaled_mm::cuda::sm90::lowbit {
 
-inline constexpr auto kOnce = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
-inline constexpr auto kOften = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
-
-__device__ inline void copy_async(uint8_t* to, const uint8_t* from, int bytes, uint64_t* full,
-                                  uint64_t hint) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1], %2, [%3], %4;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
-      "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(full)), "l"(hint)
-      : "memory");
-}
-
-// Sends for a stage's units of the tile that begins at column `col`, and announces their bytes and
-// `others` besides. `panels`: of the weight.
-template <class Block>
-__device__ void send_units(const uint8_t* units, int panels, int sets, int col, int piece,
-                           uint8_t* to, uint64_t* full, int others, uint64_t hint) {
-  const int chunk = piece / Block::kPieces, part = piece % Block::kPieces;
-  const int panel = col / kUnitChannels, here = min(Block::kAllPanels, panels - panel);
-  const int unit_bytes = Block::unit_bytes(sets), piece_bytes = Block::piece_bytes(sets);
-  const uint8_t* from = units + (int64_t{chunk} * panels + panel) * unit_bytes;
-  Full::arrive_and_expect_tx(full, others + here * piece_bytes);
-  if constexpr (Block::kPieces == 1) {
-    copy_async(to, from, here * unit_bytes, full, hint);
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < here; ++i, from += unit_bytes, to += piece_bytes) {
-      copy_async(to, from + part * Block::kPieceWords, Block::kPieceWords, full, hint);
-      copy_async(to + Block::kPieceWords, from + Block::Format::kWordBytes, Block::set_bytes(sets),
-                 full, hint);
-    }
-  }
-}
-
 template <class Block>
 class Loader {
  public:
@@ -84,15 +50,42 @@ class Loader {
   }
 
  private:
+  static constexpr auto kOnce = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+  static constexpr auto kOften = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+
   const PackedParams& p_;
   uint8_t* tokens_;
   uint8_t* words_;
   typename Block::Barriers& barriers_;
 
+  __device__ void copy(uint8_t* to, const uint8_t* from, int bytes, uint64_t* full) const {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1], %2, [%3], %4;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+        "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(full)),
+        "l"(p_.token_tiles == 1 ? kOnce : kOften)
+        : "memory");
+  }
+  // And announces all bytes of the stage.
   __device__ void load_words(int stage, const Place& place, int piece) const {
-    send_units<Block>(p_.units, p_.panels, p_.sets, place.col, piece,
-                      words_ + stage * Block::kWordBytes, &barriers_.full[stage],
-                      Block::kTokenBytes, p_.token_tiles == 1 ? kOnce : kOften);
+    const int chunk = piece / Block::kPieces, part = piece % Block::kPieces;
+    const int panel = place.col / kUnitChannels;
+    const int panels = min(Block::kAllPanels, p_.panels - panel);
+    const int unit_bytes = Block::unit_bytes(p_.sets), piece_bytes = Block::piece_bytes(p_.sets);
+    const uint8_t* from = p_.units + (int64_t{chunk} * p_.panels + panel) * unit_bytes;
+    uint8_t* to = words_ + stage * Block::kWordBytes;
+    uint64_t* full = &barriers_.full[stage];
+    Full::arrive_and_expect_tx(full, Block::kTokenBytes + panels * piece_bytes);
+    if constexpr (Block::kPieces == 1) {
+      copy(to, from, panels * unit_bytes, full);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < panels; ++i, from += unit_bytes, to += piece_bytes) {
+        copy(to, from + part * Block::kPieceWords, Block::kPieceWords, full);
+        copy(to + Block::kPieceWords, from + Block::Format::kWordBytes, Block::set_bytes(p_.sets),
+             full);
+      }
+    }
   }
   // In boxes of 64 columns of X.
   __device__ void load_tokens(int stage, const Place& place, int piece) const {

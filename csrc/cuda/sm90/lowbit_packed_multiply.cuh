@@ -18,11 +18,11 @@ class PackedMultiplier {
   static constexpr int kTokens = Block::kTokens, kPanels = Block::kPanels;
   using Sums = float[kPanels][kTokens / 8][4];
 
-  __device__ PackedMultiplier(int stages, int sets, const uint8_t* tokens, const uint8_t* words,
+  __device__ PackedMultiplier(const PackedParams& p, const uint8_t* tokens, const uint8_t* words,
                               typename Block::Barriers& barriers)
-      : stages_(stages),
-        sets_(sets),
-        piece_bytes_(Block::piece_bytes(sets)),
+      : stages_(p.stages),
+        sets_(p.sets),
+        piece_bytes_(Block::piece_bytes(p.sets)),
         tokens_(tokens),
         barriers_(barriers) {
     // From one lane, so that ptxas knows it to be the warp's: descriptors stay in uniform
