@@ -37,8 +37,8 @@ namespace scaled_mm::cuda::sm90::int8 {
 static_assert(kChunk == 128, "the width of the swizzle");
 inline constexpr int kPrefetch = 4;  // chunks that are sent for to L2 before the kernel may read
 
-// Of every streaming kernel.
-struct StreamTile {
+template <class Operands, class To>
+struct ParamsOf {
   CUtensorMap weight;  // B^T [N, K] in boxes of kChannels x kChunk
   CUtensorMap tokens;  // A [M, K] in boxes of `rows` x kChunk
   int m;
@@ -49,19 +49,15 @@ struct StreamTile {
   int stages;       // of the ring
   int early;        // chunks of the weight, at most `stages`, sent for before the kernel may read
                     // what others write: those that nobody writes any more
+  Operands operands;
+  To to;
 };
 
-struct StreamParams : StreamTile {
-  EpilogueOperand operands[kNumOperands];
-  Destination to;
-};
+struct StreamParams : ParamsOf<EpilogueOperand[kNumOperands], Destination> {};
 
 // Of a product that a program ends.
 template <class P>
-struct CompiledParams : StreamTile {
-  CompiledOperands<P::kOperands> operands;
-  CompiledDestination<P> to;
-};
+using CompiledParams = ParamsOf<CompiledOperands<P::kOperands>, CompiledDestination<P>>;
 
 // Of a grouped product: the weights of all experts are one matrix [E * N, K], one below the other.
 // Tokens come row by row: they may lie anywhere in A.
@@ -161,10 +157,9 @@ __device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
 
 // Sends for the tile's elements of a matrix operand to L2, token by token: those that lie in one of
 // the `sharers` blocks' share of the tile. It has an element for so many `columns` of B.
-template <class Block, class End>
-__device__ void prefetch_matrix(const StreamTile& p, const EpilogueOperand& of, int columns,
-                                int row, const End& end, int col, int share, int sharers,
-                                int thread) {
+template <class Block, class Params, class End>
+__device__ void prefetch_matrix(const Params& p, const EpilogueOperand& of, int columns, int row,
+                                const End& end, int col, int share, int sharers, int thread) {
   constexpr int kLine = 128;  // bytes
   const int size = of.dtype == DType::float32 ? 4 : 2, tokens = min(p.rows, end() - row);
   const int lines = (min(Block::kChannels, p.n - col) / columns * size + kLine - 1) / kLine;
