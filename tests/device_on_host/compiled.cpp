@@ -1,6 +1,7 @@
 // Plays the endings of programs that were written out (scaled_mm/compiled/source.py), as a
 // streaming kernel calls them, behind an op as epilogue_mm is. The test writes endings.h: each in a
 // namespace of its own, and PROGRAMS.
+#define SCALED_MM_COMPILED
 #include "cuda_runtime.h"
 
 #include <torch/csrc/stable/library.h>

@@ -123,14 +123,6 @@ struct DirectElements<Leaves<Ls...>, kChannels> {
     }
   }
 };
-// use(leaf) of those that are matrices.
-template <class... Ls, class Use>
-__device__ inline void for_each_matrix(Leaves<Ls...>, const Use& use) {
-  const auto one = [&](auto leaf) {
-    if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) use(leaf);
-  };
-  (one(Ls{}), ...);
-}
 template <class L>
 inline constexpr bool is_direct = L::axis == epilogue::Axis::Full || L::columns == 2;
 

@@ -200,27 +200,33 @@ struct StagedOperands<Leaves<Ls...>, kRows, kCols> {
   }
 
   // Every thread of `threads` takes part; they must meet before the operands are read. All loads
-  // of a thread are under way before the first is stored. operands[id]: the operand. element(leaf,
-  // row): the number that a row of D has in it.
+  // of a thread are under way before the first is stored. element(leaf, row): the number that a
+  // row of D has in the operand.
+#ifdef SCALED_MM_COMPILED  // a program's operands, by their ids
   template <class Operands, class Element = SameRow>
   __device__ void load(const Operands& operands, int64_t row, int64_t col, int64_t m, int64_t n,
-                       int thread, int threads, const Element& element = {}) {
-    constexpr int longest = kRows > kCols ? kRows : kCols;
-    for (int i = thread; i < longest; i += threads) {
-      const auto fetch = [&](auto leaf) {
-        using L = decltype(leaf);
-        const bool inside =
-            i < length<L> && i + Along<L::axis>::pick(row, col) < Along<L::axis>::pick(m, n);
-        return inside ? load_operand<L>(operands[static_cast<int>(L::id)], element(leaf, row + i),
-                                        col + i)
-                      : outside<L>();
-      };
-      const auto store = [&](auto leaf, auto value) {
-        if (i < length<decltype(leaf)>) of(leaf)[i] = value;
-      };
-      [&](auto... values) { (store(Ls{}, values), ...); }(fetch(Ls{})...);
-    }
+                       int thread, int threads, const Element& element = {}){
+#else
+  template <class Element = SameRow>
+  __device__ void load(const EpilogueOperand (&operands)[kNumOperands], int64_t row, int64_t col,
+                       int64_t m, int64_t n, int thread, int threads, const Element& element = {}) {
+#endif
+      constexpr int longest = kRows > kCols ? kRows : kCols;
+  for (int i = thread; i < longest; i += threads) {
+    const auto fetch = [&](auto leaf) {
+      using L = decltype(leaf);
+      const bool inside =
+          i < length<L> && i + Along<L::axis>::pick(row, col) < Along<L::axis>::pick(m, n);
+      return inside ? load_operand<L>(operands[static_cast<int>(L::id)], element(leaf, row + i),
+                                      col + i)
+                    : outside<L>();
+    };
+    const auto store = [&](auto leaf, auto value) {
+      if (i < length<decltype(leaf)>) of(leaf)[i] = value;
+    };
+    [&](auto... values) { (store(Ls{}, values), ...); }(fetch(Ls{})...);
   }
-};
+}
+};  // namespace scaled_mm::cuda
 
 }  // namespace scaled_mm::cuda

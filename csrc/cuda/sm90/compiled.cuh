@@ -3,6 +3,8 @@
 // stands alone: what it takes of the library's host code it includes.
 #pragma once
 
+#define SCALED_MM_COMPILED  // what is only for it
+
 #include <cuda.h>
 
 #include <cstring>
@@ -63,10 +65,10 @@ int32_t launch(const CompiledCall& call) {
     using E = CompiledEpilogue<P>;
     using Block = StreamBlock<kTile.tile_m, kTile.tile_n / 64, E>;
     CompiledParams<P> params;
-    std::copy_n(call.operands, P::kOperands, params.operands.all);
-    std::copy_n(call.outputs, params.to.kOutputs, params.to.d);
-    params.to.ldd = call.ldd;
-    params.to.vectors = call.out_columns % (4 / P::kColumns) == 0;
+    std::copy_n(call.operands, P::kOperands, params.of_program.all);
+    std::copy_n(call.outputs, params.ending.kOutputs, params.ending.d);
+    params.ending.ldd = call.ldd;
+    params.ending.vectors = call.out_columns % (4 / P::kColumns) == 0;
     const StreamFactors of{call.a, call.lda, call.b, call.ldb, call.m, call.n, call.k};
     const StreamPlan plan{call.token_tiles, call.split, call.blocks, call.paired != 0, call.early};
     launch_stream<Block, E>(of, plan, device, on, params);

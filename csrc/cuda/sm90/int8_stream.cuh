@@ -26,9 +26,11 @@
 #include <utility>
 
 #include "cuda/common/finish.cuh"
+#ifdef SCALED_MM_COMPILED
+#include "cuda/common/compiled.cuh"
+#endif
 #include "cuda/common/groups.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/compiled.cuh"
 #include "cuda/sm90/arch.h"
 #include "cuda/sm90/wgmma.cuh"
 
@@ -37,8 +39,7 @@ namespace scaled_mm::cuda::sm90::int8 {
 static_assert(kChunk == 128, "the width of the swizzle");
 inline constexpr int kPrefetch = 4;  // chunks that are sent for to L2 before the kernel may read
 
-template <class Operands, class To>
-struct ParamsOf {
+struct StreamParams {
   CUtensorMap weight;  // B^T [N, K] in boxes of kChannels x kChunk
   CUtensorMap tokens;  // A [M, K] in boxes of `rows` x kChunk
   int m;
@@ -49,15 +50,22 @@ struct ParamsOf {
   int stages;       // of the ring
   int early;        // chunks of the weight, at most `stages`, sent for before the kernel may read
                     // what others write: those that nobody writes any more
-  Operands operands;
-  To to;
+  EpilogueOperand operands[kNumOperands];
+  Destination to;
 };
 
-struct StreamParams : ParamsOf<EpilogueOperand[kNumOperands], Destination> {};
-
-// Of a product that a program ends.
+#ifdef SCALED_MM_COMPILED
+// Of a product that a program ends: its operands and outputs stand in the others' place. Kernels
+// that no program ends are compiled without a token of it, so that their code stays as it was.
 template <class P>
-using CompiledParams = ParamsOf<CompiledOperands<P::kOperands>, CompiledDestination<P>>;
+struct CompiledParams : StreamParams {
+  CompiledOperands<P::kOperands> of_program;
+  CompiledDestination<P> ending;
+};
+#define SCALED_MM_OPERANDS_OF(p) (p).of_program
+#else
+#define SCALED_MM_OPERANDS_OF(p) (p).operands
+#endif
 
 // Of a grouped product: the weights of all experts are one matrix [E * N, K], one below the other.
 // Tokens come row by row: they may lie anywhere in A.
@@ -156,16 +164,17 @@ __device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
 }
 
 // Sends for the tile's elements of a matrix operand to L2, token by token: those that lie in one of
-// the `sharers` blocks' share of the tile. It has an element for so many `columns` of B.
-template <class Block, class Params, class End>
-__device__ void prefetch_matrix(const Params& p, const EpilogueOperand& of, int columns, int row,
-                                const End& end, int col, int share, int sharers, int thread) {
+// the `sharers` blocks' share of the tile.
+template <class Block, class End>
+__device__ void prefetch_matrix(const StreamParams& p, int row, const End& end, int col, int share,
+                                int sharers, int thread) {
   constexpr int kLine = 128;  // bytes
+  const EpilogueOperand& of = p.operands[static_cast<int>(Operand::residual)];
   const int size = of.dtype == DType::float32 ? 4 : 2, tokens = min(p.rows, end() - row);
-  const int lines = (min(Block::kChannels, p.n - col) / columns * size + kLine - 1) / kLine;
+  const int lines = (min(Block::kChannels, p.n - col) * size + kLine - 1) / kLine;
   for (int i = share * Block::kConsumers + thread; i < tokens * lines;
        i += sharers * Block::kConsumers) {
-    const int64_t at = (row + i / lines) * of.row_stride + col / columns;
+    const int64_t at = (row + i / lines) * of.row_stride + col;
     const char* const from = static_cast<const char*>(of.data) + at * size + i % lines * kLine;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
@@ -313,20 +322,15 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
                             GroupElements{p.groups, place.expert});
       }
     } else {
-      if (finishes) fixed.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kConsumers);
-    }
-    const auto prefetch = [&](const EpilogueOperand& of, int columns) {
       if (finishes) {
-        prefetch_matrix<Block>(p, of, columns, row, end, col, sends ? 0 : slice, sends ? 1 : split,
-                               thread);
+        fixed.operands.load(SCALED_MM_OPERANDS_OF(p), row, col, p.m, p.n, thread,
+                            Block::kConsumers);
       }
-    };
-    if constexpr (is_compiled<E>) {
-      for_each_matrix(typename E::program::Direct{}, [&](auto leaf) {
-        prefetch(p.operands[static_cast<int>(leaf.id)], leaf.columns);
-      });
-    } else if constexpr (Block::kHasMatrix) {
-      prefetch(p.operands[static_cast<int>(Operand::residual)], 1);
+    }
+    if constexpr (Block::kHasMatrix) {
+      if (finishes) {
+        prefetch_matrix<Block>(p, row, end, col, sends ? 0 : slice, sends ? 1 : split, thread);
+      }
     }
     int32_t sums[kTokens / 2] = {};
     int stage = 0, phase = 0, before = -1;  // before: the stage whose wgmma may still be reading
@@ -425,12 +429,12 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
             return fixed.operands.at(leaf, token, channel + e);
           }
         };
-        const int inside = p.n - col - channel;
-        if constexpr (is_compiled<E>) {
-          finish_four(p.to, p.operands, acc, row + token, col + channel, inside, get);
-        } else {
-          finish_four<E>(p.to, acc, row + token, col + channel, inside, get);
-        }
+#ifdef SCALED_MM_COMPILED
+        finish_four(p.ending, p.of_program, acc, row + token, col + channel, p.n - col - channel,
+                    get);
+#else
+        finish_four<E>(p.to, acc, row + token, col + channel, p.n - col - channel, get);
+#endif
       }
     }
   }
