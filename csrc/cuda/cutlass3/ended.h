@@ -14,8 +14,10 @@
 
 #include <algorithm>
 
-#include "cuda/common/compiled.cuh"
 #include "cuda/common/finish.cuh"
+#ifdef SCALED_MM_COMPILED
+#include "cuda/common/compiled.cuh"
+#endif
 
 namespace scaled_mm::cuda::cutlass3 {
 
@@ -146,6 +148,7 @@ struct Rounding<uint8_t> {
   }
 };
 
+#ifdef SCALED_MM_COMPILED
 // Of a program, which has rounded already but for the bits that are left out.
 template <class P>
 struct CompiledRounding {
@@ -168,25 +171,7 @@ struct CompiledRounding {
   }
 };
 
-// What an ending is told besides, and how it rounds.
-template <class E, class Out>
-struct EndingOf {
-  using Operands = EpilogueOperand[kNumOperands];
-  using Rounding = cutlass3::Rounding<Out>;
-};
-template <class P, class Out>
-struct EndingOf<CompiledEpilogue<P>, Out> {
-  using Operands = CompiledOperands<P::kOperands>;
-  using Rounding = CompiledRounding<P>;
-};
-
-// Where a tile's elements lie in D, of whose problem the sizes are.
-struct TilePlace {
-  int row;
-  int col;
-  int m;
-  int n;
-};
+#endif
 
 // Accumulator: the type of the sums, of 32 bits. Out: the storage type of D.
 template <class E, class Tile, class Cluster, class Accumulator, class Out, bool kPingpong>
@@ -224,7 +209,11 @@ struct EndedEpilogue {
       typename Store::PipelineStorage pipeline;
     };
     struct Ending {
-      typename EndingOf<E, Out>::Operands operands;
+#ifdef SCALED_MM_COMPILED
+      CompiledOperands<E::program::kOperands> operands;
+#else
+      EpilogueOperand operands[kNumOperands];
+#endif
       Destination to;
     };
     struct Arguments : Store::Arguments {
@@ -258,17 +247,14 @@ struct EndedEpilogue {
                               TileShape, Coord coord, cute::Tensor<Engine, Layout> sums, Mma mma,
                               int thread, TensorStorage& shared, int subtile = -1) {
       cutlass::arch::wait_on_dependent_grids();  // the kernel before may have written operands
-      const TilePlace place{static_cast<int>(cute::get<0>(coord)) * kTileM,
-                            static_cast<int>(cute::get<1>(coord)) * kTileN,
-                            static_cast<int>(cute::get<0>(problem)),
-                            static_cast<int>(cute::get<1>(problem))};
       // All have read the tile before's: they have met while storing it.
-      shared.operands.load(ending_.operands, place.row, place.col, place.m, place.n, thread,
-                           kThreads);
+      shared.operands.load(ending_.operands, cute::get<0>(coord) * kTileM,
+                           cute::get<1>(coord) * kTileN, cute::get<0>(problem),
+                           cute::get<1>(problem), thread, kThreads);
       cutlass::arch::NamedBarrier::sync(kThreads,
                                         cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
       auto words = cute::recast<int32_t>(sums);
-      end(words, mma, thread, shared.operands, place);
+      end(words, mma, thread, shared.operands, problem, coord);
       return Store::store(load_pipeline, load_state, store_pipeline, store_state, stored(problem),
                           OutTile{}, coord, ended(words), OutMma{}, thread, shared, subtile);
     }
@@ -281,9 +267,10 @@ struct EndedEpilogue {
     }
 
     // A thread's sums are (((column of two, row of two, eight columns), 64 rows, 1)).
-    template <class Engine, class Layout, class Mma>
+    template <class Engine, class Layout, class Mma, class Problem, class Coord>
     CUTLASS_DEVICE void end(cute::Tensor<Engine, Layout>& sums, const Mma& mma, int thread,
-                            const Operands& operands, const TilePlace& place) const {
+                            const Operands& operands, const Problem& problem,
+                            const Coord& coord) const {
       using namespace cute;
       static_assert(size<0, 0>(Layout{}) == 2 && size<0, 1>(Layout{}) == 2);
       constexpr int kEights = size<0, 2>(Layout{}), kBlocks = size<1>(Layout{});
@@ -295,7 +282,11 @@ struct EndedEpilogue {
       CUTLASS_PRAGMA_NO_UNROLL
       for (int block = 0; block < kBlocks; ++block) {
         const int first_row = get<0>(places(make_coord(make_coord(0, 0, 0), block, 0)));
-        const typename EndingOf<E, Out>::Rounding rounding(ending_.to, operands, first_row);
+#ifdef SCALED_MM_COMPILED
+        const CompiledRounding<typename E::program> rounding(ending_.to, operands, first_row);
+#else
+        const Rounding<Out> rounding(ending_.to, operands, first_row);
+#endif
         CUTLASS_PRAGMA_NO_UNROLL
         for (int turn = 0; turn < kTurns; ++turn) {
           const int first = get<1>(places(make_coord(make_coord(0, 0, turn * kTogether), 0, 0)));
@@ -311,28 +302,33 @@ struct EndedEpilogue {
               }
             });
           };
+#ifdef SCALED_MM_COMPILED
           int32_t word[kSums];
           with_sums([&](int i, int32_t& sum) { word[i] = sum; });
           float made[kSums / kColumns];
-          if constexpr (is_compiled<E>) {
-            compute(word, made, first_row, first, operands, place);
-          } else {
-            float value[kSums], matrix[kSums];
-            if constexpr (kHasMatrix) {
-              load_matrix(matrix, place.row + first_row, place.col + first, place.m, place.n);
-            }
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kSums; ++i) {
-              value[i] = Lower<E>::at(sum_of(word[i]), [&](auto leaf) {
-                if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) {
-                  return matrix[i];
-                } else {
-                  return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
-                }
-              });
-            }
-            activate<E>(ending_.to.function, value, made);
+          compute(word, made, first_row, first, operands, problem, coord);
+#else
+          float value[kSums];
+          int32_t word[kSums];
+          with_sums([&](int i, int32_t& sum) { word[i] = sum; });
+          float matrix[kSums];
+          if constexpr (kHasMatrix) {
+            load_matrix(matrix, get<0>(coord) * kTileM + first_row, get<1>(coord) * kTileN + first,
+                        get<0>(problem), get<1>(problem));
           }
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < kSums; ++i) {
+            value[i] = Lower<E>::at(sum_of(word[i]), [&](auto leaf) {
+              if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) {
+                return matrix[i];
+              } else {
+                return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
+              }
+            });
+          }
+          float made[kSums / kColumns];
+          activate<E>(ending_.to.function, value, made);
+#endif
           if constexpr (kColumns == 2) {
             float pairs[kSums / 2];  // in the order of registers, of half as many eights
             CUTLASS_PRAGMA_UNROLL
@@ -355,33 +351,21 @@ struct EndedEpilogue {
       }
     }
 
-    // A residual's elements for those sums; `row` and `column` are the first's.
-    template <int kSums>
-    CUTLASS_DEVICE void load_matrix(float (&value)[kSums], int64_t row, int64_t column, int64_t m,
-                                    int64_t n) const {
-      const EpilogueOperand& operand = ending_.operands[static_cast<int>(Operand::residual)];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSums; i += 2) {
-        const int64_t at_row = row + i / 2 % 2 * 8, at = column + i / 4 * 8;
-        float pair[2];
-        load_elements<epilogue::Residual>(operand, at_row, at,
-                                          at_row < m ? static_cast<int>(n - at) : 0, pair);
-        value[i] = pair[0], value[i + 1] = pair[1];
-      }
-    }
-
+#ifdef SCALED_MM_COMPILED
     // What a program makes of sums in the order of the registers.
-    template <int kSums>
+    template <int kSums, class Problem, class Coord>
     CUTLASS_DEVICE void compute(const int32_t (&sums)[kSums], float (&made)[kSums / kColumns],
-                                int row, int col, const Operands& operands,
-                                const TilePlace& place) const {
+                                int row, int col, const Operands& operands, const Problem& problem,
+                                const Coord& coord) const {
       using Program = typename E::program;
       // Those of two columns at a time; of few operands all are on their way together.
       constexpr int kAhead = Program::Direct::count <= 2 ? kSums / 2 : 1;
       DirectElements<typename Program::Direct, 2> direct[kAhead];
       const auto load = [&](int pair) {
-        const int m = place.row + row + pair % 2 * 8, n = place.col + col + pair / 2 * 8;
-        direct[pair % kAhead].load(ending_.operands, m, n, m < place.m ? place.n - n : 0);
+        const int m = static_cast<int>(cute::get<0>(coord)) * kTileM + row + pair % 2 * 8,
+                  n = static_cast<int>(cute::get<1>(coord)) * kTileN + col + pair / 2 * 8;
+        direct[pair % kAhead].load(ending_.operands, m, n,
+                                   m < cute::get<0>(problem) ? cute::get<1>(problem) - n : 0);
       };
       CUTLASS_PRAGMA_UNROLL
       for (int pair = 0; kAhead > 1 && pair < kSums / 2; ++pair) load(pair);
@@ -401,6 +385,24 @@ struct EndedEpilogue {
         made[i / kColumns] = __uint_as_float(bits);
       }
     }
+
+#else
+    // A residual's elements for those sums; `row` and `column` are the first's.
+    template <int kSums>
+    CUTLASS_DEVICE void load_matrix(float (&value)[kSums], int64_t row, int64_t column, int64_t m,
+                                    int64_t n) const {
+      const EpilogueOperand& operand = ending_.operands[static_cast<int>(Operand::residual)];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSums; i += 2) {
+        const int64_t at_row = row + i / 2 % 2 * 8, at = column + i / 4 * 8;
+        float pair[2];
+        load_elements<epilogue::Residual>(operand, at_row, at,
+                                          at_row < m ? static_cast<int>(n - at) : 0, pair);
+        value[i] = pair[0], value[i + 1] = pair[1];
+      }
+    }
+
+#endif
 
     CUTLASS_DEVICE static Accumulator sum_of(int32_t word) {
       if constexpr (std::is_same_v<Accumulator, float>) {
@@ -439,11 +441,11 @@ struct EndedEpilogue {
                                   static_cast<Out*>(args.to.out.d),
                                   stride<typename type::StrideD>(args.to.ldd)},
                                  {{}, args.to}};
-    if constexpr (is_compiled<E>) {
-      std::copy_n(args.operands, E::program::kOperands, all.ending.operands.all);
-    } else {
-      std::copy_n(args.operands, kNumOperands, all.ending.operands);
-    }
+#ifdef SCALED_MM_COMPILED
+    std::copy_n(args.operands, E::program::kOperands, all.ending.operands.all);
+#else
+    std::copy_n(args.operands, kNumOperands, all.ending.operands);
+#endif
     return all;
   }
 };

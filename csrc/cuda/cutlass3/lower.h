@@ -21,7 +21,9 @@
 
 #include <algorithm>
 
+#ifdef SCALED_MM_COMPILED
 #include "cuda/common/compiled.cuh"
+#endif
 #include "cuda/cutlass3/end.h"
 
 namespace scaled_mm::cuda::cutlass3 {
@@ -270,6 +272,7 @@ struct Tree<epilogue::Apply<Op, First, Rest...>, Tile> {
   }
 };
 
+#ifdef SCALED_MM_COMPILED
 // A program: one node, whose children are the sums and all operands.
 template <class P>
 struct ProgramNode : cutlass::epilogue::fusion::Sm90VisitorImpl<> {
@@ -312,6 +315,7 @@ struct ProgramTree<P, Leaves<Ls...>, Tile> {
 };
 template <class P, class Tile>
 struct Tree<CompiledEpilogue<P>, Tile> : ProgramTree<P, typename P::Staged, Tile> {};
+#endif
 
 // The whole epilogue: where D has 16 bits, their rounding is the root.
 template <class E, class Tile, class Out>
