@@ -178,6 +178,26 @@ def _rotated() -> Iterator[QuantizeCase]:
         yield QuantizeCase(f"rotated-{k}", "scaled", (9, k), torch.bfloat16, rotate=512)
     for shape in ((0, 32), (3, 0), (16,)):
         yield QuantizeCase(f"rotated-{shape}", shape=shape, rotate=16)
+    yield from _many_rotated()
+
+
+def _many_rotated() -> Iterator[QuantizeCase]:
+    """Rows that fill a GPU of up to 150 multiprocessors more than once, of one warp and several."""
+    dtypes = itertools.cycle((torch.bfloat16, torch.float16))
+    for block, k in itertools.product(BLOCKS, (1024, 2560)):
+        symmetric = (block > 64) == (k > 2048)
+        name, dtype = f"rotated-{block}-many-{k}", next(dtypes)
+        yield QuantizeCase(name, "scaled", (607, k), dtype, symmetric=symmetric, rotate=block)
+    pad, given = Layout(pad=8), Vector(form="flat")
+    for k in (14336, 16384, 16896):
+        yield QuantizeCase(f"rotated-many-{k}", "scaled", (600, k), torch.bfloat16, rotate=128)
+    many: Operands = {"dtype": torch.float16, "rotate": 512}
+    yield QuantizeCase("rotated-many-pad", "scaled", (5, 200, 1536), layout=pad, **many)
+    yield QuantizeCase("rotated-many-static", shape=(900, 1024), scale=given, **many)
+    azp: Operands = {"symmetric": False, "azp": Vector("int8", "flat")}
+    yield QuantizeCase("rotated-many-azp", shape=(900, 4096), scale=given, **azp, **many)
+    for data in ROWS:
+        yield QuantizeCase(f"rotated-many-{data}", data, (600, 1024), torch.bfloat16, rotate=256)
 
 
 def half_integers(k: int) -> QuantizeCase:

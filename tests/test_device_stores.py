@@ -49,6 +49,11 @@ def test_scales_along_k_on_hopper(tmp_path):
     play(tmp_path, "w4a8")
 
 
+def test_a_warp_rotates_what_it_has(tmp_path):
+    """Bit for bit as butterflies in the order of the columns' bits."""
+    play(tmp_path, "rotate")
+
+
 def included(files):
     """The files, and all of csrc that they include."""
     found, waiting = set(), list(files)

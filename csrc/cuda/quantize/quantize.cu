@@ -1,6 +1,7 @@
 // quantize_int8 on the GPU: how x is read and q written; the arithmetic is in quantizer.cuh.
 //
-// Rotated rows: quantize_rotated (rotate.cuh); or rotate_rows first, and then as any other x.
+// Rotated rows: quantize_rotated (rotate.cuh), or quantize_ring (rotate_ring.cuh) where they are
+// many; or rotate_rows first, and then as any other x.
 //
 // Scales of rows: quantize_rows, in which a team of threads holds a row in registers, so that x is
 // read once. Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part;
@@ -14,6 +15,7 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/quantize/quantize_row.cuh"
 #include "cuda/quantize/rotate.cuh"
+#include "cuda/quantize/rotate_ring.cuh"
 #include "integers.h"
 #include "ops/namespace.h"
 #include "ops/linear.h"
@@ -317,6 +319,7 @@ void run(const QuantizeProblem& p, const Tensor& q) {
   if (nothing) return;
   const Scope scope(q);
   if (!p.rotate || p.rows == 0 || p.cols == 0) return quantize(p, scope);
+  if (is_held(p) && is_for_ring(p, scope.device)) return launch_ring(p, scope);
   if (is_held(p)) return launch_rotated(p, scope);
   quantize(rotated(p, scope), scope);
 }

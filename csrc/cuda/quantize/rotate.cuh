@@ -13,25 +13,12 @@
 #include "cuda/quantize/group.cuh"
 #include "cuda/quantize/produce_team.cuh"
 #include "cuda/quantize/quantizer.cuh"
+#include "cuda/quantize/rotate_slots.cuh"
 
 namespace scaled_mm::cuda {
 
 constexpr int kUnitGroups = 4;  // of a lane
 constexpr int kUnitColumns = 32 * kUnitGroups * kSumGroup;
-
-// Within a group: strides 1, 2 and 4.
-__device__ __forceinline__ void rotate_group(float (&v)[kSumGroup]) {
-#pragma unroll
-  for (int stride = 1; stride < kSumGroup; stride *= 2) {
-#pragma unroll
-    for (int e = 0; e < kSumGroup; ++e) {
-      if (e & stride) continue;
-      const float sum = v[e] + v[e + stride];
-      v[e + stride] = v[e] - v[e + stride];
-      v[e] = sum;
-    }
-  }
-}
 
 // The stage that joins a lane's values with those of the lane whose number differs in `bit`.
 __device__ __forceinline__ void rotate_lanes(float (&v)[kSumGroup], int bit) {
