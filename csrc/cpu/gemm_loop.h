@@ -8,13 +8,15 @@
 //     static constexpr int kDotRows, kDotCols;  // a tile against a plain weight, at most
 //     static constexpr int kValueBytes;         // bytes that a value of A takes in its row
 //     static constexpr bool kPromotes;          // whether k_scales_promote.h has its tiles
+//     static constexpr int kFetchingRows;       // of a tile that is given one more panel,
+//                                               // `fetched`, to bring to the cache; 0: none
 //     static constexpr int64_t row_bytes(int64_t k);
 //     static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row);
 //
 //     // acc[r * kColBlock + n] = init[r] + sum_k a[r, k] * (b[k, n] + 128), against panels of a
 //     // packed weight, or columns of a plain one whose values of k lie together.
 //     static void tile(int rows, int panels, const ARows& a, const uint8_t* b,
-//                      int64_t panel_stride, int64_t k, int32_t* acc);
+//                      int64_t panel_stride, int64_t k, int32_t* acc, const uint8_t* fetched);
 //     static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
 //                     int64_t k, int32_t* acc);
 //   };
@@ -94,13 +96,17 @@ class RowBlock {
   Buffer<int32_t, 256> init_;
 };
 
-// acc [rows][kColBlock] = A's rows times `count` columns of the weight.
+// acc [rows][kColBlock] = A's rows times `count` columns of the weight. `fetched` is a panel to
+// bring to the cache meanwhile, or none.
 inline void multiply_packed(Micro& micro, int rows, const ARows& a, const uint8_t* b,
-                            int64_t panel_stride, int64_t k, int count, int32_t* acc) {
+                            int64_t panel_stride, int64_t k, int count, int32_t* acc,
+                            const uint8_t* fetched = nullptr) {
   const int panels = static_cast<int>(ceil_div(count, kPanel));
   for (int first = 0; first < panels; first += Micro::kPanels) {
-    micro.tile(rows, std::min(Micro::kPanels, panels - first), a, b + first * panel_stride,
-               panel_stride, k, acc + first * kPanel);
+    const int some = std::min(Micro::kPanels, panels - first);
+    const uint8_t* const from = b + first * panel_stride;
+    const uint8_t* const once = fetched && first > 0 ? b : fetched;
+    micro.tile(rows, some, a, from, panel_stride, k, acc + first * kPanel, once);
   }
 }
 
@@ -111,10 +117,11 @@ inline void multiply_plain(Micro& micro, int rows, const ARows& a, const int8_t*
   }
 }
 
-// Cuts `rows` into tiles of nearly equal height, none above `most`, and calls use(first, height).
+// Cuts `rows` into tiles of nearly equal height, none above `most`, at least so many, and calls
+// use(first, height).
 template <class Use>
-inline void for_each_tile(int64_t rows, int most, const Use& use) {
-  const int64_t tiles = ceil_div(rows, most);
+inline void for_each_tile(int64_t rows, int most, const Use& use, int64_t least = 1) {
+  const int64_t tiles = std::max(least, ceil_div(rows, most));
   for (int64_t t = 0, first = 0; t < tiles; ++t) {
     const int64_t height = ceil_div(rows - first, tiles - t);
     use(first, static_cast<int>(height));
@@ -174,11 +181,20 @@ inline void gemm(const Int8Problem& p, const Tiling& tiling, int64_t begin, int6
     }
     const uint8_t* b =
         pack_here ? scratch.data() : p.b.packed + col / kPanel * panel_bytes(p.size.k);
-    for_each_tile(rows.count(), Micro::kRows, [&](int64_t first, int height) {
+    // The first tiles bring the next block of columns, a panel each: evenly, so that memory and
+    // multipliers work at the same time.
+    constexpr int kFetching = Micro::kFetchingRows;
+    const bool fetches = kFetching > 0 && !pack_here && rows.count() >= kFetching;
+    int tile = 0;
+    const auto product = [&](int64_t first, int height) {
+      const uint8_t* const fetched =
+          b + (tile < kPanels ? kPanels + tile : 0) * panel_bytes(p.size.k);
+      ++tile;
       multiply_packed(micro, height, rows.from(first), b, panel_bytes(p.size.k), p.size.k, count,
-                      acc[0]);
+                      acc[0], fetches ? fetched : nullptr);
       write(first, height);
-    });
+    };
+    for_each_tile(rows.count(), Micro::kRows, product, fetches ? kPanels : 1);
   }
 }
 

@@ -42,6 +42,7 @@ class Micro : public VnniMicro {
  public:
   static constexpr int kRows = 32, kPanels = 2;
   static constexpr bool kPromotes = false;
+  static constexpr int kFetchingRows = 0;
 
   Micro() = default;
   Micro(const Micro&) = delete;
@@ -51,7 +52,7 @@ class Micro : public VnniMicro {
   }
 
   void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t k,
-            int32_t* acc) {
+            int32_t* acc, const uint8_t*) {
     if (rows <= kFewRows || k < kGroup * kTileGroups) {
       return small_tile(rows, panels, a, b, panel_stride, k, acc);
     }

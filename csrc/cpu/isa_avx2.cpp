@@ -30,6 +30,7 @@ inline V dpbusd(V sum, V u4, V s8) {
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 2, kValueBytes = 2;
   static constexpr bool kPromotes = false;
+  static constexpr int kFetchingRows = 0;
   static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, 32); }
 
   // The row in runs of 32 values: 32 bytes of the even plane, 32 of the odd.
@@ -48,7 +49,7 @@ struct Micro {
   }
 
   static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t, int64_t k,
-                   int32_t* acc) {
+                   int32_t* acc, const uint8_t*) {
     with_constant<kRows>(rows, [&](auto r) { fixed_tile<r>(a, b, k, acc); });
   }
   static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
@@ -68,6 +69,7 @@ struct Micro {
 
     int64_t pair = 0;  // of the even plane; its odd twin is 8 pairs on
     for (int64_t g = 0; g < groups(k); ++g, pair += g % 8 ? 1 : 9) {
+      _mm_prefetch(b + g * kGroupBytes + 2048, _MM_HINT_T0);
       const V w0 = load(b + g * kGroupBytes), w1 = load(b + g * kGroupBytes + 32);
       const V even0 = even_bytes(w0), even1 = even_bytes(w1);
       const V odd0 = odd_bytes(w0), odd1 = odd_bytes(w1);

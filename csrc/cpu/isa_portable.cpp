@@ -33,6 +33,7 @@ inline V high_pairs(V x, V y) { return halves<uint16_t, true>(x, y); }
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 1, kValueBytes = 2;
   static constexpr bool kPromotes = false;
+  static constexpr int kFetchingRows = 0;
   static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, kGroup); }
 
   static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row) {
@@ -41,7 +42,7 @@ struct Micro {
   }
 
   static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t, int64_t k,
-                   int32_t* acc) {
+                   int32_t* acc, const uint8_t*) {
     for (int r = 0; r < rows; ++r) {
       uint32_t sum[kPanel];
       std::fill(sum, sum + kPanel, static_cast<uint32_t>(a.init[r]));

@@ -6,7 +6,7 @@
 // with load, store, broadcast, dpbusd, flip_sign, horizontal_sum, and the constants kTileRows,
 // kTilePanels, kDotTileRows, kDotTileCols that fill its register file.
 
-inline constexpr int kPrefetchBytes = 512;  // ahead in each panel: panels come from L2
+inline constexpr int kPrefetchBytes = 2048;  // ahead in each panel, of those that memory brings
 
 #define SCALED_MM_HAS_DPBUSD
 
@@ -15,6 +15,7 @@ struct VnniMicro {
   static constexpr int kDotRows = kDotTileRows, kDotCols = kDotTileCols;
   static constexpr int kValueBytes = 1;
   static constexpr bool kPromotes = sizeof(V) == 64;  // k_scales_promote.h
+  static constexpr int kFetchingRows = 12;            // measured: from so many on it is faster
   static constexpr int64_t row_bytes(int64_t k) { return round_up(k, 64); }
 
   static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row) {
@@ -27,10 +28,12 @@ struct VnniMicro {
   }
 
   static void tile(int rows, int panels, const ARows& a, const uint8_t* b, int64_t panel_stride,
-                   int64_t k, int32_t* acc) {
+                   int64_t k, int32_t* acc, const uint8_t* fetched = nullptr) {
     with_constant<kTileRows>(rows, [&](auto r) {
-      with_constant<kTilePanels>(panels,
-                                 [&](auto p) { fixed_tile<r, p>(a, b, panel_stride, k, acc); });
+      with_constant<kTilePanels>(panels, [&](auto p) {
+        fetched ? fixed_tile<r, p, true>(a, b, panel_stride, k, acc, fetched)
+                : fixed_tile<r, p, false>(a, b, panel_stride, k, acc, b);
+      });
     });
   }
   static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
@@ -42,9 +45,9 @@ struct VnniMicro {
 
  private:
   // Lanes are columns: a group of four k of one row is broadcast to all of them.
-  template <int R, int P>
+  template <int R, int P, bool kFetches>
   static void fixed_tile(const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t k,
-                         int32_t* acc) {
+                         int32_t* acc, const uint8_t* fetched) {
     constexpr int kVectors = kGroupBytes / sizeof(V);  // of one panel's group
     V sum[R][P][kVectors];
 #pragma GCC unroll 8
@@ -57,10 +60,11 @@ struct VnniMicro {
     }
     for (int64_t g = 0; g < groups(k); ++g) {
       V w[P][kVectors];
+      if constexpr (kFetches) _mm_prefetch(fetched + g * kGroupBytes, _MM_HINT_T0);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
         const uint8_t* group = b + p * panel_stride + g * kGroupBytes;
-        _mm_prefetch(group + kPrefetchBytes, _MM_HINT_T0);
+        if constexpr (!kFetches) _mm_prefetch(group + kPrefetchBytes, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) w[p][v] = load(group + v * sizeof(V));
       }
@@ -107,7 +111,13 @@ struct VnniMicro {
     };
     constexpr int64_t kStep = sizeof(V);
     int64_t first = 0;
-    for (; first + kStep <= k; first += kStep) step(b + first, col_stride, first);
+    for (; first + kStep <= k; first += kStep) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {  // of the columns behind these
+        _mm_prefetch(b + (C + c) * col_stride + first, _MM_HINT_T0);
+      }
+      step(b + first, col_stride, first);
+    }
     if (first < k) {
       alignas(64) int8_t tail[C][kStep] = {};
       for (int c = 0; c < C; ++c) std::memcpy(tail[c], b + c * col_stride + first, k - first);
