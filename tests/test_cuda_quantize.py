@@ -53,37 +53,18 @@ def test_random_many(seed: int) -> None:
         assert_quantized(case, case.build(rng=rng))
 
 
-LAYERS: dict[str, dict[str, Any]] = {
-    "token": {},
-    "asymmetric": {"symmetric": False},
-    "tensor": {"per_token": False},
-    "static": {"dynamic": False, "input_scale": 0.02},
-    "rotated": {"rotate": 16},
-    "rotated tensor": {"rotate": 16, "per_token": False},
-}
-
-
-@pytest.mark.parametrize("k", [16, 48, 1000, 1024, 5008, 9000])
-@pytest.mark.parametrize("scheme", LAYERS)
-def test_a_smoothed_layer(scheme: str, k: int) -> None:
-    """In one op, of rows that lie aligned and not: the bits of x * s, quantised and multiplied."""
-    if k % LAYERS[scheme].get("rotate", 1):
-        pytest.skip("16 does not divide K")
-    generator = torch.Generator().manual_seed(k)
+def test_a_smoothed_layer() -> None:
+    """The bits of x * s, quantised and multiplied; the op itself has no kernel for the factors."""
     for dtype in IN_DTYPES:
-        linear = nn.Linear(k, 24).to(DEVICE, dtype)
-        smooth = torch.rand(k, generator=generator) + 0.1
-        layer = ScaledLinear.from_linear(linear, smooth=smooth, **LAYERS[scheme])
-        factors = layer.input_smooth
-        for m in (1, 5, 300):
-            wide = torch.randn(m, 2 * k, generator=generator).to(DEVICE, dtype)
-            for x in (wide[:, :k].contiguous(), wide[:, :k], wide[:, 1 : k + 1], wide[:, ::2]):
-                layer.input_smooth = factors
-                got = layer(x)
-                expected = layer.multiply(*layer.quantize_input(x), dtype)
-                assert_bits(got, expected)
-                layer.input_smooth = torch.cat([factors[:1], factors])[1:]  # not aligned
-                assert_bits(layer(x), expected)
+        smooth = torch.linspace(0.3, 3, 48)
+        layer = ScaledLinear.from_linear(nn.Linear(48, 24).to(DEVICE, dtype), smooth=smooth)
+        x = torch.randn(5, 48, device=DEVICE).to(dtype)
+        assert_bits(layer(x), layer.multiply(*layer.quantize_input(x), dtype))
+    if not ON_CPU:
+        weight = torch.zeros(24, 48, dtype=torch.int8, device=DEVICE)
+        given = {"input_smooth": layer.input_smooth}
+        with pytest.raises(ValueError, match=r"^input_smooth must be None on a GPU"):
+            torch.ops.scaled_mm.scaled_linear(x, weight, layer.weight_scale, None, 48, **given)
 
 
 def test_half_integers_at_every_width() -> None:

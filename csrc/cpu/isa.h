@@ -49,9 +49,10 @@ struct InstructionSet {
   // The same of the epilogue alone, over sums that stand in memory (Int8Problem::acc).
   void (*finish)(const Int8Problem& p, const Tiling& tiling, int64_t begin, int64_t end);
   // Quantises rows [begin, end), by the scales given or by each row's own, which it writes.
-  void (*quantize)(const QuantizeProblem& p, int64_t begin, int64_t end);
+  // Rows are multiplied by `smooth` [cols] first, where it is given.
+  void (*quantize)(const QuantizeProblem& p, const float* smooth, int64_t begin, int64_t end);
   // For one scale per tensor: the range of rows [begin, end), and what the whole range makes.
-  Range (*range)(const QuantizeProblem& p, int64_t begin, int64_t end);
+  Range (*range)(const QuantizeProblem& p, const float* smooth, int64_t begin, int64_t end);
   Quantizer (*quantizer)(const Range& range, bool symmetric);
   // Produces and quantises rows [begin, end).
   void (*produce)(const ProduceProblem& p, int64_t begin, int64_t end);

@@ -23,12 +23,12 @@ int64_t grain(const QuantizeProblem& p) {
 }
 
 // The range of the whole tensor: each piece of rows its own, then all of them together.
-Range whole_range(const QuantizeProblem& p, const InstructionSet& isa) {
+Range whole_range(const QuantizeProblem& p, const float* smooth, const InstructionSet& isa) {
   const int64_t step = grain(p), pieces = ceil_div(p.rows, step);
   std::vector<Range> ranges(static_cast<size_t>(pieces));
   torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      ranges[i] = isa.range(p, i * step, std::min((i + 1) * step, p.rows));
+      ranges[i] = isa.range(p, smooth, i * step, std::min((i + 1) * step, p.rows));
     }
   });
   Range whole;
@@ -40,16 +40,16 @@ Range whole_range(const QuantizeProblem& p, const InstructionSet& isa) {
   return whole;
 }
 
-void run(QuantizeProblem p) {
+void run(QuantizeProblem p, const float* smooth = nullptr) {
   const InstructionSet& isa = instruction_set();
   if (!p.given && !p.per_token) {  // one scale for all: make it, and go on as if it were given
-    const Quantizer all = isa.quantizer(whole_range(p, isa), p.symmetric);
+    const Quantizer all = isa.quantizer(whole_range(p, smooth, isa), p.symmetric);
     *p.scale = all.scale;
     if (p.azp) *p.azp = all.azp;
     p.given = true;
   }
   for_each_piece(p.rows, grain(p),
-                 [&](int64_t begin, int64_t end) { isa.quantize(p, begin, end); });
+                 [&](int64_t begin, int64_t end) { isa.quantize(p, smooth, begin, end); });
 }
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
@@ -74,7 +74,7 @@ Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<
   return checked.outputs[0];
 }
 
-void quantize(const QuantizeProblem& p, const Tensor&) { run(p); }
+void quantize(const LinearProblem& p, const Tensor&) { run(p.activation, p.smooth); }
 
 struct Scratch : Buffer<char, 8192> {
   Scratch(const Tensor&, int64_t bytes) : Buffer(static_cast<size_t>(bytes)) {}

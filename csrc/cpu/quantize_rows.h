@@ -86,12 +86,14 @@ inline void rotate_row(float* x, int64_t cols, int64_t block) {
   }
 }
 
-// The row that is quantised: x's as float32, smoothed and rotated where that is asked for.
-inline const float* read_row(const QuantizeProblem& p, int64_t row, float* scratch) {
+// The row that is quantised: x's as float32, times `smooth` [cols] and rotated where that is asked
+// for.
+inline const float* read_row(const QuantizeProblem& p, const float* smooth, int64_t row,
+                             float* scratch) {
   const float* x = widen_row(p, row, scratch);
-  if ((!p.smooth && !p.rotate) || p.cols == 0) return x;
-  if (p.smooth) {
-    for (int64_t k = 0; k < p.cols; ++k) scratch[k] = x[k] * p.smooth[k];
+  if ((!smooth && !p.rotate) || p.cols == 0) return x;
+  if (smooth) {
+    for (int64_t k = 0; k < p.cols; ++k) scratch[k] = x[k] * smooth[k];
   } else if (x != scratch) {
     std::memcpy(scratch, x, p.cols * sizeof(float));
   }
@@ -164,12 +166,12 @@ inline void quantize_row(const float* x, int64_t count, Quantizer by, float lowe
   }
 }
 
-inline Range range_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
+inline Range range_rows(const QuantizeProblem& p, const float* smooth, int64_t begin, int64_t end) {
   const FloatEnvironment environment;
   Buffer<float, 16384> scratch(static_cast<size_t>(p.cols));
   Range range;
   for (int64_t row = begin; row < end; ++row) {
-    extend(range, read_row(p, row, scratch.data()), p.cols, p.symmetric);
+    extend(range, read_row(p, smooth, row, scratch.data()), p.cols, p.symmetric);
   }
   return range;
 }
@@ -189,10 +191,11 @@ inline void quantize_one(const QuantizeProblem& p, int64_t row, const float* x) 
   quantize_row(x, p.cols, {scale, azp}, p.symmetric ? -127.0f : -128.0f, p.q + row * p.cols);
 }
 
-inline void quantize_rows(const QuantizeProblem& p, int64_t begin, int64_t end) {
+inline void quantize_rows(const QuantizeProblem& p, const float* smooth, int64_t begin,
+                          int64_t end) {
   const FloatEnvironment environment;
   Buffer<float, 16384> scratch(static_cast<size_t>(p.cols));
   for (int64_t row = begin; row < end; ++row) {
-    quantize_one(p, row, read_row(p, row, scratch.data()));
+    quantize_one(p, row, read_row(p, smooth, row, scratch.data()));
   }
 }

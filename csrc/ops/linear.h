@@ -8,7 +8,7 @@ namespace scaled_mm {
 // As the dispatcher calls it, over what runs checked problems on a backend: `quantize` the
 // quantiser's, on the device of a tensor, and `multiply` the product's. Scratch(x, bytes) is memory
 // on the device of x, at data().
-template <void (*quantize)(const QuantizeProblem&, const Tensor&),
+template <void (*quantize)(const LinearProblem&, const Tensor&),
           void (*multiply)(Checked<Int8Problem>&), class Scratch>
 struct LinearOps {
   using Maybe = std::optional<Tensor>;
@@ -23,7 +23,7 @@ struct LinearOps {
                              input_scale, input_azp, azp_term, rotate, out_dtype, input_smooth});
     Scratch scratch(x, p.scratch_bytes());
     p.place(scratch.data());
-    quantize(p.activation, x);
+    quantize(p, x);
     multiply(p.product);
     return p.product.outputs[0];
   }

@@ -18,10 +18,10 @@
 // that is given by its name costs an eager call 0.4 us. And it takes b_shape as two numbers, both
 // -1 for a plain weight: a list costs as much again.
 //
-// scaled_linear is a layer: quantize_int8 of x, or of float32(x) * input_smooth [K], dynamic or by
-// input_scale and input_azp, and scaled_mm of that, in x's dtype or out_dtype. Its weight is int8
-// [N, K] or packed, of k rows; its scales are [N, 1]. azp_term is the azp_adj of a dynamic, the
-// azp_with_adj of a static zero point.
+// scaled_linear is a layer: quantize_int8 of x, or on the CPU of float32(x) * input_smooth [K],
+// dynamic or by input_scale and input_azp, and scaled_mm of that, in x's dtype or out_dtype. Its
+// weight is int8 [N, K] or packed, of k rows; its scales are [N, 1]. azp_term is the azp_adj of a
+// dynamic, the azp_with_adj of a static zero point.
 //
 // epilogue_mm is a product whose epilogue is a program: problems/program.h.
 //

@@ -39,14 +39,26 @@ int64_t check_scales(const LinearArguments& given, Int8Problem& p) {
   return scales.size(0);
 }
 
+const float* check_smooth(const Tensor& smooth, const LinearArguments& given,
+                          LinearProblem& checked) {
+  must_be("input_smooth", smooth, ScalarType::Float);
+  must_share_device("input_smooth", smooth, "x", given.x);
+  if (!is_per_column(smooth, given.k)) {
+    refuse("input_smooth",
+           cat("have K=", given.k, " elements, in shape ", per_column_text(given.k)),
+           shape(smooth));
+  }
+  const bool flat = smooth.stride(smooth.dim() - 1) == 1 || given.k <= 1;
+  const Tensor& whole = flat ? smooth : checked.product.inputs.emplace_back(row_major_copy(smooth));
+  return static_cast<const float*>(whole.const_data_ptr());
+}
+
 void check_activation(const LinearArguments& given, LinearProblem& checked) {
   QuantizeProblem& p = checked.activation;
   take_rows(p, "x", given.x, given.rotate, checked.product.inputs);
   if (given.k < 0 || given.k > kMaxK) refuse("k", cat("be in 0..", kMaxK), cat(given.k));
   if (p.cols != given.k) refuse("x", cat("have K=", given.k, " columns"), shape(given.x));
-  if (given.input_smooth) {
-    take_smooth(p, "input_smooth", *given.input_smooth, given.x, checked.product.inputs);
-  }
+  if (given.input_smooth) checked.smooth = check_smooth(*given.input_smooth, given, checked);
   const bool shifts = given.input_scale && !given.symmetric;  // by a zero point that is given
   if (given.input_azp.has_value() != shifts) {
     refuse("input_azp",

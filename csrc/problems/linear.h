@@ -20,6 +20,7 @@ struct LinearArguments {
 };
 struct LinearProblem {
   QuantizeProblem activation;
+  const float* smooth = nullptr;  // [K], what its rows are multiplied by first; or absent
   Checked<Int8Problem> product;
 
   // What stands between the two, q and what a dynamic quantiser makes besides: its size, and where

@@ -86,7 +86,11 @@ void check_operands(const ProduceArguments& given, Checked<ProduceProblem>& chec
       refuse("eps", "be finite and not negative", cat(given.eps));
     }
   }
-  if (given.smooth) take_smooth(p, "smooth", *given.smooth, given.x, checked.inputs);
+  if (given.smooth) {
+    must_be("smooth", *given.smooth, ScalarType::Float);
+    const EpilogueOperand smooth = check_per_column("smooth", given.smooth, given.x, checked);
+    p.smooth = static_cast<const float*>(smooth.data);
+  }
 }
 
 }  // namespace

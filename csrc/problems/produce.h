@@ -43,15 +43,15 @@ constexpr decltype(auto) with_producer(Producer producer, Use&& use) {
 inline constexpr int kSumGroup = 8;
 inline constexpr int kSumLanes = 4096;
 
-// Everything in x's dtype lies in rows whose columns stand side by side. What is multiplied by
-// `smooth`, rotated and quantised is the producer's result.
+// Everything in x's dtype lies in rows whose columns stand side by side.
 struct ProduceProblem : QuantizeProblem {
   Producer producer = Producer::relu;
   // Norms: added to x first. Functions: the second factor. Of x's dtype; or absent.
   Matrix<const void> other;
-  void* sum = nullptr;           // x + other, rounded to x's dtype, row-major; or absent
-  void* normed = nullptr;        // norms: the result before smooth, likewise
-  EpilogueOperand weight, bias;  // of norms: columns side by side; bias may be absent
+  void* sum = nullptr;            // x + other, rounded to x's dtype, row-major; or absent
+  void* normed = nullptr;         // norms: the result before smooth, likewise
+  EpilogueOperand weight, bias;   // of norms: columns side by side; bias may be absent
+  const float* smooth = nullptr;  // [cols], what the result is multiplied by; or absent
   float eps = 0.0f;
 };
 

@@ -49,19 +49,6 @@ void take_rotation(QuantizeProblem& p, int64_t rotate) {
   refuse("rotate", cat("be 16, 32, 64, 128, 256 or 512 and divide K=", p.cols), cat(rotate));
 }
 
-void take_smooth(QuantizeProblem& p, const char* argument, const Tensor& smooth, const Tensor& x,
-                 std::vector<Tensor>& copies) {
-  must_be(argument, smooth, ScalarType::Float);
-  must_share_device(argument, smooth, "x", x);
-  if (!is_per_column(smooth, p.cols)) {
-    refuse(argument, cat("have K=", p.cols, " elements, in shape ", per_column_text(p.cols)),
-           shape(smooth));
-  }
-  const bool flat = smooth.stride(smooth.dim() - 1) == 1 || p.cols <= 1;
-  const Tensor& whole = flat ? smooth : copies.emplace_back(row_major_copy(smooth));
-  p.smooth = static_cast<const float*>(whole.const_data_ptr());
-}
-
 void add_scales(QuantizeProblem& p, const Tensor& x, Sizes sizes, bool symmetric, bool per_token,
                 std::vector<Tensor>& outputs) {
   p.symmetric = symmetric;

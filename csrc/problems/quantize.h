@@ -13,8 +13,7 @@ struct QuantizeProblem {
   DType x_dtype = DType::float32;
   bool symmetric = true;
   bool per_token = true;
-  const float* smooth = nullptr;  // [cols], what a row is multiplied by first; or absent
-  int64_t rotate = 0;      // columns of a block that is rotated next (rotation_factor); 0: none
+  int64_t rotate = 0;      // columns of a block that is rotated first (rotation_factor); 0: none
   bool given = false;      // static: scale (and azp) are inputs; otherwise they are outputs
   int8_t* q = nullptr;     // row-major without gaps
   float* scale = nullptr;  // element r * scale_stride
@@ -37,10 +36,6 @@ void take_rows(QuantizeProblem& p, const char* argument, const Tensor& x, int64_
 
 // The rotation of the rows that p quantises, of p.cols columns: 0, or 16 to 512.
 void take_rotation(QuantizeProblem& p, int64_t rotate);
-
-// What the rows that p quantises are multiplied by: float32, one for each of p.cols columns.
-void take_smooth(QuantizeProblem& p, const char* argument, const Tensor& smooth, const Tensor& x,
-                 std::vector<Tensor>& copies);
 
 // The scales of a dynamic quantiser, new and added to `outputs`: scale and (unless symmetric) azp.
 void add_scales(QuantizeProblem& p, const Tensor& x, Sizes sizes, bool symmetric, bool per_token,

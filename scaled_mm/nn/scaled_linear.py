@@ -231,6 +231,7 @@ class ScaledLinear(Int8Layer):
             or len(buffers) != _ENTRIES
             or is_compiling()
             or not may_go_short(x, buffers["bias"])
+            or (buffers["input_smooth"] is not None and x.is_cuda)
         ):
             return self._at_length(x)
         if self.together is not None and (y := self.together.output(self, x)) is not None:
@@ -274,11 +275,14 @@ class ScaledLinear(Int8Layer):
         return lambda x: scaled_linear(x, packed.data, scales, bias, packed.k, *scheme)
 
     def _at_length(self, x: Any) -> Tensor:
-        """`forward` for traces, for gradients, and of layers that somebody has put other buffers
-        into."""
+        """`forward` for traces, for gradients, of layers that somebody has put other buffers into,
+        and of smoothed ones on a GPU, where the op takes no factors."""
         accept_activation(x)
         weight, settled = self._memory()
         scheme = self._scheme(settled, partial(getattr, self))
+        if self.input_smooth is not None and x.is_cuda:
+            scheme = *scheme[:-2], x.dtype, None
+            x = x.float() * self.input_smooth
         return linear_product(x, weight, self.weight_scale, self.bias, self.in_features, *scheme)
 
     def multiply(

@@ -19,6 +19,7 @@
 #include "integers.h"
 #include "ops/namespace.h"
 #include "ops/linear.h"
+#include "refuse.h"
 
 namespace scaled_mm::cuda {
 
@@ -34,13 +35,13 @@ constexpr int kTileBlocks = 4;     // of such blocks an SM holds
 
 // Scales of rows: a team for each row, one team in a block unless it is a warp. What a row has
 // beyond the chunks that its team holds is read twice.
-template <class Format, int kElements, bool kSmooth>
+template <class Format, int kElements>
 __global__ void __launch_bounds__(kMaxTeam) quantize_rows(const QuantizeProblem p) {
   wait_for_dependencies();
   launch_dependents();
   const int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (index >= p.rows) return;
-  const RowPart<Format, kElements, kSmooth> row(p, index, 0, p.cols + 1);
+  const RowPart<Format, kElements> row(p, index, 0, p.cols + 1);
   const int team = blockDim.x, thread = threadIdx.x, rest = thread + kRowChunks * team;
 
   Chunk<Format, kElements> held[kRowChunks], more[2];
@@ -81,16 +82,15 @@ struct Tiles {
   int span = 0;  // at most kTileChunks for each thread of a team
 
   __device__ int64_t row(int64_t tile) const { return tile / per_row; }
-  template <class Format, int kElements, bool kSmooth>
-  __device__ RowPart<Format, kElements, kSmooth> part(const QuantizeProblem& p,
-                                                      int64_t tile) const {
+  template <class Format, int kElements>
+  __device__ RowPart<Format, kElements> part(const QuantizeProblem& p, int64_t tile) const {
     const int64_t row = tile / per_row;
     return {p, row, (tile - row * per_row) * span, span};
   }
 };
 
 // ranges[block] = the range of all tiles of the block's teams.
-template <class Format, int kElements, bool kSmooth>
+template <class Format, int kElements>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     range_of_tiles(const QuantizeProblem p,  //
                    const Tiles tiles,        //
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
   int64_t number = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   Range range;
   for (; number < tiles.count; number += teams) {
-    const auto part = tiles.part<Format, kElements, kSmooth>(p, number);
+    const auto part = tiles.part<Format, kElements>(p, number);
     Chunk<Format, kElements> held[kTileChunks];
     part.load(threadIdx.x, blockDim.x, held);
     part.extend_by_odd(range, threadIdx.x);
@@ -126,7 +126,7 @@ __device__ Quantizer quantizer_of_all(const QuantizeProblem& p, const Range* ran
   return share(by);
 }
 
-template <class Format, int kElements, bool kSmooth>
+template <class Format, int kElements>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     quantize_tiles(const QuantizeProblem p,  //
                    const Tiles tiles,        //
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
   for (; number < tiles.count; number += teams) {
     // From the end: that is what range_of_tiles read last, and may still be in L2.
     const int64_t tile = tiles.count - 1 - number;
-    const auto part = tiles.part<Format, kElements, kSmooth>(p, tile);
+    const auto part = tiles.part<Format, kElements>(p, tile);
     Chunk<Format, kElements> held[kTileChunks];
     part.load(threadIdx.x, blockDim.x, held);
     if (!ranges) {
@@ -172,7 +172,7 @@ void simplify(QuantizeProblem& p) {
   if (p.cols == 1) p.x.col_stride = 1;
   if (p.rows == 1) p.x.row_stride = p.cols;
   const bool one_scale = p.given ? p.scale_stride == 0 && p.azp_stride == 0 : !p.per_token;
-  if (one_scale && !p.smooth && p.x.col_stride == 1 && p.x.row_stride == p.cols) {
+  if (one_scale && p.x.col_stride == 1 && p.x.row_stride == p.cols) {
     p.cols *= p.rows;
     p.rows = 1;
     p.x.row_stride = p.cols;
@@ -182,7 +182,6 @@ void simplify(QuantizeProblem& p) {
 // Whether x can be read 16 bytes at a time and q written in as many elements (RowPart).
 bool is_aligned(const QuantizeProblem& p) {
   const int64_t elements = 16 / size_of(p.x_dtype);
-  if (p.smooth && (p.cols % elements || reinterpret_cast<uintptr_t>(p.smooth) % 16)) return false;
   return p.x.col_stride == 1 && (p.x.row_stride - p.cols) % elements == 0 &&
          reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
@@ -200,17 +199,17 @@ int team_size(int64_t chunks, int each, int most) {
 }
 
 // Few rows get all the threads that they can use, many rows fewer with more loads each.
-template <class Format, int kElements, bool kSmooth>
+template <class Format, int kElements>
 void launch_rows(const QuantizeProblem& p, const Scope& scope) {
   const int each = p.rows > 2 * scope.device.sms ? kRowChunks : 1;
   const int team = team_size(count_chunks(p.cols, kElements), each, kMaxTeam);
   LaunchShape shape;
   shape.block = dim3(team, team == 32 ? 4 : 1);
   shape.grid = dim3(static_cast<unsigned>(ceil_div(p.rows, shape.block.y)));
-  launch_early(quantize_rows<Format, kElements, kSmooth>, shape, scope, p);
+  launch_early(quantize_rows<Format, kElements>, shape, scope, p);
 }
 
-template <class Format, int kElements, bool kSmooth>
+template <class Format, int kElements>
 void launch_tiles(const QuantizeProblem& p, const Scope& scope) {
   const int64_t chunks = count_chunks(p.cols, kElements), sms = scope.device.sms;
   const int each = p.rows * chunks > sms * kTileThreads * kTileChunks ? kTileChunks : 1;
@@ -228,18 +227,18 @@ void launch_tiles(const QuantizeProblem& p, const Scope& scope) {
   Range* ranges = nullptr;
   if (!p.given) {
     ranges = scope.allocate<Range>(blocks);
-    launch_early(range_of_tiles<Format, kElements, kSmooth>, shape, scope, p, tiles, ranges);
+    launch_early(range_of_tiles<Format, kElements>, shape, scope, p, tiles, ranges);
   }
-  launch_early(quantize_tiles<Format, kElements, kSmooth>, shape, scope, p, tiles, ranges,
+  launch_early(quantize_tiles<Format, kElements>, shape, scope, p, tiles, ranges,
                static_cast<int>(blocks));
 }
 
-template <class Format, int kElements, bool kSmooth>
+template <class Format, int kElements>
 void launch(const QuantizeProblem& p, const Scope& scope) {
   if (p.given || !p.per_token) {
-    launch_tiles<Format, kElements, kSmooth>(p, scope);
+    launch_tiles<Format, kElements>(p, scope);
   } else {
-    launch_rows<Format, kElements, kSmooth>(p, scope);
+    launch_rows<Format, kElements>(p, scope);
   }
 }
 
@@ -249,10 +248,7 @@ void dispatch(QuantizeProblem p, const Scope& scope) {
   with_dtype(p.x_dtype, [&](auto dtype) {
     using Of = Format<decltype(dtype)::value>;
     constexpr int kVector = 16 / sizeof(typename Of::storage);
-    if (p.smooth) {
-      return aligned ? launch<Of, kVector, true>(p, scope) : launch<Of, 1, true>(p, scope);
-    }
-    return aligned ? launch<Of, kVector, false>(p, scope) : launch<Of, 1, false>(p, scope);
+    return aligned ? launch<Of, kVector>(p, scope) : launch<Of, 1>(p, scope);
   });
 }
 
@@ -273,7 +269,6 @@ constexpr int64_t kMostRotated = 2 * kMaxTeam / 32 * kUnitColumns;
 bool is_held(const QuantizeProblem& p) {
   return (p.given || p.per_token) && p.cols <= kMostRotated && p.x.col_stride == 1 &&
          reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 &&
-         reinterpret_cast<uintptr_t>(p.smooth) % 16 == 0 &&
          p.x.row_stride * size_of(p.x_dtype) % 16 == 0;
 }
 
@@ -289,7 +284,7 @@ void launch_rotated(const QuantizeProblem& p, const Scope& scope) {
   });
 }
 
-// The same problem of x smoothed and rotated.
+// The same problem of x rotated.
 QuantizeProblem rotated(QuantizeProblem p, const Scope& scope) {
   constexpr int kWarps = 8;
   float* const to = scope.allocate<float>(p.rows * p.cols);
@@ -299,7 +294,6 @@ QuantizeProblem rotated(QuantizeProblem p, const Scope& scope) {
   with_dtype(p.x_dtype, [&](auto dtype) { launch_early(rotate_rows<dtype>, shape, scope, p, to); });
   p.x = {to, p.cols, 1};
   p.x_dtype = DType::float32;
-  p.smooth = nullptr;
   p.rotate = 0;
   return p;
 }
@@ -331,7 +325,12 @@ struct Scratch {
   Tensor memory;
 };
 
-using Linear = LinearOps<run, multiply, Scratch>;
+void quantize_input(const LinearProblem& p, const Tensor& x) {
+  if (p.smooth) refuse("input_smooth", "be None on a GPU (multiply x by it)", "a tensor");
+  run(p.activation, x);
+}
+
+using Linear = LinearOps<quantize_input, multiply, Scratch>;
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
                                                                 bool per_token, int64_t rotate) {

@@ -28,10 +28,7 @@ struct Chunk {
 //
 // Chunks that are whole go through registers; the few elements beside them (`odd`) one to a thread.
 // Threads are numbered within the team that the part belongs to, which has 32 at least.
-//
-// kSmooth: elements are multiplied by p.smooth as they are read. Then chunks of more than one
-// element begin where rows do, and p.smooth is aligned to four elements.
-template <class Format, int kElements, bool kSmooth>
+template <class Format, int kElements>
 class RowPart {
   using Storage = typename Format::storage;
 
@@ -45,7 +42,6 @@ class RowPart {
     x_ = static_cast<const Storage*>(p.x.data) + row * p.x.row_stride + start * p.x.col_stride;
     q_ = p.q + row * p.cols + start;
     stride_ = p.x.col_stride;
-    if constexpr (kSmooth) smooth_ = p.smooth + start;
     begin_ = first == 0 ? static_cast<int>(shift) : 0;
     end_ = static_cast<int>(min(p.cols - start, count * kElements));
   }
@@ -79,10 +75,8 @@ class RowPart {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       if (first + i * step >= chunks()) return;
-      float v[kElements];
-      widen(x[i], first + i * step, v);
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) range.extend(v[e]);
+      for (int e = 0; e < kElements; ++e) range.extend(x[i][e]);
     }
   }
   __device__ void extend_by_odd(Range& range, int thread) const {
@@ -97,16 +91,14 @@ class RowPart {
     for (int i = 0; i < kChunks; ++i) {
       const int chunk = first + i * step;
       if (!is_whole(chunk)) continue;
-      float v[kElements];
-      widen(x[i], chunk, v);
       if constexpr (kElements == 1) {
-        q_[chunk] = static_cast<int8_t>(pack(quick(v[0]), 0, 0, 0));
+        q_[chunk] = static_cast<int8_t>(pack(quick(x[i][0]), 0, 0, 0));
       } else {
         uint32_t words[kElements / 4];
 #pragma unroll
         for (int w = 0; w < kElements / 4; ++w) {
-          words[w] =
-              pack(quick(v[4 * w]), quick(v[4 * w + 1]), quick(v[4 * w + 2]), quick(v[4 * w + 3]));
+          words[w] = pack(quick(x[i][4 * w]), quick(x[i][4 * w + 1]), quick(x[i][4 * w + 2]),
+                          quick(x[i][4 * w + 3]));
         }
         store_whole(chunk, words);
       }
@@ -128,26 +120,7 @@ class RowPart {
 
  private:
   __device__ bool is_whole(int chunk) const { return chunk >= (begin_ > 0) && chunk < chunks(); }
-  __device__ float element(int k) const {
-    const float x = Format::widen(x_[k * stride_], 0);
-    if constexpr (kSmooth) return x * smooth_[k];
-    return x;
-  }
-  __device__ void widen(const X& x, int chunk, float (&v)[kElements]) const {
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) v[e] = x[e];
-    if constexpr (kSmooth && kElements == 1) v[0] *= smooth_[chunk];
-    if constexpr (kSmooth && kElements > 1) {
-#pragma unroll
-      for (int e = 0; e < kElements; e += 4) {
-        const float4 by = *reinterpret_cast<const float4*>(smooth_ + chunk * kElements + e);
-        v[e] *= by.x;
-        v[e + 1] *= by.y;
-        v[e + 2] *= by.z;
-        v[e + 3] *= by.w;
-      }
-    }
-  }
+  __device__ float element(int k) const { return Format::widen(x_[k * stride_], 0); }
 
   // The element beside the whole chunks that is the thread's, or -1: first those of a chunk 0 that
   // is not whole, then those of a last chunk that is neither that one nor whole.
@@ -170,7 +143,6 @@ class RowPart {
   // Of chunk 0's first element, be it of the row or not.
   const Storage* x_;
   int8_t* q_;
-  const float* smooth_ = nullptr;
   int64_t stride_;   // of x
   int begin_, end_;  // the elements that there are, counted from there
 };

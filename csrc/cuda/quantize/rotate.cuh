@@ -116,12 +116,6 @@ __global__ void __launch_bounds__(kMaxTeam) quantize_rotated(const QuantizeProbl
     for (int i = 0; i < kUnitGroups; ++i) {
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) v[u][i][e] = words[u][i][e];
-      if (p.smooth) {
-        float by[kSumGroup];
-        read_floats<true>({p.smooth, DType::float32}, group(u, i), cols, by);
-#pragma unroll
-        for (int e = 0; e < kSumGroup; ++e) v[u][i][e] *= by[e];
-      }
     }
     rotation(v[u]);
 #pragma unroll
@@ -155,8 +149,8 @@ __global__ void __launch_bounds__(kMaxTeam) quantize_rotated(const QuantizeProbl
   });
 }
 
-// x smoothed and rotated, as float32 without gaps: what the other kernels read where none of
-// quantize_rotated will do. A warp has a unit of a row at a time.
+// x rotated, as float32 without gaps: what the other kernels read where none of quantize_rotated
+// will do. A warp has a unit of a row at a time.
 template <DType dtype>
 __global__ void __launch_bounds__(256) rotate_rows(const QuantizeProblem p, float* to) {
   wait_for_dependencies();
@@ -177,7 +171,6 @@ __global__ void __launch_bounds__(256) rotate_rows(const QuantizeProblem p, floa
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) {
         v[i][e] = col < p.cols ? Of::widen(x[(col + e) * p.x.col_stride], 0) : 0.0f;
-        if (p.smooth && col < p.cols) v[i][e] *= p.smooth[col + e];
       }
     }
     rotation(v);

@@ -184,9 +184,9 @@ constexpr int kRingWarpsOfAnSm = 16;  // as their registers allow
 inline bool is_for_ring(const QuantizeProblem& p, const Device& device) {
   static const char* const untried = std::getenv("SCALED_MM_UNTRIED");
   if (!untried || std::strcmp(untried, "on") != 0) return false;
-  return device.launches_early && !p.smooth && p.x_dtype != DType::float32 &&
-         p.rows >= 4 * device.sms && p.cols >= kRingColumns / 2 &&
-         p.cols <= kRingWarps * kRingColumns && reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
+  return device.launches_early && p.x_dtype != DType::float32 && p.rows >= 4 * device.sms &&
+         p.cols >= kRingColumns / 2 && p.cols <= kRingWarps * kRingColumns &&
+         reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
 }
 
 inline void launch_ring(const QuantizeProblem& p, const Scope& scope) {
