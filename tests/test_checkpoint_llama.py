@@ -174,7 +174,7 @@ def test_validate_takes_the_checkpoint(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("weights", "said"),
-    [({"num_bits": 4}, "num_bits must be 8, got 4"), ({"symmetric": False}, "must be true, got f")],
+    [({"num_bits": 6}, "num_bits must be 8, got 6"), ({"symmetric": False}, "must be true, got f")],
 )
 def test_real_checkpoints_that_are_not_served(
     weights: dict[str, Any], said: str, tmp_path: Path

@@ -20,7 +20,7 @@ from scaled_mm.compiled import launches, toolchain
 from scaled_mm.ops.epilogue_mm import epilogue_mm
 
 pytestmark = [
-    GPU,
+    *GPU,
     pytest.mark.skipif("sm90" not in _library.cuda_archs(), reason="compiled for sm90"),
     pytest.mark.skipif(isinstance(toolchain.find(), str), reason=str(toolchain.find())),
 ]

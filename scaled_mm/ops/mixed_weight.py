@@ -310,10 +310,9 @@ class MixedWeight(Packed):
             of = f"K={k}, N={n}, G={group}, {bits} bits"
             rule = f"be a buffer of pack_weight, float16 or bfloat16 of shape ({size},) for {of}"
             raise ValueError(f"data must {rule}, got {shown(data)}")
-        if (order := self.order) is not None and (
-            order.dtype != torch.int32
-            or order.shape != (shape := (*data.shape[:-1], k))
-            or order.device != data.device
+        order, shape = self.order, (*data.shape[:-1], k)
+        if order is not None and (
+            order.dtype != torch.int32 or order.shape != shape or order.device != data.device
         ):
             rule = f"be int32 of shape {shape} on the device of data ({data.device})"
             raise ValueError(f"order must {rule}, got {shown(order)}")
