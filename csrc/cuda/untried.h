@@ -8,10 +8,12 @@ namespace scaled_mm::cuda {
 
 inline const Setting untried("SCALED_MM_UNTRIED");
 
-// They refuse, but for SCALED_MM_UNTRIED=on, which the tests set. A call of this goes when the
-// tests of its op have passed on a GPU.
+// Whether they may: with SCALED_MM_UNTRIED=on, which the tests set.
+inline bool runs_untried() { return untried.get() && *untried.get() == "on"; }
+
+// They refuse else. A call of this goes when the tests of its op have passed on a GPU.
 inline void must_be_tried(const char* argument, const char* op) {
-  if (untried.get() && *untried.get() == "on") return;
+  if (runs_untried()) return;
   refuse(argument,
          cat("be on the CPU, as ", op, "'s CUDA kernels have not run on a GPU yet (",
              untried.variable(), "=on lets them)"),

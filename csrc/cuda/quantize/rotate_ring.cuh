@@ -8,14 +8,13 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/quantize/group.cuh"
 #include "cuda/quantize/produce_team.cuh"
 #include "cuda/quantize/quantizer.cuh"
 #include "cuda/quantize/rotate_slots.cuh"
+#include "cuda/untried.h"
 
 namespace scaled_mm::cuda {
 
@@ -182,11 +181,9 @@ __global__ void __launch_bounds__(32 * kRingWarps, 2) quantize_ring(const Quanti
 // Whether quantize_ring takes them: rows of 16 bits, enough to keep every multiprocessor busy.
 constexpr int kRingWarpsOfAnSm = 16;  // as their registers allow
 inline bool is_for_ring(const QuantizeProblem& p, const Device& device) {
-  static const char* const untried = std::getenv("SCALED_MM_UNTRIED");
-  if (!untried || std::strcmp(untried, "on") != 0) return false;
-  return device.launches_early && p.x_dtype != DType::float32 && p.rows >= 4 * device.sms &&
-         p.cols >= kRingColumns / 2 && p.cols <= kRingWarps * kRingColumns &&
-         reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
+  return runs_untried() && device.launches_early && p.x_dtype != DType::float32 &&
+         p.rows >= 4 * device.sms && p.cols >= kRingColumns / 2 &&
+         p.cols <= kRingWarps * kRingColumns && reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
 }
 
 inline void launch_ring(const QuantizeProblem& p, const Scope& scope) {
