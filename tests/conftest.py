@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 # One BLAS thread, set before numpy is loaded: the reference's products are small, and OpenBLAS's
 # threads spin while they wait for each other.
@@ -98,6 +99,16 @@ def unregistered() -> Iterator[None]:
     yield
     if module := sys.modules.pop(name, None):
         module.unregister()
+
+
+@pytest.fixture
+def ours() -> Iterator[ModuleType]:
+    """The module, registered in transformers for the time of a test."""
+    import scaled_mm.integrations.transformers as module
+
+    module.register()
+    yield module
+    module.unregister()
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,12 @@ modules of the extras."""
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
@@ -54,6 +57,32 @@ def assert_bits(got: Tensor | None, expected: Tensor | None, *context: object) -
             f"{len(at)} of {got.numel()} elements differ, the first at {first}: "
             f"{got[first].item()!r} for {expected[first].item()!r}; {context}"
         )
+
+
+def assert_compiles(module: Module, x_of: Callable[[int], Tensor]) -> None:
+    """Once for every number of rows, with the same bits."""
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled(x_of(4))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (2, 9, 40):
+            assert_bits(compiled(x_of(m)), module(x_of(m)), m)
+
+
+def assert_exports(module: Module, x_of: Callable[[int], Tensor]) -> torch.export.ExportedProgram:
+    """For every number of rows, with the same bits, also of the file."""
+    m, file = torch.export.Dim("m", min=2, max=4096), io.BytesIO()
+    program = torch.export.export(module, (x_of(5),), dynamic_shapes={"x": {0: m}})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script_method` is deprecated")
+        warnings.filterwarnings("ignore", "No complete tensor found in the group")
+        torch.export.save(program, file)
+        file.seek(0)
+        loaded = torch.export.load(file)
+    for exported in (program, loaded):
+        for rows in (2, 9, 40):
+            assert_bits(exported.module()(x_of(rows)), module(x_of(rows)), rows)
+    return program
 
 
 def bytes_of(operands: Iterable[Any]) -> list[Tensor]:

@@ -6,7 +6,6 @@ import ast
 import copy
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,8 @@ SCHEMES: dict[str, Any] = {
     "W4A16": WeightScheme(4, 32),
 }
 PAGE = Path(__file__).parents[1] / "docs" / "architectures.md"
+pytestmark = pytest.mark.usefixtures("ours")
 FEW = ("LlamaForCausalLM", "BertForMaskedLM", "ViTForImageClassification", "GPTNeoXForCausalLM")
-
-
-@pytest.fixture(autouse=True)
-def ours() -> Iterator[None]:
-    import scaled_mm.integrations.transformers as module
-
-    module.register()
-    yield
-    module.unregister()
 
 
 def config_of(name: str, scheme: Any) -> QuantConfig:

@@ -2,15 +2,13 @@
 
 import copy
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from scaled_mm.bench import host, measure, peers, picture, table
 from scaled_mm.bench.cases import EPILOGUES, make_case
-from scaled_mm.bench.contenders import CONTENDERS, Unsupported
+from scaled_mm.bench.contenders import CONTENDERS
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
 from scaled_mm.cli import bench as command
 from scaled_mm_cli.main import main
@@ -79,97 +77,11 @@ def test_a_sample_of_rows_and_columns_is_judged(epilogue):
     assert (entry.verdict, entry.off_r1) == ("wrong", 1)
 
 
-def _product(a, b, scale_a, scale_b, bias=None, zero=0, dtype=torch.bfloat16):
-    """What a peer's kernel computes: rounded once."""
-    d = scale_a.double() * scale_b.double().view(1, -1) * (a.double() @ b.double() - zero)
-    return (d if bias is None else d + bias.double()).to(dtype)
-
-
-def _vllm():
-    ops = SimpleNamespace(
-        cutlass_scaled_mm=lambda a, b, scale_a, scale_b, out_dtype, bias: _product(
-            a, b, scale_a, scale_b, bias, 0, out_dtype
-        ),
-        cutlass_scaled_mm_azp=lambda a, b, scale_a, scale_b, out_dtype, bias, azp_adj, azp: (
-            _product(
-                a,
-                b,
-                scale_a,
-                scale_b,
-                bias,
-                azp_adj if azp is None else azp[:, None] * azp_adj,
-                out_dtype,
-            )
-        ),
-    )
-    return {"vllm": SimpleNamespace(_custom_ops=ops)}
-
-
-def _bitsandbytes():
-    functional = SimpleNamespace(
-        int8_linear_matmul=lambda a, b: a.int() @ b.int().t(),
-        int8_mm_dequant=lambda sums, rows, columns, bias: _product(
-            sums,
-            torch.eye(sums.shape[1]),
-            rows[:, None] / 127,
-            columns / 127,
-            bias,
-            0,
-            torch.float16,
-        ),
-    )
-    return {"bitsandbytes": SimpleNamespace(functional=functional)}
-
-
-def _torchao():
-    kernel = SimpleNamespace(int_scaled_matmul=lambda a, b, s: (a.int() @ b.int()) * s)
-    return {"torchao": SimpleNamespace(kernel=kernel), "torchao.kernel": kernel}
-
-
-def _sgl():
-    def product(a, b, scale_a, scale_b, dtype, bias):
-        return _product(a, b, scale_a, scale_b, bias, 0, dtype)
-
-    return {"sgl_kernel": SimpleNamespace(int8_scaled_mm=product)}
-
-
-STAND_INS = {"vllm": _vllm, "sgl_kernel": _sgl, "torchao": _torchao, "bitsandbytes": _bitsandbytes}
-
-
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("module", STAND_INS)
-def test_peers_are_called_by_their_signatures(monkeypatch, module, epilogue):
-    """Stand-ins with the peers' signatures: operands and scales are what those take."""
-    for name, stand_in in STAND_INS[module]().items():
-        monkeypatch.setitem(sys.modules, name, stand_in)
-    case = make_case(20, 48, 32, epilogue, torch.float16)
-    try:
-        route = peers.PEERS[module].prepare(case)
-    except Unsupported as reason:
-        assert str(reason) == "no zero points" and case.azp is not None and module != "vllm"
-        return
-    entry = Measurement(module)
-    judge(entry, case, route.run(route.x, route.weight()).contiguous())
-    assert entry.verdict in ("exact", "rounding")
-
-
 def test_only_installed_peers_take_part(monkeypatch):
     monkeypatch.setattr(peers, "find_spec", lambda name: name if name == "torchao" else None)
     names = [c.name for c in Settings(peers=True).contenders()]
     assert names[-1] == "torchao" and "vllm" not in names
     assert "torchao" not in [c.name for c in Settings().contenders()]
-
-
-def test_rounds_that_differ_are_told_of(result):
-    assert table.warnings_of({"results": []}) == []
-    wide = copy.deepcopy(result)
-    for case in wide["results"]:
-        for route in case["routes"]:
-            route["spread"] = 1.2
-    assert table.warnings_of(wide) == []
-    wide["results"][0]["routes"][0]["spread"] = 3.0
-    (line,) = table.warnings_of(wide)
-    assert "in 1 cells" in line and "3.0x (packed at M=2 N=16 K=16)" in line
 
 
 def test_bytes_moved():
@@ -181,17 +93,6 @@ def test_bytes_moved():
 def test_a_picture_needs_floors(result, tmp_path):
     with pytest.raises(ValueError, match=r"^--png must be given with shapes measured by --device"):
         picture.plot(result, tmp_path / "picture.png")
-
-
-def test_host_calls():
-    """Every label has a call, or the reason why it has none."""
-    made = host.calls(Settings(without=(COMPILED,)))
-    ours = [f"{form}, {name}" for form in ("plain", "packed") for name in EPILOGUES.values()]
-    assert list(made)[:8] == ours
-    assert not {*ours, *host.OTHERS, "float32 mm"} & {k for k, x in made.items() if not callable(x)}
-    m, _, n = host.SIZES["cpu"]
-    assert all(made[label]().shape == (m, n) for label in [*ours, "int8_mm", "torch.mm"])
-    assert made["quantize_int8, static"]()[1] is not made["quantize_int8"]()[1]
 
 
 def test_host_run(monkeypatch, capsys):

@@ -73,21 +73,6 @@ def test_an_epilogue_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"--epilogue must name an epilogue of {file}, got ep" in capsys.readouterr().err
 
 
-def test_table() -> None:
-    case = {"m": 8, "n": 16, "k": 32}
-    relu = dict(zip(endings.WAYS, (9.0, 12.0, 10.0), strict=True))
-    swiglu = {endings.WAYS[0]: 11.0, endings.WAYS[2]: 10.0}
-    us = {"plain": {endings.WAYS[0]: 8.0}, "relu": relu, "swiglu": swiglu}
-    ((title, rows),) = endings.tables({"endings": [{**case, "us": us}]})
-    assert title == "N=16 K=32, us: in the product / two kernels / torch.compile"
-    assert rows == [
-        ["us", "M=8", "worst"],
-        ["plain", "8", ""],
-        ["relu", "9 / 12 / 10", "0.90x"],
-        ["swiglu", "11 / - / 10", "1.10x"],
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

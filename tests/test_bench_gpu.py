@@ -10,7 +10,6 @@ import torch
 from helpers import extra
 
 from scaled_mm.bench import measure, picture, table
-from scaled_mm.bench.awq import make_awq_case
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.clocks import CpuClock, Stopwatch
 from scaled_mm.bench.contenders import CONTENDERS, Contender
@@ -89,18 +88,6 @@ def test_a_broken_contender_ends_nothing(gpu_result):
         assert case["floor_us"] == pytest.approx(case["bytes"] / 1e3)
 
 
-def test_nobody_but_ours_fails(monkeypatch, gpu_result):
-    """Without ours there are times and no ratios."""
-    broken = Contender("plain", "fails", fails, ("cuda",), ours=True)
-    others = [c for c in CONTENDERS if c.name == "bf16 mm"]
-    monkeypatch.setattr(measure, "CONTENDERS", [broken, *others])
-    result = measure.run([(2, 32, 16)], Settings(device="cuda", rounds=1))
-    plain, other = result["results"][0]["routes"]
-    assert (plain["verdict"], plain["gops"]) == ("CUDA error: [unlucky]", None)
-    assert other["microseconds"] and other["times_plain"] is None
-    assert "| plain / best right | - | bf16 mm |" in table.markdown(result)
-
-
 def test_what_fails_in_a_round_is_out(monkeypatch, gpu_result):
     class Stopped(Sundial):
         def stopwatch(self, calls):
@@ -131,15 +118,6 @@ def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
     assert [case["m"] for case in result["results"]] == [2]
     err = capsys.readouterr().err
     assert err.endswith("scaled-mm: stopped: CUDA error: an illegal memory access\n")
-
-
-@pytest.mark.parametrize(("op", "share"), [("awq_gemm", 2), ("awq_dequantize", 0)])
-def test_operations_of_int4_are_of_16_bit_floats(op, share):
-    """A GPU does half as many of them; a weight that is written out has none."""
-    case = make_awq_case(op, 4, 16, 64, 32, torch.bfloat16)
-    floors = measure.floors_of(case, Sundial())
-    want = share * case.operations / 1e4 or None
-    assert floors["operations_us"] == (want and pytest.approx(want))
 
 
 def test_operations_of_a_gpu_that_is_known(monkeypatch):

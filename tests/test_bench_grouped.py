@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scaled_mm.bench import grouped, grouped_contenders, table
-from scaled_mm.bench.grouped_contenders import Block, Contender, Stacks
+from scaled_mm.bench.grouped_contenders import Block, Stacks
 from scaled_mm_cli.main import main
 
 TINY = {"wide": Block(4, 2, 256, 512), "many": Block(20, 3, 192, 128)}
@@ -52,30 +52,6 @@ def test_sums_of_all_tokens() -> None:
         if "cpu" in contender.devices:
             off = (contender.prepare(stacks)(tokens).float() - exact).norm(dim=-1)
             assert (off <= 2 * BOUNDS[contender.name] * exact.norm(dim=-1)).all()
-
-
-def test_one_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(stacks: Stacks) -> Any:
-        raise RuntimeError("no such product")
-
-    bad = Contender("broken", "fails", broken)
-    monkeypatch.setattr(grouped, "CONTENDERS", [grouped_contenders.CONTENDERS[0], bad])
-    ((title, rows),) = grouped.tables(result_of("wide"))
-    assert title == "wide: 4 experts, top 2, H=64 I=128, us"
-    assert rows[0] == ["us", "T=1", "T=30", "off float32"]
-    assert rows[2] == ["broken", "-", "-", "no such product"]
-    assert rows[-1] == ["best other / ours", "-", "-", ""]
-
-
-def test_ratios() -> None:
-    def case(ours: float, *others: float) -> dict[str, Any]:
-        names = ("ours", "one", "two")
-        times = zip(names, (ours, *others), strict=True)
-        return {"rows": [{"name": name, "microseconds": us} for name, us in times]}
-
-    cases = [case(2, 3, 4), case(4, 9, 8)]
-    assert grouped.ratios(cases) == [1.5, 2.0]
-    assert grouped.ratios(cases, "two") == [2.0, 2.0]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

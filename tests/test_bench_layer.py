@@ -56,17 +56,6 @@ def test_ours_compiles_to_the_same_bits(name: str) -> None:
         assert all(torch.equal(x, y) for x, y in outputs)
 
 
-def test_one_that_fails_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(x: Any, weight: Any) -> Any:
-        raise RuntimeError("no such product")
-
-    bad = layer.Contender("broken", "fails", lambda w: w, broken)
-    monkeypatch.setattr(layer, "CONTENDERS", [layer.CONTENDERS[0], bad])
-    rows = layer.rows(result_of("tiny-llama"))
-    assert rows[0] == ["us", "M=3", "M=5", "off float32"]
-    assert rows[2] == ["broken", "-", "-", "no such product"]
-
-
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, text = tmp_path / "layer.json", tmp_path / "layer.md"
     options = [x for name in COMPILED for x in ("--without", name)]

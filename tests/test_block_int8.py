@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +13,8 @@ import pytest
 import torch
 from checkpoint_cases import state_of
 from helpers import assert_bits, each_isa, extra
+from llamas import LAYER, Change, assert_refused, assert_same_tensors, changed, put
+from llamas import llama as llama_of
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -113,22 +114,9 @@ def test_a_layer_refuses(make: Any, kind: type[Exception], said: str) -> None:
 # ---- Checkpoints ---------------------------------------------------------------------------------
 
 
-def llama(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+def llama() -> Any:
     """With blocks that the sizes do not fill, and more than one."""
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=160,
-        intermediate_size=264,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.1,
-        attention_bias=True,
-    )
-    torch.manual_seed(0)
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval().requires_grad_(False)
+    return llama_of(vocab_size=64, hidden_size=160, intermediate_size=264)
 
 
 def blocks_of(model: nn.Module) -> dict[str, ScaledBlockLinear]:
@@ -177,22 +165,10 @@ def test_a_model_runs_saves_and_is_validated(made: Path, tmp_path: Path) -> None
     for each in report.layers:
         assert (each.off_r1, each.beyond, each.scheme) == (0, 0, "blocks") and each.checked
     save_quantized(model, tmp_path / "out")
-    after = state_of(tmp_path / "out")
-    assert after.keys() == state.keys()
-    for name, x in state.items():
-        assert_bits(after[name], x, name)
+    assert_same_tensors(made, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert config == FORM | {"ignored_layers": ["lm_head"]}
     assert_bits(load_quantized(llama(), tmp_path / "out")(IDS).logits, model(IDS).logits)
-
-
-@pytest.fixture
-def ours() -> Iterator[ModuleType]:
-    import scaled_mm.integrations.transformers as module
-
-    module.register()
-    yield module
-    module.unregister()
 
 
 def test_transformers_loads_and_saves_it(made: Path, ours: ModuleType, tmp_path: Path) -> None:
@@ -200,10 +176,7 @@ def test_transformers_loads_and_saves_it(made: Path, ours: ModuleType, tmp_path:
     assert len(blocks_of(model)) == 14
     assert_bits(model(IDS).logits, load_quantized(llama(), made)(IDS).logits)
     model.save_pretrained(tmp_path)
-    before, after = state_of(made), state_of(tmp_path)
-    assert before.keys() == after.keys()
-    for name, x in before.items():
-        assert_bits(after[name], x, name)
+    assert_same_tensors(made, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert config == FORM
     fields = FORM | {"weight_block_size": [64, 64]}
@@ -224,20 +197,8 @@ def test_what_else_is_not_done_with_it(made: Path, tmp_path: Path) -> None:
         load_quantized(llama(), made, int8_input="symmetric")
 
 
-LAYER = "model.layers.0.mlp.up_proj"
-
-
-def _set(**change: Any) -> Any:
+def _set(**change: Any) -> Change:
     return lambda config, state: config.update(change)
-
-
-def _put(part: str, make: Any) -> Any:
-    def apply(config: dict[str, Any], state: dict[str, Tensor]) -> None:
-        value = make(state.pop(f"{LAYER}.{part}", None))
-        if value is not None:
-            state[f"{LAYER}.{part}"] = value.contiguous()
-
-    return apply
 
 
 SCALES = "weight_scale_inv"
@@ -250,35 +211,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "ignored": (_set(ignored_layers=["up_proj"]), "leaves model.layers.0.mlp.up_proj float"),
     "converted": (_set(modules_to_not_convert=["layers.0.mlp"]), "quantization_config leaves "),
     "names": (_set(ignored_layers="lm_head"), "ignored_layers must be a list of strings"),
-    "no-scale": (_put(SCALES, lambda x: None), "up_proj.weight_scale_inv is missing"),
-    "scale-shape": (_put(SCALES, lambda x: x[:1]), "must have shape [3, 2], got [1, 2]"),
-    "negative": (_put(SCALES, torch.neg), "weight_scale_inv must be finite and not negative"),
-    "nan": (_put(SCALES, lambda x: x * torch.nan), "must be finite and not negative"),
-    "integer": (_put(SCALES, Tensor.int), "must be F32 or BF16 or F16, got I32"),
-    "float": (_put("weight", Tensor.float), "weight_scale_inv has no int8"),
-    "extra": (_put("input_scale", lambda x: torch.ones(1)), "input_scale is not understood"),
+    "no-scale": (put(SCALES, lambda x: None), "up_proj.weight_scale_inv is missing"),
+    "scale-shape": (put(SCALES, lambda x: x[:1]), "must have shape [3, 2], got [1, 2]"),
+    "negative": (put(SCALES, torch.neg), "weight_scale_inv must be finite and not negative"),
+    "nan": (put(SCALES, lambda x: x * torch.nan), "must be finite and not negative"),
+    "integer": (put(SCALES, Tensor.int), "must be F32 or BF16 or F16, got I32"),
+    "float": (put("weight", Tensor.float), "weight_scale_inv has no int8"),
+    "extra": (put("input_scale", lambda x: torch.ones(1)), "input_scale is not understood"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused(name: str, made: Path, tmp_path: Path) -> None:
     change, said = REFUSED[name]
-    config, state = json.loads((made / "config.json").read_text()), state_of(made)
-    change(config["quantization_config"], state)
-    save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = llama()
-    with pytest.raises(ValueError) as refusal:
-        load_quantized(model, tmp_path)
-    text = str(refusal.value)
-    assert said in text and text.startswith(str(tmp_path))
-    assert not blocks_of(model)
+    assert_refused(llama(), changed(made, tmp_path, change), said)
 
 
 def test_scales_of_16_bits_are_widened(made: Path, tmp_path: Path) -> None:
-    state = state_of(made)
-    state[f"{LAYER}.{SCALES}"] = state[f"{LAYER}.{SCALES}"].bfloat16()
-    save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((made / "config.json").read_text())
+    changed(made, tmp_path, put(SCALES, Tensor.bfloat16))
     layer = blocks_of(load_quantized(llama(), tmp_path))[LAYER]
-    assert_bits(layer.weight_scale_inv, state[f"{LAYER}.{SCALES}"].float())
+    assert_bits(layer.weight_scale_inv, state_of(tmp_path)[f"{LAYER}.{SCALES}"].float())

@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoint_cases import VARIANTS, state_of
 from helpers import assert_bits, extra
+from llamas import IDS, compressed, llama, relative
 from test_checkpoint import Reference
 from torch import Tensor, nn
 
@@ -25,49 +26,18 @@ from scaled_mm.validate import validate
 extra("compressed_tensors")
 transformers = extra("transformers")
 
-IDS = torch.arange(48).view(2, 24) * 5 % 128
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-def llama(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    """Random weights; larger than usual, so that activations matter and have outliers."""
-    config = transformers.LlamaConfig(
-        vocab_size=128,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        attention_bias=True,
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
-    for name, x in model.named_parameters():
-        if name.endswith("bias"):
-            x.normal_(std=0.1)
-    return model
 
 
 def written(folder: Path, name: str, dtype: torch.dtype, **weights: Any) -> tuple[Path, nn.Module]:
     """A checkpoint of a variant, and the float model that was quantised."""
-    from compressed_tensors.compressors import ModelCompressor
-    from compressed_tensors.quantization import (
-        QuantizationArgs,
-        QuantizationConfig,
-        QuantizationScheme,
-        apply_quantization_config,
-    )
-    from compressed_tensors.quantization.utils import calculate_qparams
-
     dynamic, symmetric = VARIANTS[name]
-    original, model = llama(dtype), llama(dtype)
-    ranges: dict[str, list[Tensor]] = {}
+    original = llama(dtype)
+    ranges: dict[str, Tensor] = {}
 
     def observe(layer: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-            ranges[layer] = [inputs[0].min().view(1), inputs[0].max().view(1)]
+            ranges[layer] = torch.stack(inputs[0].aminmax())[:, None]
 
         return hook
 
@@ -75,34 +45,10 @@ def written(folder: Path, name: str, dtype: torch.dtype, **weights: Any) -> tupl
         if isinstance(module, nn.Linear):
             module.register_forward_hook(observe(layer))
     original(IDS)
-    strategy = "token" if dynamic else "tensor"
-    scheme = QuantizationScheme(
-        targets=["Linear"],
-        weights=QuantizationArgs(**{"num_bits": 8, "strategy": "channel", **weights}),
-        input_activations=QuantizationArgs(
-            num_bits=8, strategy=strategy, symmetric=symmetric, dynamic=dynamic
-        ),
-    )
-    groups = {"group_0": scheme}
-    apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
-    for layer, module in model.named_modules():
-        own = getattr(module, "quantization_scheme", None)
-        if own is None:
-            continue
-        dims = 1 if own.weights.strategy == "channel" else None
-        low, high = (f(module.weight) if dims is None else f(module.weight, 1, keepdim=True)
-                     for f in (torch.amin, torch.amax))  # fmt: skip
-        scale, _ = calculate_qparams(low, high, own.weights)
-        module.weight_scale.copy_(scale.view_as(module.weight_scale))
-        if not dynamic:
-            scale, zero = calculate_qparams(*ranges[layer], own.input_activations)
-            module.input_scale.copy_(scale)
-            if not symmetric:
-                module.input_zero_point.copy_(zero)
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(folder, max_shard_size="40KB")
-    compressor.update_config(folder)
+    inputs = {"num_bits": 8, "strategy": "token" if dynamic else "tensor"}
+    inputs |= {"symmetric": symmetric, "dynamic": dynamic}
+    of_weights = {"num_bits": 8, "strategy": "channel", **weights}
+    compressed(folder, llama(dtype), of_weights, inputs, None if dynamic else ranges)
     return folder, original
 
 
@@ -138,11 +84,6 @@ def test_the_logits_are_the_references(name: str, dtype: str, tmp_path: Path) ->
     # As far from the decompressed forward as that is from the float model, at most.
     assert relative(logits, theirs) < 1.5 * relative(theirs, exact) + 0.01
     assert relative(logits, exact) < 0.1
-
-
-def relative(got: Tensor, exact: Tensor) -> float:
-    got, exact = got.detach().double(), exact.detach().double()
-    return float((got - exact).norm() / exact.norm())
 
 
 def test_weights_per_tensor(tmp_path: Path) -> None:

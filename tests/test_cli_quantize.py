@@ -13,8 +13,8 @@ import pytest
 import torch
 from checkpoint_cases import files_of, state_of
 from helpers import extra
+from llamas import IDS, llama
 from safetensors.torch import load_file, save_file
-from test_checkpoint_llama import IDS, llama
 from test_save_quantized import CONFIGS, assert_same_state, from_transformers
 from torch import Tensor, nn
 
@@ -30,7 +30,6 @@ transformers = extra("transformers")
 
 WORDS = {f"w{i}": i for i in range(128)}
 SENTENCES = ["w1 w2 w3 w4 w5", "w6 w7", "w8 w9 w10 w11 w12 w13 w14", "w100 w101 w127 w90"]
-NORM_FED = ("*.q_proj", "*.k_proj", "*.v_proj", "*.gate_proj", "*.up_proj")
 SOME = {
     **CONFIGS,
     "smoothed-dynamic": QuantConfig(smoothing=Smoothing(0.8)),

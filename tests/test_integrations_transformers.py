@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +17,8 @@ import torch
 from checkpoint_cases import VARIANTS, state_of
 from helpers import assert_bits, extra, run_python
 from int4_cases import FORMS
+from llamas import IDS, llama
 from safetensors.torch import save_file
-from test_checkpoint_llama import IDS, llama
 from test_checkpoint_llama import written as written_int8
 from test_checkpoint_llama_int4 import written as written_int4
 from torch import nn
@@ -30,16 +30,7 @@ from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 extra("compressed_tensors")
 transformers = extra("transformers")
 Auto = transformers.AutoModelForCausalLM
-
-
-@pytest.fixture(autouse=True)
-def ours() -> Iterator[ModuleType]:
-    """The module, registered for the time of a test: other tests want transformers' own."""
-    import scaled_mm.integrations.transformers as module
-
-    module.register()
-    yield module
-    module.unregister()
+pytestmark = pytest.mark.usefixtures("ours")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pydoc
 import warnings
 import weakref
 from typing import Any
@@ -241,13 +240,6 @@ def test_overrides_are_pairs(pairs: Any) -> None:
         QuantConfig(overrides=pairs)
     with pytest.raises(TypeError, match=r"^ignore must hold strings, got 3"):
         QuantConfig(ignore=("q", 3))  # type: ignore[arg-type]
-
-
-def test_help_says_what_the_fields_mean() -> None:
-    for kind in (QuantConfig, Scheme, Smoothing):
-        text = pydoc.plain(pydoc.render_doc(kind))
-        for field in kind.__dataclass_fields__:
-            assert f" {field}: " in text.split("Args:")[1], field
 
 
 # --- static scales --------------------------------------------------------------------------------

@@ -244,18 +244,6 @@ def test_a_model_that_reads_the_weight(dynamo: None) -> None:
         assert_bits(call(X), layer()(X))
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.filterwarnings("ignore")
-def test_export(strict: bool, dynamo: None) -> None:
-    """A program has the packed weight; of an unpacked layer the plain one."""
-    module, want = layer(), layer()(X)
-    for state in ({"0.weight_scale"}, {"0.weight_scale", "0.weight"}):
-        program = torch.export.export(nn.Sequential(module), (X,), strict=strict)
-        assert set(program.state_dict) == state
-        assert_bits(program.module()(X), want)
-        module.unpack()
-
-
 # --- unpack ---------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import torch
 from helpers import ISAS, assert_bits
 from hypothesis import given
 from hypothesis import strategies as st
-from operands import GATED, MATRIX, OUT_DTYPES, VALUES
+from operands import MATRIX, OUT_DTYPES, VALUES
 from torch import Tensor
 
 from scaled_mm import (
@@ -19,11 +19,9 @@ from scaled_mm import (
     azp_with_adj,
     int8_mm,
     pack_weight_int8,
-    quantize_int8,
     scaled_mm,
 )
 from scaled_mm._library import forced_cpu_isa
-from scaled_mm.reference.functions import FUNCTIONS, GATES
 
 pytestmark = pytest.mark.usefixtures("isa")
 Seeds = st.integers(0, 2**32 - 1)
@@ -48,7 +46,6 @@ class Problem:
         self.scale_b = self.vector(self.values, 1, self.n)
         self.bias = self.vector("signed", 1, self.n)
         self.azp = self.vector("int8", self.m, 1).int()
-        self.residual = self.vector(self.values, self.m, self.n)
 
     def int8(self, *shape: int) -> Tensor:
         return torch.from_numpy(MATRIX[self.matrix](self.rng, shape).astype(np.int8))
@@ -61,8 +58,7 @@ class Problem:
         return torch.from_numpy(self.rng.permutation(n))
 
     def run(self, **changes: Any) -> Tensor:
-        """The product with azp and bias, and `changes`; an operand that is None is left out. A
-        residual only when it is among the changes."""
+        """The product with azp and bias, and `changes`; an operand that is None is left out."""
         b = changes.get("b", self.b)
         operands: dict[str, Any] = {
             "a": self.a,
@@ -88,7 +84,6 @@ Problems = st.builds(
     st.sampled_from(["normal", "wide", "mixed"]),
     st.sampled_from(OUT_DTYPES),
 )
-Residuals = st.sampled_from([torch.float32, None])  # their dtype; None: the output's
 WITHOUT_AZP = {"azp": None, "azp_adj": None}
 
 
@@ -163,139 +158,6 @@ def test_neutral_operands(p: Problem) -> None:
         assert_bits(p.run(**WITHOUT_AZP, azp_with_adj=zeros, bias=bias), without)
     assert_bits(p.run(bias=none), p.run(bias=None))
     assert_bits(p.run(**WITHOUT_AZP, bias=none), p.run(**WITHOUT_AZP, bias=None))
-
-
-# --- a residual, an activation --------------------------------------------------------------------
-
-
-def forms(p: Problem) -> list[dict[str, Any]]:
-    """Each of the epilogues that a residual or an activation comes after."""
-    with_adj = azp_with_adj(p.b, p.azp[:1])
-    azps = ({}, WITHOUT_AZP, {**WITHOUT_AZP, "azp_with_adj": with_adj})
-    return [{**azp, "bias": bias} for azp in azps for bias in (p.bias, None)]
-
-
-@given(Problems, Residuals)
-def test_a_residual_of_negative_zeros_is_none(p: Problem, dtype: torch.dtype | None) -> None:
-    none = torch.full((p.m, p.n), -0.0, dtype=dtype or p.out_dtype)
-    for form in forms(p):
-        assert_bits(p.run(**form, residual=none), p.run(**form))
-        assert_bits(p.run(**form, residual=none[:1, :1].expand(p.m, p.n)), p.run(**form))
-
-
-@given(Problems)
-def test_a_residual_of_positive_zeros_changes_only_the_sign_of_zeros(p: Problem) -> None:
-    """x + 0 is x, but -0 + 0 is +0; of what is rounded to -0 later, nothing changes."""
-    for form in forms(p):
-        exact = p.run(**form, out_dtype=torch.float32)
-        zero = torch.zeros(p.m, p.n)
-        expected = torch.where(exact == 0, zero, exact).to(p.out_dtype)
-        assert_bits(p.run(**form, residual=zero), expected)
-
-
-@given(Problems, Residuals)
-def test_a_residual_is_added_in_float32(p: Problem, dtype: torch.dtype | None) -> None:
-    """To the output in float32, which is then rounded once."""
-    residual = p.residual.to(dtype or p.out_dtype)
-    for form in forms(p):
-        expected = p.run(**form, out_dtype=torch.float32) + residual.float()
-        assert_bits(p.run(**form, residual=residual), expected.to(p.out_dtype))
-        assert_bits(p.run(**form, residual=residual.float()), expected.to(p.out_dtype))
-
-
-@given(Problems, Residuals)
-def test_permutations_and_slices_of_a_residual(p: Problem, dtype: torch.dtype | None) -> None:
-    residual = p.residual.to(dtype or p.out_dtype)
-    whole = p.run(residual=residual)
-    rows, columns = p.permutation(p.m)[: 1 + p.m // 2], p.permutation(p.n)[: 1 + p.n // 2]
-    by_row = {"a": p.a[rows], "scale_a": p.scale_a[rows], "azp": p.azp[rows]}
-    assert_bits(p.run(**by_row, residual=residual[rows]), whole[rows])
-    i, j = sorted(p.rng.integers(0, p.m + 1, 2).tolist())
-    by_row = {"a": p.a[i:j], "scale_a": p.scale_a[i:j], "azp": p.azp[i:j]}
-    assert_bits(p.run(**by_row, residual=residual[i:j]), whole[i:j])
-    by_column = {"scale_b": p.scale_b[:, columns], "bias": p.bias[:, columns]}
-    for b in (p.b[:, columns], pack_weight_int8(p.b[:, columns])):
-        assert_bits(p.run(b=b, **by_column, residual=residual[:, columns]), whole[:, columns])
-    i, j = sorted(p.rng.integers(0, p.n + 1, 2).tolist())
-    by_column = {"scale_b": p.scale_b[:, i:j], "bias": p.bias[:, i:j]}
-    for b in (p.b[:, i:j], pack_weight_int8(p.b[:, i:j])):
-        assert_bits(p.run(b=b, **by_column, residual=residual[:, i:j]), whole[:, i:j])
-
-
-@given(Problems)
-def test_a_residual_may_be_the_output_before(p: Problem) -> None:
-    """Where its elements lie does not matter, nor is it written to."""
-    residual = p.run()
-    kept = residual.clone()
-    expected = p.run(residual=kept)
-    assert_bits(p.run(residual=residual), expected)
-    assert_bits(residual, kept)
-    assert_bits(p.run(residual=residual.t().contiguous().t()), expected)
-    wide = torch.stack([residual, residual], -1)
-    assert_bits(p.run(residual=wide[..., 1]), expected)
-
-
-def even(p: Problem) -> dict[str, Any]:
-    """The changes that leave an even number of columns, at least two."""
-    order = torch.arange(p.n + p.n % 2) % p.n
-    names = {"b": p.b, "scale_b": p.scale_b, "bias": p.bias}
-    return {name: x[:, order] for name, x in names.items()}
-
-
-@pytest.mark.parametrize("activation", GATED)
-@given(p=Problems)
-def test_pairs_are_made_of_the_output_in_float32(activation: str, p: Problem) -> None:
-    columns = even(p)
-    for form in forms(p):
-        same = {**columns, **form}
-        if form["bias"] is not None:
-            same["bias"] = columns["bias"]
-        if "azp_with_adj" in form:
-            same["azp_with_adj"] = azp_with_adj(columns["b"], p.azp[:1])
-        x = p.run(**same, out_dtype=torch.float32)
-        gate, value = x[:, 0::2], x[:, 1::2]
-        with np.errstate(all="ignore"):
-            made = FUNCTIONS[GATES[activation]].float32(gate.numpy())
-        expected = torch.from_numpy(made) * value
-        got = p.run(**same, activation=activation)
-        assert_bits(got, expected.to(p.out_dtype))
-        assert got.is_contiguous()
-
-
-@pytest.mark.parametrize("activation", GATED)
-@given(p=Problems)
-def test_permutations_and_slices_of_pairs(activation: str, p: Problem) -> None:
-    same = {**even(p), "activation": activation}
-    whole = p.run(**same)
-    i, j = sorted(p.rng.integers(0, p.m + 1, 2).tolist())
-    rows = {"a": p.a[i:j], "scale_a": p.scale_a[i:j], "azp": p.azp[i:j]}
-    assert_bits(p.run(**same, **rows), whole[i:j])
-    order = p.permutation(whole.shape[1])[: 1 + whole.shape[1] // 2]
-    columns = torch.stack([2 * order, 2 * order + 1], 1).flatten()
-    part = {name: same[name][:, columns] for name in ("b", "scale_b", "bias")}
-    assert_bits(p.run(**part, activation=activation), whole[:, order])
-    part["azp_adj"] = azp_adj(part["b"])
-    part["b"] = pack_weight_int8(part["b"])
-    assert_bits(p.run(**part, activation=activation), whole[:, order])
-
-
-@pytest.mark.parametrize("activation", (None, "gelu", "swiglu"))
-@given(p=Problems)
-def test_eight_bits_are_the_quantisers_of_the_output_in_float32(
-    activation: str | None, p: Problem
-) -> None:
-    """No rounding in between: the formula of `quantize_int8` with a scale given, over float32."""
-    same = {**even(p), "activation": activation}
-    x = p.run(**same, out_dtype=torch.float32)
-    scale = torch.from_numpy(p.rng.uniform(0.01, 1, (p.m, 1)).astype(np.float32))
-    azp = torch.from_numpy(p.rng.integers(-128, 128, (p.m, 1), np.int32))
-    for out_azp in (None, azp):
-        given = {"scale": scale, "azp": out_azp, "symmetric": out_azp is None}
-        expected, *_ = quantize_int8(x, **given)
-        assert_bits(p.run(**same, out_dtype=torch.int8, out_scale=scale, out_azp=out_azp), expected)
-    with np.errstate(all="ignore"):
-        in_units = (x * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
-    assert_bits(p.run(**same, out_dtype=torch.float8_e4m3fn, out_scale=scale), in_units)
 
 
 # --- other forms of the same ----------------------------------------------------------------------

@@ -14,8 +14,8 @@ import pytest
 import torch
 from checkpoint_cases import Model, files_of, write
 from helpers import assert_bits, extra, run_python
+from llamas import IDS
 from safetensors.torch import load_file, save_file
-from test_checkpoint_llama import IDS
 from test_cli_quantize import loaded, written
 from test_outputs import KILLED
 from test_save_quantized import CONFIGS, tied_llama

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import extra
-from test_checkpoint_llama import llama
+from llamas import llama
 
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.cli.search import Trial, _sorted

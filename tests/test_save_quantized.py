@@ -11,7 +11,8 @@ import pytest
 import torch
 from checkpoint_cases import Model, files_of, state_of
 from helpers import assert_bits, extra
-from test_checkpoint_llama import DTYPES, IDS, llama, relative
+from llamas import IDS, llama, relative
+from test_checkpoint_llama import DTYPES
 from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model, save_quantized

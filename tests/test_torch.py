@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from itertools import product, starmap
 from typing import Any
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, random_case
-from helpers import assert_bits
+from helpers import Ops, assert_bits, assert_exports
 from quantize_cases import QUANTIZE_CASES, random_quantize_case
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_cases import (
     ADJ,
@@ -46,118 +44,7 @@ from torch_cases import (
 
 import scaled_mm
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
-    pytest.mark.filterwarnings("ignore:No complete tensor found in the group"),
-]
 ops = torch.ops.scaled_mm
-
-SCHEMAS = {
-    "scaled_mm": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, Tensor? bias=None, "
-    "Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, Tensor? residual=None, "
-    "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
-    "Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False) -> Tensor",
-    "scaled_mm.out": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, "
-    "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? azp_with_adj=None, "
-    "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
-    "Tensor? out_scale=None, Tensor? out_azp=None, int[]? b_shape=None, bool b_settled=False, "
-    "Tensor(a!) out) -> ()",
-    "_scaled_mm_plain": "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-    "int k, int n, bool b_settled, ScalarType? out_dtype) -> Tensor",
-    "scaled_linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
-    "bool settled=False, bool symmetric=True, bool per_token=True, Tensor? input_scale=None, "
-    "Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, ScalarType? out_dtype=None, "
-    "Tensor? input_smooth=None) -> Tensor",
-    "int8_mm": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False) -> Tensor",
-    "int8_mm.out": "(Tensor a, Tensor b, *, int[]? b_shape=None, bool b_settled=False, "
-    "Tensor(a!) out) -> ()",
-    "_scaled_epilogue": "(Tensor acc, Tensor scale_a, Tensor scale_b, *, Tensor? bias, "
-    "Tensor? azp, Tensor? azp_adj, Tensor? azp_with_adj, ScalarType out_dtype) -> Tensor",
-    "azp_adj": "(Tensor b, *, int[]? b_shape=None) -> Tensor",
-    "azp_with_adj": "(Tensor b, Tensor azp, *, int[]? b_shape=None) -> Tensor",
-    "pack_weight_int8": "(Tensor b) -> Tensor",
-    "_settle": "(Tensor memory) -> ()",
-    "quantize_int8": "(Tensor x, *, bool symmetric=True, bool per_token=True, int rotate=0) "
-    "-> (Tensor, Tensor, Tensor?)",
-    "quantize_int8_static": "(Tensor x, Tensor scale, Tensor? azp=None, int rotate=0) -> Tensor",
-    "produce_int8": "(str producer, Tensor x, *, Tensor? weight=None, Tensor? bias=None, Tensor? "
-    "residual=None, Tensor? times=None, bool halves=False, float eps=0., Tensor? "
-    "smooth=None, Tensor? scale=None, Tensor? azp=None, bool symmetric=True, bool "
-    "normed=False, int rotate=0) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
-    "quantize_weight_int8": "(Tensor w, *, bool per_channel=True, int rotate=0) "
-    "-> (Tensor, Tensor)",
-    "awq_dequantize": "(Tensor qweight, Tensor scales, Tensor qzeros) -> Tensor",
-    "awq_gemm": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
-    "Tensor? bias=None, Tensor? residual=None, str? activation=None) -> Tensor",
-    "awq_gemm.out": "(Tensor x, Tensor qweight, Tensor scales, Tensor qzeros, *, "
-    "Tensor? bias=None, Tensor? residual=None, str? activation=None, Tensor(a!) out) -> ()",
-    "mixed_dequantize": "(Tensor packed, int[] sizes) -> Tensor",
-    "mixed_mm": "(Tensor x, Tensor packed, int[] sizes, Tensor? order=None, "
-    "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
-    "bool settled=False) -> Tensor",
-    "mixed_mm.out": "(Tensor x, Tensor packed, int[] sizes, *, Tensor? order=None, "
-    "Tensor? pre_scale=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
-    "bool settled=False, Tensor(a!) out) -> ()",
-    "_explain_int8": "(int m, int n, int k, ScalarType out_dtype, str activation, str device, "
-    "int capability, int sms, float bytes_per_us, float mhz) -> str",
-    "_set_compiler": "(int address, bool required) -> ()",
-    "_try_compiled": "(Tensor a, Tensor b, Tensor[] operands, int[] program, str kernel, "
-    "int address) -> Tensor[]",
-    "_explain_program": "(int[] program, int m, int n, int k, str device, int capability, int sms, "
-    "float bytes_per_us, float mhz) -> str",
-    "_explain_grouped": "(int m, int n, int k, int experts, ScalarType out_dtype, str activation, "
-    "str device, int capability, int sms, float bytes_per_us, float mhz) -> str",
-    "_explain_lowbit": "(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
-    "str device, int capability, int sms, float bytes_per_us, float mhz) -> str",
-    "_gpus": "() -> str",
-    "_int8_linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
-    "bool settled, bool symmetric, bool per_token, Tensor? input_scale, Tensor? input_azp, "
-    "Tensor? azp_term, int rotate, ScalarType? out_dtype, Tensor? input_smooth) -> Tensor",
-    "_mixed_linear": "(Tensor x, Tensor packed, SymInt[] sizes, Tensor? order, "
-    "Tensor? pre_scale, Tensor? bias, str? activation) -> Tensor",
-    "w4a8_mm": "(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, Tensor? order=None, "
-    "Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
-    "ScalarType? out_dtype=None) -> Tensor",
-    "w4a8_mm.out": "(Tensor x, Tensor packed, int[] sizes, Tensor scale_a, *, "
-    "Tensor? order=None, Tensor? azp=None, Tensor? bias=None, Tensor? residual=None, "
-    "str? activation=None, ScalarType? out_dtype=None, Tensor(a!) out) -> ()",
-    "epilogue_mm": "(Tensor a, Tensor b, Tensor[] operands, int[] program, *, "
-    "int[]? b_shape=None, bool b_settled=False) -> Tensor[]",
-    "_moe_sort": "(Tensor top_k_index, int num_experts) -> (Tensor, Tensor, Tensor)",
-    "grouped_mm": "(Tensor a, Tensor b, Tensor offsets, Tensor scale_a, Tensor scale_b, *, "
-    "Tensor? bias=None, Tensor? azp=None, Tensor? azp_adj=None, Tensor? residual=None, "
-    "str? activation=None, ScalarType? out_dtype=None, Tensor? out_scale=None, "
-    "Tensor? out_azp=None, Tensor? rows=None, int[]? b_shape=None) -> Tensor",
-    "grouped_mixed_mm": "(Tensor x, Tensor packed, int[] sizes, Tensor offsets, *, "
-    "Tensor? order=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
-    "Tensor? rows=None, bool settled=False) -> Tensor",
-    "moe_combine": "(Tensor y, Tensor weights, Tensor order, *, Tensor? residual=None, "
-    "ScalarType? out_dtype=None) -> Tensor",
-    "_fingerprint": "(str arch) -> str",
-    "_tune": "(str device, int capability, int sms, float memory_share, str kernels, "
-    "float[] numbers) -> ()",
-    "_untune": "() -> ()",
-    "_archs": "() -> str",
-    "_arch_of": "(int capability) -> str",
-    "_kernels": "(str arch, str family) -> str",
-    "_force_kernels": "(str names) -> str",
-    "_cpu_isas": "() -> str",
-    "_cpu_isa": "() -> str",
-    "_force_cpu_isa": "(str name) -> str",
-}
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_schema(name: str) -> None:
-    op, _, form = name.partition(".")
-    schema = getattr(getattr(ops, op), form or "default")._schema
-    assert str(schema) == f"scaled_mm::{name}{SCHEMAS[name]}"
-
-
-def test_no_other_ops() -> None:
-    schemas = (str(s) for s in torch._C._jit_get_all_schemas())
-    names = [s.partition("(")[0] for s in schemas if s.startswith("scaled_mm::")]
-    assert sorted(names) == sorted(f"scaled_mm::{name}" for name in SCHEMAS)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -246,14 +133,7 @@ def test_compile_packed_argument(fresh_dynamo: None) -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_export(function: Callable[..., Tensor]) -> None:
-    m = torch.export.Dim("m", min=2, max=4096)
-    program = torch.export.export(Module(function), (x_of(5),), dynamic_shapes={"x": {0: m}})
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    for exported in (program, torch.export.load(file)):
-        for rows in (2, 9, 40):
-            assert_bits(exported.module()(x_of(rows)), function(x_of(rows)))
+    assert_exports(Module(function), x_of)
 
 
 # --- modes and subclasses -------------------------------------------------------------------------
@@ -317,18 +197,8 @@ def test_kinds_of_tensor(wrap: Callable[[Tensor], Tensor]) -> None:
     assert_bits(scale.as_subclass(Tensor), scaled_mm.quantize_int8(X)[1])
 
 
-class Log(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def test_one_op_per_call() -> None:
     x = x_of(3)
-    with Log() as log:
+    with Ops() as called:
         dynamic(x)
-    assert log.names == ["scaled_mm.quantize_int8.default", "scaled_mm._scaled_mm_plain.default"]
+    assert called.names == ["quantize_int8", "_scaled_mm_plain"]

@@ -175,20 +175,6 @@ def test_fault_is_found(name: str) -> None:
     assert layers == {message.partition(":")[0]}
 
 
-LIMITS: dict[str, tuple[Thresholds, str]] = {
-    "cosine": (Thresholds(cosine_mean=1.1), "mean cosine must be >= 1.1, got 0.9"),
-    "sqnr": (Thresholds(sqnr_db=80), "q: SQNR must be >= 80 dB, got "),
-    "saturated": (Thresholds(saturated=-1), "q: saturated must be <= -100.00%, got 0.00%"),
-}
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_thresholds(name: str) -> None:
-    limits, message = LIMITS[name]
-    report = validated(QuantConfig(), thresholds=limits)
-    assert report.failures()[0].startswith(message)
-
-
 def test_agreement() -> None:
     want = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
     found = agreement([want[:1], want[1:]], [want + torch.tensor([[-3.0, 0.0], [0.0, 2.0]])])
@@ -239,39 +225,6 @@ def test_report_as_table_json_and_picture(tmp_path: Path) -> None:
     extra("matplotlib")
     plot(report, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-
-@pytest.mark.parametrize("width", [40, 50, 64])
-def test_names_stay_whole_on_narrow_terminals(width: int) -> None:
-    """The last columns go, and no name and no figure is cut."""
-    report = validated(QuantConfig("dynamic"))
-    console = Console(width=width, record=True, file=io.StringIO())
-    show(report, console)
-    table = console.export_text().partition("Outputs")[0]
-    rows = [line.split() for line in table.splitlines()[-len(LAYERS) - 1 :]]
-    assert [(row[0], row[1]) for row in rows if row] == [
-        (layer.name, f"{layer.sqnr_db:.1f}")
-        for layer in sorted(report.layers, key=lambda layer: layer.sqnr_db)
-    ]
-
-
-ADVICE = {  # scheme, what else -> what is said
-    ("static tensor sym", ()): "try overrides=(('v', 'dynamic-asymmetric'),), or keep it float",
-    ("dynamic token asym", ()): "try smoothing with a search of alpha, or keep it float",
-    ("w4a16 g128", ()): "try groups of 32 or zero points (w4a16-g32-asymmetric), or w8a16",
-    ("static tensor sym", (("saturated", 0.5),)): "saturated: v; calibrate on more batches",
-    ("static tensor sym", (("off_r1", 1),)): "wrong bits are no matter of quality",
-}
-
-
-@pytest.mark.parametrize(("scheme", "changes"), ADVICE)
-def test_a_failure_says_what_to_try(scheme: str, changes: tuple[tuple[str, float], ...]) -> None:
-    report = validated(QuantConfig("dynamic"))
-    assert report.advice() == []
-    worst = dataclasses.replace(report.layers[2], scheme=scheme, sqnr_db=3.0, **dict(changes))
-    layers = (*report.layers[:2], worst, *report.layers[3:])
-    advice = "\n".join(dataclasses.replace(report, layers=layers).advice())
-    assert ADVICE[scheme, changes] in advice and "noisiest: v 3.0 dB" in advice
 
 
 def test_wrong_outputs_fail_and_what_is_not_finite_is_null() -> None:

@@ -281,10 +281,6 @@ def mine() -> Any:
     return toy(), IDS
 
 
-def three() -> Any:
-    return toy(), toy(), IDS
-
-
 def both() -> Any:
     """A TARGET whose quantised model is a checkpoint."""
     return toy(), Path("quantised"), IDS
@@ -312,15 +308,10 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "module-here": ([QUANTISED, "--float", "beside:mine"], 0, "PASS"),
     "no-float": ([QUANTISED], 2, "--float must be given with a checkpoint, got quantised alone"),
     "no-colon": ([QUANTISED, "--float", "other"], 2, "--float must be module:function or the fold"),
-    "no-function": (
-        [QUANTISED, "--float", "test_validate_checkpoint:no"],
-        2,
-        "test_validate_checkpoint:no must name a function of test_validate_checkpoint, got no",
-    ),
     "three": (
-        [QUANTISED, "--float", "test_validate_checkpoint:three"],
+        [QUANTISED, "--float", "test_validate_checkpoint:both"],
         2,
-        "test_validate_checkpoint:three must return (model, batches), got tuple",
+        "test_validate_checkpoint:both must return (model, batches), got tuple",
     ),
     "text": (
         [QUANTISED, "--float", "test_validate_checkpoint:mine", "--text", "x"],
@@ -363,7 +354,7 @@ def test_two_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     """Float and quantised folder, the user's sentences: no Python to write."""
     transformers = extra("transformers")
     tokenizers = extra("tokenizers")
-    from test_checkpoint_llama import llama
+    from llamas import llama
 
     model = llama(torch.float32)
     model.save_pretrained(tmp_path / "float")

@@ -15,10 +15,8 @@ from blocks import PreNorm, inputs, seeded
 from test_validate import CONFIGS, validated
 
 from scaled_mm import QuantConfig, quantize_model
-from scaled_mm.checkpoint import writing
 from scaled_mm.validate import Thresholds, ValidationReport
-from scaled_mm.validate.html import COLUMNS, page, write_html
-from scaled_mm.validate.svg import Chart
+from scaled_mm.validate.html import COLUMNS, page
 from scaled_mm_cli.main import main
 
 VOID = {"meta", "circle", "line", "polyline", "polygon", "rect"}
@@ -134,15 +132,6 @@ def test_its_marks_are_the_layers(count: int) -> None:
     assert any(a == {"class": "failing"} for t, a in found.seen if t == "tr")
 
 
-def test_ranges_are_in_pairs_where_something_was_smoothed() -> None:
-    report = many(7)
-    assert any(layer.peak_before != layer.peak_after for layer in report.layers)
-    same = [dataclasses.replace(layer, peak_after=layer.peak_before) for layer in report.layers]
-    found = Page(page(dataclasses.replace(report, layers=tuple(same))))
-    assert found.having("circle", "before") == 0 and found.having("circle", "after") == 7
-    assert "Nothing was smoothed." in " ".join(found.inside("figcaption"))
-
-
 def test_it_needs_nothing_else() -> None:
     """No script, no other file, no address; a policy that would refuse them; light and dark."""
     text = page(many(7))
@@ -201,22 +190,6 @@ def test_what_is_no_number(value: float) -> None:
     Page(page(dataclasses.replace(everything, thresholds=Thresholds(sqnr_db=value))))
 
 
-def test_it_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, report = tmp_path / "report.html", many(7)
-    write_html(report, path)
-    assert path.read_text(encoding="utf-8") == page(report)
-    assert list(tmp_path.iterdir()) == [path]
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(writing.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_html(many(14), path)
-    assert path.read_text(encoding="utf-8") == page(report)
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def mine() -> Any:
     model = seeded(PreNorm)
     return model, quantize_model(model, QuantConfig("static"), inputs()), inputs()
@@ -237,14 +210,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["validate", "test_validate_html:mine", "--html", wrong]) == 2
         rule = "--html must be a .html in a folder that exists"
         assert capsys.readouterr().err == f"scaled-mm: {rule}, got {wrong}\n"
-
-
-# --- names and axes -------------------------------------------------------------------------------
-
-
-def test_a_chart_keeps_what_it_draws_inside() -> None:
-    chart = Chart("x", 3, [], 1, 100, log=True)
-    assert chart.y(100) < chart.y(10) < chart.y(1)
-    assert chart.y(10) == pytest.approx((chart.y(1) + chart.y(100)) / 2)
-    assert chart.y(1e9) == chart.y(math.inf) == chart.y(100) and chart.y(0.1) == chart.y(1)
-    assert chart.x(1) == pytest.approx((chart.x(0) + chart.x(2)) / 2)

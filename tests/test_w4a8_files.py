@@ -4,7 +4,7 @@ request."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,16 @@ import torch
 from checkpoint_cases import state_of, write
 from helpers import assert_bits, extra
 from int4_cases import FORMS, Form, state_of_int4
-from safetensors.torch import save_file
+from llamas import (
+    assert_refused,
+    assert_same_tensors,
+    changed,
+    compressed,
+    leave_float,
+    put,
+    set_weights,
+)
+from llamas import llama as llama_of
 from test_save_quantized import assert_same_state
 from test_weight_only_models import layers_of
 from torch import Tensor, nn
@@ -37,20 +46,7 @@ INT = "int-quantized"
 
 def llama(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     """Of sizes that groups of 32 divide."""
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        attention_bias=True,
-    )
-    torch.manual_seed(0)
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval().requires_grad_(False)
+    return llama_of(dtype, vocab_size=64, hidden_size=64, intermediate_size=96)
 
 
 # ---- Written here --------------------------------------------------------------------------------
@@ -72,11 +68,8 @@ def test_a_model_is_read_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     save_quantized(model, tmp_path / "out", format=INT)
     llama().save_pretrained(tmp_path / "float")
     quantize_checkpoint(tmp_path / "float", tmp_path / "again", config, format=INT)
-    written = [state_of(tmp_path / folder) for folder in ("out", "again")]
-    assert written[0].keys() == written[1].keys()
-    for key, x in written[0].items():
-        assert_bits(written[1][key], x, key)
-    q = written[0]["model.layers.0.mlp.down_proj.weight"]
+    assert_same_tensors(tmp_path / "out", tmp_path / "again")
+    q = state_of(tmp_path / "out")["model.layers.0.mlp.down_proj.weight"]
     assert q.dtype == torch.int8 and q.shape == (64, 96) and -8 <= q.min() < q.max() <= 7
     for folder in ("out", "again"):
         loaded = load_quantized(llama(), tmp_path / folder)
@@ -125,43 +118,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def folder(name: str) -> Path:
         if name not in there:
-            there[name] = written(root / name, name)
+            weights = {"num_bits": 4, **WEIGHTS[name]}
+            there[name] = compressed(root / name, llama(), weights, INPUTS, format=INT)
         return there[name]
 
-    return folder
-
-
-def written(folder: Path, name: str) -> Path:
-    from compressed_tensors.compressors import ModelCompressor
-    from compressed_tensors.quantization import (
-        QuantizationArgs,
-        QuantizationConfig,
-        QuantizationScheme,
-        apply_quantization_config,
-    )
-    from compressed_tensors.quantization.utils import calculate_qparams
-
-    model = llama()
-    weights = QuantizationArgs(num_bits=4, **WEIGHTS[name])
-    scheme = QuantizationScheme(
-        targets=["Linear"],
-        weights=weights,
-        input_activations=QuantizationArgs(**INPUTS),
-        format=INT,
-    )
-    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"], format=INT)
-    apply_quantization_config(model, config)
-    for module in model.modules():
-        if getattr(module, "quantization_scheme", None) is not None:
-            n, k = module.weight.shape
-            rows = module.weight.view(n, -1, weights.group_size or k)
-            scale, zero = calculate_qparams(rows.amin(-1), rows.amax(-1), weights)
-            module.weight_scale.data.copy_(scale)
-            module.weight_zero_point.data.copy_(zero)
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(folder, max_shard_size="40KB")
-    compressor.update_config(folder)
     return folder
 
 
@@ -183,15 +143,6 @@ def test_a_llama_of_the_package(name: str, made: Callable[[str], Path]) -> None:
     assert {(layer.off_r1, layer.beyond) for layer in report.layers} == {(0, 0)}
 
 
-@pytest.fixture
-def ours() -> Iterator[ModuleType]:
-    import scaled_mm.integrations.transformers as module
-
-    module.register()
-    yield module
-    module.unregister()
-
-
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_transformers_loads_and_saves_it(
     name: str, made: Callable[[str], Path], ours: ModuleType, tmp_path: Path
@@ -199,28 +150,11 @@ def test_transformers_loads_and_saves_it(
     model = transformers.AutoModelForCausalLM.from_pretrained(made(name))
     assert_bits(model(IDS).logits, load_quantized(llama(), made(name))(IDS).logits)
     model.save_pretrained(tmp_path)
-    before, after = state_of(made(name)), state_of(tmp_path)
-    assert before.keys() == after.keys()
-    for key, x in before.items():
-        assert_bits(after[key], x, key)
+    assert_same_tensors(made(name), tmp_path)
 
 
 def test_it_is_not_cut(made: Callable[[str], Path]) -> None:
     assert not any(map(_may_be_cut, quantised_layers(Checkpoint(made("groups"))).values()))
-
-
-LAYER = "model.layers.0.mlp.up_proj"
-
-
-def _weights(**change: Any) -> Any:
-    return lambda config, state: config["config_groups"]["group_0"]["weights"].update(change)
-
-
-def _put(part: str, make: Callable[[Tensor], Tensor]) -> Any:
-    def apply(config: dict[str, Any], state: dict[str, Tensor]) -> None:
-        state[f"{LAYER}.{part}"] = make(state[f"{LAYER}.{part}"]).contiguous()
-
-    return apply
 
 
 def _mixed(config: dict[str, Any], state: dict[str, Tensor]) -> None:
@@ -234,23 +168,22 @@ def _static(config: dict[str, Any], state: dict[str, Tensor]) -> None:
     config["config_groups"]["group_0"]["input_activations"].update(static)
 
 
-def _float_layer(config: dict[str, Any], state: dict[str, Tensor]) -> None:
-    config["ignore"].append(LAYER)
-
-
 REFUSED: dict[str, tuple[Any, str]] = {
     "mixed": (_mixed, "must have weights all of 4 or all of 8 bits, got 4 bits in group_0 and not"),
     "static": (_static, "input_activations.dynamic must be true with weights of 4 bits, got false"),
-    "float-layer": (_float_layer, f"is int8, but quantization_config leaves {LAYER} float"),
-    "5-bits": (_put("weight", lambda x: x + 8), "up_proj.weight must be in -8..7, got"),
-    "zeros": (_put("weight_zero_point", lambda x: x + 16), "weight_zero_point must be in -8..7"),
-    "symmetric": (_weights(symmetric=True), "weight_zero_point must be 0 in a symmetric scheme"),
-    "scale-32": (_put("weight_scale", Tensor.float), "weight_scale must be F16 or BF16, got F32"),
-    "nan": (_put("weight_scale", lambda x: x * torch.nan), "weight_scale must be finite"),
-    "scales": (_put("weight_scale", lambda x: x[:, :1]), "weight_scale must have shape [96, 2]"),
-    "groups": (_weights(group_size=40), "must be null or a multiple of 32 with int8 input"),
-    "rest": (_weights(group_size=128), "as many features K as groups of 128 hold, got K="),
-    "words": (_put("weight", Tensor.short), "weight_scale has no int8"),
+    "float-layer": (
+        leave_float,
+        "is int8, but quantization_config leaves ",
+    ),
+    "5-bits": (put("weight", lambda x: x + 8), "up_proj.weight must be in -8..7, got"),
+    "zeros": (put("weight_zero_point", lambda x: x + 16), "weight_zero_point must be in -8..7"),
+    "symmetric": (set_weights(symmetric=True), "weight_zero_point must be 0 in a symmetric scheme"),
+    "scale-32": (put("weight_scale", Tensor.float), "weight_scale must be F16 or BF16, got F32"),
+    "nan": (put("weight_scale", lambda x: x * torch.nan), "weight_scale must be finite"),
+    "scales": (put("weight_scale", lambda x: x[:, :1]), "weight_scale must have shape [96, 2]"),
+    "groups": (set_weights(group_size=40), "must be null or a multiple of 32 with int8 input"),
+    "rest": (set_weights(group_size=128), "as many features K as groups of 128 hold, got K="),
+    "words": (put("weight", Tensor.short), "weight_scale has no int8"),
 }
 
 
@@ -259,17 +192,7 @@ def test_what_does_not_fit_is_refused(
     name: str, made: Callable[[str], Path], tmp_path: Path
 ) -> None:
     change, said = REFUSED[name]
-    config = json.loads((made("asymmetric") / "config.json").read_text())
-    state = state_of(made("asymmetric"))
-    change(config["quantization_config"], state)
-    save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = llama()
-    with pytest.raises(ValueError) as refusal:
-        load_quantized(model, tmp_path)
-    text = str(refusal.value)
-    assert said in text and text.startswith(str(tmp_path))
-    assert not layers_of(model)
+    assert_refused(llama(), changed(made("asymmetric"), tmp_path, change), said)
 
 
 # ---- Int8 activations on request -----------------------------------------------------------------
@@ -312,8 +235,7 @@ def test_awq_and_gptq(name: str, int8_input: str, ours: ModuleType, tmp_path: Pa
     by_transformers = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=form.dtype)
     assert_bits(by_transformers(IDS).logits, logits)
     by_transformers.save_pretrained(tmp_path / "out")
-    for key, x in state_of(folder).items():
-        assert_bits(state_of(tmp_path / "out")[key], x, key)
+    assert_same_tensors(folder, tmp_path / "out")
     ours.register()
     again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=form.dtype)
     assert_bits(again(IDS).logits, plain(IDS).logits)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import assert_bits
-from test_checkpoint_llama import IDS, llama, relative
+from llamas import IDS, llama, relative
 from test_save_quantized import assert_same_state
 from test_weight_only_models import from_folder, layers_of
 from torch import nn

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Ops, assert_bits
+from helpers import Ops, assert_bits, assert_compiles, assert_exports
 from torch import Tensor, nn
 from weight_only_cases import ACTIVATIONS, assert_within_the_bound, weight_of
 
@@ -134,29 +134,6 @@ def test_out() -> None:
         module(x.float(), out=out.float())
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_from_linear(bits: int, symmetric: bool) -> None:
-    source = linear()
-    before = copy.deepcopy(source.state_dict())
-    module = WeightOnlyLinear.from_linear(source, bits=bits, group_size=32, symmetric=symmetric)
-    made = quantize_weight_grouped(
-        source.weight.detach(), bits=bits, group_size=32, symmetric=symmetric
-    )
-    zeros = 0 if made.zeros is None else made.zeros.float().repeat_interleave(32, 0)
-    w = (made.q.float() - zeros) * made.scales.float().repeat_interleave(32, 0)
-    assert_bits(weight_of(module), w.bfloat16())
-    assert module.bias is not None
-    assert_bits(module.bias, source.bias.detach())
-    x = x_of(16, dtype=torch.float32)
-    error, exact = (module(x) - source(x)).detach(), source(x).detach()
-    # Half a step of a weight's range, in units of that range: 1 / 31 and 1 / 511.
-    assert error.norm() < {4: 0.12, 8: 0.01}[bits] * exact.norm()
-    for name, value in source.state_dict().items():
-        assert_bits(value, before[name])
-    assert not list(module.parameters()) and module.zero == ("none" if symmetric else "integer")
-
-
 @pytest.mark.parametrize("folded", [False, True])
 def test_smooth(folded: bool) -> None:
     """The weight is multiplied by s, the input by 1 / s."""
@@ -276,27 +253,12 @@ def test_the_other_half() -> None:
 
 @kinds
 def test_compile(kind: str) -> None:
-    torch._dynamo.reset()
-    module = layer(kind, pre_scale=PRE_SCALE, activation="gelu")
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
-    compiled(x_of(4))
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for m in (2, 9, 40):
-            assert_bits(compiled(x_of(m)), module(x_of(m)), kind, m)
+    assert_compiles(layer(kind, pre_scale=PRE_SCALE, activation="gelu"), x_of)
 
 
 @kinds
-@pytest.mark.filterwarnings("ignore:No complete tensor found in the group")
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_export(kind: str) -> None:
-    module, m = layer(kind, pre_scale=PRE_SCALE), torch.export.Dim("m", min=2, max=4096)
-    program = torch.export.export(module, (x_of(5),), dynamic_shapes={"x": {0: m}})
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    for exported in (program, torch.export.load(file)):
-        for rows in (2, 9, 40):
-            assert_bits(exported.module()(x_of(rows)), module(x_of(rows)), kind)
+    assert_exports(layer(kind, pre_scale=PRE_SCALE), x_of)
 
 
 def test_modes() -> None:
@@ -377,9 +339,3 @@ def test_a_rank_without_features() -> None:
     module = WeightOnlyLinear.from_grouped(weight, bits=4, bias=torch.arange(N).bfloat16())
     assert_bits(module(torch.ones(2, 0).bfloat16()), torch.arange(N).bfloat16().expand(2, N))
     assert weight_of(module).shape == (0, N)
-
-
-def test_repr_says_the_scheme() -> None:
-    text = repr(layer("w4-g24-asymmetric"))
-    for part in (f"in_features={K}", "bits=4", "group_size=24", "zero=integer", "dtype=bfloat16"):
-        assert part in text

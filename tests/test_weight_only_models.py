@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoint_cases import state_of
 from helpers import assert_bits, extra
-from test_checkpoint_llama import IDS, llama, relative
+from llamas import IDS, assert_same_tensors, llama, relative
 from test_save_quantized import assert_same_state
 from torch import nn
 from weight_only_cases import assert_layers_within_their_bound, plainly, weight_of
@@ -198,30 +198,19 @@ def test_save_pretrained_writes_the_same(tmp_path: Path) -> None:
     model = quantize_model(llama(), QuantConfig("w4a16-g16"))
     save_quantized(model, tmp_path / "ours")
     model.save_pretrained(tmp_path / "theirs")
-    ours, theirs = state_of(tmp_path / "ours"), state_of(tmp_path / "theirs")
-    assert ours.keys() == theirs.keys()
-    for name, x in ours.items():
-        assert_bits(theirs[name], x, name)
+    assert_same_tensors(tmp_path / "ours", tmp_path / "theirs")
     assert_same_state(load_quantized(llama(), tmp_path / "theirs"), model)
 
 
+@pytest.mark.usefixtures("ours")
 def test_transformers_runs_it_by_this_library(tmp_path: Path) -> None:
-    import scaled_mm.integrations.transformers as ours
-
     model = quantize_model(from_folder(tmp_path / "float"), CONFIGS["mixed"])
     save_quantized(model, tmp_path / "out")
-    ours.register()
-    try:
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-        loaded.save_pretrained(tmp_path / "again")
-    finally:
-        ours.unregister()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    loaded.save_pretrained(tmp_path / "again")
     assert len(layers_of(loaded)) == 14
     assert_bits(loaded(IDS).logits, model(IDS).logits)
-    before, after = state_of(tmp_path / "out"), state_of(tmp_path / "again")
-    assert before.keys() == after.keys()
-    for name, x in before.items():
-        assert_bits(after[name], x, name)
+    assert_same_tensors(tmp_path / "out", tmp_path / "again")
 
 
 @configs
