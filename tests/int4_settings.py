@@ -86,7 +86,6 @@ INT4_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # what is refused, and
         "rotation_configs is not understood",
     ),
     "8-bit-awq": (AWQ | {"bits": 8}, "bits must be 4 with awq, got 8"),
-    "3-bit-awq": (AWQ | {"bits": 3}, "bits must be 4 with awq, got 3"),
     "2-bit": (GPTQ | {"bits": 2}, "bits must be 4 or 8 with gptq, got 2"),
     "8-bit-of-4": (GPTQ | {"bits": 8}, "down.qzeros must have shape [1, 10], got [2, 5]"),
     "bits-true": (AWQ | {"bits": True}, "bits must be 4 with awq, got True"),
@@ -96,12 +95,9 @@ INT4_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # what is refused, and
     "bits-twice": (AWQ | {"w_bit": 3}, "bits and w_bit must be the same, got 4 and 3"),
     "no-group": (without(GPTQ, "group_size"), "group_size must be given"),
     "group-0": (GPTQ | {"group_size": 0}, "group_size must be -1 or at least 1, got 0"),
-    "group-negative": (GPTQ | {"group_size": -2}, "group_size must be -1 or at least 1, got -2"),
     "group-text": (AWQ | {"group_size": "128"}, "group_size must be -1 or at least 1, got 128"),
     "group-huge": (AWQ | {"group_size": 10**30}, "rows K as groups of 1000"),
     "gemv": (AWQ | {"version": "gemv"}, "version must be gemm with awq, got gemv"),
-    "gemv-fast": (AWQ | {"version": "gemv_fast"}, "version must be gemm with awq, got gemv_fast"),
-    "awq-marlin": (AWQ | {"version": "marlin"}, "version must be gemm with awq, got marlin"),
     "version-list": (AWQ | {"version": ["gemm"]}, "version must be gemm with awq, got ['gemm']"),
     "llm-awq": (AWQ | {"backend": "llm-awq"}, "backend must be autoawq, got llm-awq"),
     "zero-point-text": (AWQ | {"zero_point": "no"}, "zero_point must be true or false, got no"),
@@ -140,7 +136,7 @@ def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None], str]]:
     """Form, tensors that are other (None: missing), what is said."""
     a, g, o = (toy_state(FORMS[name]) for name in ("awq", "gptq-v1", "gptq-v1-act-order"))
     s = toy_state(FORMS["gptq-v1-symmetric"])
-    e, f = (toy_state(FORMS[name]) for name in ("gptq8-v1-symmetric", "gptq8-v1-act-order"))
+    e = toy_state(FORMS["gptq8-v1-symmetric"])
     ones, ints = torch.ones, lambda *shape: torch.ones(*shape, dtype=torch.int32)
     return {
         "no-scales": ("awq", {"qkv.scales": None}, "qkv.scales is missing: the scheme is AutoAWQ"),
@@ -174,11 +170,6 @@ def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None], str]]:
             {"qkv.scales": _at(a, "qkv.scales", (2, 95), torch.nan)},
             "qkv.scales must be finite",
         ),
-        "scales-inf": (
-            "gptq-v1",
-            {"down.scales": _at(g, "down.scales", (0, 0), -torch.inf)},
-            "down.scales must be finite",
-        ),
         "not-symmetric": (
             "gptq-v1-symmetric",
             {"down.qzeros": _at(s, "down.qzeros", (0, 4), 0x77777787)},
@@ -199,16 +190,6 @@ def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None], str]]:
             {"down.qzeros": _at(e, "down.qzeros", (1, 9), 0x7F7F7F80)},
             "down.qzeros must hold 128 everywhere in a symmetric scheme (GPTQ v1, 8 bits, groups",
         ),
-        "8-bit-v2-as-v1": (
-            "gptq8-v1-symmetric",
-            {"qkv.qzeros": torch.full((3, 24), 0x80808080 - 2**32, dtype=torch.int32)},
-            "qkv.qzeros must hold 128 everywhere in a symmetric scheme",
-        ),
-        "8-bit-zeros": (
-            "gptq8-v2",
-            {"qkv.qzeros": g["qkv.qzeros"]},
-            "qkv.qzeros must have shape [3, 24], got [3, 12]",
-        ),
         "8-bit-weight-of-4": (
             "gptq8-v1",
             {"down.qweight": g["down.qweight"]},
@@ -219,45 +200,12 @@ def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None], str]]:
             {"qkv.qweight": ints(12, 95)},
             "must have shape [K/4, N], N a multiple of 4, got [12, 95]",
         ),
-        "8-bit-K": ("gptq8-v1", {"qkv.qweight": ints(7, 96)}, "groups of 16 hold, got K=28"),
-        "8-bit-1-D": ("gptq8-v1", {"qkv.qweight": ints(12)}, "N a multiple of 4, got [12]"),
-        "8-bit-scales-nan": (
-            "gptq8-v2",
-            {"qkv.scales": torch.full((3, 96), torch.nan).half()},
-            "qkv.scales must be finite",
-        ),
-        "8-bit-no-g_idx": ("gptq8-v1-act-order", {"down.g_idx": None}, "down.g_idx is missing"),
-        "8-bit-g_idx": (
-            "gptq8-v1-act-order",
-            {"qkv.g_idx": _at(f, "qkv.g_idx", (7,), 3)},
-            "qkv.g_idx must be in 0..2, got 0..3",
-        ),
-        "8-bit-g_idx-unequal": (
-            "gptq8-v1-act-order",
-            {"qkv.g_idx": torch.zeros(48, dtype=torch.int32)},
-            "qkv.g_idx must give each of the 3 groups as many of the K=48 rows, got [48, 0, 0]",
-        ),
-        "8-bit-not-desc-act": (
-            "gptq8-v1",
-            {"qkv.g_idx": f["qkv.g_idx"]},
-            "qkv.g_idx must be k // 16, for desc_act is false",
-        ),
-        "8-bit-bias": (
-            "gptq8-v1",
-            {"down.bias": torch.full((40,), 1e-7)},
-            "down.bias must be 0, for the model's Linear has none",
-        ),
         "g_idx-shape": ("gptq-v1", {"qkv.g_idx": ints(47)}, "qkv.g_idx must have shape [48]"),
         "g_idx-float": ("gptq-v1", {"qkv.g_idx": ones(48)}, "must be I32 or I64, got F32"),
         "g_idx-negative": (
             "gptq-v1-act-order",
             {"qkv.g_idx": _at(o, "qkv.g_idx", (7,), -1)},
             "qkv.g_idx must be in 0..2, got -1..2",
-        ),
-        "g_idx-huge": (
-            "gptq-v1-act-order",
-            {"qkv.g_idx": _at(o, "qkv.g_idx", (7,), 2**31 - 1)},
-            "qkv.g_idx must be in 0..2, got 0..2147483647",
         ),
         "g_idx-unequal": (
             "gptq-v1-act-order",

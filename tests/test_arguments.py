@@ -54,186 +54,92 @@ def test_any_argument(name: str) -> None:
 
 # ---- What was found, by name ---------------------------------------------------------------------
 
-REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
-    "awq-scalar": (
-        "from_awq",
-        {"qzeros": words()},
-        ValueError,
-        "qzeros must be int32 of two dimensions, got int32 of shape ()",
-    ),
-    "gptq-int64": (
-        "from_gptq-8",
-        {"qweight": words(8, N).long()},
-        ValueError,
-        "qweight must be int32 of two dimensions, got int64 of shape (8, 16)",
-    ),
-    "gptq-version-truth": (
-        "from_gptq",
-        {"version": True},
-        ValueError,
-        "version must be 1 (zeros stored less 1) or 2, got True",
-    ),
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {  # and how the message begins
+    "awq-scalar": ("from_awq", {"qzeros": words()}, "qzeros must be int32 of two dimensions"),
+    "gptq-int64": ("from_gptq-8", {"qweight": words(8, N).long()}, "qweight must be int32 of two"),
+    "gptq-version-truth": ("from_gptq", {"version": True}, "version must be 1"),
     "gptq-columns-beyond-memory": (
         "from_gptq",
         {"qweight": words(1, 1).expand(8, 2**40)},
-        ValueError,
-        f"qzeros must hold {2**40} values of 4 bits and no more, got (2, 2)",
+        "qzeros must",
     ),
-    "features": (
-        "WeightOnlyLinear",
-        {"in_features": 2**62},
-        ValueError,
-        f"in_features must be in 0..{2**31 - 1}, got {2**62}",
-    ),
-    "features-of-float": (
-        "ScaledLinear",
-        {"out_features": 4.0},
-        TypeError,
-        "out_features must be an int, got float",
-    ),
-    "by-hand-group": ("by-hand", {"group": 0}, ValueError, "group must divide K=64, got 0"),
-    "by-hand-rest": ("by-hand", {"group": 3}, ValueError, "group must divide K=64, got 3"),
-    "by-hand-layout": (
-        "by-hand",
-        {"layout": 3},
-        ValueError,
-        "layout must be one of 0, 1, 2, got 3",
-    ),
-    "by-hand-quantised": (
-        "by-hand",
-        {"data": quantised()},
-        ValueError,
-        "data must be a dense tensor, got a quantised tensor (torch.per_tensor_affine)",
-    ),
+    "features": ("WeightOnlyLinear", {"in_features": 2**62}, "in_features must be in 0.."),
+    "features-of-float": ("ScaledLinear", {"out_features": 4.0}, "out_features must be an int"),
+    "by-hand-group": ("by-hand", {"group": 0}, "group must divide K=64"),
+    "by-hand-rest": ("by-hand", {"group": 3}, "group must divide K=64"),
+    "by-hand-layout": ("by-hand", {"layout": 3}, "layout must be one of 0, 1, 2"),
+    "by-hand-quantised": ("by-hand", {"data": quantised()}, "data must be a dense tensor"),
     "by-hand-every-second": (
         "by-hand",
         {"data": WEIGHT.data.repeat_interleave(2)[::2]},
-        ValueError,
-        "data must be a buffer of pack_weight, float16 or bfloat16 of shape (",
+        "data must",
     ),
     "by-hand-between": (
         "by-hand",
         {"data": torch.cat((WEIGHT.data[:1], WEIGHT.data))[1:]},
-        ValueError,
-        "data must be a buffer of pack_weight, float16 or bfloat16 of shape (",
+        "data must",
     ),
     "by-hand-order-short": (
         "by-hand-ordered",
         {"order": torch.arange(K - 1, dtype=torch.int32)},
-        ValueError,
-        "order must be int32 of shape (64,) on the device of data (cpu), got int32 of shape (63,)",
+        "order must",
     ),
     "by-hand-order": (
         "by-hand-ordered",
         {"order": torch.full((K,), K, dtype=torch.int32)},
-        ValueError,
-        "order must hold each of 0..63, got index_copy_(): index 64 is out of bounds",
+        "order must",
     ),
-    "gptq-more-zeros": (
-        "from_gptq",
-        {"qzeros": words(2, 4)},
-        ValueError,
-        "qzeros must hold 16 values of 4 bits and no more, got (",
-    ),
-    "gptq-quantised": (
-        "from_gptq-8",
-        {"qweight": quantised()},
-        ValueError,
-        "qweight must be int32 of two dimensions, got qint8",
-    ),
-    "packed-fewer-rows": (
-        "from_compressed_tensors",
-        {"k": 32},
-        ValueError,
-        "weight_packed must hold 32 values of 4 bits and no more, got (",
-    ),
-    "packed-k-negative": (
-        "from_compressed_tensors",
-        {"k": -8},
-        ValueError,
-        "k must be the number of input features, got -8",
-    ),
+    "gptq-more-zeros": ("from_gptq", {"qzeros": words(2, 4)}, "qzeros must hold 16 values of 4"),
+    "gptq-quantised": ("from_gptq-8", {"qweight": quantised()}, "qweight must be int32 of two"),
+    "packed-fewer-rows": ("from_compressed_tensors", {"k": 32}, "weight_packed must hold 32"),
+    "packed-k-negative": ("from_compressed_tensors", {"k": -8}, "k must be the number of input"),
     "packed-more-zeros": (
         "from_compressed_tensors",
         {"weight_zero_point": words(K, 2)},
-        ValueError,
-        "weight_zero_point must hold 16 values of 4 bits and no more, got (",
+        "weight_zero_point must",
     ),
     "packed-scale-vector": (
         "from_compressed_tensors",
         {"weight_scale": halves(N)},
-        ValueError,
-        "weight_scale must be [N, K/G], got shape (16,)",
+        "weight_scale must",
     ),
-    "bits-float": ("pack_weight", {"bits": 4.0}, ValueError, "bits must be 4 or 8, got 4.0"),
+    "bits-float": ("pack_weight", {"bits": 4.0}, "bits must be 4 or 8"),
     "q-on-meta": (
         "pack_weight",
         {"q": torch.ones(K, N, dtype=torch.int8, device="meta")}
         | {"scales": torch.ones(2, N, dtype=HALF, device="meta")},
-        ValueError,
-        "q must have values, in -8..7, got a tensor on meta",
+        "q must",
     ),
-    "q-sparse": (
-        "pack_weight",
-        {"q": whole(K, N).to_sparse()},
-        ValueError,
-        "q must be a dense tensor, got layout torch.sparse_coo",
-    ),
-    "g-idx-bool": (
-        "pack_weight",
-        {"g_idx": torch.arange(K) >= G},
-        ValueError,
-        "g_idx must be an integer tensor of shape (64,), got bool of shape (64,)",
-    ),
+    "q-sparse": ("pack_weight", {"q": whole(K, N).to_sparse()}, "q must be a dense tensor"),
+    "g-idx-bool": ("pack_weight", {"g_idx": torch.arange(K) >= G}, "g_idx must be an integer"),
     "g-idx-device": (
         "pack_weight",
         {"g_idx": torch.ones(K, dtype=torch.int32, device="meta")},
-        ValueError,
-        "g_idx must be on the device of q (cpu), got meta",
+        "g_idx must",
     ),
-    "eps-string": ("rms_norm", {"eps": "small"}, TypeError, "eps must be a number, got str"),
-    "symmetric": ("gelu", {"symmetric": "no"}, TypeError, "symmetric must be a bool, got str"),
-    "rotate": ("gelu", {"rotate": "128"}, TypeError, "rotate must be an int or None, got str"),
-    "rotate-true": ("gelu", {"rotate": True}, TypeError, "rotate must be an int or None, got bool"),
-    "normed": ("layer_norm", {"normed": 1}, TypeError, "normed must be a bool, got int"),
-    "per-token": (
-        "quantize_int8",
-        {"per_token": "tensor"},
-        TypeError,
-        "per_token must be a bool, got str",
-    ),
-    "x-integers": (
-        "forward",
-        {"x": torch.ones(3, K, dtype=torch.int64)},
-        ValueError,
-        "x must be floating, got int64",
-    ),
-    "x-none": ("forward", {"x": None}, TypeError, "x must be a Tensor, got NoneType"),
-    "weight-plain": (
-        "from_weight",
-        {"weight": whole(K, N)},
-        TypeError,
-        "weight must be a MixedWeight, got Tensor",
-    ),
-    "bias-list": ("from_weight", {"bias": [1.0]}, TypeError, "bias must be a Tensor, got list"),
-    "smooth-empty": (
-        "from_linear",
-        {"smooth": torch.ones(0)},
-        ValueError,
-        "smooth must be positive and finite, of shape (64,), got torch.float32 of shape (0,)",
-    ),
-    "linear": ("from_linear", {"linear": WEIGHT}, TypeError, "linear must be a torch.nn.Linear,"),
-    "sm-nan": ("layout_of", {"sm": float("nan")}, TypeError, "sm must be an int, got float"),
-    "layout": ("restore", {"layout": 80}, TypeError, "layout must be a Layout (see"),
-    "mode": ("compat.gemm", {"weight_dtype": []}, TypeError, "quant_mode must be a torch.dtype,"),
-}  # fmt: skip
+    "eps-string": ("rms_norm", {"eps": "small"}, "eps must be a number"),
+    "symmetric": ("gelu", {"symmetric": "no"}, "symmetric must be a bool"),
+    "rotate": ("gelu", {"rotate": "128"}, "rotate must be an int or None"),
+    "rotate-true": ("gelu", {"rotate": True}, "rotate must be an int or None"),
+    "normed": ("layer_norm", {"normed": 1}, "normed must be a bool"),
+    "per-token": ("quantize_int8", {"per_token": "tensor"}, "per_token must be a bool"),
+    "x-integers": ("forward", {"x": torch.ones(3, K, dtype=torch.int64)}, "x must be floating"),
+    "x-none": ("forward", {"x": None}, "x must be a Tensor"),
+    "weight-plain": ("from_weight", {"weight": whole(K, N)}, "weight must be a MixedWeight"),
+    "bias-list": ("from_weight", {"bias": [1.0]}, "bias must be a Tensor"),
+    "smooth-empty": ("from_linear", {"smooth": torch.ones(0)}, "smooth must be positive and"),
+    "linear": ("from_linear", {"linear": WEIGHT}, "linear must be a torch.nn.Linear,"),
+    "sm-nan": ("layout_of", {"sm": float("nan")}, "sm must be an int"),
+    "layout": ("restore", {"layout": 80}, "layout must be a Layout"),
+    "mode": ("compat.gemm", {"weight_dtype": []}, "quant_mode must be a torch.dtype,"),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    call, change, error, message = REFUSED[name]
+    call, change, message = REFUSED[name]
     function, good = CALLS[call]
-    with pytest.raises(error, match=f"^{re.escape(message)}"):
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(message)}"):
         function(**{**good, **change})
 
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import weight_only_cases
 from checkpoint_cases import write
 from helpers import assert_bits, extra
 from hypothesis import given
 from hypothesis import strategies as st
 from int4_cases import (
     FORMS,
-    Form,
     changed,
     dequantised,
     layers_of,
@@ -36,6 +34,7 @@ from int4_settings import (
     without,
 )
 from torch import Tensor, nn
+from weight_only_cases import assert_layers_within_their_bound
 
 from scaled_mm import load_quantized
 from scaled_mm.checkpoint.config_awq_gptq import AwqGptq, AwqGptqFields
@@ -52,23 +51,6 @@ def weight_of(layer: WeightOnlyLinear) -> Tensor:
     """W [K, N] as the layer multiplies by it, rows where the input has them."""
     assert layer.packed is not None  # for the kernels, from loading on
     return layer.packed.dequantize()
-
-
-def assert_layers_within_their_bound(model: nn.Module, *inputs: Any, **kwargs: Any) -> int:
-    """Runs the model; every such layer's output against the exact product with its weight."""
-    seen = []
-
-    def check(layer: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        seen.append(layer)
-        weight_only_cases.assert_within_the_bound(layer, inputs[0], y)
-
-    layers = [m for m in model.modules() if isinstance(m, WeightOnlyLinear)]
-    hooks = [layer.register_forward_hook(check) for layer in layers]
-    model(*inputs, **kwargs)
-    for hook in hooks:
-        hook.remove()
-    assert len(set(map(id, seen))) == len(layers)
-    return len(layers)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -338,14 +320,3 @@ def test_a_checkpoint_without_int4_layers(name: str, tmp_path: Path) -> None:
     write(tmp_path, {"a.weight": torch.ones(3, 3)}, FORMS[name].config())
     with pytest.raises(ValueError, match="has no quantised weight"):
         load_quantized(toy(), tmp_path)
-
-
-def test_precompute_has_nothing_to_add(tmp_path: Path) -> None:
-    from scaled_mm.precompute import precompute
-
-    write_toy(tmp_path / "in", Form("awq"))
-    with pytest.raises(
-        ValueError, match=r"must be W8A8 to have azp terms, got AutoAWQ, groups of 16"
-    ):
-        precompute(tmp_path / "in", tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -11,8 +11,9 @@ from checkpoint_cases import state_of, write
 from helpers import assert_bits, extra
 from int4_cases import FORMS, Form, dequantised, layers_of, plainly, state_of_int4
 from llamas import IDS, llama, relative
-from test_checkpoint_int4 import assert_layers_within_their_bound, weight_of
+from test_checkpoint_int4 import weight_of
 from torch import nn
+from weight_only_cases import assert_layers_within_their_bound
 
 from scaled_mm import load_quantized
 from scaled_mm.checkpoint.folder import Checkpoint

@@ -24,12 +24,10 @@ from llamas import (
     relative,
     set_weights,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from weight_only_cases import assert_layers_within_their_bound, digits, plainly, weight_of
 
 from scaled_mm import load_quantized
-from scaled_mm.checkpoint.folder import Checkpoint
-from scaled_mm.checkpoint.loading import quantised_layers
 from scaled_mm.nn import WeightOnlyLinear
 
 ct = extra("compressed_tensors")
@@ -144,16 +142,6 @@ def test_transformers_loads_and_saves_it(name: str, made: Any, tmp_path: Path) -
     assert_same_tensors(made(name), tmp_path)
 
 
-def test_headers_tell_the_layers(made: Any) -> None:
-    checkpoint = Checkpoint(made("asymmetric"))
-    assert str(checkpoint.quantization) == "packed int4, asymmetric, groups of 16"
-    layers = quantised_layers(checkpoint)
-    assert len(layers) == 14 and "lm_head" not in layers
-    assert {(layer.n, layer.k) for layer in layers.values()} == {
-        (48, 48), (24, 48), (80, 48), (48, 80)
-    }  # fmt: skip
-
-
 # ---- Refusals ------------------------------------------------------------------------------------
 
 
@@ -225,17 +213,3 @@ def test_features_scattered_over_unequal_groups_are_refused(made: Any, tmp_path:
     folder = changed(made("act-order"), tmp_path, put("weight_g_idx", torch.zeros_like))
     said = "weight_g_idx must give each of the 3 groups as many of the K=48 rows"
     assert_refused(llama(), folder, said)
-
-
-def test_precompute_has_nothing_to_add(made: Any, tmp_path: Path) -> None:
-    from scaled_mm.precompute import precompute
-
-    with pytest.raises(
-        ValueError, match=r"must be W8A8 to have azp terms, got packed int4, symmetric, one group"
-    ):
-        precompute(made("channel"), tmp_path / "out")
-
-
-def test_a_linear_that_is_no_module_of_the_model(made: Any) -> None:
-    with pytest.raises(ValueError, match="the model has no such module"):
-        load_quantized(nn.Sequential(nn.Linear(48, 80)), made("symmetric"))

@@ -3,9 +3,6 @@ written down here once more in plain torch, from what their sources say."""
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
 import pytest
 import torch
 from helpers import assert_bits
@@ -14,70 +11,8 @@ from torch import Tensor
 import scaled_mm
 from scaled_mm import compat
 
-REQUIRED = inspect.Parameter.empty
 OUT = (torch.bfloat16, torch.float16)
 SHAPES = [(1, 16, 16), (5, 64, 32), (33, 256, 48), (7, 37, 19)]  # M, K, N
-SIGNATURES: dict[str, dict[str, Any]] = {
-    "cutlass_scaled_mm": {
-        **dict.fromkeys(("a", "b", "scale_a", "scale_b", "out_dtype"), REQUIRED),
-        "bias": None,
-    },
-    "cutlass_scaled_mm_azp": {
-        **dict.fromkeys(("a", "b", "scale_a", "scale_b", "out_dtype", "azp_adj"), REQUIRED),
-        "azp": None,
-        "bias": None,
-    },
-    "scaled_int8_quant": {"input": REQUIRED, "scale": None, "azp": None, "symmetric": True},
-    "awq_dequantize": dict.fromkeys(
-        ("qweight", "scales", "zeros", "split_k_iters", "thx", "thy"), REQUIRED
-    ),
-    "awq_gemm": dict.fromkeys(("input", "qweight", "scales", "qzeros", "split_k_iters"), REQUIRED),
-    "int8_scaled_mm": {
-        **dict.fromkeys(("mat_a", "mat_b", "scales_a", "scales_b", "out_dtype"), REQUIRED),
-        "bias": None,
-    },
-    "preprocess_weights_for_mixed_gemm": {
-        **dict.fromkeys(("tensor", "quant_mode", "act_dtype"), REQUIRED),
-        "sm_": -1,
-        "do_weight_interleave": True,
-    },
-    "symmetric_quantize_last_axis_of_batched_matrix": {
-        **dict.fromkeys(("weight", "quant_mode"), REQUIRED),
-        "sm_": -1,
-    },
-    "weight_only_quant_gemm": {
-        **dict.fromkeys(
-            ("activation", "weight", "weight_dtype", "weight_scale", "output_dtype"), REQUIRED
-        ),
-        "to_userbuffers": False,
-        "sm_": -1,
-    },
-    "finegrained_mixed_dtype_gemm": {
-        **dict.fromkeys(
-            ("input", "weight", "scales", "group_size", "has_zero_point", "output_dtype"), REQUIRED
-        ),
-        **dict.fromkeys(("alpha", "bias", "zeros")),
-        "sm_": -1,
-    },
-    "mixed_weight": {
-        **dict.fromkeys(("weight", "weight_dtype", "scales"), REQUIRED),
-        "zeros": None,
-        "sm_": -1,
-        "do_weight_interleave": True,
-    },
-}
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signature(name: str) -> None:
-    parameters = inspect.signature(getattr(compat, name)).parameters
-    assert {p.name: p.default for p in parameters.values()} == SIGNATURES[name]
-    assert list(parameters) == list(SIGNATURES[name])
-    assert {p.kind for p in parameters.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-
-
-def test_names() -> None:
-    assert sorted(SIGNATURES) == compat.__all__
 
 
 # --- the products ---------------------------------------------------------------------------------

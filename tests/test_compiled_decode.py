@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_bits, extra
+from llamas import llama
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
@@ -26,17 +27,7 @@ def dynamo() -> Iterator[None]:
 
 
 def model(scheme: str | None) -> nn.Module:
-    transformers = extra("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    torch.manual_seed(0)
-    made: nn.Module = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    made: nn.Module = llama(hidden_size=64, intermediate_size=96)
     return made if scheme is None else quantize_model(made, QuantConfig(scheme))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits, extra
+from helpers import assert_bits
+from llamas import llama
 from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, fuse_model, load_quantized, quantize_model, save_quantized
@@ -114,21 +115,15 @@ def test_a_gated_mlp(act: nn.Module, scheme: str) -> None:
 
 
 def test_models_of_transformers(tmp_path: Any) -> None:
-    transformers = extra("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
-    config = transformers.LlamaConfig(**sizes, **heads)
-    model = transformers.LlamaForCausalLM(config).eval()
     given = {"input_ids": torch.randint(0, 100, (3, 9))}
-    plain = quantize_model(model)
+    plain = quantize_model(llama(torch.float32))
     assert not [m for m in plain.modules() if isinstance(m, FusedGatedMLP)], "only when asked"
     fused: Any = fuse_model(plain, given)
     assert sum(isinstance(m, FusedGatedMLP) for m in fused.modules()) == 2
     close(fused(**given).logits, plain(**given).logits)
     assert list(fused.state_dict()) == list(plain.state_dict())
     save_quantized(fused, tmp_path)
-    loaded: Any = load_quantized(transformers.LlamaForCausalLM(config).eval(), tmp_path)
+    loaded: Any = load_quantized(llama(torch.float32), tmp_path)
     assert_bits(loaded(**given).logits, plain(**given).logits)
 
 

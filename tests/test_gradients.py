@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from cuda_support import GPU
-from helpers import assert_bits, extra
+from helpers import assert_bits
+from llamas import llama
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -238,17 +239,7 @@ def test_adapters_learn_as_on_a_float_base() -> None:
 @pytest.mark.parametrize("scheme", ["dynamic", "w8a16"])
 def test_a_model_outside_no_grad(scheme: str) -> None:
     """Whose embedding trains; in eval mode, and with the layers of a block run again."""
-    transformers = extra("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).bfloat16()
-    made = scaled_mm.quantize_model(model, scaled_mm.QuantConfig(scheme))
+    made = scaled_mm.quantize_model(llama(), scaled_mm.QuantConfig(scheme))
     table, ids = made.model.embed_tokens.weight.requires_grad_(), torch.arange(24).view(2, 12)
     with torch.no_grad():
         plain = made(ids).logits

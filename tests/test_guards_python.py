@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoint_cases import VARIANTS, Model, quantization_config, tensors, variant, write
-from helpers import assert_bits
-from int4_cases import FORMS, toy, toy_state, write_toy
 from torch import nn
 
 from scaled_mm import QuantConfig, load_quantized, quantize_model, reference
@@ -184,24 +181,6 @@ def test_a_scale_that_is_no_scale(part: str, value: float, tmp_path: Path) -> No
         load_quantized(Model(), tmp_path)
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("form", ["awq", "gptq-v1"])
-def test_an_int4_scale_that_is_no_number(form: str, value: float, tmp_path: Path) -> None:
-    scales = toy_state(FORMS[form])["qkv.scales"].clone()
-    scales[0, 0] = value
-    write_toy(tmp_path, FORMS[form], **{"qkv.scales": scales})
-    with pytest.raises(ValueError, match=r"qkv\.scales must be finite"):
-        load_quantized(toy(), tmp_path)
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan, 0.0, -1.0])
-def test_a_smoothing_that_is_none(value: float) -> None:
-    smooth = torch.ones(4)
-    smooth[2] = value
-    with pytest.raises(ValueError, match=r"^smooth must be positive and finite"):
-        ScaledLinear.from_linear(nn.Linear(4, 3), smooth=smooth)
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -245,13 +224,6 @@ def test_what_the_system_refuses_is_no_traceback(
     assert re.fullmatch(r"scaled-mm: [^\n]*Not a directory[^\n]*\n", error), error
 
 
-def test_a_refusal_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--device", "a\nb"]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "scaled-mm: --device must be one of cpu, cuda, got a b"
-    ]
-
-
 # --- layers ---------------------------------------------------------------------------------------
 
 SIXTEEN = (torch.float16, torch.bfloat16)
@@ -270,32 +242,3 @@ def test_dtypes_of_an_int4_layer(dtype: torch.dtype) -> None:
         assert {name: x.dtype for name, x in layer.state_dict().items()} == wanted
         assert layer(torch.ones(2, 32)).dtype == torch.float32
         assert layer(torch.ones(2, 32, dtype=other)).dtype == other
-
-
-MOVES: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "to": lambda layer: layer.to("cpu"),
-    "dtype": lambda layer: layer.bfloat16(),
-    "apply": lambda layer: layer._apply(lambda x: x.clone()),
-    "empty": lambda layer: layer.to("meta").to_empty(device="cpu"),
-}
-
-
-@pytest.mark.parametrize("move", MOVES)
-def test_a_moved_layer_packs_again(move: str) -> None:
-    """What is loaded between `.to()` and the next call is what that call uses."""
-    torch.manual_seed(0)
-    first, second = (ScaledLinear.from_linear(nn.Linear(20, 12)) for _ in range(2))
-    x = torch.randn(3, 20)
-    first(x)
-    moved = MOVES[move](first)
-    moved.load_state_dict(second.state_dict())
-    assert_bits(moved(x), second(x))
-
-
-def test_an_exported_layer_has_the_plain_weight() -> None:
-    """If it was unpacked: a packed weight is of one device."""
-    layer, x = ScaledLinear.from_linear(nn.Linear(20, 12)), torch.randn(3, 20)
-    program = torch.export.export(layer.unpack(), (x,))
-    assert "scaled_mm.scaled_linear" in program.graph_module.code
-    assert program.state_dict["weight"].shape == (12, 20)
-    assert_bits(program.module()(x), layer(x))

@@ -225,61 +225,6 @@ def test_a_settled_weight_is_read_early_and_no_copy_of_it(name: str, into: bool)
         assert products.told is early
 
 
-WORDS = torch.zeros(8, 8, dtype=torch.int32)
-SCALES = GOOD["scales"]
-BAD_WORDS: dict[str, tuple[Callable[[], MixedWeight], str]] = {
-    "gptq bits": (
-        lambda: MixedWeight.from_gptq(WORDS, SCALES, WORDS, version=1, bits=0),
-        "bits must be 4 or 8, got 0",
-    ),
-    "gptq int64": (
-        lambda: MixedWeight.from_gptq(WORDS.long(), SCALES, WORDS, version=1),
-        "qweight must be int32 of two dimensions, got int64 of shape (8, 8)",
-    ),
-    "gptq 3-D": (
-        lambda: MixedWeight.from_gptq(WORDS[None], SCALES, WORDS, version=2, bits=8),
-        "qweight must be int32 of two dimensions, got int32 of shape (1, 8, 8)",
-    ),
-    "gptq nested": (
-        lambda: MixedWeight.from_gptq(
-            torch.nested.nested_tensor([WORDS[0], WORDS[0]]), SCALES, WORDS, version=2, bits=8
-        ),
-        "qweight must be int32 of two dimensions, got int32 of layout torch.strided",
-    ),
-    "gptq zeros": (
-        lambda: MixedWeight.from_gptq(WORDS, SCALES, WORDS.float(), version=2),
-        "qzeros must be int32 of two dimensions, got float32 of shape (8, 8)",
-    ),
-    "gptq few zeros": (
-        lambda: MixedWeight.from_gptq(WORDS, SCALES, WORDS[:4, :1], version=2, bits=8),
-        "qzeros must hold 8 values of 8 bits and no more, got (4, 1)",
-    ),
-    "packed bits": (
-        lambda: MixedWeight.from_compressed_tensors(WORDS, SCALES.t(), bits=2, k=64),
-        "bits must be 4 or 8, got 2",
-    ),
-    "packed int64": (
-        lambda: MixedWeight.from_compressed_tensors(WORDS.long(), SCALES.t(), bits=4, k=64),
-        "weight_packed must be int32 of two dimensions, got int64 of shape (8, 8)",
-    ),
-    "packed zeros": (
-        lambda: MixedWeight.from_compressed_tensors(WORDS, SCALES.t(), WORDS[0], bits=4, k=64),
-        "weight_zero_point must be int32 of two dimensions, got int32 of shape (8,)",
-    ),
-    "packed groups": (
-        lambda: MixedWeight.from_compressed_tensors(WORDS, SCALES.t()[:, :3], bits=4, k=64),
-        "scales must be [K/G, N] with N=8 and G a divisor of K=64, got shape (3, 8)",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD_WORDS)
-def test_words_of_checkpoints_refused(name: str) -> None:
-    make, message = BAD_WORDS[name]
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        make()
-
-
 # --- as an object ---------------------------------------------------------------------------------
 
 

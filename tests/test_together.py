@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Ops, assert_bits, extra
+from helpers import Ops, assert_bits
+from llamas import llama
 from torch import Tensor, nn
 
 from scaled_mm import QuantConfig, fuse_model, quantize_model
@@ -208,12 +209,7 @@ def test_of_a_model(view: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_of_a_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four products a layer; the logits are those of a model whose MLPs alone are fused."""
-    transformers = extra("transformers")
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**sizes, **heads)
-    model = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    model = llama(hidden_size=64, intermediate_size=96)  # whole panels of columns
     batch = {"input_ids": torch.arange(6).view(1, 6)}
     mlps = quantize_model(model, QuantConfig(), fuse=batch)
     monkeypatch.setattr(readers, "DEVICES", ("cpu",))
