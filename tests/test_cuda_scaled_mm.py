@@ -10,10 +10,13 @@ import torch
 from cases import CASES, random_case
 from cuda_support import DEVICE, GPU, ON_CPU, assert_products, fma, replay
 from helpers import assert_bits
+from test_epilogues import int8, operands
+from test_scaled_epilogue import SERVED as SUMS_END_BY
 from test_scaled_mm import BLOCKS
 
 import scaled_mm
 from scaled_mm import reference
+from scaled_mm.parallel.sums import scaled_epilogue
 
 pytestmark = [*GPU, pytest.mark.usefixtures("poisoned")]
 
@@ -34,6 +37,18 @@ def test_named(name: str) -> None:
 def test_blocks(name: str) -> None:
     for out_dtype in (torch.bfloat16, torch.float32):
         assert_products(BLOCKS[name], {**BLOCKS[name].build(), "out_dtype": out_dtype}, r1=True)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_epilogue_by_itself(out_dtype: torch.dtype) -> None:
+    """What layers cut over ranks end their sums by."""
+    for names in SUMS_END_BY:
+        given = {name: x.to(DEVICE) for name, x in operands(names).items()}
+        a, b = int8(13, 37), int8(70, 37).t()
+        acc = scaled_mm.int8_mm(a, b).to(DEVICE)
+        got = scaled_epilogue(acc, **given, out_dtype=out_dtype)
+        expected = reference.scaled_mm(a, b, **operands(names), out_dtype=out_dtype)
+        assert_bits(got.cpu(), expected, names)
 
 
 @pytest.mark.parametrize("m", [1, 2, 15, 16, 17, 31, 33, 64, 65, 97])

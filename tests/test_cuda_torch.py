@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch_cases
 from cases import CASES, random_case
-from cuda_support import DEVICE, GPU, on_device, streams_only
+from cuda_support import DEVICE, GPU, ON_CPU, on_device, streams_only
 from helpers import assert_bits
 from quantize_cases import random_quantize_case
 from test_nn import BUFFERS, SCHEMES, K, N, by_reference, layer, linear, x_of
@@ -32,6 +32,7 @@ pytestmark = [
 ]
 ops = torch.ops.scaled_mm
 schemes = pytest.mark.parametrize("scheme", SCHEMES)
+SERVED = [name for name in CALLS if ON_CPU or name != "linear smooth"]  # refused below
 
 
 def there(x: Any) -> Any:
@@ -47,13 +48,13 @@ def call_on_device(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return getattr(ops, op), *tree_map(there, (arguments, options))
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", SERVED)
 def test_opcheck(name: str) -> None:
     op, arguments, options = call_on_device(name)
     torch.library.opcheck(op.default, arguments, options)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", SERVED)
 def test_same_as_on_the_cpu(name: str) -> None:
     if name.startswith("pack"):
         return  # its bytes are each backend's own
@@ -61,6 +62,13 @@ def test_same_as_on_the_cpu(name: str) -> None:
     here = getattr(ops, CALLS[name][0])(*CALLS[name][1], **CALLS[name][2])
     for x, y in zip(tree_leaves(op(*arguments, **options)), tree_leaves(here), strict=True):
         assert_bits(x if x is None else x.cpu(), y, name)
+
+
+@pytest.mark.skipif(ON_CPU, reason="a CPU serves it")
+def test_smoothing_in_a_layers_op_is_refused() -> None:
+    op, arguments, options = call_on_device("linear smooth")
+    with pytest.raises(ValueError, match="^input_smooth must be None on a GPU"):
+        op(*arguments, **options)
 
 
 def assert_fake(call: Callable[..., Any], operands: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The epilogue by itself, on the CPU and as torch's operations (which CUDA gets), against the
+"""The epilogue by itself, on the CPU and as torch's operations, against the
 reference: on the sums of a product, and on sums and operands that no product would have."""
 
 from __future__ import annotations
@@ -165,15 +165,6 @@ def test_refused(name: str) -> None:
     given = {**ABSENT, "out_dtype": torch.bfloat16, **good, **change}
     with pytest.raises(ValueError, match=f"^{message}"):
         op.redispatch(cpu, **given)
-
-
-def test_cuda_gets_torchs_operations() -> None:
-    """By the dispatcher; the tensors may lie on the CPU for that."""
-    given = {**ABSENT, "out_dtype": torch.float16, **operands({"scale_a", "scale_b", "bias"})}
-    acc = scaled_mm.int8_mm(int8(13, 37), int8(70, 37).t())
-    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    got = torch.ops.scaled_mm._scaled_epilogue.default.redispatch(cuda, acc, **given)
-    assert_bits(got, scaled_epilogue(acc, **given))
 
 
 def test_opcheck() -> None:

@@ -1,6 +1,7 @@
 // scaled_mm and int8_mm on CUDA: problem -> kernel -> launch.
 #include <torch/csrc/stable/library.h>
 
+#include "cuda/common/partials.h"
 #include "cuda/compiled.h"
 #include "cuda/int8.h"
 #include "cuda/k_scales.h"
@@ -49,6 +50,22 @@ std::vector<Tensor> epilogue_mm(const Tensor& a, const Tensor& b, std::vector<Te
   return checked.outputs;
 }
 
+// acc has no gaps.
+Tensor scaled_epilogue(const Tensor& acc, const Tensor& scale_a, const Tensor& scale_b,
+                       const std::optional<Tensor>& bias, const std::optional<Tensor>& azp,
+                       const std::optional<Tensor>& azp_adj,
+                       const std::optional<Tensor>& azp_with_adj, ScalarType out_dtype) {
+  if (!acc.is_contiguous()) refuse("acc", "be contiguous on a GPU", "gaps");
+  const Checked<Int8Problem> checked =
+      check_scaled_epilogue(acc, scale_a, scale_b, bias, azp, azp_adj, azp_with_adj, out_dtype);
+  const Int8Problem& p = checked.problem;
+  if (p.size.m > 0 && p.size.n > 0) {
+    const Scope scope(checked.outputs[0]);
+    finish_partials(static_cast<const int32_t*>(acc.const_data_ptr()), 1, p, scope);
+  }
+  return checked.outputs[0];
+}
+
 }  // namespace
 }  // namespace scaled_mm::cuda
 
@@ -59,4 +76,5 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("epilogue_mm", TORCH_BOX(&scaled_mm::cuda::epilogue_mm));
   ops.impl("int8_mm", TORCH_BOX(&scaled_mm::cuda::Ops::int8_mm));
   ops.impl("int8_mm.out", TORCH_BOX(&scaled_mm::cuda::Ops::int8_mm_out));
+  ops.impl("_scaled_epilogue", TORCH_BOX(&scaled_mm::cuda::scaled_epilogue));
 }

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from .._torch import gate_of
 
-_TOLD = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "is_concatenated")
-"""What the decorator gives to every such module."""
+_TOLD = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
+"""What the decorator gives to every such module; `has_post_expert_norm` from 5.20 on."""
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -29,7 +29,7 @@ def is_experts(module: nn.Module) -> bool:
 
 def why_unserved(experts: Any) -> str | None:
     """What `ScaledExperts` could not compute of it; None: it can."""
-    if experts.has_post_expert_norm:
+    if getattr(experts, "has_post_expert_norm", False):
         return "has a norm behind each expert"
     layers = parts_of(experts)
     wanted = {*layers, *(f"{name}_bias" for name in layers if experts.has_bias)}

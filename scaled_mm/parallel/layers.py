@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -90,6 +92,12 @@ def ranges_quantized(
     x: Tensor, mesh: DeviceMesh, *, symmetric: bool, per_token: bool = True, rotate: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """q of this rank's features of x, and the scale and zero point that all ranks agree on."""
+    if symmetric:
+        how: dict[str, Any] = {"per_token": per_token, "rotate": rotate or None}
+        scale = quantize_int8(x, **how)[1].abs().view(torch.int32)
+        # Scales are positive: their bits have their order, and a NaN's are the largest.
+        scale = all_reduce(scale, mesh, dist.ReduceOp.MAX).view(torch.float32)
+        return quantize_int8(x, scale=scale, rotate=rotate or None)[0], scale, None
     if rotate:
         x = rotated(x.float(), rotate)
     # The ends of a range have its scale and zero point.

@@ -1,9 +1,7 @@
 """`scaled_epilogue`: the epilogue by itself, for int32 sums that several processes added up.
 
-On the CPU it is the code that the product's kernels run on their own sums. On CUDA, whose kernels
-keep sums in registers, it is made of torch's operations: the same bits, in several passes over the
-matrix instead of one, and without the checks of operands that csrc/problems/ makes for the CPU. The
-layers, which are its only callers, made those operands themselves.
+`epilogue_in_torch` is the same of torch's operations, in several passes over the matrix: experts
+have a row of scale_b for each row of sums, which the kernel does not take.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def scaled_epilogue(
     """
     operands = {"bias": bias, "azp": azp, "azp_adj": azp_adj, "azp_with_adj": azp_with_adj}
     try:
-        return _scaled_epilogue(acc, scale_a, scale_b, **operands, out_dtype=out_dtype)
+        return _scaled_epilogue(acc.contiguous(), scale_a, scale_b, **operands, out_dtype=out_dtype)
     except MemoryError as error:
         raise explained(error, {}) from None
 
@@ -122,6 +120,3 @@ def _(
     out_dtype: torch.dtype,
 ) -> Tensor:
     return acc.new_empty(acc.shape, dtype=out_dtype)
-
-
-torch.library.register_kernel("scaled_mm::_scaled_epilogue", "cuda", epilogue_in_torch)

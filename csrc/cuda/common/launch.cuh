@@ -80,8 +80,10 @@ template <auto kKernel>
 void allow_all_shared_memory(const Device& device) {
   static OncePerDevice once;
   once(device.index, [&] {
+    cudaFuncAttributes has;
+    check(cudaFuncGetAttributes(&has, kKernel), "cudaFuncGetAttributes");
     check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               device.shared_memory),
+                               device.shared_memory - static_cast<int>(has.sharedSizeBytes)),
           "cudaFuncSetAttribute");
   });
 }

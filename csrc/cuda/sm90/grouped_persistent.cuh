@@ -59,6 +59,7 @@ struct PersistentBlock {
     alignas(8) uint64_t full[int8::kMaxStages];
     uint64_t empty[int8::kMaxStages];
     uint64_t ready[2], ended[2];  // the operands
+    uint64_t multiplied[2];       // a warpgroup's tile: the other's turn
     int tiles[TileTable<kTokens>::ints(kMaxExperts)];
   };
 
@@ -212,17 +213,19 @@ __device__ void multiply_tiles(const PersistentParams& p, uint8_t* ring,
   };
   int64_t loaded = 0;  // chunks before the tile's
   for (Walk<Block> at(p, fixed); at.next();) {
-    const bool mine = at.turn % 2 == whose;
-    if (!at.has_products()) {
-      if (mine) {
-        clear<E>(p.to, at.row, min(at.row + kTokens, at.end), at.col,
-                 min(kChannels, max(p.n - at.col, 0)), thread, 128);
-      }
+    const int64_t begin = loaded;
+    if (at.has_products()) loaded += p.chunks;
+    if (at.turn % 2 != whose) continue;
+    if (!at.has_products()) {  // nor have those that follow
+      clear<E>(p.to, at.row, min(at.row + kTokens, at.end), at.col,
+               min(kChannels, max(p.n - at.col, 0)), thread, 128);
       continue;
     }
-    const int64_t begin = loaded;
-    loaded += p.chunks;
-    if (!mine) continue;
+    // A barrier's parity tells of one phase: before the tile ahead is multiplied, a stage's may be
+    // that of the round before.
+    if (at.turn > 0) {
+      cutlass::arch::ClusterBarrier::wait(&fixed.multiplied[1 - whose], (at.turn - 1) / 2 & 1);
+    }
     int stage = static_cast<int>(begin % p.stages), phase = static_cast<int>(begin / p.stages & 1);
     int32_t sums[2][kTokens / 2] = {};
     int before = -1;  // the stage whose wgmma may still be reading
@@ -243,6 +246,7 @@ __device__ void multiply_tiles(const PersistentParams& p, uint8_t* ring,
       before = stage;
       if (++stage == p.stages) stage = 0, phase ^= 1;
     }
+    if (lane == 0) cutlass::arch::ClusterBarrier::arrive(&fixed.multiplied[whose]);
     cute::warpgroup_wait<0>();
     if (before >= 0) release(before);
     cutlass::arch::ClusterBarrier::wait(&fixed.ready[whose], at.turn / 2 & 1);
@@ -267,6 +271,7 @@ __global__ __launch_bounds__(kThreads,
     for (int i = 0; i < 2; ++i) {
       cutlass::arch::ClusterBarrier::init(&fixed.ready[i], 32);
       cutlass::arch::ClusterBarrier::init(&fixed.ended[i], 4);
+      cutlass::arch::ClusterBarrier::init(&fixed.multiplied[i], 4);
     }
     cutlass::arch::fence_barrier_init();
   }
