@@ -15,7 +15,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -62,50 +62,74 @@ def operands_of(epilogue: Any, m: int, n: int, **given: Any) -> dict[str, Any]:
 
 
 class Ending(NamedTuple):
-    """What `scaled_mm` is given, the kernel for it (None: there is none), and it in torch."""
+    """What `scaled_mm` is given, the kernel for it (None: there is none), and it in torch: a
+    function of the product, the residual and the scale of an 8-bit output."""
 
     arguments: dict[str, Any]
     kernel: Kernel | None
-    torch: Kernel
+    torch: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _to_int8(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+    return (x.float() / scale).round().clamp(-128, 127).to(torch.int8)
+
+
+def _to_fp8(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+    return (x.float() / scale).clamp(-448, 448).to(FP8)
+
+
+def _add(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+    return x + residual
+
+
+def _swiglu(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+    return functional.silu(x[:, ::2]) * x[:, 1::2]
+
+
+def _swiglu_to_int8(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+    return _to_int8(_swiglu(x, residual, scale), residual, scale)
+
+
+def _gelu_to_int8(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+    return _to_int8(functional.gelu(x), residual, scale)
+
+
+FUNCTIONS: dict[str, Kernel] = {
+    "relu": torch.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+@cache
+def compiled(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """An ending by torch.compile, once for all shapes."""
+    nothing = torch.empty(0)
+    function = endings_of(nothing, nothing)[name].torch
+    made: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(function, dynamic=True)
+    return made
 
 
 def endings_of(residual: Tensor, scale: Tensor) -> dict[str, Ending]:
     """Every ending by its name; `scale` is that of an 8-bit output."""
-
-    def to_int8(x: Tensor) -> Tensor:
-        return (x.float() / scale).round().clamp(-128, 127).to(torch.int8)
-
-    def to_fp8(x: Tensor) -> Tensor:
-        return (x.float() / scale).clamp(-448, 448).to(FP8)
-
-    def swiglu(x: Tensor) -> Tensor:
-        return functional.silu(x[:, ::2]) * x[:, 1::2]
-
-    def add(x: Tensor) -> Tensor:
-        return x + residual
-
-    functions: dict[str, Kernel] = {
-        "relu": torch.relu,
-        "silu": functional.silu,
-        "gelu": functional.gelu,
-        "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    }
     int8 = {"out_dtype": torch.int8, "out_scale": scale}
-    found = {"residual": Ending({"residual": residual}, add, add)}
-    for name, function in functions.items():
-        found[name] = Ending({"activation": name}, function, function)
-    found["swiglu"] = Ending({"activation": "swiglu"}, None, swiglu)
-    found["int8"] = Ending(int8, lambda x: quantize_int8(x, scale=scale)[0], to_int8)
-    found["fp8"] = Ending({**int8, "out_dtype": FP8}, None, to_fp8)
+    found = {"residual": Ending({"residual": residual}, lambda x: x + residual, _add)}
+    for name, function in FUNCTIONS.items():
+        by_torch = lambda x, residual, scale, of=function: of(x)  # noqa: E731
+        found[name] = Ending({"activation": name}, function, by_torch)
+    found["swiglu"] = Ending({"activation": "swiglu"}, None, _swiglu)
+    found["int8"] = Ending(int8, lambda x: quantize_int8(x, scale=scale)[0], _to_int8)
+    found["fp8"] = Ending({**int8, "out_dtype": FP8}, None, _to_fp8)
     found["swiglu to int8"] = Ending(
         {"activation": "swiglu", **int8},
         lambda x: silu_mul_quantize_int8(x, scale=scale)[0],  # of halves: the same bytes and work
-        lambda x: to_int8(swiglu(x)),
+        _swiglu_to_int8,
     )
     found["gelu to int8"] = Ending(
         {"activation": "gelu", **int8},
         lambda x: gelu_quantize_int8(x, scale=scale)[0],
-        lambda x: to_int8(functional.gelu(x)),
+        _gelu_to_int8,
     )
     return found
 
@@ -162,7 +186,7 @@ def contenders(
         found[name, WAYS[0]] = calls(**ending.arguments)
         if ending.kernel is not None:
             found[name, WAYS[1]] = calls(ending.kernel)
-        found[name, WAYS[2]] = calls(torch.compile(ending.torch, dynamic=True))
+        found[name, WAYS[2]] = calls(lambda x, of=compiled(name): of(x, residual, scale))
     return found
 
 
