@@ -63,35 +63,35 @@ def operands_of(epilogue: Any, m: int, n: int, **given: Any) -> dict[str, Any]:
 
 class Ending(NamedTuple):
     """What `scaled_mm` is given, the kernel for it (None: there is none), and it in torch: a
-    function of the product, the residual and the scale of an 8-bit output."""
+    function of the residual, the scale of an 8-bit output, and the product."""
 
     arguments: dict[str, Any]
     kernel: Kernel | None
     torch: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _to_int8(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+def _to_int8(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     return (x.float() / scale).round().clamp(-128, 127).to(torch.int8)
 
 
-def _to_fp8(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+def _to_fp8(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     return (x.float() / scale).clamp(-448, 448).to(FP8)
 
 
-def _add(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+def _add(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     return x + residual
 
 
-def _swiglu(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+def _swiglu(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     return functional.silu(x[:, ::2]) * x[:, 1::2]
 
 
-def _swiglu_to_int8(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
-    return _to_int8(_swiglu(x, residual, scale), residual, scale)
+def _swiglu_to_int8(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    return _to_int8(residual, scale, _swiglu(residual, scale, x))
 
 
-def _gelu_to_int8(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
-    return _to_int8(functional.gelu(x), residual, scale)
+def _gelu_to_int8(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    return _to_int8(residual, scale, functional.gelu(x))
 
 
 FUNCTIONS: dict[str, Kernel] = {
@@ -114,9 +114,9 @@ def compiled(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 def endings_of(residual: Tensor, scale: Tensor) -> dict[str, Ending]:
     """Every ending by its name; `scale` is that of an 8-bit output."""
     int8 = {"out_dtype": torch.int8, "out_scale": scale}
-    found = {"residual": Ending({"residual": residual}, lambda x: x + residual, _add)}
+    found = {"residual": Ending({"residual": residual}, partial(_add, residual, scale), _add)}
     for name, function in FUNCTIONS.items():
-        by_torch = lambda x, residual, scale, of=function: of(x)  # noqa: E731
+        by_torch = lambda residual, scale, x, of=function: of(x)  # noqa: E731
         found[name] = Ending({"activation": name}, function, by_torch)
     found["swiglu"] = Ending({"activation": "swiglu"}, None, _swiglu)
     found["int8"] = Ending(int8, lambda x: quantize_int8(x, scale=scale)[0], _to_int8)
@@ -186,7 +186,7 @@ def contenders(
         found[name, WAYS[0]] = calls(**ending.arguments)
         if ending.kernel is not None:
             found[name, WAYS[1]] = calls(ending.kernel)
-        found[name, WAYS[2]] = calls(lambda x, of=compiled(name): of(x, residual, scale))
+        found[name, WAYS[2]] = calls(partial(compiled(name), residual, scale))
     return found
 
 
