@@ -9,33 +9,33 @@
 namespace scaled_mm::cuda {
 namespace {
 
-// Blocks of a multiprocessor: their registers are enough on the architectures that have more.
+// At most so many blocks of a multiprocessor: their registers are enough on the architectures that
+// have more.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kThreads = 128, kBlocks = 3;
+constexpr int kThreads = 128, kBlocks = 5;
 #else
-constexpr int kThreads = 128, kBlocks = 4;
+constexpr int kThreads = 128, kBlocks = 7;
 #endif
 
-// Each thread's slots are neighbours of the other threads' ones.
+// A thread's slots are neighbours.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     interpret_program(const __grid_constant__ ProgramParams p) {
   extern __shared__ program::Slot slots[];
   launch_dependents();
   wait_for_dependencies();
-  const int threads = static_cast<int>(blockDim.x * blockDim.y);
   const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-  const int64_t col = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kProgramColumns;
+  const int col = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) * kProgramColumns);
   if (col >= p.n) return;
-  program::Thread(p, slots + thread, threads, col)
-      .run((int64_t{blockIdx.y} * blockDim.y + threadIdx.y) * kProgramRows,
-           int64_t{gridDim.y} * blockDim.y * kProgramRows);
+  program::Thread(p, slots + thread * p.slots, col)
+      .run((blockIdx.y * blockDim.y + threadIdx.y) * kProgramRows,
+           gridDim.y * blockDim.y * kProgramRows);
 }
 
 }  // namespace
 
 void interpret(const ProgramParams& p, const Scope& scope) {
   allow_all_shared_memory<interpret_program>(scope.device);
-  const int thread_bytes = std::max(p.slots, 1) * static_cast<int>(sizeof(program::Slot));
+  const int thread_bytes = p.slots * static_cast<int>(sizeof(program::Slot));
   unsigned threads = kThreads;
   while (static_cast<int>(threads) * thread_bytes > scope.device.shared_memory) threads /= 2;
   const int64_t groups = ceil_div(p.n, int64_t{kProgramColumns});
@@ -43,7 +43,9 @@ void interpret(const ProgramParams& p, const Scope& scope) {
   const unsigned y = threads / x;
   const int64_t columns = ceil_div(groups, int64_t{x});
   const int64_t rows = ceil_div(p.m, int64_t{y * kProgramRows});
-  const int resident = scope.device.sms * kBlocks;
+  const int block_bytes = static_cast<int>(threads) * thread_bytes + 1024;
+  const int resident =
+      scope.device.sms * std::clamp(scope.device.shared_memory / block_bytes, 1, kBlocks);
   const int64_t strips = std::clamp<int64_t>(resident / columns, 1, std::min<int64_t>(rows, 65535));
   launch_early(interpret_program,
                {{static_cast<unsigned>(columns), static_cast<unsigned>(strips)},

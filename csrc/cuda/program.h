@@ -11,28 +11,16 @@ class Scope;
 // A thread has so many rows and columns of the sums at a time.
 inline constexpr int kProgramRows = 4, kProgramColumns = 4;
 
-// Where a step finds an argument, or leaves its result: a thread has slots of 16 bytes.
-enum class Kept : uint8_t {
-  none,
-  last,      // the result of the step before, or what that wrote
-  acc,       // the sums
-  constant,  // `at` in the constants
-  each,      // an element for each of the thread's, a slot for a row
-  columns,   // one for each of its columns: the same in every row
-  rows,      // one for each of its rows: the same in every column
-};
-
+// Where a value is kept between steps: a row of a thread's elements is a slot of 16 bytes.
 struct Place {
-  uint16_t kept : 4;
-  uint16_t at : 12;  // a slot
+  uint16_t rows : 4;  // one for every row, one that they share, or none: it goes no further
+  uint16_t at : 12;   // the first one's slot
 };
-constexpr Place place(Kept kept, int at = 0) {
-  return {static_cast<uint16_t>(kept), static_cast<uint16_t>(at)};
-}
 
+// last = op(last, y, z), of values that lie at from[0], unless that is last, and from[1], from[2].
 struct alignas(4) ProgramStep {
   Program::Op op;  // of an output that is written, `kWriteStep`
-  uint8_t leaf;    // an operand's or an output's position
+  uint8_t which;   // an operand, a constant or an output
   Place to;
   Place from[3];
 };
@@ -53,12 +41,11 @@ constexpr int kMaxProgramSteps = kMaxProgramNodes + kMaxProgramOutputs;
 // Of `steps`, the first `once` make what is the same for every row.
 struct ProgramParams {
   int64_t m, n;
-  const int32_t* sums;
   int once, count;
   int columns;  // of B for each of D
-  int slots;    // of a thread
+  int slots;    // of a thread: an odd number, which keeps neighbours in different banks
   ProgramOutput outputs[kMaxProgramOutputs];
-  ProgramLeaf leaves[kMaxProgramOperands];
+  ProgramLeaf leaves[kMaxProgramOperands + 1];  // the last one is of the sums
   ProgramStep steps[kMaxProgramSteps];
   int32_t constants[kMaxProgramNodes];
 };

@@ -13,14 +13,14 @@ namespace {
 
 // threads: of a block, x * y of them.
 void play(const cuda::ProgramParams& p, int x, int y, int strips) {
-  std::vector<cuda::program::Slot> slots(x * y * std::max(p.slots, 1));
-  const int64_t wide = x * cuda::kProgramColumns, high = y * cuda::kProgramRows;
+  std::vector<cuda::program::Slot> slots(x * y * p.slots);
+  const int wide = x * cuda::kProgramColumns, high = y * cuda::kProgramRows;
   for (int64_t block = 0; block < p.n; block += wide) {
     for (int64_t strip = 0; strip < strips; ++strip) {
       for (int i = 0; i < x * y; ++i) {
-        const int64_t col = block + i % x * cuda::kProgramColumns;
+        const int col = block + i % x * cuda::kProgramColumns;
         if (col >= p.n) continue;
-        cuda::program::Thread(p, slots.data() + i, x * y, col)
+        cuda::program::Thread(p, slots.data() + i * p.slots, col)
             .run(strip * high + i / x * cuda::kProgramRows, strips * high);
       }
     }

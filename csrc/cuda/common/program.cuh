@@ -11,16 +11,14 @@ namespace program {
 using Op = Program::Op;
 constexpr int kRows = kProgramRows, kCols = kProgramColumns;
 
-// A value for each of the thread's elements: the bits of a float32, an int32, or a truth value. Of
-// pairs of columns the first half of a row.
-struct Values {
-  uint32_t of[kRows][kCols];
-};
-
+// A row of a thread's elements: the bits of a float32, an int32, or a truth value for each. Of
+// pairs of columns the first half.
 struct alignas(16) Slot {
-  uint32_t word[4];
+  uint32_t word[kCols];
 };
-static_assert(kRows == 4 && kCols == 4, "a slot holds as many");
+struct Values {
+  Slot row[kRows];
+};
 
 // clamp(rne(RN(x / scale)) + azp, lowest, 127)
 __device__ inline uint32_t to_int8(float x, float scale, int32_t azp, float lowest) {
@@ -29,20 +27,23 @@ __device__ inline uint32_t to_int8(float x, float scale, int32_t azp, float lowe
   return static_cast<uint32_t>(static_cast<int32_t>(by.exact(x)));
 }
 
-// An operation of many instructions on two elements: it is called, not written out for each of
-// them.
-__device__ __noinline__ inline float2 slowly(Op op, float2 x, float2 y, int2 z) {
-  const auto each = [&](auto f) { x = {f(x.x, y.x, z.x), f(x.y, y.y, z.y)}; };
+// An operation of many instructions on a row.
+__device__ __forceinline__ void slowly(Op op, Slot& x, const Slot& y, const Slot& z) {
   const auto bits = [&](auto f) {
-    each([&](float p, float q, int32_t azp) { return __uint_as_float(f(p, q, azp)); });
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) {
+      x.word[c] = f(__uint_as_float(x.word[c]), __uint_as_float(y.word[c]),
+                    static_cast<int32_t>(z.word[c]));
+    }
+  };
+  const auto real = [&](auto f) {
+    bits([&](float p, float q, int32_t) { return __float_as_uint(f(p, q)); });
   };
   switch (op) {
-    case Op::div: each([](float p, float q, int32_t) { return __fdiv_rn(p, q); }); break;
-    case Op::sqrt: each([](float p, float, int32_t) { return __fsqrt_rn(p); }); break;
-#define FUNCTION(name, function)                                                       \
-  case Op::name:                                                                       \
-    each([](float p, float, int32_t) { return functions::function<FunctionOps>(p); }); \
-    break
+    case Op::div: real([](float p, float q) { return __fdiv_rn(p, q); }); break;
+    case Op::sqrt: real([](float p, float) { return __fsqrt_rn(p); }); break;
+#define FUNCTION(name, function) \
+  case Op::name: real([](float p, float) { return functions::function<FunctionOps>(p); }); break
       FUNCTION(silu, silu);
       FUNCTION(gelu, gelu);
       FUNCTION(gelu_tanh, gelu_tanh);
@@ -64,19 +65,6 @@ __device__ __noinline__ inline float2 slowly(Op op, float2 x, float2 y, int2 z) 
       break;
     default: break;
   }
-  return x;
-}
-
-// `count` elements that do not lie as a vector does, widened.
-template <class Of>
-__device__ __noinline__ Slot load_elements(const typename Of::storage* row, int64_t stride,
-                                           int count) {
-  Slot made{};
-#pragma unroll
-  for (int c = 0; c < kCols; ++c) {
-    if (c < count) made.word[c] = __float_as_uint(Of::widen(row[c * stride], 0));
-  }
-  return made;
 }
 
 // A row of values rounded to a 16-bit dtype, two in a word.
@@ -88,67 +76,58 @@ __device__ inline void narrow(const uint32_t (&x)[kCols], uint32_t (&words)[kCol
   }
 }
 
-struct Arguments {
-  Values y, z;  // the second and third, if the operation has them
-};
-
 class Thread {
  public:
-  // slots: `stride` apart. col: the thread's first column of B.
-  __device__ Thread(const ProgramParams& p, Slot* slots, int stride, int64_t col)
-      : p_(p),
-        slots_(slots),
-        stride_(stride),
-        col_(col),
-        inside_(static_cast<int>(min(p.n - col, int64_t{kCols}))) {}
+  // slots: the thread's own. col: its first column of B.
+  __device__ Thread(const ProgramParams& p, Slot* slots, int col)
+      : p_(p), slots_(slots), col_(col) {}
 
-  // Rows from `first` on, kRows at every multiple of `apart`.
-  __device__ __forceinline__ void run(int64_t first, int64_t apart) {
-    for (m_ = first - apart; m_ < p_.m; m_ += apart) {
-      const bool once = m_ < first;  // what does not change from row to row
-      rows_ = once ? 1 : static_cast<int>(min(p_.m - m_, int64_t{kRows}));
-      if (!once)
-        load_matrix<Format<DType::float32>>({p_.sums, DType::float32, p_.n, 1}, col_, inside_,
-                                            acc_);
-      const int end = once ? p_.once : p_.count;
-      for (int i = once ? 0 : p_.once; i < end; ++i) evaluate(p_.steps[i]);
+  // Rows from `first` on, kRows at every multiple of `apart`. What is the same for every row is
+  // made with the first.
+  __device__ __forceinline__ void run(uint32_t first, uint32_t apart) {
+    int i = 0;
+    for (m_ = first; m_ < p_.m; m_ += apart, i = p_.once) {
+      rows_ = static_cast<int>(min(p_.m - m_, int64_t{kRows}));
+      for (; i < p_.count; ++i) {
+        asm volatile("" : "+r"(col_));  // what follows from it is not kept in registers
+        evaluate(p_.steps[i]);
+      }
     }
   }
 
  private:
+  // Of the columns.
+  __device__ int inside() const { return static_cast<int>(min(p_.n - col_, int64_t{kCols})); }
+
   // The thread's elements of an operand, widened. What is outside stands for others.
-  __device__ __forceinline__ void load(const ProgramLeaf& leaf, Values& to) const {
+  __device__ __forceinline__ void load(const ProgramLeaf& leaf) {
     const EpilogueOperand& from = leaf.operand;
     with_dtype(from.dtype, [&](auto dtype) {
       using Of = Format<decltype(dtype)::value>;
       const bool half = leaf.columns == 2;
       if (leaf.columns == 0) {
-        load_rows<Of>(from, to);
+        load_rows<Of>(from);
       } else {
-        load_matrix<Of>(from, half ? col_ / 2 : col_, half ? inside_ / 2 : inside_, to);
+        load_matrix<Of>(from, half ? col_ / 2 : col_, half ? inside() / 2 : inside());
       }
     });
   }
 
   // One element for all columns of a row.
   template <class Of, class T = typename Of::storage>
-  __device__ __forceinline__ void load_rows(const EpilogueOperand& from, Values& to) const {
+  __device__ __forceinline__ void load_rows(const EpilogueOperand& from) {
     const auto* row = static_cast<const T*>(from.data) + m_ * from.row_stride;
     T all[kRows];  // under way together
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      all[r] = *row;
-      if (r + 1 < rows_) row += from.row_stride;
+      all[r] = row[min(r, rows_ - 1) * from.row_stride];
     }
-#pragma unroll
-    for (int i = 0; i < kRows * kCols; ++i) {
-      to.of[i / kCols][i % kCols] = __float_as_uint(Of::widen(all[i / kCols], 0));
-    }
+    set([&](int r, int) { return __float_as_uint(Of::widen(all[r], 0)); });
   }
 
   template <class Of, class T = typename Of::storage>
-  __device__ __forceinline__ void load_matrix(const EpilogueOperand& from, int64_t col, int count,
-                                              Values& to) const {
+  __device__ __forceinline__ void load_matrix(const EpilogueOperand& from, int col, int count) {
+    // Under way together, as above.
     struct alignas(kCols * sizeof(T)) Vector {
       uint32_t word[kCols / Of::kPerWord];
     };
@@ -159,124 +138,101 @@ class Thread {
       Vector all[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        all[r] = *reinterpret_cast<const Vector*>(row);
-        if (r + 1 < rows_) row += from.row_stride;
+        all[r] = *reinterpret_cast<const Vector*>(row + min(r, rows_ - 1) * from.row_stride);
       }
-#pragma unroll
-      for (int i = 0; i < kRows * kCols; ++i) {
-        const int c = i % kCols;
-        const uint32_t word = all[i / kCols].word[c / Of::kPerWord];
-        to.of[i / kCols][c] = __float_as_uint(Of::widen(word, c % Of::kPerWord));
-      }
+      set([&](int r, int c) {
+        return __float_as_uint(Of::widen(all[r].word[c / Of::kPerWord], c % Of::kPerWord));
+      });
     } else {
+      row_by_row([&](int r, Slot& x) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const Slot of = load_elements<Of>(row, from.col_stride, count);
-#pragma unroll
-        for (int c = 0; c < kCols; ++c) to.of[r][c] = of.word[c];
+        for (int c = 0; c < kCols; ++c) {
+          if (c < count) x.word[c] = __float_as_uint(Of::widen(row[c * from.col_stride], 0));
+        }
         if (r + 1 < rows_) row += from.row_stride;
-      }
+      });
     }
   }
 
-  __device__ __forceinline__ Slot& slot(int at) const { return slots_[at * stride_]; }
-
-  __device__ __forceinline__ void fetch(Place from, Values& to) const {
-    const auto fill = [&](auto f) {
-#pragma unroll
-      for (int i = 0; i < kRows * kCols; ++i) to.of[i / kCols][i % kCols] = f(i / kCols, i % kCols);
-    };
-    switch (static_cast<Kept>(from.kept)) {
-      case Kept::none: return;
-      case Kept::last: to = last_; return;  // or is it
-      case Kept::acc: to = acc_; return;
-      case Kept::constant: {
-        const auto word = static_cast<uint32_t>(p_.constants[from.at]);
-        return fill([&](int, int) { return word; });
-      }
-      case Kept::columns: {
-        const Slot of = slot(from.at);
-        return fill([&](int, int c) { return of.word[c]; });
-      }
-      case Kept::rows: {
-        const Slot of = slot(from.at);
-        return fill([&](int r, int) { return of.word[r]; });
-      }
-      case Kept::each:
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const Slot of = slot(from.at + r);
-#pragma unroll
-          for (int c = 0; c < kCols; ++c) to.of[r][c] = of.word[c];
-        }
-    }
+  // A row of a value that is kept.
+  __device__ __forceinline__ Slot& slot(Place at, int r) const {
+    return slots_[at.at + (at.rows > 1 ? r : 0)];
   }
 
-  // The last value, which is the first argument of the next step, or that is fetched there.
-  __device__ __forceinline__ void keep(Place to) const {
-    const auto& x = last_.of;
-    switch (static_cast<Kept>(to.kept)) {
-      case Kept::columns: slot(to.at) = {x[0][0], x[0][1], x[0][2], x[0][3]}; return;
-      case Kept::rows: slot(to.at) = {x[0][0], x[1][0], x[2][0], x[3][0]}; return;
-      case Kept::each:
+  // last = f(r, c), of bits.
+  template <class F>
+  __device__ __forceinline__ void set(const F& f) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          slot(to.at + r) = {x[r][0], x[r][1], x[r][2], x[r][3]};
-        }
-        return;
-      default: return;
+    for (int i = 0; i < kRows * kCols; ++i) {
+      last_.row[i / kCols].word[i % kCols] = f(i / kCols, i % kCols);
     }
   }
 
   // kSize columns of D.
   template <int kSize>
-  __device__ __forceinline__ void write(const ProgramOutput& to, const Values& x) const {
-    const int64_t columns = p_.n / p_.columns, first = m_ * columns + col_ / p_.columns;
-    const int count = inside_ / p_.columns;
+  __device__ __forceinline__ void write(const ProgramOutput& to) const {
+    constexpr int kPer = kCols / kSize;
+    const int64_t columns = p_.n / kPer, first = m_ * columns + col_ / kPer;
+    const int count = inside() / kPer;
     const bool vectors = columns % kSize == 0;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows_) break;
       const int64_t at = first + r * columns;
+      const auto& x = last_.row[r].word;
       uint32_t words[kCols] = {};
       if (is_8_bit(to.dtype)) {
 #pragma unroll
-        for (int i = 0; i < kCols; ++i) words[0] |= (x.of[r][i] & 0xff) << 8 * i;
+        for (int i = 0; i < kCols; ++i) words[0] |= (x[i] & 0xff) << 8 * i;
         detail::store_words<kSize>(static_cast<uint8_t*>(to.d) + at, words, count, vectors);
       } else if (to.dtype == DType::float32) {
-        detail::store_words<kSize>(static_cast<uint32_t*>(to.d) + at, x.of[r], count, vectors);
+        detail::store_words<kSize>(static_cast<uint32_t*>(to.d) + at, x, count, vectors);
       } else {
-        with_dtype16(to.dtype, [&](auto dtype) { narrow<decltype(dtype)::value>(x.of[r], words); });
+        with_dtype16(to.dtype, [&](auto dtype) { narrow<decltype(dtype)::value>(x, words); });
         detail::store_words<kSize>(static_cast<uint16_t*>(to.d) + at, words, count, vectors);
       }
     }
   }
 
+  // f(r, row), where f is of many instructions: they are written out once.
+  template <class F>
+  __device__ __forceinline__ void row_by_row(const F& f) {
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      Slot x = last_.row[0];
+      f(r, x);
+#pragma unroll
+      for (int i = 1; i < kRows; ++i) last_.row[i - 1] = last_.row[i];
+      last_.row[kRows - 1] = x;
+    }
+  }
+
   // last = f(last, y, z), of bits.
   template <class F>
-  __device__ __forceinline__ void each(const Arguments& by, const F& f) {
+  __device__ __forceinline__ void each(const ProgramStep& by, const F& f) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      const Slot y = slot(by.from[1], r), z = slot(by.from[2], r);
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
-        last_.of[r][c] = f(last_.of[r][c], by.y.of[r][c], by.z.of[r][c]);
+        last_.row[r].word[c] = f(last_.row[r].word[c], y.word[c], z.word[c]);
       }
     }
   }
   template <class F>
-  __device__ __forceinline__ void real(const Arguments& by, const F& f) {
+  __device__ __forceinline__ void real(const ProgramStep& by, const F& f) {
     each(by, [&](uint32_t x, uint32_t y, uint32_t z) {
       return __float_as_uint(f(__uint_as_float(x), __uint_as_float(y), __uint_as_float(z)));
     });
   }
   template <class F>
-  __device__ __forceinline__ void whole(const Arguments& by, const F& f) {
+  __device__ __forceinline__ void whole(const ProgramStep& by, const F& f) {
     each(by, [&](uint32_t x, uint32_t y, uint32_t) {
       return static_cast<uint32_t>(f(static_cast<int32_t>(x), static_cast<int32_t>(y)));
     });
   }
   template <class F>
-  __device__ __forceinline__ void test(const Arguments& by, const F& f) {
+  __device__ __forceinline__ void test(const ProgramStep& by, const F& f) {
     each(by, [&](uint32_t x, uint32_t y, uint32_t) {
       return static_cast<uint32_t>(f(__uint_as_float(x), __uint_as_float(y)));
     });
@@ -285,56 +241,50 @@ class Thread {
   __device__ __forceinline__ void round_through() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      auto& x = last_.row[r].word;
       uint32_t words[kCols];
-      narrow<dtype>(last_.of[r], words);
+      narrow<dtype>(x, words);
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
-        last_.of[r][c] = __float_as_uint(Format<dtype>::widen(words[c / 2], c % 2));
+        x[c] = __float_as_uint(Format<dtype>::widen(words[c / 2], c % 2));
       }
     }
   }
   __device__ __forceinline__ void of_pairs(int first) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      last_.of[r][0] = last_.of[r][first], last_.of[r][1] = last_.of[r][2 + first];
+      auto& x = last_.row[r].word;
+      x[0] = x[first], x[1] = x[2 + first];
     }
   }
-  __device__ __forceinline__ void call(Op op, const Arguments& by) {
-#pragma unroll
-    for (int i = 0; i < kRows * kCols; i += 2) {
-      const int r = i / kCols, c = i % kCols;
-      const auto two = [&](const Values& v) {
-        return float2{__uint_as_float(v.of[r][c]), __uint_as_float(v.of[r][c + 1])};
-      };
-      const int2 azps = {static_cast<int>(by.z.of[r][c]), static_cast<int>(by.z.of[r][c + 1])};
-      const float2 made = slowly(op, two(last_), two(by.y), azps);
-      last_.of[r][c] = __float_as_uint(made.x), last_.of[r][c + 1] = __float_as_uint(made.y);
-    }
-  }
-
-  __device__ __forceinline__ void evaluate(const ProgramStep& step);
+  __device__ __forceinline__ void evaluate(const ProgramStep& by);
 
   const ProgramParams& p_;
   Slot* const slots_;
-  const int stride_;
-  const int64_t col_;
-  const int inside_;  // of the columns
-  int64_t m_;
+  int col_;
+  uint32_t m_;
   int rows_;
-  Values acc_, last_;
+  Values last_;
 };
 
-__device__ __forceinline__ void Thread::evaluate(const ProgramStep& step) {
-  Arguments by;
-  fetch(step.from[1], by.y);
-  fetch(step.from[2], by.z);
-  fetch(step.from[0], last_);
-  if (step.op == kWriteStep) {
-    if (p_.columns == 1) return write<kCols>(p_.outputs[step.leaf], last_);
-    return write<kCols / 2>(p_.outputs[step.leaf], last_);
+__device__ __forceinline__ void Thread::evaluate(const ProgramStep& by) {
+  if (by.from[0].rows) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) last_.row[r] = slot(by.from[0], r);
   }
-  switch (step.op) {
-    case Op::operand: load(p_.leaves[step.leaf], last_); break;
+  if (by.op == kWriteStep) {
+    if (p_.columns == 1) return write<kCols>(p_.outputs[by.which]);
+    return write<kCols / 2>(p_.outputs[by.which]);
+  }
+  switch (by.op) {
+    case Op::acc:
+    case Op::operand: load(p_.leaves[by.which]); break;
+    case Op::integer:
+    case Op::number: {
+      const auto word = static_cast<uint32_t>(p_.constants[by.which]);
+      set([&](int, int) { return word; });
+      break;
+    }
     case Op::add_int: each(by, [](uint32_t p, uint32_t q, uint32_t) { return p + q; }); break;
     case Op::sub_int: each(by, [](uint32_t p, uint32_t q, uint32_t) { return p - q; }); break;
     case Op::mul_int: each(by, [](uint32_t p, uint32_t q, uint32_t) { return p * q; }); break;
@@ -377,9 +327,14 @@ __device__ __forceinline__ void Thread::evaluate(const ProgramStep& step) {
     case Op::to_float16: round_through<DType::float16>(); break;
     case Op::gate: of_pairs(0); break;
     case Op::value: of_pairs(1); break;
-    default: call(step.op, by); break;
+    default:
+      row_by_row(
+          [&](int r, Slot& x) { slowly(by.op, x, slot(by.from[1], r), slot(by.from[2], r)); });
   }
-  keep(step.to);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r < by.to.rows) slot(by.to, r) = last_.row[r];
+  }
 }
 
 }  // namespace program
