@@ -22,9 +22,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Kernels are chosen by the tables' own numbers, not by what `scaled-mm tune` measured here.
 os.environ["SCALED_MM_TUNING"] = "off"
 
-# CUDA kernels that have not run yet are what the tests are for.
-os.environ["SCALED_MM_UNTRIED"] = "on"
-
 import cuda_support
 import pytest
 import torch

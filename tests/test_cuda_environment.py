@@ -321,18 +321,3 @@ FAILING_LAUNCHES = "import test_cuda_environment; test_cuda_environment.failing_
 def test_launches_that_fail() -> None:
     """An error from every kernel, not an output that nobody wrote."""
     assert run_python(FAILING_LAUNCHES).splitlines()[-1] == "right"
-
-
-UNTRIED = """
-import pytest, torch, scaled_mm
-a, b = (torch.ones(4, 256, dtype=torch.int8, device="cuda") for _ in range(2))
-blocks = torch.ones(4, 2, device="cuda"), torch.ones(2, 1, device="cuda")
-with pytest.raises(ValueError, match="a must be on the CPU, as scaled_mm by blocks's CUDA kernels"):
-    scaled_mm.scaled_mm(a, b.t(), *blocks)
-print("refused")
-"""
-
-
-@streams_only
-def test_kernels_that_have_not_run_refuse() -> None:
-    assert run_python(UNTRIED, SCALED_MM_UNTRIED="").splitlines()[-1] == "refused"

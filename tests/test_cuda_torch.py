@@ -67,7 +67,7 @@ def test_same_as_on_the_cpu(name: str) -> None:
 @pytest.mark.skipif(ON_CPU, reason="a CPU serves it")
 def test_smoothing_in_a_layers_op_is_refused() -> None:
     op, arguments, options = call_on_device("linear smooth")
-    with pytest.raises(ValueError, match="^input_smooth must be None on a GPU"):
+    with pytest.raises(ValueError, match=r"^input_smooth must be None"):
         op(*arguments, **options)
 
 

@@ -9,7 +9,6 @@
 
 #include "cuda/common/alignment.h"
 #include "cuda/int8.h"
-#include "cuda/untried.h"
 #include "dispatch/choose.h"
 #include "ops/namespace.h"
 #include "refuse.h"
@@ -39,7 +38,6 @@ Matrix<const int8_t> stack_columns(const GroupedInt8Problem& p, const Scope& sco
 }
 
 void multiply(GroupedInt8Problem& p, const Scope& scope) {
-  if (scope.device.capability != 90) must_be_tried("a", "grouped_mm");
   const Kernel<GroupedInt8Problem>* const kernel = choose<GroupedInt8Problem>(p.size, scope.device);
   if (!kernel) refuse_size<GroupedInt8Problem>(p.size, scope.device);
   p.product.a = aligned_rows(p.product.a, p.a_rows, p.size.k, scope);

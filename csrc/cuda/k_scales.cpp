@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/int8.h"
-#include "cuda/untried.h"
 #include "dispatch/choose.h"
 #include "dispatch/k_scales.h"
 #include "ops/k_scales.h"
@@ -16,7 +15,6 @@ namespace {
 bool is_empty(const KScalesProblem& p) {
   const Int8Problem::Size& size = p.product.size;
   if (size.m == 0 || size.n == 0) return true;
-  must_be_tried(p.in_blocks() ? "a" : "x", p.in_blocks() ? "scaled_mm by blocks" : "w4a8_mm");
   must_fit(p.in_blocks() ? "a" : "x", "rows", size.m);
   must_fit(p.in_blocks() ? "b" : "packed", "columns", size.n);
   return false;

@@ -6,7 +6,6 @@
 
 #include "cuda/common/alignment.h"
 #include "cuda/lowbit.h"
-#include "cuda/untried.h"
 #include "dispatch/choose.h"
 #include "ops/namespace.h"
 #include "refuse.h"
@@ -34,7 +33,6 @@ void run(Checked<GroupedLowbitProblem>& checked, const Tensor& x) {
   GroupedLowbitProblem& p = checked.problem;
   LowbitProblem& all = p.product;
   if (all.m == 0 || all.w.n == 0) return;
-  must_be_tried("x", "grouped_mixed_mm");
   must_fit("x", "rows", std::max(all.m, p.x_rows));
   must_fit("packed", "columns", all.w.padded_n());
   must_fit("packed", "experts", p.experts + 2);

@@ -15,10 +15,10 @@ from ..lowbit.stored import plain, stored
 from ..ops.azp import azp_adj
 from ..ops.experts import grouped_mm
 from ..ops.int8 import pack_weight_int8
+from ..ops.mixed import grouped_mixed_mm
 from ..ops.mixed_weight import MixedWeight, pack_weight
 from ..ops.packed_weight import PackedWeight
 from ..ops.quantize import quantize_int8
-from .one_by_one import experts_mixed_mm
 from .packed_layer import PackedLayer
 from .scaled_linear import ScaledLinear
 from .weight_only_linear import WeightOnlyLinear
@@ -305,7 +305,7 @@ class WeightOnlyGroupedLinear(GroupedLinear):
         activation: str | None = None,
     ) -> Tensor:
         """As `ScaledGroupedLinear.forward`; x is brought to the scales' dtype, y back to x's."""
-        return experts_mixed_mm(
+        return grouped_mixed_mm(
             x.to(self._dtype),
             self._current(),
             offsets,

@@ -106,8 +106,7 @@ def grouped_mixed_mm(
 
         D[i] = mixed_mm(x[rows[i]], w[e], ...),   offsets[e - 1] <= i < offsets[e]
 
-    with the bits of `mixed_mm`. Rows from offsets[-1] on are 0. On the CPU: the CUDA kernels are
-    compiled and have not run yet (`SCALED_MM_UNTRIED`).
+    with the bits of `mixed_mm`. Rows from offsets[-1] on are 0.
 
     Args:
         x: float16 or bfloat16 [T, K], any strides.

@@ -17,8 +17,8 @@ from ..nn.grouped_linear import (
     WeightOnlyGroupedLinear,
     experts_of,
 )
-from ..nn.one_by_one import experts_mixed_mm
 from ..ops.experts import grouped_mm
+from ..ops.mixed import grouped_mixed_mm
 from ..ops.packed_weight import PackedWeight
 from .layers import ranges_quantized
 from .layouts import all_reduce
@@ -144,7 +144,7 @@ class RowwiseWeightOnlyGroupedLinear(WeightOnlyGroupedLinear):
         activation: str | None = None,
     ) -> Tensor:
         assert rows is None and activation is None
-        product = experts_mixed_mm(x.to(self._dtype), self._current(), offsets)
+        product = grouped_mixed_mm(x.to(self._dtype), self._current(), offsets)
         y = all_reduce(product.float(), self.mesh)
         if self.bias is not None:
             y += self.bias[experts_of(offsets, len(y))]

