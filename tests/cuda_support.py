@@ -136,6 +136,13 @@ def assert_outputs(
             assert_bits(got[name].cpu(), expected[name].cpu(), what, name, *context)
 
 
+def assert_same(got: list[Tensor], expected: list[Tensor], *context: object) -> None:
+    """The outputs of a program on the device have the bits expected, from the CPU."""
+    names = [str(i) for i in range(len(expected))]
+    there = dict(zip(names, (x.to(DEVICE) for x in expected), strict=True))
+    assert_outputs("epilogue_mm", dict(zip(names, got, strict=True)), there, *context)
+
+
 def products(operands: Operands, weight: scaled_mm.PackedWeight | None) -> dict[str, Tensor]:
     """Both products, with the weight plain and, where given, packed."""
     got = {

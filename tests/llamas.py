@@ -26,7 +26,7 @@ Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
 """Of a quantization_config and the tensors beside it."""
 
 
-def llama(dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Any:
+def llama(dtype: torch.dtype = torch.bfloat16, **sizes: Any) -> Any:
     """Weights are larger than usual, so that activations matter and have outliers."""
     usual: dict[str, Any] = {
         "vocab_size": 128,

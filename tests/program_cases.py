@@ -151,3 +151,24 @@ def pressed(count: int) -> ep.Epilogue:
         return total
 
     return epilogue
+
+
+def operands_of(epilogue: ep.Epilogue, m: int, n: int) -> dict[str, Tensor]:
+    """For parameters with these names."""
+    given: dict[str, Any] = {"generator": torch.Generator().manual_seed(m + n)}
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-999, 999, shape, dtype=torch.int32, **given)
+
+    known = {
+        "scale_a": torch.rand(m, 1, **given) / 100,
+        "scale_b": torch.rand(1, n, **given) / 100,
+        "azp": integers(m),
+        "azp_adj": integers(n),
+        "bias": torch.randn(n, **given).half(),
+        "half": torch.randn(n // 2, **given),
+        "gate": torch.randn(m, n, **given).bfloat16(),
+        "residual": torch.randn(m, n // 2, **given).bfloat16(),
+        "out_scale": torch.rand(1, **given),
+    }
+    return {x.name: known[x.name] for x in epilogue.program.operands}

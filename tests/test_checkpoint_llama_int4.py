@@ -66,17 +66,6 @@ def test_llama(name: str, tmp_path: Path) -> None:
     assert relative(model(IDS).logits, original) > cost
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_llama_in_16_bits(dtype: torch.dtype, tmp_path: Path) -> None:
-    form = FORMS["awq-bfloat16" if dtype == torch.bfloat16 else "gptq-v1-act-order"]
-    written(tmp_path, llama(dtype), form, shards=2)
-    model = load_quantized(llama(dtype), tmp_path)
-    assert {x.dtype for x in model.parameters()} == {dtype}
-    assert assert_layers_within_their_bound(model, IDS) == 14
-    exact = dequantised(llama(torch.float32), state_of(tmp_path), form)(IDS).logits
-    assert relative(model(IDS).logits, exact) < 6 * torch.finfo(dtype).eps  # 1.8 was seen
-
-
 @pytest.mark.parametrize("name", ["awq", "gptq-v2-act-order"])
 def test_phi3_with_its_fused_layers(name: str, tmp_path: Path) -> None:
     def phi3() -> nn.Module:
@@ -102,15 +91,3 @@ def test_phi3_with_its_fused_layers(name: str, tmp_path: Path) -> None:
     for layer in ("self_attn.qkv_proj", "mlp.gate_up_proj"):
         assert isinstance(model.model.layers[0].get_submodule(layer), WeightOnlyLinear)
     check(tmp_path, model, phi3(), form, layers=4)
-
-
-def test_a_meta_llama_is_filled(tmp_path: Path) -> None:
-    form = FORMS["gptq-v1-act-order"]
-    written(tmp_path, llama(torch.float32), form, shards=2)
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
-    rotary = llama(torch.float32).model.rotary_emb  # its frequencies are in no checkpoint
-    model.model.rotary_emb = rotary
-    load_quantized(model, tmp_path)
-    assert_bits(model(IDS).logits, load_quantized(llama(torch.float32), tmp_path)(IDS).logits)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from cuda_support import DEVICE, GPU, assert_outputs, on_device, streams_only
-from program_cases import int8, problem
-from torch import Tensor
+from compiled_cases import per_token
+from cuda_support import DEVICE, GPU, assert_same, on_device, streams_only
+from program_cases import int8, operands_of, problem
 
 import scaled_mm
 from scaled_mm import _library, compiled
@@ -58,12 +58,6 @@ def compile_all(wanted: list[Wanted]) -> None:
         list(pool.map(one, wanted))
 
 
-def assert_same(got: list[Tensor], expected: list[Tensor], *context: object) -> None:
-    names = [str(i) for i in range(len(expected))]
-    there = dict(zip(names, (x.to(DEVICE) for x in expected), strict=True))
-    assert_outputs("epilogue_mm", dict(zip(names, got, strict=True)), there, *context)
-
-
 STREAMS = ("stream_8x64", "stream_16x64", "stream_64x128", "stream_96x64")
 
 
@@ -79,18 +73,6 @@ def test_random_programs() -> None:
             for each in (weight, scaled_mm.pack_weight_int8(weight)):
                 got = epilogue_mm(a.to(DEVICE), each, there, ints)
                 assert_same(got, expected, seed, kernels[seed], text)
-
-
-@ep.epilogue
-def per_token(
-    acc: ep.Acc,
-    scale_a: ep.Col,
-    scale_b: ep.Row,
-    azp: ep.Col[torch.int32],
-    azp_adj: ep.Row[torch.int32],
-    bias: ep.Row,
-):
-    return ep.fma(scale_a, scale_b * ep.to_float(acc - azp * azp_adj), bias)
 
 
 @ep.epilogue
@@ -134,27 +116,6 @@ PERSISTENT = [
     (gated_e4m3, "ping_64x64_2x1", torch.bfloat16),
     (whole, "ping_64x64_2x1", torch.bfloat16),
 ]
-
-
-def operands_of(epilogue: ep.Epilogue, m: int, n: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(m + n)
-    given: dict[str, Any] = {"generator": generator}
-
-    def integers(*shape: int) -> Tensor:
-        return torch.randint(-999, 999, shape, dtype=torch.int32, **given)
-
-    known = {
-        "scale_a": torch.rand(m, 1, **given) / 100,
-        "scale_b": torch.rand(1, n, **given) / 100,
-        "azp": integers(m),
-        "azp_adj": integers(n),
-        "bias": torch.randn(n, **given).half(),
-        "half": torch.randn(n // 2, **given),
-        "gate": torch.randn(m, n, **given).bfloat16(),
-        "residual": torch.randn(m, n // 2, **given).bfloat16(),
-        "out_scale": torch.rand(1, **given),
-    }
-    return {x.name: known[x.name] for x in epilogue.program.operands}
 
 
 def test_persistent_kernels() -> None:

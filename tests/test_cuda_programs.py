@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from cuda_support import DEVICE, GPU, assert_outputs, on_device, streams_only
-from program_cases import int8, pressed, problem
+from cuda_support import DEVICE, GPU, assert_same, on_device, streams_only
+from program_cases import int8, operands_of, pressed, problem
 from torch import Tensor
 
 import scaled_mm
@@ -17,12 +16,6 @@ from scaled_mm.ops import epilogue_mm as ops
 from scaled_mm.ops.epilogue_mm import epilogue_mm
 
 pytestmark = GPU
-
-
-def assert_same(got: list[Tensor], expected: list[Tensor], *context: object) -> None:
-    names = [str(i) for i in range(len(expected))]
-    there = dict(zip(names, (x.to(DEVICE) for x in expected), strict=True))
-    assert_outputs("epilogue_mm", dict(zip(names, got, strict=True)), there, *context)
 
 
 def moved(operands: list[Tensor]) -> list[Tensor]:
@@ -59,26 +52,6 @@ def requantized(
 def gated(acc: ep.Acc, scale_a: ep.Col, scale_b: ep.Row, residual: ep.Full):
     gate, value = ep.pairs(scale_a * (scale_b * ep.to_float(acc)))
     return ep.gelu(gate) * value / (1.0 + abs(residual)), ep.quantize(value, 0.5, torch.int8, 3)
-
-
-def operands_of(epilogue: ep.Epilogue, m: int, n: int, device: str = "cpu") -> dict[str, Tensor]:
-    generator = torch.Generator(device).manual_seed(m + n)
-    given: dict[str, Any] = {"generator": generator, "device": device}
-
-    def whole(*shape: int) -> Tensor:
-        return torch.randint(-999, 999, shape, dtype=torch.int32, **given)
-
-    known = {
-        "scale_a": torch.rand(m, 1, **given) / 100,
-        "scale_b": torch.rand(1, n, **given) / 100,
-        "azp": whole(m),
-        "azp_adj": whole(n),
-        "bias": torch.randn(n, **given).half(),
-        "gate": torch.randn(m, n, **given).bfloat16(),
-        "residual": torch.randn(m, n // 2, **given).bfloat16(),
-        "out_scale": torch.rand(1, **given),
-    }
-    return {x.name: known[x.name] for x in epilogue.program.operands}
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])

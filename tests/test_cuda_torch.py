@@ -159,31 +159,6 @@ def test_compile_with_graphs(moved: None) -> None:
         assert_bits(compiled(rows(m)).clone(), torch_cases.dynamic(rows(m)), m)
 
 
-@functions
-def test_export(moved: None, function: Callable[..., Tensor]) -> None:
-    m = torch.export.Dim("m", min=2, max=4096)
-    shapes = {"x": {0: m}}
-    program = torch.export.export(torch_cases.Module(function), (rows(5),), dynamic_shapes=shapes)
-    for count in (2, 9, 40):
-        assert_bits(program.module()(rows(count)), function(rows(count)))
-
-
-MODES: dict[str, Callable[[], Any]] = {
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "autocast-bfloat16": lambda: torch.autocast(DEVICE, torch.bfloat16),
-    "autocast-float16": lambda: torch.autocast(DEVICE, torch.float16),
-}
-
-
-@functions
-@pytest.mark.parametrize("mode", MODES)
-def test_modes(moved: None, mode: str, function: Callable[..., Tensor]) -> None:
-    expected = function(rows(9))
-    with MODES[mode]():
-        assert_bits(function(rows(9)), expected)
-
-
 # --- ScaledLinear ---------------------------------------------------------------------------------
 
 

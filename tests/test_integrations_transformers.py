@@ -17,7 +17,7 @@ import torch
 from checkpoint_cases import VARIANTS, state_of
 from helpers import assert_bits, extra, run_python
 from int4_cases import FORMS
-from llamas import IDS, llama
+from llamas import IDS, assert_same_tensors, llama
 from safetensors.torch import save_file
 from test_checkpoint_llama import written as written_int8
 from test_checkpoint_llama_int4 import written as written_int4
@@ -66,10 +66,7 @@ def saved(model: nn.Module, folder: Path) -> Path:
 
 def assert_same_folder(got: Path, expected: Path) -> None:
     """Every tensor, and the quantization_config."""
-    tensors, wanted = state_of(got), state_of(expected)
-    assert tensors.keys() == wanted.keys()
-    for name, x in tensors.items():
-        assert_bits(x, wanted[name], name)
+    assert_same_tensors(expected, got)
     settings = [json.loads((each / "config.json").read_text()) for each in (got, expected)]
     assert settings[0]["quantization_config"] == settings[1]["quantization_config"]
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import (
-    MALFORMED,
-    SETTINGS,
     VARIANTS,
     VOCAB,
     ZERO_POINTS,
@@ -28,7 +26,6 @@ from torch import Tensor
 
 from scaled_mm import reference
 from scaled_mm.checkpoint import load_quantized, writing
-from scaled_mm.checkpoint.files import TensorFile
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.output import MANIFEST
 from scaled_mm.precompute import precompute
@@ -241,26 +238,6 @@ def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path) -> None:
         assert_bits(state[name], x)
 
 
-def test_leftovers_of_a_killed_run(tmp_path: Path) -> None:
-    source, out = variant(tmp_path / "in", "static-asymmetric"), tmp_path / "out"
-    precompute(source, out)
-    (out / "model.safetensors").unlink()
-    partial = out / ".model.safetensors.partial"
-    partial.write_bytes(b"half")
-    precompute(source, out)
-    assert not partial.exists()
-    assert files_of(out).keys() == files_of(source).keys() | {MANIFEST}
-
-
-def test_data_is_aligned(tmp_path: Path) -> None:
-    """Headers are padded to 8 bytes, whatever their length was."""
-    for length in range(1, 9):
-        state = tensors(False, False) | {"x" * length: torch.ones(1)}
-        source = write(tmp_path / str(length), state, quantization_config(False, False))
-        precompute(source, tmp_path / f"out{length}")
-        assert TensorFile(tmp_path / f"out{length}" / "model.safetensors").data % 8 == 0
-
-
 # ---- Refused -------------------------------------------------------------------------------------
 
 
@@ -302,25 +279,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("scaled-mm: ") and err.count("\n") == 1
     return err
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_files_on_the_command_line(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    variant(tmp_path / "in", "static-asymmetric")
-    (tmp_path / "in" / "model.safetensors").write_bytes(MALFORMED[name][0])
-    assert MALFORMED[name][1] in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_on_the_command_line(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path / "in", tensors(False, False), SETTINGS[name].made())
-    assert SETTINGS[name].said in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
-    assert not (tmp_path / "out").exists()
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

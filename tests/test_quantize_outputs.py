@@ -14,11 +14,11 @@ import pytest
 import torch
 from checkpoint_cases import Model, files_of, write
 from helpers import assert_bits, extra, run_python
-from llamas import IDS
+from llamas import IDS, llama
 from safetensors.torch import load_file, save_file
 from test_cli_quantize import loaded, written
 from test_outputs import KILLED
-from test_save_quantized import CONFIGS, tied_llama
+from test_save_quantized import CONFIGS
 from torch import Tensor
 
 from scaled_mm import QuantConfig, Rotation, Smoothing, load_quantized, quantize_model
@@ -181,7 +181,7 @@ def test_somebody_elses_folder_is_refused(source: Path, tmp_path: Path) -> None:
 
 
 def test_layers_without_a_weight_of_their_own(source: Path, tmp_path: Path) -> None:
-    tied_llama().save_pretrained(tmp_path / "tied")
+    llama(tie_word_embeddings=True).save_pretrained(tmp_path / "tied")
     with pytest.raises(ValueError, match=r"lm_head.weight is tied to another tensor: leave it out"):
         quantize_checkpoint(tmp_path / "tied", tmp_path / "out", QuantConfig(ignore=()))
     report = quantize_checkpoint(tmp_path / "tied", tmp_path / "out")

@@ -28,10 +28,6 @@ def in_torch(acc: Tensor, **given: Any) -> Tensor:
     return epilogue_in_torch(acc, **{**ABSENT, **given})
 
 
-def test_every_form_is_tried() -> None:
-    assert len(SERVED) == 6  # none, azp_with_adj, azp with azp_adj; each with and without a bias
-
-
 @pytest.mark.parametrize("out_dtype", DTYPES)
 @pytest.mark.parametrize("names", SERVED, ids=lambda names: "-".join(sorted(names)))
 def test_it_is_what_the_product_ends_in(
