@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from scaled_mm import reference
+
 K, N, HIDDEN, VOCAB = 44, 21, 32, 16
 VARIANTS = {
     "dynamic-symmetric": (True, True),
@@ -23,6 +25,35 @@ VARIANTS = {
 }
 ZERO_POINTS = {"up": -31, "down": 100}
 INT8: dict[str, Any] = {"num_bits": 8, "type": "int", "group_size": None}
+
+
+def by_the_reference(
+    state: dict[str, Tensor], x: Tensor, *, symmetric: bool, per_token: bool
+) -> Tensor:
+    """What a quantised layer gives, in the words of the reference, from the tensors of its file."""
+    b, zero = state["weight"].t(), state.get("input_zero_point")
+    scale = state["input_scale"].float() if "input_scale" in state else None
+    q, scale, azp = reference.quantize_int8(
+        x,
+        scale=scale,
+        azp=None if zero is None else zero.int(),
+        symmetric=symmetric,
+        per_token=per_token,
+    )
+    terms: dict[str, Tensor | None] = {}
+    if zero is not None:
+        terms = {"azp_with_adj": reference.azp_with_adj(b, zero.int())}
+    elif not symmetric:
+        terms = {"azp": azp, "azp_adj": reference.azp_adj(b)}
+    return reference.scaled_mm(
+        q,
+        b,
+        scale,
+        state["weight_scale"].float(),
+        bias=state.get("bias"),
+        out_dtype=x.dtype,
+        **terms,
+    )
 
 
 def quantization_config(

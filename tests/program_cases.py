@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import cpp_extension
 
 from scaled_mm import epilogue as ep
 from scaled_mm._program import OPERATIONS, Axis
 from scaled_mm.epilogue.values import Trace, Value, operation
 from scaled_mm.reference import program as reference
 
+ROOT = Path(__file__).resolve().parent.parent
 M, K, N = 13, 37, 70
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -119,6 +124,22 @@ class Case:
         return x.to(self.rng.choice(WIDE))
 
 
+def played_library(source: str, to: Path, *options: object) -> None:
+    """Loads an op whose CUDA source, of tests/device_on_host, is built for the CPU."""
+    sources = [f"tests/device_on_host/{source}.cpp", "csrc/rules.cpp"]
+    sources += [f"csrc/problems/{name}.cpp" for name in ("program", "int8", "tensors")]
+    library = str(to / "played.so")
+    command: list[Any] = [os.environ.get("CXX", "c++"), "-std=c++20", "-shared", "-fPIC"]
+    command += ["-fvisibility=hidden", "-ffp-contract=off", "-o", library]
+    command += ["-DTORCH_TARGET_VERSION=0x020b000000000000ULL", *options]
+    command += [f"-I{ROOT / 'tests/device_on_host'}", f"-I{ROOT / 'csrc'}"]
+    command += [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    command += [ROOT / source for source in sources]
+    command += [*(f"-L{path}" for path in cpp_extension.library_paths()), "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, check=True)
+    torch.ops.load_library(library)
+
+
 class Problem(NamedTuple):
     a: Tensor
     b: Tensor
@@ -151,6 +172,22 @@ def pressed(count: int) -> ep.Epilogue:
         return total
 
     return epilogue
+
+
+@ep.epilogue
+def requantized(
+    acc: ep.Acc,
+    scale_a: ep.Col,
+    scale_b: ep.Row,
+    azp: ep.Col[torch.int32],
+    azp_adj: ep.Row[torch.int32],
+    bias: ep.Row,
+    gate: ep.Full,
+    out_scale: ep.Scalar,
+):
+    x = ep.fma(scale_a, scale_b * ep.to_float(acc - azp * azp_adj), bias)
+    y = ep.silu(x) * gate
+    return y, ep.quantize(y, out_scale, torch.int8)
 
 
 def operands_of(epilogue: ep.Epilogue, m: int, n: int) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from checkpoint_cases import (
     VOCAB,
     ZERO_POINTS,
     Model,
+    by_the_reference,
     quantization_config,
     state_of,
     tensors,
@@ -21,7 +22,7 @@ from helpers import assert_bits
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from scaled_mm import quantize_weight_int8, reference
+from scaled_mm import quantize_weight_int8
 from scaled_mm.checkpoint import load_quantized
 from scaled_mm.nn import ScaledLinear
 
@@ -29,31 +30,14 @@ IDS = torch.arange(VOCAB)
 
 
 class Reference(nn.Module):
-    """A quantised layer in the words of the reference, from the tensors of the file."""
+    """A quantised layer, from the tensors of the file."""
 
-    def __init__(self, state: dict[str, Tensor], dynamic: bool, symmetric: bool, token: bool):
+    def __init__(self, state: dict[str, Tensor], symmetric: bool, token: bool):
         super().__init__()
-        self.state, self.dynamic, self.symmetric, self.token = state, dynamic, symmetric, token
+        self.state, self.symmetric, self.token = state, symmetric, token
 
     def forward(self, x: Tensor) -> Tensor:
-        state, b = self.state, self.state["weight"].t()
-        zero = state.get("input_zero_point")
-        q, scale, azp = reference.quantize_int8(
-            x,
-            scale=None if self.dynamic else state["input_scale"].float(),
-            azp=None if zero is None else zero.int(),
-            symmetric=self.symmetric,
-            per_token=self.token,
-        )
-        terms: dict[str, Tensor | None] = {}
-        if zero is not None:
-            terms = {"azp_with_adj": reference.azp_with_adj(b, zero.int())}
-        elif not self.symmetric:
-            terms = {"azp": azp, "azp_adj": reference.azp_adj(b)}
-        bias = state["bias"].float() if "bias" in state else None
-        return reference.scaled_mm(
-            q, b, scale, state["weight_scale"].float(), bias=bias, out_dtype=x.dtype, **terms
-        )
+        return by_the_reference(self.state, x, symmetric=self.symmetric, per_token=self.token)
 
 
 def reference_model(folder: Path, name: str, token: bool = True) -> Model:
@@ -67,7 +51,7 @@ def reference_model(folder: Path, name: str, token: bool = True) -> Model:
                 x.copy_(state[part])
     for layer in ("up", "down"):
         own = {k.removeprefix(f"{layer}."): x for k, x in state.items() if k.startswith(layer)}
-        setattr(model, layer, Reference(own, dynamic, symmetric, token and dynamic))
+        setattr(model, layer, Reference(own, symmetric, token and dynamic))
     return model
 
 

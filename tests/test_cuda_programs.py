@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from cuda_support import DEVICE, GPU, assert_same, on_device, streams_only
-from program_cases import int8, operands_of, pressed, problem
+from program_cases import int8, operands_of, pressed, problem, requantized
 from torch import Tensor
 
 import scaled_mm
@@ -30,22 +30,6 @@ def test_random_programs(first: int) -> None:
         there, weight = moved(operands), b.to(DEVICE)
         for each in (weight, scaled_mm.pack_weight_int8(weight)):
             assert_same(epilogue_mm(a.to(DEVICE), each, there, ints), expected, text)
-
-
-@ep.epilogue
-def requantized(
-    acc: ep.Acc,
-    scale_a: ep.Col,
-    scale_b: ep.Row,
-    azp: ep.Col[torch.int32],
-    azp_adj: ep.Row[torch.int32],
-    bias: ep.Row,
-    gate: ep.Full,
-    out_scale: ep.Scalar,
-):
-    x = ep.fma(scale_a, scale_b * ep.to_float(acc - azp * azp_adj), bias)
-    y = ep.silu(x) * gate
-    return y, ep.quantize(y, out_scale, torch.int8)
 
 
 @ep.epilogue

@@ -202,9 +202,6 @@ REFUSED_OF_BYTES = {
     "4-bit": (GOOD, "weight_type must be uint8b128 with zero_points=False, got uint4b8"),
     "zeros": (BYTES._replace(zero_points=True), "must be uint8 with zero_points=True, got uint8b1"),
     "n": (BYTES._replace(n=62), "output features must be a multiple of 4, got 62"),
-    "k": (BYTES._replace(k=254, group=-1), "input features must be a multiple of 4, got 254"),
-    "group": (BYTES._replace(k=192), "group_size must divide the 192 input features of a rank"),
-    "float32": (BYTES._replace(dtype=torch.float32), "float16 or bfloat16, got float32"),
 }
 
 
@@ -214,23 +211,20 @@ def test_layers_of_bytes_that_are_refused(case: str) -> None:
     assert said in (why_not_weight_only(shape, 8) or "nothing")
 
 
-def test_layers_of_bytes_that_are_not() -> None:
-    for shape in (
-        BYTES,
-        BYTES._replace(type_name="uint8", zero_points=True),
-        BYTES._replace(k=12, n=4, group=-1, dtype=torch.float16),
-    ):
-        assert why_not_weight_only(shape, 8) is None
-
-
-def test_int4_layers_that_are_not() -> None:
-    for shape in (
-        GOOD,
-        GOOD._replace(type_name="uint4", zero_points=True),
-        GOOD._replace(group=-1, dtype=torch.float16, out_dtype=torch.float16),
-        GOOD._replace(k=24, n=8, group=3),
-    ):
-        assert why_not_weight_only(shape, 4) is None
+@pytest.mark.parametrize(
+    ("shape", "bits"),
+    [
+        (GOOD, 4),
+        (GOOD._replace(type_name="uint4", zero_points=True), 4),
+        (GOOD._replace(group=-1, dtype=torch.float16, out_dtype=torch.float16), 4),
+        (GOOD._replace(k=24, n=8, group=3), 4),
+        (BYTES, 8),
+        (BYTES._replace(type_name="uint8", zero_points=True), 8),
+        (BYTES._replace(k=12, n=4, group=-1, dtype=torch.float16), 8),
+    ],
+)
+def test_layers_that_are_not(shape: WeightOnlyShape, bits: int) -> None:
+    assert why_not_weight_only(shape, bits) is None
 
 
 # ---- Where there are kernels ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,77 +11,40 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_bits
+from program_cases import K, M, N, int8, operands_of, requantized
 from torch import Tensor
 
 import scaled_mm
 from scaled_mm import epilogue as ep
 from scaled_mm.reference import program as reference
 
-M, K, N = 13, 37, 70
-WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
-
-def int8(*shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
-
-
-@ep.epilogue
-def requantized(
-    acc: ep.Acc,
-    scale_a: ep.Col,
-    scale_b: ep.Row,
-    azp: ep.Col[torch.int32],
-    azp_adj: ep.Row[torch.int32],
-    bias: ep.Row,
-    gate: ep.Full,
-    out_scale: ep.Scalar,
-):
-    x = ep.fma(scale_a, scale_b * ep.to_float(acc - azp * azp_adj), bias)
-    return ep.quantize(ep.silu(x) * gate, out_scale, torch.int8)
-
-
-def operands_of_requantized() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "scale_a": torch.rand(M, 1, generator=generator),
-        "scale_b": torch.rand(1, N, generator=generator) / 100,
-        "azp": torch.randint(-9, 9, (M,), generator=generator, dtype=torch.int32),
-        "azp_adj": torch.randint(-999, 999, (N,), generator=generator, dtype=torch.int32),
-        "bias": torch.randn(N, generator=generator).half(),
-        "gate": torch.randn(M, N, generator=generator).bfloat16(),
-        "out_scale": torch.tensor(0.7),
-    }
-
-
-def test_it_prints_its_program() -> None:
-    lines = str(requantized).splitlines()
-    assert lines[0] == "requantized:" and lines[-1] == "return %15"
-    assert lines[5] == "%4 = operand azp_adj (Row, int32)"
-    assert lines[13] == "%12 = fma %1 %11 %5"
+def assert_all(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for x, y in zip(got, expected, strict=True):
+        assert_bits(x, y)
 
 
 def test_calls() -> None:
-    a, b, given = int8(2, M, K), int8(N, K).t(), operands_of_requantized()
+    a, b, given = int8(2, M, K), int8(N, K).t(), operands_of(requantized, M, N)
     given = {**given, "scale_a": given["scale_a"].expand(2, M, 1), "azp": given["azp"].expand(2, M)}
     given["gate"] = given["gate"].expand(2, M, N)
     expected = requantized.reference(a, b, **given)
-    assert_bits(requantized(a, b, **given), expected)
-    assert_bits(requantized(a, scaled_mm.pack_weight_int8(b), **given), expected)
+    for weight in (b, scaled_mm.pack_weight_int8(b)):
+        assert_all(requantized(a, weight, **given), expected)
 
 
 def test_compiled_exported_and_checked() -> None:
-    a, b, given = int8(M, K), int8(N, K).t(), operands_of_requantized()
+    a, b, given = int8(M, K), int8(N, K).t(), operands_of(requantized, M, N)
     expected = requantized(a, b, **given)
 
     class Module(torch.nn.Module):
-        def forward(self, a: Tensor, b: Tensor, given: dict[str, Tensor]) -> Tensor:
+        def forward(self, a: Tensor, b: Tensor, given: dict[str, Tensor]) -> Any:
             return requantized(a, b, **given)
 
     compiled = torch.compile(Module(), fullgraph=True, backend="aot_eager", dynamic=True)
-    assert_bits(compiled(a, b, given), expected)
+    assert_all(compiled(a, b, given), expected)
     exported = torch.export.export(Module(), (a, b, given))
-    assert_bits(exported.module()(a, b, given), expected)
+    assert_all(exported.module()(a, b, given), expected)
     ints = requantized.program.encoded(torch.bfloat16)
     torch.library.opcheck(
         torch.ops.scaled_mm.epilogue_mm.default, (a, b, list(given.values()), ints)
@@ -178,7 +142,7 @@ def test_mistakes_in_a_signature() -> None:
 
 
 def test_mistakes_in_a_call() -> None:
-    a, b, given = int8(M, K), int8(N, K).t(), operands_of_requantized()
+    a, b, given = int8(M, K), int8(N, K).t(), operands_of(requantized, M, N)
     wrong = {
         r"^bias must be a Tensor, got none$": {"bias": None},
         r"^operands must be scale_a, .*, got gain$": {"gain": torch.ones(1)},

@@ -1,5 +1,5 @@
-"""AWQ's weights packed: both layouts can be undone and are what docs/lowbit.md draws; products have
-the bits of the words. (On a GPU: test_cuda_awq.py.)"""
+"""AWQ's weights packed: the CPU's layout can be undone, and products have the bits of the words.
+(Units: test_units.py; on a GPU: test_cuda_awq.py.)"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from awq_cases import AWQ_CASES, DTYPES, FINITE, AwqCase
+from awq_cases import AWQ_CASES, FINITE, AwqCase
 from helpers import assert_bits, bytes_of, each_isa
 from torch import Tensor
 
@@ -19,30 +19,6 @@ from scaled_mm.ops.packed_words import INTEGER
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 NAMES = ("qweight", "scales", "qzeros")
-
-# (K, N, G): every number of sets, padding of K and of N, a group for all rows.
-SHAPES = [
-    (128, 64, 128),
-    (384, 8, 384),
-    (256, 72, 64),
-    (192, 136, 64),
-    (192, 64, 192),
-    (352, 200, 32),
-    (96, 24, 96),
-    (160, 56, 160),
-]
-
-
-def weight(k: int, n: int, group: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    return AwqCase(f"pack-{k}-{n}-{group}-{dtype}", k, n, group, dtype, "special").weight()
-
-
-def in_units(operands: dict[str, Tensor]) -> MixedWeight:
-    """Layout 1, on the CPU too."""
-    (k, words), groups = operands["qweight"].shape, len(operands["scales"])
-    q, z = awq.unpack(operands["qweight"]), awq.unpack(operands["qzeros"])
-    data = units.to_units(q, operands["scales"], z, 4, INTEGER, k // groups)
-    return MixedWeight(data, None, k, 8 * words, k // groups, 4, "integer", 1)
 
 
 def assert_same(packed: MixedWeight, operands: dict[str, Tensor], *context: object) -> None:
@@ -64,15 +40,6 @@ def test_there_and_back(name: str) -> None:
     assert all(torch.equal(x, y) for x, y in zip(bytes_of(operands.values()), before, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("k", "n", "group"), SHAPES)
-def test_units_there_and_back(k: int, n: int, group: int, dtype: torch.dtype) -> None:
-    operands = weight(k, n, group, dtype)
-    packed = in_units(operands)
-    assert packed.data.shape == (units.units_elements(k, n, group, 4, INTEGER),)
-    assert_same(packed, operands)
-
-
 @pytest.mark.parametrize("name", [n for n, c in AWQ_CASES.items() if c.scales in FINITE])
 def test_product(name: str) -> None:
     operands = AWQ_CASES[name].product()
@@ -86,7 +53,7 @@ def test_product(name: str) -> None:
         assert_bits(out, expected, isa)
 
 
-W = weight(128, 64, 64, torch.float16)
+W = AwqCase("packed", 128, 64, 64, torch.float16, "special").weight()
 X = torch.linspace(-1, 1, 3 * 128).view(3, 128).half()
 
 
@@ -109,10 +76,12 @@ def test_products_refuse() -> None:
     packed = MixedWeight.from_awq(**W)
     op = torch.ops.scaled_mm.mixed_mm
     long = torch.cat([packed.data, packed.data])
+    size = units.units_elements(128, 64, 64, 4, INTEGER)
+    for_a_gpu = replace(packed, data=packed.data[:size], layout=1)
     wrong: list[tuple[Any, str]] = [
         (lambda: scaled_mm.awq_gemm(X.bfloat16(), packed), "packed must be of x's dtype bfloat16"),
         (lambda: scaled_mm.awq_gemm(X[:, 1:], packed), "x must have K=128 columns"),
-        (lambda: scaled_mm.awq_gemm(X, in_units(W)), "packed must be of layout 0 or 2 on the CPU"),
+        (lambda: scaled_mm.awq_gemm(X, for_a_gpu), "must be of layout 0 or 2 on the CPU"),
         (
             lambda: op(X, long, [128, 64, 64, 4, 1, 2]),
             "packed must be a contiguous buffer of shape",

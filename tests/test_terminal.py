@@ -1,6 +1,5 @@
 """What comes from files reaches the terminal in printable characters only."""
 
-import gzip
 import io
 import json
 import logging
@@ -16,7 +15,6 @@ from rich.table import Table
 from torch import nn
 
 from scaled_mm import _progress, quantize_model
-from scaled_mm.cli import info
 from scaled_mm.validate import validate
 from scaled_mm.validate.show import plot, show
 from scaled_mm_cli.main import main
@@ -172,19 +170,9 @@ def test_names_of_side_files(folder, option, tmp_path, capsys):
     assert (out / f"{HOSTILE}.json").exists()
 
 
-REFUSED = {
-    "quant_method": lambda c: {**c, "quant_method": HOSTILE},
-    "format": lambda c: {**c, "format": HOSTILE},
-    "ignore": lambda c: {**c, "ignore": [f"re:{HOSTILE}("]},
-    "group": lambda c: {**c, "config_groups": {HOSTILE: 3}},
-    "unknown key": lambda c: {**c, HOSTILE: 1},
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_values_of_a_config(name, folder, tmp_path, capsys):
+def test_values_of_a_config(folder, tmp_path, capsys):
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = REFUSED[name](config["quantization_config"])
+    config["quantization_config"]["format"] = HOSTILE
     (folder / "config.json").write_text(json.dumps(config))
     assert main(["precompute", str(folder), "--out", str(tmp_path / "out")]) == 2
     out, err = capsys.readouterr()
@@ -197,14 +185,9 @@ def test_values_of_a_config(name, folder, tmp_path, capsys):
     [
         ["precompute", HOSTILE, "--out", "x"],
         ["validate", HOSTILE],
-        ["validate", f"{HOSTILE}:f"],
-        ["validate", ".", "--float", HOSTILE],
-        ["demo", "--device", HOSTILE],
-        ["bench", "--shape", HOSTILE],
         ["bench", "--read", HOSTILE],
         [HOSTILE],
         [f"--{HOSTILE}"],
-        ["info", HOSTILE],
         ["explain", "1", "1", HOSTILE],
     ],
     ids=lambda x: ascii(x)[:40],
@@ -214,25 +197,3 @@ def test_arguments(arguments, capsys):
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert_printable(err)
-
-
-def test_a_result_of_a_bench(tmp_path, capsys):
-    data = Path(__file__).parents[1] / "docs" / "benchmarks" / "xeon.json.gz"
-    entries = json.loads(gzip.decompress(data.read_bytes()))["entries"]
-    result = entries["avx512-vnni, bias"]["result"]
-    result["machine"]["cpu"] = f"[b]{HOSTILE}"
-    other = tmp_path / "x.json"
-    other.write_text(json.dumps(result))
-    assert main(["bench", "--read", str(other)]) == 0
-    out = capsys.readouterr().out
-    assert_printable(out)
-    assert f"[b]{ESCAPED}" in out
-
-
-def test_what_a_machine_says_of_itself(monkeypatch, capsys):
-    monkeypatch.setattr(info, "_cpu_model", lambda: f"[red]{HOSTILE}")
-    monkeypatch.setattr(info, "self_check", lambda isa: info.SelfCheck(isa, 1, 0))
-    assert main(["info"]) == 0
-    out = capsys.readouterr().out
-    assert_printable(out)
-    assert "[red]\\x1b" in out

@@ -277,12 +277,6 @@ def test_no_page_has_blocks_that_nobody_runs() -> None:
     assert having == {*PASTED, *(str(p.relative_to(ROOT)) for p in PAGES)}
 
 
-def test_there_are_tutorials() -> None:
-    names = ["checkpoints", "engines", "epilogues", "kernels", "models", "parallel", "quantisation"]
-    names.append("training")
-    assert [page.stem for page in PAGES] == names
-
-
 def test_a_page_is_taken_apart(tmp_path: Path) -> None:
     page = "x\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n```python\n```\ny\n```text\n2\n```\n"
     found = [(b.kind, b.text, b.line, b.printed) for b in blocks(page)]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from awq_cases import DTYPES
-from checkpoint_cases import VARIANTS
+from checkpoint_cases import VARIANTS, by_the_reference
 from int4_cases import Form, quantised
 from torch import Tensor
 
-from scaled_mm import awq, reference
+from scaled_mm import awq
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,8 @@ class Int8Case:
 
     def expected_of(self, x: Tensor, own: dict[str, Tensor]) -> Tensor:
         """Of one partition."""
-        b, zero = own["weight"].t(), own.get("input_zero_point")
-        q, scale, azp = reference.quantize_int8(
-            x,
-            scale=own.get("input_scale"),
-            azp=None if zero is None else zero.int(),
-            symmetric=self.symmetric,
-            per_token=self.dynamic,
-        )
-        terms: dict[str, Tensor | None] = {}
-        if zero is not None:
-            terms = {"azp_with_adj": reference.azp_with_adj(b, zero.int())}
-        elif not self.symmetric:
-            terms = {"azp": azp, "azp_adj": reference.azp_adj(b)}
-        return reference.scaled_mm(
-            q, b, scale, own["weight_scale"], bias=own.get("bias"), out_dtype=x.dtype, **terms
-        )
+        options = {"symmetric": self.symmetric, "per_token": self.dynamic}
+        return by_the_reference(own, x, **options)
 
 
 INT8_CASES = [
