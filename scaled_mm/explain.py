@@ -6,7 +6,6 @@ be there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,7 +138,6 @@ def explain(
     activation: str | None = None,
     experts: int | None = None,
     device: Device | None = None,
-    ask: Callable[..., dict[str, Any]] | None = None,
 ) -> Explanation:
     """How `scaled_mm` would compute D [M, N] = epilogue(A [M, K] B [K, N]) on a GPU.
 
@@ -152,7 +150,6 @@ def explain(
         experts: how many there are, for `grouped_mm` of M rows in all. The choice is made for a
             router that likes each as much.
         device: the GPU; None: the local one, or an H200 where there is none.
-        ask: what answers, with the arguments of `ask_library`; None: that.
 
     Raises:
         ValueError: the op refuses the sizes or the activation, a size is beyond what CUDA's kernels
@@ -164,7 +161,7 @@ def explain(
     check_as_the_op_does(m, n, k, OUT_DTYPES[out_dtype], activation)
     gpu = device or local_device() or DEVICES["H200"]
     if experts is None:
-        answer = (ask or ask_library)(m, n, k, gpu, OUT_DTYPES[out_dtype], activation)
+        answer = ask_library(m, n, k, gpu, OUT_DTYPES[out_dtype], activation)
     else:
         if not 0 < experts <= MOST:
             raise ValueError(f"experts must be in 1..{MOST}, got {experts}")

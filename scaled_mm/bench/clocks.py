@@ -10,15 +10,16 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from . import machine
 
 Launch = Callable[[], Any]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,25 @@ class CudaGraphClock:
         torch.cuda.synchronize()
         times = [self._seconds([lambda: target.copy_(source)]) for _ in range(20)]
         return 2 * source.numel() / statistics.median(times)
+
+
+def rounds_in_turns(
+    stopwatches: Mapping[K, Stopwatch], rounds: int, budget_seconds: float = math.inf
+) -> dict[K, list[float]]:
+    """Seconds of a call, for each round: all take turns, every other round in reverse.
+
+    Whose rounds would take more than the budget takes part in fewer, the first ones.
+    """
+    own = {
+        key: max(1, round(min(rounds, budget_seconds / stopwatch.round_seconds)))
+        for key, stopwatch in stopwatches.items()
+    }
+    times: dict[K, list[float]] = {key: [] for key in stopwatches}
+    for i in range(rounds):
+        for key in [*stopwatches][:: -1 if i % 2 else 1]:
+            if i < own[key]:
+                times[key].append(stopwatches[key].seconds())
+    return times
 
 
 def clock_of(device: str) -> Clock:

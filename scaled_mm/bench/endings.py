@@ -27,7 +27,7 @@ from ..ops.epilogue_mm import epilogue_mm
 from ..ops.int8 import pack_weight_int8, scaled_mm
 from ..ops.produce import gelu_quantize_int8, silu_mul_quantize_int8
 from ..ops.quantize import quantize_int8
-from .clocks import Clock, Stopwatch, clock_of
+from .clocks import Clock, clock_of, rounds_in_turns
 from .measure import empty_result
 
 WAYS = ("in the product", "two kernels", "torch.compile")
@@ -196,16 +196,10 @@ def measure(
 ) -> dict[str, Any]:
     """Microseconds of every ending, every way."""
     m, n, k = shape
-    watches: dict[tuple[str, str], Stopwatch] = {}
     asked = contenders(m, n, k, settings.device, clock, own)
-    for key, calls in asked.items():
-        watches[key] = clock.stopwatch(calls)
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in watches}
-    for i in range(settings.rounds):
-        for key in [*watches][:: -1 if i % 2 else 1]:
-            times[key].append(watches[key].seconds())
+    watches = {key: clock.stopwatch(calls) for key, calls in asked.items()}
     case: dict[str, Any] = {"m": m, "n": n, "k": k, "us": {}}
-    for (name, way), own in times.items():
+    for (name, way), own in rounds_in_turns(watches, settings.rounds).items():
         case["us"].setdefault(name, {})[way] = 1e6 * statistics.median(own)
     return case
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .clocks import Clock, Stopwatch, clock_of
+from .clocks import Clock, Stopwatch, clock_of, rounds_in_turns
 from .grouped_contenders import CONTENDERS, JUDGED, Block, Run, Stacks, Tokens
 from .layer import DTYPE
 from .measure import empty_result, in_short
@@ -43,13 +43,6 @@ class GroupedSettings:
 
 
 # --- measuring ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Runner:
-    name: str
-    stopwatch: Stopwatch
-    rounds: int
 
 
 def drawn(block: Block, count: int, device: str, seed: int) -> Tokens:
@@ -83,23 +76,16 @@ def measure(
     given = [first, *(drawn(block, count, settings.device, i) for i in range(1, copies))]
     experts = statistics.mean(map(hit, given))
     exact = stacks.exact(first)
-    runners: list[Runner] = []
+    stopwatches: dict[str, Stopwatch] = {}
     rows: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
         row = rows[name] = {"name": name, "microseconds": None, "verdict": ""}
         try:
             row["error"] = float((run(first)[:JUDGED].float() - exact).norm() / exact.norm())
-            stopwatch = clock.stopwatch([partial(run, tokens) for tokens in given])
+            stopwatches[name] = clock.stopwatch([partial(run, tokens) for tokens in given])
         except Exception as reason:  # the others go on
             row["verdict"] = in_short(reason)
-            continue
-        fitting = round(clock.budget_seconds / stopwatch.round_seconds)
-        runners.append(Runner(name, stopwatch, max(1, min(settings.rounds, fitting))))
-    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
-    for i in range(settings.rounds):
-        for runner in runners[:: -1 if i % 2 else 1]:
-            if i < runner.rounds:
-                times[runner.name].append(runner.stopwatch.seconds())
+    times = rounds_in_turns(stopwatches, settings.rounds, clock.budget_seconds)
     for name, own in times.items():
         rows[name]["microseconds"] = 1e6 * statistics.median(own)
     size = int8_bytes(block, experts)

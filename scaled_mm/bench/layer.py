@@ -31,7 +31,7 @@ from ..ops.produce import (
     silu_mul_quantize_int8,
 )
 from ..ops.quantize import quantize_int8, quantize_weight_int8
-from .clocks import Clock, Stopwatch, clock_of
+from .clocks import Clock, Stopwatch, clock_of, rounds_in_turns
 from .measure import empty_result, in_short
 
 EPS = 1e-5
@@ -247,17 +247,10 @@ def values(shape: Shape, device: str) -> tuple[dict[str, Tensor], dict[str, Tens
     return made, norms
 
 
-@dataclass
-class Runner:
-    name: str
-    stopwatch: Stopwatch
-    rounds: int
-    error: float
-
-
 def prepare(
-    contender: Contender, settings: LayerSettings, m: int, clock: Clock, exact: Tensor | None
-) -> tuple[Runner, Tensor]:
+    contender: Contender, settings: LayerSettings, m: int, clock: Clock, exact: Tensor
+) -> tuple[Stopwatch, float]:
+    """Also the relative distance of the output from the exact one."""
     shape = LAYERS[settings.layer]
     made, norms = values(shape, settings.device)
     norms = {name: w.to(contender.dtype) for name, w in norms.items()}
@@ -272,10 +265,8 @@ def prepare(
         weights = {name: contender.weight(w) for name, w in made.items()} | norms
         calls.append(partial(layer, weights, *xs[i % len(xs)]))
     out = torch.cat(calls[0](), 1).float()
-    error = 0.0 if exact is None else float((out - exact).norm() / exact.norm())
-    stopwatch = clock.stopwatch(calls)
-    rounds = min(settings.rounds, round(clock.budget_seconds / stopwatch.round_seconds))
-    return Runner(contender.name, stopwatch, max(1, rounds), error), out
+    error = float((out - exact).norm() / exact.norm())
+    return clock.stopwatch(calls), error
 
 
 def tokens(shape: Shape, m: int, device: str) -> tuple[Tensor, Tensor]:
@@ -301,21 +292,16 @@ def measure(settings: LayerSettings, m: int, clock: Clock) -> list[dict[str, Any
     output from the float32 layer's."""
     taking = [c for c in CONTENDERS if settings.device in c.devices]
     exact = exact_of(settings, m)
-    runners: list[Runner] = []
+    stopwatches: dict[str, Stopwatch] = {}
     rows: dict[str, dict[str, Any]] = {}
     for contender in (c for c in taking if c.name not in settings.without):
         row = rows[contender.name] = {"name": contender.name, "microseconds": None, "verdict": ""}
         try:
-            runner, _ = prepare(contender, settings, m, clock, exact)
-            runners.append(runner)
-            row["error"] = runner.error
+            stopwatch, row["error"] = prepare(contender, settings, m, clock, exact)
+            stopwatches[contender.name] = stopwatch
         except Exception as reason:  # the others go on
             row["verdict"] = in_short(reason)
-    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
-    for i in range(settings.rounds):
-        for runner in runners[:: -1 if i % 2 else 1]:
-            if i < runner.rounds:
-                times[runner.name].append(runner.stopwatch.seconds())
+    times = rounds_in_turns(stopwatches, settings.rounds, clock.budget_seconds)
     for name, own in times.items():
         rows[name]["microseconds"] = 1e6 * statistics.median(own)
     return [*rows.values()]
