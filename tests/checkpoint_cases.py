@@ -183,7 +183,6 @@ def encoded(header: Any, data: bytes = bytes(16), length: int | None = None) -> 
 ONE = json.dumps(entry()).encode()
 MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
     "empty": (b"", "must begin with the 8 bytes of a length, got 0"),
-    "7-bytes": (bytes(7), "must begin with the 8 bytes of a length, got 7"),
     "no-header": (encoded(b"", b""), "the header must begin with {, got b''"),
     "length-over-file": (
         encoded({"a": entry()}, b"", 1_000_000),
@@ -193,7 +192,6 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
         encoded({"a": entry()}, b"", 100_000_001),
         "must be at most 100,000,000",
     ),
-    "length-2^63": (encoded({"a": entry()}, b"", 2**63), "must be at most 100,000,000"),
     "length-2^64-1": (encoded({"a": entry()}, b"", 2**64 - 1), "must be at most 100,000,000"),
     "duplicate": (encoded(b'{"a":' + ONE + b',"a":' + ONE + b"}"), "the name 'a' stands twice"),
     "duplicate-escaped": (
@@ -203,10 +201,6 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
     "duplicate-metadata-key": (
         encoded(b'{"__metadata__":{"x":"1","x":"2"},"a":' + ONE + b"}"),
         "the name 'x' stands twice",
-    ),
-    "duplicate-field": (
-        encoded(b'{"a":{"dtype":"I8","dtype":"I8","shape":[16],"data_offsets":[0,16]}}'),
-        "the name 'dtype' stands twice",
     ),
     "unknown-dtype": (encoded({"a": entry(dtype="I9")}), "a: dtype must be one of BOOL, "),
     "unknown-field": (encoded({"a": {**entry(), "code": "x"}}), "field 'code' is not understood"),
@@ -222,7 +216,6 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
         encoded({"a": entry(0, 4, shape=[4]), "b": entry(8, 16, shape=[8])}),
         "b: data must begin at 4, got 8",
     ),
-    "hole-in-front": (encoded({"a": entry(8, 16, shape=[8])}), "data must begin at 0, got 8"),
     "bytes-left-over": (encoded({"a": entry(0, 8, shape=[8])}), "8 bytes of data, got 16"),
     "data-missing": (encoded({"a": entry(0, 32, shape=[32])}), "32 bytes of data, got 16"),
     "negative-offset": (encoded({"a": entry(-1)}), "data_offsets[0] must be an integer in 0.."),
@@ -246,9 +239,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
     "shape-is-not-the-bytes": (encoded({"a": entry(shape=[15])}), "must span I8 [15], got (0, 16)"),
     "half-a-byte": (encoded({"a": entry(dtype="F4", shape=[31])}), "must span F4 [31]"),
     "leading-space": (encoded(b' {"a":' + ONE + b"}"), "header must begin with {, got b' '"),
-    "leading-newline": (encoded(b'\n{"a":' + ONE + b"}"), "header must begin with {, got b'\\n'"),
     "junk-behind": (encoded(b'{"a":' + ONE + b"}x"), "Extra data"),
-    "nul-behind": (encoded(b'{"a":' + ONE + b"}\0\0"), "Extra data"),
     "no-object": (encoded(b"[]"), "the header must begin with {"),
     "not-utf-8": (encoded(b'{"\xff":' + ONE + b"}"), "can't decode byte"),
     "lone-surrogate": (encoded(b'{"\\ud800":' + ONE + b"}"), "is not Unicode"),
@@ -257,7 +248,6 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
         encoded({"__metadata__": {"a": 1}, "a": entry()}),
         "__metadata__.a must be a string, got 1",
     ),
-    "name-nul": (encoded({"a\0b": entry()}), "a tensor name must be"),
     "name-newline": (encoded({"a\nb": entry()}), "a tensor name must be"),
     "name-empty": (encoded({"": entry()}), "a tensor name must be"),
     "name-dots": (encoded({"..": entry()}), "a tensor name must be"),
@@ -266,9 +256,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
     "name-backslash": (encoded({"a\\b": entry()}), "a tensor name must be"),
     "name-drive": (encoded({"C:a": entry()}), "a tensor name must be"),
     "name-long": (encoded({"a" * 1025: entry()}), "1 to 1024 printable characters"),
-    "pickle-2": (b"\x80\x02}q\x00.", "is a pickle, which is not opened"),
     "pickle-4": (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00.", "is a pickle"),
-    "pickle-5": (b"\x80\x05\x95\x05\x00\x00\x00\x00\x00\x00\x00.", "is a pickle"),
     "zip": (b"PK\x03\x04" + bytes(40), "torch.save's pickles, which is not opened"),
     "gguf": (b"GGUF\x03" + bytes(40), "is GGUF, not safetensors"),
     "numpy": (b"\x93NUMPY\x01\x00" + bytes(40), "is an array of numpy, not safetensors"),

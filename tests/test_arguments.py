@@ -19,7 +19,6 @@ from argument_cases import (
     K,
     N,
     halves,
-    quantised,
     tensors,
     whole,
     words,
@@ -31,11 +30,13 @@ import scaled_mm
 from scaled_mm import layouts
 from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 
+RULE = re.compile(r"[\w. ]+ must |The truth value of an array")  # numpy's own, where it is compared
+
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CALLS)
 def test_any_argument(name: str) -> None:
-    """Nothing but the two errors that are promised, one line each, neither a crash."""
+    """Nothing but the two errors that are promised, in the words of a rule, and no crash."""
     function, good = CALLS[name]
     function(**good)
     refused = 0
@@ -44,7 +45,7 @@ def test_any_argument(name: str) -> None:
             try:
                 function(**{**good, argument: value})
             except (ValueError, TypeError) as refusal:
-                assert str(refusal)
+                assert RULE.match(str(refusal)), (argument, value)
                 refused += 1
             except Exception as error:
                 error.add_note(f"{name}: {argument}={value!r}")
@@ -55,7 +56,6 @@ def test_any_argument(name: str) -> None:
 # ---- What was found, by name ---------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {  # and how the message begins
-    "awq-scalar": ("from_awq", {"qzeros": words()}, "qzeros must be int32 of two dimensions"),
     "gptq-int64": ("from_gptq-8", {"qweight": words(8, N).long()}, "qweight must be int32 of two"),
     "gptq-version-truth": ("from_gptq", {"version": True}, "version must be 1"),
     "gptq-columns-beyond-memory": (
@@ -63,12 +63,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {  # and how the message b
         {"qweight": words(1, 1).expand(8, 2**40)},
         "qzeros must",
     ),
-    "features": ("WeightOnlyLinear", {"in_features": 2**62}, "in_features must be in 0.."),
     "features-of-float": ("ScaledLinear", {"out_features": 4.0}, "out_features must be an int"),
-    "by-hand-group": ("by-hand", {"group": 0}, "group must divide K=64"),
     "by-hand-rest": ("by-hand", {"group": 3}, "group must divide K=64"),
-    "by-hand-layout": ("by-hand", {"layout": 3}, "layout must be one of 0, 1, 2"),
-    "by-hand-quantised": ("by-hand", {"data": quantised()}, "data must be a dense tensor"),
     "by-hand-every-second": (
         "by-hand",
         {"data": WEIGHT.data.repeat_interleave(2)[::2]},
@@ -90,9 +86,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {  # and how the message b
         "order must",
     ),
     "gptq-more-zeros": ("from_gptq", {"qzeros": words(2, 4)}, "qzeros must hold 16 values of 4"),
-    "gptq-quantised": ("from_gptq-8", {"qweight": quantised()}, "qweight must be int32 of two"),
     "packed-fewer-rows": ("from_compressed_tensors", {"k": 32}, "weight_packed must hold 32"),
-    "packed-k-negative": ("from_compressed_tensors", {"k": -8}, "k must be the number of input"),
     "packed-more-zeros": (
         "from_compressed_tensors",
         {"weight_zero_point": words(K, 2)},
@@ -103,35 +97,24 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {  # and how the message b
         {"weight_scale": halves(N)},
         "weight_scale must",
     ),
-    "bits-float": ("pack_weight", {"bits": 4.0}, "bits must be 4 or 8"),
     "q-on-meta": (
         "pack_weight",
         {"q": torch.ones(K, N, dtype=torch.int8, device="meta")}
         | {"scales": torch.ones(2, N, dtype=HALF, device="meta")},
         "q must",
     ),
-    "q-sparse": ("pack_weight", {"q": whole(K, N).to_sparse()}, "q must be a dense tensor"),
     "g-idx-bool": ("pack_weight", {"g_idx": torch.arange(K) >= G}, "g_idx must be an integer"),
     "g-idx-device": (
         "pack_weight",
         {"g_idx": torch.ones(K, dtype=torch.int32, device="meta")},
         "g_idx must",
     ),
-    "eps-string": ("rms_norm", {"eps": "small"}, "eps must be a number"),
     "symmetric": ("gelu", {"symmetric": "no"}, "symmetric must be a bool"),
-    "rotate": ("gelu", {"rotate": "128"}, "rotate must be an int or None"),
     "rotate-true": ("gelu", {"rotate": True}, "rotate must be an int or None"),
     "normed": ("layer_norm", {"normed": 1}, "normed must be a bool"),
     "per-token": ("quantize_int8", {"per_token": "tensor"}, "per_token must be a bool"),
     "x-integers": ("forward", {"x": torch.ones(3, K, dtype=torch.int64)}, "x must be floating"),
-    "x-none": ("forward", {"x": None}, "x must be a Tensor"),
-    "weight-plain": ("from_weight", {"weight": whole(K, N)}, "weight must be a MixedWeight"),
-    "bias-list": ("from_weight", {"bias": [1.0]}, "bias must be a Tensor"),
     "smooth-empty": ("from_linear", {"smooth": torch.ones(0)}, "smooth must be positive and"),
-    "linear": ("from_linear", {"linear": WEIGHT}, "linear must be a torch.nn.Linear,"),
-    "sm-nan": ("layout_of", {"sm": float("nan")}, "sm must be an int"),
-    "layout": ("restore", {"layout": 80}, "layout must be a Layout"),
-    "mode": ("compat.gemm", {"weight_dtype": []}, "quant_mode must be a torch.dtype,"),
 }
 
 

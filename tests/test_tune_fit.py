@@ -98,16 +98,11 @@ def test_read(tmp_path: Path, path: Path, quick: None, capsys: pytest.CaptureFix
 
 REFUSED_TIMES: dict[str, tuple[dict[str, Any], str]] = {
     "format": ({"format": 0}, "format must be an integer in 1..1, got 0"),
-    "device": ({"device": None}, "device must be an object, got None"),
     "share": ({"memory_share": "x"}, "memory_share must be a number in 0.05..2, got x"),
     "family": ({"times": {"x": []}}, "times must be lists of shapes for int8, lowbit, got times.x"),
     "size": (
         {"times": {"int8": [{"m": 0}]}},
         "times.int8[0].m must be an integer in 1..2147483647, got 0",
-    ),
-    "us": (
-        {"times": {"int8": [{"m": 1, "n": 1, "k": 1, "us": {"x": 0}}]}},
-        "times.int8[0].us, 'x' must be a number in 0.001..1e+09, got 0",
     ),
 }
 
