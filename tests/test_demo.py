@@ -12,7 +12,6 @@ from helpers import extra
 from scipy import stats
 from torch import nn
 
-from scaled_mm.cli import demo as command
 from scaled_mm.demo import bert, data, measure, plot, run
 from scaled_mm.demo.run import BFLOAT16, FLOAT32
 from scaled_mm.demo.schemes import COMPARED, quantise
@@ -207,15 +206,6 @@ def test_rank_correlation_is_scipys():
     want = stats.spearmanr(*((e @ e.t())[pairs[0], pairs[1]] for e in (one, other))).statistic
     assert measure.rank_correlation(one, other) == pytest.approx(want, abs=1e-12)
     assert measure.rank_correlation(one, one) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("asked", "served", "means"),
-    [("auto", False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
-)
-def test_device(asked, served, means, monkeypatch):
-    monkeypatch.setattr(command, "serves_gpu", lambda: served)
-    assert command.chosen_device(asked) == means
 
 
 @pytest.mark.gpu

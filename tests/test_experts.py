@@ -193,24 +193,19 @@ def test_is_near_the_float_model(name: str) -> None:
     assert [x for x in report.floats if x.name.endswith(("gate.weight", "router.weight"))]
 
 
+@pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("scheme", ["W8A8", "static-asymmetric", "w4a16-g16-asymmetric"])
 @pytest.mark.parametrize("name", MODELS)
 def test_saved_and_loaded(name: str, scheme: str, tmp_path: Path) -> None:
-    import scaled_mm.integrations.transformers as ours
-
     made = quantize_model(tiny(name), QuantConfig(scheme), [IDS])
     expected = logits(made)
     save_quantized(made, tmp_path / "saved")
     made.save_pretrained(tmp_path / "pretrained")
-    ours.register()
-    try:
-        auto = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-        auto.save_pretrained(tmp_path / "again")
-        for folder in ("pretrained", "again"):
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder)
-            assert_bits(logits(loaded), expected)
-    finally:
-        ours.unregister()
+    auto = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    auto.save_pretrained(tmp_path / "again")
+    for folder in ("pretrained", "again"):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        assert_bits(logits(loaded), expected)
     for folder in ("saved", "pretrained", "again"):
         assert_bits(logits(load_quantized(tiny(name), tmp_path / folder)), expected)
     written = [m.generate(IDS, max_new_tokens=4, do_sample=False) for m in (auto, made)]
