@@ -14,7 +14,7 @@ DEFAULT_TORCH := 2.13.0
 VENV := .venv
 LIBRARY := scaled_mm/_C_cpu.abi3.so
 SOURCES := setup.py $(shell find csrc -type f)
-CPP := $(shell find csrc -name '*.cpp' -not -path 'csrc/cuda/*') $(wildcard csrc/cuda/sm*/model.cpp)
+CPP := $(shell find csrc -name '*.cpp' -not -path 'csrc/cuda/*') $(wildcard csrc/cuda/sm*/*model.cpp)
 FORMATTED := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(CURDIR)/$(VENV)/outer-bin

@@ -7,6 +7,7 @@
 
 #include "cpu/experts_work.h"
 #include "cpu/isa.h"
+#include "ops/grouped.h"
 #include "ops/namespace.h"
 #include "problems/groups.h"
 #include "refuse.h"
@@ -64,7 +65,8 @@ Int8Problem product_of(const GroupedInt8Problem& p, const Int8Problem& all, int6
   return one;
 }
 
-void multiply(const GroupedInt8Problem& p) {
+void run(Checked<GroupedInt8Problem>& checked) {
+  const GroupedInt8Problem& p = checked.problem;
   check_offsets(p.offsets, p.size.experts, p.size.m);
   check_rows(p.rows, p.size.m, p.a_rows, "a");
   const int64_t used = p.size.experts ? p.offsets[p.size.experts - 1] : 0;
@@ -86,26 +88,7 @@ void multiply(const GroupedInt8Problem& p) {
   work.run(kColBlock * p.size.k, isa.gemm);
 }
 
-using Text = std::optional<std::string>;
 using Maybe = std::optional<Tensor>;
-
-Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& scale_a,
-                  const Tensor& scale_b, const Maybe& bias, const Maybe& azp, const Maybe& azp_adj,
-                  const Maybe& residual, const Text& activation,
-                  const std::optional<ScalarType>& out_dtype, const Maybe& out_scale,
-                  const Maybe& out_azp, const Maybe& rows, const Shape& b_shape) {
-  const Checked<GroupedInt8Problem> checked = check_grouped_mm(
-      {a,
-       b,
-       offsets,
-       scale_a,
-       scale_b,
-       rows,
-       b_shape,
-       {bias, azp, azp_adj, {}, residual, activation, out_dtype, out_scale, out_azp, {}}});
-  multiply(checked.problem);
-  return checked.outputs[0];
-}
 
 Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& order,
                    const Maybe& residual, const std::optional<ScalarType>& out_dtype) {
@@ -133,6 +116,6 @@ Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& order,
 }  // namespace scaled_mm::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
-  ops.impl("grouped_mm", TORCH_BOX(&scaled_mm::cpu::grouped_mm));
+  ops.impl("grouped_mm", TORCH_BOX(&scaled_mm::grouped_mm<scaled_mm::cpu::run>));
   ops.impl("moe_combine", TORCH_BOX(&scaled_mm::cpu::moe_combine));
 }

@@ -15,12 +15,7 @@ std::string force_isa(std::string name) { return forced_isa().exchange(name); }
 }  // namespace scaled_mm::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
-  ops.impl("_archs", TORCH_BOX(&scaled_mm::list_archs));
-  ops.impl("_arch_of", TORCH_BOX(&scaled_mm::arch_of));
-  ops.impl("_kernels", TORCH_BOX(&scaled_mm::list_kernels));
-  ops.impl("_force_kernels", TORCH_BOX(&scaled_mm::force_kernels));
-  ops.impl("_tune", TORCH_BOX(&scaled_mm::tune));
-  ops.impl("_untune", TORCH_BOX(&scaled_mm::untune));
+  scaled_mm::register_kernels(ops);
   ops.impl("_gpus", TORCH_BOX(&scaled_mm::list_gpus));
   ops.impl("_fingerprint", TORCH_BOX(&scaled_mm::fingerprint));
   ops.impl("_cpu_isas", TORCH_BOX(&scaled_mm::cpu::list_isas));

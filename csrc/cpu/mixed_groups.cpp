@@ -6,8 +6,8 @@
 
 #include "cpu/experts_work.h"
 #include "cpu/isa.h"
+#include "ops/grouped.h"
 #include "ops/namespace.h"
-#include "problems/mixed_groups.h"
 #include "refuse.h"
 
 namespace scaled_mm::cpu {
@@ -96,21 +96,9 @@ void multiply(Checked<GroupedLowbitProblem>& checked, const Tensor& x) {
   work.run(kLowbitCols * all.w.k, isa.lowbit_gemm);
 }
 
-using Maybe = std::optional<Tensor>;
-
-Tensor grouped_mixed_mm(const Tensor& x, const Tensor& packed, const std::vector<int64_t>& sizes,
-                        const Tensor& offsets, const Maybe& order, const Maybe& bias,
-                        const Maybe& residual, const std::optional<std::string>& activation,
-                        const Maybe& rows, bool settled) {
-  Checked<GroupedLowbitProblem> checked = check_grouped_mixed_mm(
-      {x, packed, sizes, offsets, order, rows, settled, {bias, residual, activation, {}}});
-  multiply(checked, x);
-  return checked.outputs[0];
-}
-
 }  // namespace
 }  // namespace scaled_mm::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
-  ops.impl("grouped_mixed_mm", TORCH_BOX(&scaled_mm::cpu::grouped_mixed_mm));
+  ops.impl("grouped_mixed_mm", TORCH_BOX(&scaled_mm::grouped_mixed_mm<scaled_mm::cpu::multiply>));
 }

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "dispatch/plan.h"
 #include "epilogue/expr.h"
 
 namespace scaled_mm {
@@ -30,13 +31,7 @@ struct CompiledCall {
   int64_t ldd;  // elements between rows of an output
   int64_t out_columns;
   int32_t out_dtype;  // a DType: of a single output of 16 bits
-  // StreamPlan, of a line that streams; the width of bands, of one that is persistent.
-  int32_t token_tiles;
-  int32_t split;
-  int64_t blocks;
-  int32_t paired;
-  int32_t early;
-  int32_t swizzle;
+  LinePlan plan;
   // The device, which is current.
   int32_t device;
   int32_t sms;

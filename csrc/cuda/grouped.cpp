@@ -10,6 +10,7 @@
 #include "cuda/common/alignment.h"
 #include "cuda/int8.h"
 #include "dispatch/choose.h"
+#include "ops/grouped.h"
 #include "ops/namespace.h"
 #include "refuse.h"
 
@@ -46,32 +47,16 @@ void multiply(GroupedInt8Problem& p, const Scope& scope) {
   kernel->run(p, scope);
 }
 
-using Text = std::optional<std::string>;
-using Maybe = std::optional<Tensor>;
-
-Tensor grouped_mm(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& scale_a,
-                  const Tensor& scale_b, const Maybe& bias, const Maybe& azp, const Maybe& azp_adj,
-                  const Maybe& residual, const Text& activation,
-                  const std::optional<ScalarType>& out_dtype, const Maybe& out_scale,
-                  const Maybe& out_azp, const Maybe& rows, const Shape& b_shape) {
-  Checked<GroupedInt8Problem> checked = check_grouped_mm(
-      {a,
-       b,
-       offsets,
-       scale_a,
-       scale_b,
-       rows,
-       b_shape,
-       {bias, azp, azp_adj, {}, residual, activation, out_dtype, out_scale, out_azp, {}}});
+void run(Checked<GroupedInt8Problem>& checked) {
   GroupedInt8Problem& p = checked.problem;
-  if (p.size.m > 0 && p.size.n > 0) {
-    must_fit("a", "rows", std::max(p.size.m, p.a_rows));
-    must_fit("b", "columns of all experts", p.size.experts * p.size.n);
-    if (p.a_rows == 0) refuse("rows", "be empty, as a has no rows", std::to_string(p.size.m));
-    multiply(p, Scope(a));
-  }
-  return checked.outputs[0];
+  if (p.size.m == 0 || p.size.n == 0) return;
+  must_fit("a", "rows", std::max(p.size.m, p.a_rows));
+  must_fit("b", "columns of all experts", p.size.experts * p.size.n);
+  if (p.a_rows == 0) refuse("rows", "be empty, as a has no rows", std::to_string(p.size.m));
+  multiply(p, Scope(checked.outputs[0]));
 }
+
+using Maybe = std::optional<Tensor>;
 
 Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& order,
                    const Maybe& residual, const std::optional<ScalarType>& out_dtype) {
@@ -94,7 +79,7 @@ std::tuple<Tensor, Tensor, Tensor> moe_sort(const Tensor& top_k_index, int64_t n
 }  // namespace scaled_mm::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
-  ops.impl("grouped_mm", TORCH_BOX(&scaled_mm::cuda::grouped_mm));
+  ops.impl("grouped_mm", TORCH_BOX(&scaled_mm::grouped_mm<scaled_mm::cuda::run>));
   ops.impl("moe_combine", TORCH_BOX(&scaled_mm::cuda::moe_combine));
   ops.impl("_moe_sort", TORCH_BOX(&scaled_mm::cuda::moe_sort));
 }

@@ -7,6 +7,7 @@
 #include "cuda/common/alignment.h"
 #include "cuda/lowbit.h"
 #include "dispatch/choose.h"
+#include "ops/grouped.h"
 #include "ops/namespace.h"
 #include "refuse.h"
 
@@ -53,21 +54,9 @@ void run(Checked<GroupedLowbitProblem>& checked, const Tensor& x) {
   });
 }
 
-using Maybe = std::optional<Tensor>;
-
-Tensor grouped_mixed_mm(const Tensor& x, const Tensor& packed, const std::vector<int64_t>& sizes,
-                        const Tensor& offsets, const Maybe& order, const Maybe& bias,
-                        const Maybe& residual, const std::optional<std::string>& activation,
-                        const Maybe& rows, bool settled) {
-  Checked<GroupedLowbitProblem> checked = check_grouped_mixed_mm(
-      {x, packed, sizes, offsets, order, rows, settled, {bias, residual, activation, {}}});
-  run(checked, x);
-  return checked.outputs[0];
-}
-
 }  // namespace
 }  // namespace scaled_mm::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
-  ops.impl("grouped_mixed_mm", TORCH_BOX(&scaled_mm::cuda::grouped_mixed_mm));
+  ops.impl("grouped_mixed_mm", TORCH_BOX(&scaled_mm::grouped_mixed_mm<scaled_mm::cuda::run>));
 }

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "dispatch/gpus.h"
+#include "dispatch/plan.h"
 #include "dispatch/predict.h"
 #include "problems/groups.h"
 #include "problems/int8.h"
@@ -40,18 +41,6 @@ struct Kernel {
   std::optional<Fit> fit;
   // Launches it; null in the CPU library.
   void (*run)(const P&, const cuda::Scope&);
-};
-
-// How an int8 kernel cuts a product, as the library of a compiled epilogue is told
-// (cuda/compiled.h): one that streams into tiles and slices, a persistent one into bands.
-struct LinePlan {
-  bool streams = false;
-  int token_tiles = 1;
-  int split = 1;
-  int64_t blocks = 0;
-  bool paired = false;
-  int early = 0;
-  int swizzle = 1;
 };
 
 // A folder csrc/cuda/smXX: its kernels of each family.

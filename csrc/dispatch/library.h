@@ -2,6 +2,8 @@
 // cpu/library.cpp for the CPU key and by cuda/library.cpp for the CUDA key.
 #pragma once
 
+#include <torch/csrc/stable/library.h>
+
 #include <sstream>
 
 #include "dispatch/choose.h"
@@ -80,5 +82,15 @@ inline std::string fingerprint(std::string arch_name) {
 
 // Sets SCALED_MM_KERNEL for this library; empty: nothing is forced. Returns the value before.
 inline std::string force_kernels(std::string names) { return forced_kernels().exchange(names); }
+
+// What both libraries register, each for its key.
+inline void register_kernels(auto& ops) {
+  ops.impl("_archs", TORCH_BOX(&list_archs));
+  ops.impl("_arch_of", TORCH_BOX(&arch_of));
+  ops.impl("_kernels", TORCH_BOX(&list_kernels));
+  ops.impl("_force_kernels", TORCH_BOX(&force_kernels));
+  ops.impl("_tune", TORCH_BOX(&tune));
+  ops.impl("_untune", TORCH_BOX(&untune));
+}
 
 }  // namespace scaled_mm

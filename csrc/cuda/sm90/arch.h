@@ -73,14 +73,7 @@ inline constexpr int kMaxSplit = 3;
 inline constexpr int kMaxStages = 32;    // of a ring
 inline constexpr int kBriefChunks = 16;  // of a slice, at most: launch and end take most of a call
 
-// How a streaming kernel cuts a product.
-struct StreamPlan {
-  int token_tiles;  // tiles of D along M
-  int split;        // slices of K, one block each: a cluster; at most kMaxSplit
-  int64_t blocks;
-  bool paired;  // two blocks live on a multiprocessor at a time
-  int early;    // chunks of a slice's weight that are sent for before the kernel before has ended
-};
+// In slices of K, kMaxSplit at most.
 StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const Machine& machine,
                        bool settled = false);  // Weight::settled
 
@@ -255,8 +248,8 @@ template <const Persistent& kTile>
 void run(const GroupedInt8Problem& p, const Scope& scope);
 
 // As many tiles of tokens as there can be.
-int8::StreamPlan plan_stream(const Stream& tile, const GroupedInt8Problem::Size& size,
-                             const Machine& machine);
+StreamPlan plan_stream(const Stream& tile, const GroupedInt8Problem::Size& size,
+                       const Machine& machine);
 
 }  // namespace grouped
 

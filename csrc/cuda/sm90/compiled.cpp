@@ -9,13 +9,7 @@ namespace {
 
 LinePlan plan_of(const Stream& tile, const Int8Problem::Size& size, const Machine& machine,
                  bool settled) {
-  const StreamPlan plan = plan_stream(tile, size, machine, settled);
-  return {.streams = true,
-          .token_tiles = plan.token_tiles,
-          .split = plan.split,
-          .blocks = plan.blocks,
-          .paired = plan.paired,
-          .early = plan.early};
+  return {.streams = true, .stream = plan_stream(tile, size, machine, settled)};
 }
 
 LinePlan plan_of(const Persistent& tile, const Int8Problem::Size& size, const Machine&, bool) {

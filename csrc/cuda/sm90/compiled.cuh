@@ -70,8 +70,7 @@ int32_t launch(const CompiledCall& call) {
     params.ending.ldd = call.ldd;
     params.ending.vectors = call.out_columns % (4 / P::kColumns) == 0;
     const StreamFactors of{call.a, call.lda, call.b, call.ldb, call.m, call.n, call.k};
-    const StreamPlan plan{call.token_tiles, call.split, call.blocks, call.paired != 0, call.early};
-    launch_stream<Block, E>(of, plan, device, on, params);
+    launch_stream<Block, E>(of, call.plan.stream, device, on, params);
   });
 }
 
@@ -100,7 +99,7 @@ int32_t launch(const CompiledCall& call) {
                                  .to = {}};
     args.to.out = {call.outputs[0], static_cast<DType>(call.out_dtype), true};
     args.to.ldd = call.ldd;
-    args.swizzle = call.swizzle;
+    args.swizzle = call.plan.swizzle;
     PersistentGemm<kTile, E, Stored>::run(args, device, on);
   });
 }

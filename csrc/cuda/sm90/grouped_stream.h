@@ -15,7 +15,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   const Int8Problem& product = p.product;
   const int64_t m = p.size.m, n = p.size.n, k = p.size.k;
   const Device& device = scope.device;
-  const int8::StreamPlan plan = plan_stream(kTile, p.size, device);
+  const StreamPlan plan = plan_stream(kTile, p.size, device);
 
   int8::GroupedParams params = {};
   if (k > 0 && p.size.experts > 0) {  // else nothing is loaded

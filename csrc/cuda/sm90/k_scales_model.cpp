@@ -6,6 +6,7 @@
 
 #include "cuda/mma_sync/k_scales.h"
 #include "cuda/sm90/k_scales.h"
+#include "cuda/sm90/model.h"
 
 namespace scaled_mm::cuda::sm90::k_scales {
 namespace {
@@ -23,15 +24,6 @@ double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces
   const double slots = pieces.depth == 1 ? plan.slots() : plan.units();
   return whole + kJoinUs + 8 * slots * tokens * tile.channels() / kJoinBytesPerUs +
          double(ceil_div(plan.units(), plan.blocks)) * piece_us;
-}
-
-// Of device memory, at best.
-double rate_of(const Machine& machine) { return machine.memory_share * machine.bytes_per_us; }
-
-std::string refuse_machine(const Machine& machine) {
-  if (serves(machine.capability)) return "";
-  return cat("needs compute capability 9.0, got ", machine.capability / 10, ".",
-             machine.capability % 10);
 }
 
 }  // namespace
