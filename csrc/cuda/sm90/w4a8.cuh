@@ -21,11 +21,7 @@ namespace scaled_mm::cuda::sm90::k_scales {
 template <class Block>
 class Ending {
  public:
-  __device__ Ending(const Params& p, typename Block::Fixed& fixed) : p_(p), fixed_(fixed) {
-    lane_ = thread_ % 32;
-    channel_ =
-        thread_ / 128 * Block::kPanels * kUnitChannels + thread_ / 32 % 4 * 16 + lane_ / 4 * 2;
-  }
+  __device__ Ending(const Params& p, typename Block::Fixed& fixed) : p_(p), fixed_(fixed) {}
 
   // The zero points of a tile's tokens, for all; and what is in shared memory is done with.
   __device__ __forceinline__ void begin(const Place& place) const {
@@ -40,19 +36,20 @@ class Ending {
   __device__ __forceinline__ void store_part(const Multiplier<Block>& from, const Place& place,
                                              int64_t slot) const {
     uint32_t* const to = p_.partials + slot * (Block::kTokens * Block::kChannels);
-    each_pair(from, [&](int token, int channel, uint32_t x, uint32_t y) {
+    each_pair(from, [&](int j, int i, uint2 sums) {
+      const int token = from.token_of(i);
       if (place.row + token >= p_.m) return;
-      *reinterpret_cast<uint2*>(to + token * Block::kChannels + channel) = {x, y};
+      *reinterpret_cast<uint2*>(to + token * Block::kChannels + from.channel_of(j)) = sums;
     });
   }
 
   // D of a whole tile.
   __device__ __forceinline__ void store(const Multiplier<Block>& from, const Place& place) const {
-    each_pair(from, [&](int token, int channel, uint32_t x, uint32_t y) {
-      const float2 both = Multiplier<Block>::kOne ? scaled(from, channel, x, y)
-                                                  : float2{__uint_as_float(x), __uint_as_float(y)};
-      *reinterpret_cast<float2*>(&fixed_.sums[token][channel]) = both;
-    });
+    if constexpr (Multiplier<Block>::kOne) {
+      each_pair(from, [&](int j, int i, uint2 t) {
+        from.sums_of(j, i) = {scaled(from.scale[j], 0, t.x), scaled(from.scale[j], 1, t.y)};
+      });
+    }
     meet();
     constexpr int kQuads = Block::kChannels / 4;
     const int items = min(Block::kTokens, p_.m - place.row) * kQuads;
@@ -69,35 +66,31 @@ class Ending {
  private:
   const Params& p_;
   typename Block::Fixed& fixed_;
-  int thread_ = static_cast<int>(threadIdx.x), lane_, channel_;
+  int thread_ = static_cast<int>(threadIdx.x);
 
   __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1); }
   // One group: its scale is applied here.
-  __device__ float2 scaled(const Multiplier<Block>& from, int channel, uint32_t x,
-                           uint32_t y) const {
-    const uint32_t scale = from.scale[(channel - channel_) / kUnitChannels];
-    return {__fmul_rn(half_of(p_.dtype, scale, 0), __int2float_rn(static_cast<int32_t>(x))),
-            __fmul_rn(half_of(p_.dtype, scale, 1), __int2float_rn(static_cast<int32_t>(y)))};
+  __device__ float scaled(uint32_t scales, int part, uint32_t t) const {
+    return __fmul_rn(half_of(p_.dtype, scales, part), __int2float_rn(static_cast<int32_t>(t)));
   }
-  // f(token, channel, of that channel, of the next one).
+  // f(panel, index of a sum, its bits and those of the next channel's).
   template <class F>
   __device__ __forceinline__ void each_pair(const Multiplier<Block>& from, const F& f) const {
 #pragma unroll
     for (int j = 0; j < Block::kPanels; ++j) {
-      uint32_t value[Multiplier<Block>::kSums];
-      if constexpr (Multiplier<Block>::kOne) {
-        from.each_t(j, [&](int i, int32_t t) { value[i] = static_cast<uint32_t>(t); });
-      } else {
+      uint32_t t[Multiplier<Block>::kSums];
 #pragma unroll
-        for (int i = 0; i < Multiplier<Block>::kSums; ++i) {
-          value[i] = __float_as_uint(from.sum[j][i]);
+      for (int i = 0; i < Multiplier<Block>::kSums; ++i) t[i] = from.acc[j][i];
+      if constexpr (Multiplier<Block>::kOne) from.subtract_azp(t, j);
+#pragma unroll
+      for (int i = 0; i < Multiplier<Block>::kSums; ++i) {
+        if (i % 4 >= 2) continue;
+        if constexpr (Multiplier<Block>::kOne) {
+          f(j, i, uint2{t[i], t[i + 2]});
+        } else {
+          const float2 sums = from.sums_of(j, i);
+          f(j, i, uint2{__float_as_uint(sums.x), __float_as_uint(sums.y)});
         }
-      }
-#pragma unroll
-      for (int i = 0; i < Multiplier<Block>::kSums; i += 4) {
-        const int token = i * 2 + lane_ % 4 * 2, channel = channel_ + j * kUnitChannels;
-        f(token, channel, value[i], value[i + 2]);
-        f(token + 1, channel, value[i + 1], value[i + 3]);
       }
     }
   }

@@ -27,8 +27,9 @@ struct Mma<128> : cute::SM90::GMMA::MMA_64x128x32_S32S8S8_RS_TN {};
 // A warpgroup's part of every stage: kPanels panels of 64 channels, 16 channels of each for a warp.
 //
 // A chunk is taken in items: kItemSteps steps of 32 rows of a panel. The products of an item
-// (wgmma) run while the weights of the next are made and, with two panels, while the sums of the
-// other's group go on to floats.
+// (wgmma) run while the words of the next come from shared memory and its weights are made and,
+// with two panels, while the sums of the other's group go on to floats. Those of slices wait in
+// shared memory: registers are for products, and for many sums to go on to floats at a time.
 template <class Block>
 class Multiplier {
  public:
@@ -36,9 +37,9 @@ class Multiplier {
   static constexpr int kSums = kTokens / 2;  // of a lane and panel
   static constexpr bool kOne = Block::kGroups == Groups::one;
   // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
-  // the next: sums of groups; of a slice; of all before it.
+  // the next: sums of groups; of a slice.
   uint32_t acc[kPanels][kSums];
-  float chain[kOne ? 1 : kPanels][kOne ? 1 : kSums], sum[kOne ? 1 : kPanels][kOne ? 1 : kSums];
+  float chain[kOne ? 1 : kPanels][kOne ? 1 : kSums];
   int32_t ones[kPanels][2];  // of both channels' weights, in a lane's rows
   uint32_t scale[kPanels], zeros[kPanels];
 
@@ -50,6 +51,14 @@ class Multiplier {
     warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
     unit_size_ = unit_bytes(4, ZeroPoint::integer, p.sets);
     words_ = words + warp / 4 * kPanels * unit_size_;
+    channel_ = warp / 4 * kPanels * kUnitChannels + warp_ * 16 + lane_ / 4 * 2;
+  }
+
+  // Where sums i and i + 2 of a panel, i % 4 < 2, are in a tile; of all slices that have ended.
+  __device__ int token_of(int i) const { return i / 4 * 8 + lane_ % 4 * 2 + i % 2; }
+  __device__ int channel_of(int j) const { return channel_ + j * kUnitChannels; }
+  __device__ float2& sums_of(int j, int i) const {
+    return *reinterpret_cast<float2*>(&fixed_.sums[token_of(i)][channel_of(j)]);
   }
 
   // Chunks [chunk, last) of a tile; the first begins a slice.
@@ -58,8 +67,9 @@ class Multiplier {
     before_ = -1;
     row_ = chunk * kUnitRows, left_ = p_.group;
     fresh_ = true, pending_ = false;
+    begin_stage(at_);
 #pragma unroll 1
-    for (; chunk < last; ++chunk) multiply_chunk();
+    for (; chunk < last; ++chunk) multiply_chunk(chunk + 1 == last);
     cute::warpgroup_wait<0>();
     fence();
 #pragma unroll
@@ -86,19 +96,14 @@ class Multiplier {
     all += __shfl_xor_sync(~0u, all, 1);
     return all + __shfl_xor_sync(~0u, all, 2);
   }
-  // t of all sums of a panel: f(index, t).
-  template <class F>
-  __device__ __forceinline__ void each_t(int j, const F& f) const {
-    int32_t of_ones[2] = {};
-    if (p_.azp != nullptr) of_ones[0] = ones_of(j, 0), of_ones[1] = ones_of(j, 1);
+  // Sums of a panel less the products of the tokens' zero points.
+  __device__ __forceinline__ void subtract_azp(uint32_t (&t)[kSums], int j) const {
+    if (p_.azp == nullptr) return;
+    const auto one = static_cast<uint32_t>(ones_of(j, 0)),
+               two = static_cast<uint32_t>(ones_of(j, 1));
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      uint32_t t = acc[j][i];
-      if (p_.azp != nullptr) {
-        const int token = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
-        t -= static_cast<uint32_t>(fixed_.azp[token]) * static_cast<uint32_t>(of_ones[i % 4 / 2]);
-      }
-      f(i, static_cast<int32_t>(t));
+      t[i] -= static_cast<uint32_t>(fixed_.azp[token_of(i)]) * (i % 4 < 2 ? one : two);
     }
   }
 
@@ -109,7 +114,7 @@ class Multiplier {
   const Params& p_;
   const uint8_t *tokens_, *words_;
   typename Block::Fixed& fixed_;
-  int warp_, lane_, unit_size_;
+  int warp_, lane_, unit_size_, channel_;
   Cursor at_;
   int before_;      // the stage before, whose last products may still run
   int row_, left_;  // the first row of the step or chunk; rows of its group from there on
@@ -117,7 +122,8 @@ class Multiplier {
   bool pending_;    // and one has ended before it
   bool new_slice_;  // and a slice
   uint32_t w_[2][kItemSteps][4];
-  uint4 now_[kPanels];  // words of 64 rows
+  uint4 words_of_[kPanels];       // 64 rows that come next
+  uint32_t next_scale_[kPanels];  // of the group that does
 
   __device__ void release(int stage) const { Empty::arrive(&fixed_.empty[stage]); }
 
@@ -125,10 +131,12 @@ class Multiplier {
 #pragma unroll
     for (int j = 0; j < kPanels; ++j) {
       ones[j][0] = ones[j][1] = 0;
+      if constexpr (!kOne) {
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        acc[j][i] = 0;
-        if constexpr (!kOne) chain[j][i] = sum[j][i] = -0.0f;
+        for (int i = 0; i < kSums; ++i) {
+          chain[j][i] = -0.0f;
+          if (i % 4 < 2) sums_of(j, i) = {-0.0f, -0.0f};
+        }
       }
     }
   }
@@ -143,46 +151,57 @@ class Multiplier {
 
   __device__ __forceinline__ void promote(int j) {
     const float s[2] = {half_of(p_.dtype, scale[j], 0), half_of(p_.dtype, scale[j], 1)};
-    each_t(j, [&](int i, int32_t t) {
-      chain[j][i] = __fmaf_rn(s[i % 4 / 2], __int2float_rn(t), chain[j][i]);
-    });
+    subtract_azp(acc[j], j);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const float t = __int2float_rn(static_cast<int32_t>(acc[j][i]));
+      chain[j][i] = __fmaf_rn(s[i % 4 / 2], t, chain[j][i]);
+    }
     ones[j][0] = ones[j][1] = 0;
   }
   __device__ __forceinline__ void end_slice(int j) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      sum[j][i] = __fadd_rn(sum[j][i], chain[j][i]);
-      chain[j][i] = -0.0f;
+      if (i % 4 >= 2) continue;
+      float2& sums = sums_of(j, i);
+      sums = {__fadd_rn(sums.x, chain[j][i]), __fadd_rn(sums.y, chain[j][i + 2])};
+      chain[j][i] = chain[j][i + 2] = -0.0f;
     }
   }
 
-  // An item's weights. A set's scales are kept until its group's sums are.
+  // What an item's weights are made of. A set's scales are kept until its group's sums are.
   template <int kItem>
-  __device__ __forceinline__ void make(uint32_t& next_scale) {
+  __device__ __forceinline__ void load(int stage) {
     constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels;
-    const uint8_t* const unit = words_ + at_.stage * Block::kWordBytes + j * unit_size_;
-    if constexpr (kStep % 2 == 0) now_[j] = *unit_words(unit, kStep / 2, warp_, lane_);
+    const uint8_t* const unit = words_ + stage * Block::kWordBytes + j * unit_size_;
+    if constexpr (kStep % 2 == 0) words_of_[j] = *unit_words(unit, kStep / 2, warp_, lane_);
     if constexpr (kStep == 0 || kItemSteps == 1) {
       const int pair = 8 * warp_ + lane_ / 4;
       const uint8_t* const set =
           unit + unit_word_bytes(4) + kStep * p_.sets / 4 * unit_set_bytes(4, ZeroPoint::integer);
-      next_scale = reinterpret_cast<const uint32_t*>(set)[pair];
+      next_scale_[j] = reinterpret_cast<const uint32_t*>(set)[pair];
       zeros[j] = set[2 * kUnitChannels + pair];
     }
+  }
+  template <int kItem>
+  __device__ __forceinline__ void make() {
+    constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels;
     const NibbleZeros zero(zeros[j]);
-    const uint32_t words[4] = {now_[j].x, now_[j].y, now_[j].z, now_[j].w};
+    const uint4& of = words_of_[j];
+    const uint32_t words[4] = {of.x, of.y, of.z, of.w};
 #pragma unroll
     for (int s = 0; s < kItemSteps; ++s) {
       const int at = 2 * ((kStep + s) % 2);
       zero.subtract(w_[kItem % 2][s], words[at], words[at + 1]);
+#pragma unroll
+      for (uint32_t& w : w_[kItem % 2][s]) cute::warpgroup_fence_operand(w);  // here, not later
     }
   }
 
   template <int kItem>
-  __device__ __forceinline__ void multiply_item(uint32_t tokens) {
+  __device__ __forceinline__ void multiply_item(uint32_t tokens, const Cursor& next, bool is_last) {
     constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels, kBuffer = kItem % 2;
-    uint32_t next_scale = scale[j];
-    make<kItem>(next_scale);
+    make<kItem>();
     // Groups of chunks begin with a chunk.
     constexpr bool kMayBegin = kStep == 0 || Block::kGroups == Groups::of_steps;
     if constexpr (!kOne && kMayBegin) {
@@ -193,7 +212,7 @@ class Multiplier {
         if (new_slice_) end_slice(j);
       }
     }
-    scale[j] = next_scale;
+    if constexpr (kStep == 0 || kItemSteps == 1) scale[j] = next_scale_[j];
     if (p_.azp != nullptr) {
 #pragma unroll
       for (int s = 0; s < kItemSteps; ++s) {
@@ -214,6 +233,12 @@ class Multiplier {
       multiply_add(acc[j], w_[kBuffer][s], of_step, begins);
     }
     cute::warpgroup_commit_batch();
+    if constexpr (kItem + kPanels < kItems) {
+      load<kItem + kPanels>(at_.stage);
+    } else {
+      if (kItem + kPanels == kItems && !is_last) wait(next);
+      load<kItem + kPanels - kItems>(is_last ? at_.stage : next.stage);  // the last ones: of none
+    }
     cute::warpgroup_wait<1>();
     if (kItem == 0 && before_ >= 0) release(before_);
     if constexpr (Block::kGroups == Groups::of_steps ? j == kPanels - 1 : kItem == kItems - 1) {
@@ -235,18 +260,29 @@ class Multiplier {
     }
   }
 
-  __device__ __forceinline__ void multiply_chunk() {
-    Full::wait(&fixed_.full[at_.stage], at_.phase);
+  __device__ void wait(const Cursor& at) const {
+    Full::wait(&fixed_.full[at.stage], at.phase);
     asm volatile("" ::: "memory");  // no read of the stage before
+  }
+  __device__ __forceinline__ void begin_stage(const Cursor& at) {
+    wait(at);
+    [&]<int... kItem>(std::integer_sequence<int, kItem...>) {
+      (load<kItem>(at.stage), ...);
+    }(std::make_integer_sequence<int, kPanels>{});
+  }
+
+  __device__ __forceinline__ void multiply_chunk(bool is_last) {
+    Cursor next = at_;
+    next.advance(p_.stages);
     const uint64_t whole = descriptor(tokens_ + at_.stage * Block::kTokenBytes);
     const uint32_t tokens = __shfl_sync(~0u, static_cast<uint32_t>(whole), 0);
     fence();
     [&]<int... kItem>(std::integer_sequence<int, kItem...>) {
-      (multiply_item<kItem>(tokens), ...);
+      (multiply_item<kItem>(tokens, next, is_last), ...);
     }(std::make_integer_sequence<int, kItems>{});
     fence();
     before_ = at_.stage;
-    at_.advance(p_.stages);
+    at_ = next;
   }
 
   // The lower half of a descriptor is the address; the upper one is the same for all.
