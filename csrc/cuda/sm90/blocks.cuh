@@ -3,7 +3,11 @@
 //
 // Tokens lie on the M side of wgmma, 64 for each warpgroup, the channels of a block of the weight
 // on its N side. A stage of the ring is a block of K. Its int32 sums go to the chain of their slice
-// while the other warpgroup's products run.
+// while the other warpgroup's products run. In a block of threads
+//
+//    warp 0             loads, by TMA, into the ring
+//    warps 1 to 3       load scales, each of every third stage, and multiply a token's by the
+//    block's warpgroups 1, 2    multiply
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -36,13 +40,19 @@ struct BlocksParams {
 struct BlocksTile {
   static constexpr int kSide = 128;  // tokens, channels, and rows of K of a stage
   static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
-  static constexpr int kLoaderRegisters = 40, kRegisters = 232;
+  static constexpr int kLoaderRegisters = 40, kRegisters = 232, kScalers = 3;  // warps
   static constexpr int kHalfBytes = kSide * kSide, kStageBytes = 2 * kHalfBytes;
-  static constexpr int kMaxStages = 8;
+  static constexpr int kMaxStages = 5;
   struct Fixed {
-    alignas(16) float sums[kSide][kSide + 4];  // of a tile, on their way to D
+    alignas(16) float sums[kSide * kSide];  // of all slices of a tile that have ended: sum()
+    float scales[kMaxStages][kSide];        // of a stage's tokens, times the block's
     uint64_t full[kMaxStages];
+    uint64_t ready[kMaxStages];  // scales are there
     uint64_t empty[kMaxStages];
+    // What a warp stores or loads at a time lies in different banks.
+    __device__ float& sum(int token, int channel) {
+      return sums[token * kSide + (channel ^ token % 4 * 8)];
+    }
   };
   static constexpr int shared_bytes(int stages) {
     return stages * kStageBytes + static_cast<int>(sizeof(Fixed));
@@ -79,6 +89,35 @@ __device__ inline void load_blocks(const BlocksParams& p, uint8_t* ring, BlocksT
   });
 }
 
+// The part of one of kScalers warps.
+__device__ inline void load_scales(const BlocksParams& p, BlocksTile::Fixed& fixed, int mine,
+                                   int lane) {
+  lowbit::Cursor at{.phase = 1};
+  int turn = BlocksTile::kScalers - mine;
+  each_tile(p, [&](const lowbit::Place& place) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      if (--turn == 0) {
+        turn = BlocksTile::kScalers;
+        float scales[BlocksTile::kSide / 32];
+        const float of_block = load_float(p.scales, chunk, place.col / BlocksTile::kSide);
+#pragma unroll
+        for (int i = 0; i < BlocksTile::kSide / 32; ++i) {
+          const int row = min(place.row + 32 * i + lane, p.m - 1);
+          scales[i] = load_float(p.row_scales, row, chunk);
+        }
+        lowbit::Empty::wait(&fixed.empty[at.stage], at.phase);
+#pragma unroll
+        for (int i = 0; i < BlocksTile::kSide / 32; ++i) {
+          fixed.scales[at.stage][32 * i + lane] = __fmul_rn(scales[i], of_block);
+        }
+        lowbit::Empty::arrive(&fixed.ready[at.stage]);
+      }
+      at.advance(p.stages);
+    }
+  });
+}
+
 // A warpgroup's 64 tokens of all tiles.
 class BlocksMultiplier {
  public:
@@ -89,16 +128,19 @@ class BlocksMultiplier {
   }
 
   __device__ __forceinline__ void run(const lowbit::Place& place) {
+    meet();  // the tile before has been stored
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sum_[i] = chain_[i] = -0.0f;
-    float scale[2], next[2];
-    load_scales(next, place, 0);
+    for (int i = 0; i < kSums; ++i) {
+      chain_[i] = -0.0f;
+      if (i % 2 == 0) sums_of(i) = {-0.0f, -0.0f};
+    }
 #pragma unroll 1
     for (int chunk = 0; chunk < p_.chunks; ++chunk) {
       lowbit::Full::wait(&fixed_.full[at_.stage], at_.phase);
       multiply();
-      scale[0] = next[0], scale[1] = next[1];
-      if (chunk + 1 < p_.chunks) load_scales(next, place, chunk + 1);
+      lowbit::Empty::wait(&fixed_.ready[at_.stage], at_.phase);
+      const float scale[2] = {fixed_.scales[at_.stage][token()],
+                              fixed_.scales[at_.stage][token() + 8]};
       cute::warpgroup_wait<0>();
       fence();
       lowbit::Empty::arrive(&fixed_.empty[at_.stage]);
@@ -124,17 +166,12 @@ class BlocksMultiplier {
   lowbit::Cursor at_;
   // Of tokens g (4 i, 4 i + 1) and g + 8 and channels 8 i + 2 t (4 i, 4 i + 2) and the next.
   uint32_t acc_[kSums];
-  float chain_[kSums], sum_[kSums];
+  float chain_[kSums];
 
   __device__ int token() const { return 16 * warp_ + lane_ / 4; }
-  // Of both tokens, with those of the weight's block.
-  __device__ void load_scales(float (&scale)[2], const lowbit::Place& place, int chunk) const {
-    const float of_block = load_float(p_.scales, chunk, place.col / BlocksTile::kSide);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = min(place.row + token() + 8 * i, p_.m - 1);
-      scale[i] = __fmul_rn(load_float(p_.row_scales, row, chunk), of_block);
-    }
+  __device__ float2& sums_of(int i) const {
+    return *reinterpret_cast<float2*>(
+        &fixed_.sum(token() + i % 4 / 2 * 8, i / 4 * 8 + lane_ % 4 * 2));
   }
   __device__ void fence() {
 #pragma unroll
@@ -158,21 +195,15 @@ class BlocksMultiplier {
   }
   __device__ __forceinline__ void end_slice() {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      sum_[i] = __fadd_rn(sum_[i], chain_[i]);
-      chain_[i] = -0.0f;
+    for (int i = 0; i < kSums; i += 2) {
+      float2& sums = sums_of(i);
+      sums = {__fadd_rn(sums.x, chain_[i]), __fadd_rn(sums.y, chain_[i + 1])};
+      chain_[i] = chain_[i + 1] = -0.0f;
     }
   }
   __device__ static void meet() { cutlass::arch::NamedBarrier::sync(BlocksTile::kConsumers, 1); }
 
   __device__ __forceinline__ void store(const lowbit::Place& place) const {
-    meet();  // what lies there is done with
-#pragma unroll
-    for (int i = 0; i < kSums; i += 2) {
-      *reinterpret_cast<float2*>(
-          &fixed_.sums[token() + i % 4 / 2 * 8][i / 4 * 8 + lane_ % 4 * 2]) = {sum_[i],
-                                                                               sum_[i + 1]};
-    }
     meet();
     constexpr int kQuads = BlocksTile::kSide / 4;
     const int items = min(BlocksTile::kSide, p_.m - place.row) * kQuads;
@@ -180,7 +211,7 @@ class BlocksMultiplier {
     for (int i = thread_; i < items; i += BlocksTile::kConsumers) {
       const int row = i / kQuads, channel = i % kQuads * 4;
       if (place.col + channel >= p_.n) continue;
-      const float4 four = *reinterpret_cast<const float4*>(&fixed_.sums[row][channel]);
+      const float4 four = *reinterpret_cast<const float4*>(&fixed_.sum(row, channel));
       finish_groups(p_.end, {four.x, four.y, four.z, four.w}, place.row + row, place.col + channel);
     }
   }
@@ -194,6 +225,7 @@ __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* 
   if (thread == 0) {
     for (int s = 0; s < p.stages; ++s) {
       lowbit::Full::init(&fixed.full[s], 1);
+      lowbit::Empty::init(&fixed.ready[s], 32);
       lowbit::Empty::init(&fixed.empty[s], Tile::kConsumers);
     }
     cutlass::arch::fence_barrier_init();
@@ -203,7 +235,12 @@ __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* 
   if (warp >= Tile::kConsumers / 32) {
     cutlass::arch::warpgroup_reg_dealloc<Tile::kLoaderRegisters>();
     wait_for_dependencies();
-    if (warp == Tile::kConsumers / 32 && cute::elect_one_sync()) load_blocks(p, shared, fixed);
+    const int role = warp - Tile::kConsumers / 32;
+    if (role > 0) {
+      load_scales(p, fixed, role - 1, thread % 32);
+    } else if (cute::elect_one_sync()) {
+      load_blocks(p, shared, fixed);
+    }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Tile::kRegisters>();
     wait_for_dependencies();
