@@ -17,11 +17,7 @@ def install(*modules: str) -> str:
 
 
 def needed(what: str, *names: str) -> list[ModuleType]:
-    """Import modules.
-
-    Args:
-        what: needs them, such as "the demo".
-        names: of the modules, such as "matplotlib.figure".
+    """Imports modules that `what` needs, such as "the demo".
 
     Raises:
         ModuleNotFoundError: some are not installed; one line names them and the command that

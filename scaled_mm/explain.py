@@ -170,43 +170,6 @@ def explain(
     return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu, experts=experts)
 
 
-def explain_awq(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    group: int = 128,
-    packed: bool = False,
-    out_dtype: str = "bfloat16",
-    device: Device | None = None,
-) -> Explanation:
-    """How `awq_gemm` would compute D [M, N] = x [M, K] W [K, N] on a GPU: `explain_mixed` of 4 bits
-    with integer zero points. Not among the public names any more.
-
-    Args:
-        m, n, k: the sizes; N a multiple of 8.
-        group: rows of W that share scales and zero points; a divisor of K.
-        packed: whether the weight is packed in units (docs/lowbit.md); its groups then
-            are multiples of 32.
-        out_dtype: bfloat16 or float16; the choice is the same.
-        device: the GPU; None: the local one, or an H200 where there is none.
-
-    Raises:
-        ValueError: an argument breaks a rule, or SCALED_MM_KERNEL names no kernel.
-    """
-    if n % 8:
-        raise ValueError(f"n must be a multiple of 8, got {n}")
-    return explain_mixed(
-        *(m, n, k),
-        bits=4,
-        zeros="integer",
-        group=group,
-        packed=packed,
-        out_dtype=out_dtype,
-        device=device,
-    )
-
-
 def explain_mixed(
     m: int,
     n: int,

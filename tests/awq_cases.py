@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import zlib
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from operands import ROW, Layout, Operands
+
+from scaled_mm.explain import explain_mixed
 
 DTYPES = (torch.float16, torch.bfloat16)
 Values = Callable[[np.random.Generator, tuple[int, ...]], Any]
@@ -27,6 +30,9 @@ SCALES: dict[str, Values] = {
     ),
     "some-special": lambda rng, shape: rng.choice([0.0, -0.0, 0.5, -0.25, 0.01, 1e-7], shape),
 }
+explain_awq = functools.partial(explain_mixed, bits=4, zeros="integer", group=128, packed=False)
+"""How a GPU would compute a product with AWQ's words, or of `packed` ones."""
+
 FINITE = ("usual", "signed", "wide", "subnormal", "some-special")
 """Scales whose products with normal values stay finite in both dtypes."""
 

@@ -31,7 +31,7 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import numpy as np
 import torch
-from awq_cases import AWQ_CASES, FINITE, AwqCase
+from awq_cases import AWQ_CASES, FINITE, AwqCase, explain_awq
 from cases import random_case
 from cuda_mixed_cases import MixedCase, arms, exact_cases, odd_cases
 from cuda_support import (
@@ -61,7 +61,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import reference
-from scaled_mm.explain import KernelChoice, explain_awq, explain_mixed
+from scaled_mm.explain import KernelChoice, explain_mixed
 
 ENDS: tuple[dict[str, Any], ...] = (
     {},

@@ -7,9 +7,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from awq_cases import explain_awq
 
 from scaled_mm import _library
-from scaled_mm.explain import DEVICES, Device, Explanation, explain, explain_awq
+from scaled_mm.explain import DEVICES, Device, Explanation, explain
 
 SERVED = {  # compute capability: the folder whose kernels run there
     70: "",

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from awq_cases import explain_awq
 from test_explain import text_of
 
 from scaled_mm import _library
-from scaled_mm.explain import DEVICES, explain_awq, explain_mixed
+from scaled_mm.explain import DEVICES, explain_mixed
 from scaled_mm_cli.main import main
 
 TAKES_PACKED = "takes packed units"
@@ -86,7 +87,6 @@ def test_an_empty_int4_product():
     ("arguments", "said"),
     [
         ({"m": -1}, "m must be at least 0, got -1"),
-        ({"n": 12}, "n must be a multiple of 8, got 12"),
         ({"group": 48}, "group must be a divisor of k=64, got 48"),
         ({"group": 0}, "group must be a divisor of k=64, got 0"),
         (
@@ -112,6 +112,8 @@ def test_int4_command(capsys):
     assert main([*line, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["group"], found["weight_bytes"]) == (64, 18_087_936)
+    assert main(["explain", "1", "12", "64", "--awq"]) == 2
+    assert "n must be a multiple of 8, got 12" in capsys.readouterr().err
 
 
 def test_a_forced_kernel_of_int4():

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from awq_cases import explain_awq
 from helpers import run_python
 
 import scaled_mm
 from scaled_mm import _library
-from scaled_mm.explain import DEVICES, Device, explain, explain_awq, explain_mixed
+from scaled_mm.explain import DEVICES, Device, explain, explain_mixed
 from scaled_mm.tuning import cache
 from scaled_mm.tuning.cache import Entry, keep, read
 

@@ -194,14 +194,7 @@ class BlockCall(Call):
 
 
 class Blockwise:
-    """All batches on their way through the blocks of a model.
-
-    Args:
-        streamed: the model.
-        blocks: name of the list.
-        feeding: from a `Walk`.
-        calls: the batches.
-    """
+    """All batches on their way through the list `blocks` of a model, fed as a `Walk` found it."""
 
     def __init__(
         self,

@@ -32,7 +32,6 @@ class Given:
     """Tensors of a file that one tensor of the model is made of, or several.
 
     Attributes:
-        name: of the model's tensor.
         files: the file's tensors, and which pattern of the converter each matched.
         converter: transformers' object that makes the one of the others; None: they are the same.
     """

@@ -92,12 +92,8 @@ def _check_ours(out: Path, manifest: dict[str, str], files: Collection[str]) -> 
 def other_files(
     folder: Path, written: Collection[str], read: Collection[Path] = ()
 ) -> tuple[list[Path], list[Path]]:
-    """What goes along with a checkpoint as it is, and what is left out.
-
-    Args:
-        folder: of the source.
-        written: names of what the command writes itself.
-        read: the source's files that it reads; their links are looked at too.
+    """What goes along with a checkpoint as it is, and what is left out. The links of what is `read`
+    are looked at too.
 
     Raises:
         ValueError: a file is a link out of the folder.

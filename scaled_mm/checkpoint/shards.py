@@ -45,14 +45,7 @@ class Planned:
 
 
 class NewShard:
-    """A file that is planned.
-
-    Attributes:
-        name: of the file.
-        entries: the tensors, in the order of the data.
-        header: its first bytes, the length included.
-        size: of the whole file, in bytes.
-    """
+    """A file that is planned; `header` includes its own length."""
 
     def __init__(self, name: str, planned: Iterable[Planned], metadata: Mapping[str, str]) -> None:
         self.name = name

@@ -38,14 +38,8 @@ _EIGHT_BYTES = ("I64", "U64", "F64", "C64")
 
 
 class Draft:
-    """An output shard that is not written yet.
-
-    Attributes:
-        name: of the file.
-        header: its first bytes, the header's length included.
-        size: of the whole file, in bytes.
-        terms: the new tensors: layer, and where in the data each begins.
-    """
+    """An output shard that is not written yet; `header` includes its own length, and `terms` has
+    for each new tensor the layer and where in the data it begins."""
 
     def __init__(self, source: Checkpoint, file: TensorFile, layers: dict[str, Int8Layer]) -> None:
         self._source = source

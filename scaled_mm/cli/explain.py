@@ -12,7 +12,7 @@ from rich.table import Table
 
 from scaled_mm_cli.terminal import Console, cell, lines, print_json
 
-from ..explain import Explanation, explain, explain_awq, explain_mixed
+from ..explain import Explanation, explain, explain_mixed
 from ..gpus import DEVICES, Device, local_device
 from ..ops.mixed_weight import ZEROS
 
@@ -48,9 +48,10 @@ def command(
     if packed and not (awq or bits):
         raise ValueError("--packed must stand beside --awq or --bits, got it alone")
     if awq:
-        rows = 128 if group is None else group
-        found = explain_awq(m, n, k, group=rows, packed=packed, out_dtype=dtype, device=gpu)
-    elif bits is not None:
+        if n % 8:
+            raise ValueError(f"n must be a multiple of 8, got {n}")
+        bits, zeros, group = 4, "integer", 128 if group is None else group
+    if bits is not None:
         kind: dict[str, Any] = {"bits": bits, "zeros": zeros, "group": group, "packed": packed}
         found = explain_mixed(m, n, k, **kind, out_dtype=dtype, device=gpu)
     else:

@@ -43,12 +43,9 @@ class Trial:
     """One scheme, tried.
 
     Attributes:
-        options: of the scheme.
         command: that makes it.
         error: of a language model the mean KL divergence (float || quantised), in nats a token;
             of another |y_quantised - y| / |y| of all outputs.
-        perplexity: of a language model.
-        bytes: of all tensors.
         ms: for the evaluating sequences, on this machine: the fastest of three runs.
         front: no other is as good in error, bytes and time, and better in one of them.
     """
@@ -92,13 +89,8 @@ def search(folder: Path, base: QuantConfig, batches: Sequence[Any], given: Seque
     """Quantises the model in every way, in memory, and compares each with the float one.
 
     Args:
-        folder: of the float checkpoint.
-        base: which layers.
         batches: one sequence each; those at even places calibrate.
         given: options that each command needs besides its own.
-
-    Raises:
-        ValueError: there are fewer than two batches.
     """
     if len(batches) < 2:
         raise ValueError(f"--search must have 2 sequences or more, got {len(batches)}")

@@ -83,7 +83,7 @@ def run(
     tick: Callable[[str, float], None] = lambda stage, done: None,
     device: str = "cpu",
 ) -> DemoReport:
-    """Quantise MiniLM-L6-v2 under every scheme and measure each.
+    """Quantises MiniLM-L6-v2 under every scheme and measures each.
 
     Even sentences calibrate, odd ones evaluate; the forward passes of all of them are timed.
 
@@ -91,11 +91,6 @@ def run(
         rounds: of timing; None chooses by the speed of the machine.
         stride: compare bits for every stride-th token.
         tick: called with the stage at work and the part of the whole that is done.
-        device: cpu or cuda.
-
-    Raises:
-        ModuleNotFoundError: an extra is missing; the message names the command that installs it.
-        ValueError: the model file is not the published one.
     """
     tick("reading the model", 0.0)
     folder = data.model_folder()

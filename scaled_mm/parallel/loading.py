@@ -85,11 +85,6 @@ def load_quantized_sharded(
 class LayerPart:
     """This rank's part of a quantised layer of a checkpoint.
 
-    Attributes:
-        layer: the whole layer, found in order.
-        style: how it is cut.
-        share: which features are this rank's.
-
     Raises:
         ValueError: it cannot be cut so.
     """

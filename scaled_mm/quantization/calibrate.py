@@ -72,8 +72,6 @@ def collect(
     """Runs the model on the batches and notes the range of every layer's input.
 
     Args:
-        model, layers: as for `observe`; in eval mode meanwhile.
-        calls: the batches; a bar shows them pass.
         rows: of each layer's inputs, how many to keep at most from each batch, evenly spaced.
 
     Returns:

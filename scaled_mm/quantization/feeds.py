@@ -130,14 +130,10 @@ class Trace(TorchFunctionMode):
 def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -> Feeds:
     """Runs the model once, in eval mode, and follows the output of every norm.
 
-    A norm is foldable when every reader of its output is one of `linears` (a residual connection,
-    as in BERT's blocks, is a reader too; views that keep the last dimension are followed), and its
-    output scales with its weight and bias (Gemma's 1 + weight does not): the latter is tried.
-
-    Args:
-        model: any module; what it does may depend on nothing but shapes.
-        linears: name -> module, the Linears that will be quantised.
-        call: one batch.
+    A norm is foldable when every reader of its output is one of `linears`, which will be quantised
+    (a residual connection, as in BERT's blocks, is a reader too; views that keep the last dimension
+    are followed), and its output scales with its weight and bias (Gemma's 1 + weight does not): the
+    latter is tried. What the model does may depend on nothing but shapes.
     """
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
     trace = Trace()

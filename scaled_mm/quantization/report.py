@@ -141,15 +141,8 @@ def report_of(
     smooth: Mapping[str, Smooth],
     rotation: Rotation | None = None,
 ) -> QuantizationReport:
-    """The report, from the model as it is before anything changes.
-
-    Args:
-        model: float.
-        config: that of `quantize_model`.
-        found: the layers that are quantised.
-        smooth: of them, the smoothed ones.
-        rotation: as `rotate` returned it.
-    """
+    """The report, from the float model as it is before anything changes. `found`: the layers that
+    are quantised, `smooth`: the smoothed ones of them."""
     layers = []
     for name, module in found.items():
         part = smooth.get(name)

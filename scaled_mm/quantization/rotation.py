@@ -186,12 +186,8 @@ def untie(model: nn.Module) -> None:
 
 
 def folding_of(model: nn.Module, rotation: Rotation, read: Callable[[str], Tensor]) -> Folding:
-    """What a rotation makes of a model.
-
-    Args:
-        model: as for `rotate`; it may be on the meta device.
-        rotation: what to fold.
-        read: gives the weight of a norm, by its name.
+    """What a rotation makes of a model, which may be on the meta device; `read` gives the weight of
+    a norm, by its name.
 
     Raises:
         ValueError: as `rotate`, but for a changed output.

@@ -100,13 +100,9 @@ def refuse_strings(argument: str, given: Sequence[Any], of: str = "patterns") ->
 
 
 def factors(x_absmax: Tensor, w_absmax: Tensor, alpha: float) -> Tensor:
-    """SmoothQuant's s, float32 [K].
+    """SmoothQuant's s, float32 [K], by the largest magnitudes of each input channel.
 
-        s_j = max|X_j|^alpha / max|W_j|^(1 - alpha),  1 where either maximum is 0
-
-    Args:
-        x_absmax, w_absmax: [K], largest magnitudes of each input channel of activation and weight.
-        alpha: 0 to 1.
+    s_j = max|X_j|^alpha / max|W_j|^(1 - alpha),  1 where either maximum is 0
     """
     x, w = x_absmax.double(), w_absmax.double()
     s = x**alpha / w ** (1 - alpha)
@@ -122,19 +118,12 @@ def plan(
 ) -> tuple[dict[str, Smooth], dict[str, Ranges]]:
     """Calibrates, and decides what every layer is smoothed by.
 
-    Layers that share a foldable norm share s, of the maxima over all their weights.
-
-    Args:
-        model, linears, calls: as for `collect`.
-        smoothing: what to do.
-        build: quantises a layer for the search to try.
+    Layers that share a foldable norm share s, of the maxima over all their weights. `build`
+    quantises a layer for the search to try.
 
     Returns:
         Name -> `Smooth` of the layers that are smoothed, and name -> `Ranges` (before smoothing) of
         all that the batches reached.
-
-    Raises:
-        ValueError: fewer batches than folds; a pair that does not hold; NaN in an activation.
     """
     decided, ranges = decide(model, linears, calls, smoothing, build)
     decided.warn(smoothing, calls)

@@ -79,14 +79,8 @@ TERMS = {
 def write_html(
     report: ValidationReport, path: str | Path, *, model: str = "", command: str = ""
 ) -> None:
-    """Write the report as one HTML file; it is there whole or not at all.
-
-    Args:
-        model, command: what was validated, and by which command, for the page's head.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes the report as one HTML file, whole or not at all; its head has the model and the
+    command."""
     text = page(report, model, command).encode()
     with new_file(Path(path)) as file:
         file.write(text)

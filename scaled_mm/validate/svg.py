@@ -20,16 +20,8 @@ TURNED = 4  # labels with more letters are turned
 
 @dataclass
 class Chart:
-    """An axis of layers, an axis of values, and what is drawn between them.
-
-    Args:
-        title: what the chart shows, for who cannot see it.
-        count: how many layers.
-        labels: where along the axis a label stands, and the label.
-        low, high: the ends of the axis of values.
-        log: it is logarithmic.
-        unit: behind the value of each tick.
-    """
+    """An axis of layers, an axis of values, and what is drawn between them. `labels`: where along
+    the axis of layers a label stands, and the label. `low`, `high` and `unit` are of the values."""
 
     title: str
     count: int
