@@ -14,7 +14,7 @@ TAKES_PACKED = "takes packed units"
 
 
 def test_the_library_answers_for_int4():
-    found = explain_awq(16, 4096, 8192, group=64, device=DEVICES["H200"])
+    found = explain_awq(16, 4096, 8192, group=64, out_dtype="float16", device=DEVICES["H200"])
     assert (found.arch, found.group, found.notes) == ("sm90", 64, [])
     words = 4096 * 8192 // 2 + 128 * 4096 * 5 // 2
     assert found.weight_bytes == words

@@ -287,23 +287,12 @@ def both() -> Any:
 
 
 QUANTISED = "quantised"
+MINE = ("--float", "test_validate_checkpoint:mine")
 COMMANDS: dict[str, tuple[list[str], int, str]] = {
-    "pass": ([QUANTISED, "--float", "test_validate_checkpoint:mine"], 0, "PASS"),
-    "file": (
-        [f"{QUANTISED}/model.safetensors", "--float", "test_validate_checkpoint:mine"],
-        0,
-        "PASS",
-    ),
-    "json": (
-        [QUANTISED, "--float", "test_validate_checkpoint:mine", "--json"],
-        0,
-        "w4a16 g16 asym",
-    ),
-    "fail": (
-        [QUANTISED, "--float", "test_validate_checkpoint:mine", "--min-sqnr", "60"],
-        1,
-        "FAIL",
-    ),
+    "pass": ([QUANTISED, *MINE], 0, "PASS"),
+    "file": ([f"{QUANTISED}/model.safetensors", *MINE], 0, "PASS"),
+    "json": ([QUANTISED, *MINE, "--json"], 0, "w4a16 g16 asym"),
+    "fail": ([QUANTISED, *MINE, "--min-sqnr", "60"], 1, "FAIL"),
     "by-function": (["test_validate_checkpoint:both"], 0, "PASS"),
     "module-here": ([QUANTISED, "--float", "beside:mine"], 0, "PASS"),
     "no-float": ([QUANTISED], 2, "--float must be given with a checkpoint, got quantised alone"),
@@ -313,14 +302,10 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         2,
         "test_validate_checkpoint:both must return (model, batches), got tuple",
     ),
-    "text": (
-        [QUANTISED, "--float", "test_validate_checkpoint:mine", "--text", "x"],
-        2,
-        "--text must come with a folder in --float",
-    ),
+    "text": ([QUANTISED, *MINE, "--text", "x"], 2, "--text must come with a folder in --float"),
     "float-alone": (["--float", "a:b"], 2, "--float must come with a checkpoint, got minilm"),
     "is-quantised": ([QUANTISED, "--float", QUANTISED], 2, "is quantised; --float must name a fl"),
-    "is-float": (["float", "--float", "test_validate_checkpoint:mine"], 2, "is a float checkpoint"),
+    "is-float": (["float", *MINE], 2, "is a float checkpoint"),
     "no-architecture": ([QUANTISED, "--float", "float"], 2, "architectures must name one model"),
 }
 

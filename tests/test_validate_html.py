@@ -59,9 +59,6 @@ class Page(HTMLParser):
         """The texts whose innermost elements are these."""
         return [text for path, text in self.texts if path[-len(tags) :] == tags]
 
-    def having(self, tag: str, kind: str = "") -> int:
-        return sum(t == tag and a.get("class", "") == kind for t, a in self.seen)
-
 
 @functools.cache
 def seven() -> ValidationReport:
@@ -113,14 +110,10 @@ def test_its_numbers_are_the_reports(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [7, 224])
-def test_its_marks_are_the_layers(count: int) -> None:
+def test_a_failing_layer_stands_first_with_advice(count: int) -> None:
     report = many(count)
     report = with_layer(report, 3, sqnr_db=4.25, outlier_channels=(1, 2, 3, 4, 5))
     found = Page(page(report))
-    assert found.having("circle", "point") == count - 1 and found.having("polygon", "bad") == 1
-    assert found.having("circle", "before") == found.having("circle", "after") == count + 1  # a key
-    with_outliers = sum(bool(layer.outlier_channels) for layer in report.layers)
-    assert found.having("rect", "bar") == with_outliers
     titles = found.inside("polygon", "title")
     assert len(titles) == 1 and titles[0].endswith("o_proj: 4.2 dB")
     name = report.layers[3].name
@@ -128,8 +121,6 @@ def test_its_marks_are_the_layers(count: int) -> None:
     assert failure == f"{name}: SQNR must be >= 10 dB, got 4.2"
     assert advice.startswith(f"noisiest: {name} 4.2 dB; try ") and f"ignore=({name!r},)" in advice
     assert found.inside("tbody", "tr", "th", "code")[0] == name
-    assert found.inside("summary") == ["5 channels"]
-    assert any(a == {"class": "failing"} for t, a in found.seen if t == "tr")
 
 
 def test_it_needs_nothing_else() -> None:
