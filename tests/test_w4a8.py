@@ -375,12 +375,3 @@ def test_compiled_and_exported(call: str) -> None:
     assert_bits(compiled(**tensors), function(**given))
     exported = torch.export.export(Module(), (), tensors)
     assert_bits(exported.module()(**tensors), function(**given))
-
-
-def test_meta_gives_shapes() -> None:
-    arguments, options = of_the_op({**GOOD, "activation": "swiglu"})
-    there = [x.to("meta") if isinstance(x, Tensor) else x for x in arguments]
-    got = torch.ops.scaled_mm.w4a8_mm(*there, **options)
-    assert (got.shape, got.dtype, got.is_meta) == ((5, 12), torch.bfloat16, True)
-    with pytest.raises(ValueError, match=r"^x must have K=64 columns, the rows of packed"):
-        torch.ops.scaled_mm.w4a8_mm(there[0][:, 1:], *there[1:])
