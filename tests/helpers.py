@@ -41,7 +41,7 @@ def bits(x: Tensor) -> Tensor:
         x = x.view(torch.uint8)
         return torch.where(x & 0x7F == 0x7F, 0x7F, x)
     x = torch.where(x.isnan(), torch.full_like(x, torch.nan), x)
-    return x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
+    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
 def assert_bits(got: Tensor | None, expected: Tensor | None, *context: object) -> None:
@@ -57,6 +57,14 @@ def assert_bits(got: Tensor | None, expected: Tensor | None, *context: object) -
             f"{len(at)} of {got.numel()} elements differ, the first at {first}: "
             f"{got[first].item()!r} for {expected[first].item()!r}; {context}"
         )
+
+
+def assert_same_state(one: Module, other: Module, *context: object) -> None:
+    """The same tensors under the same names in the same order."""
+    states = one.state_dict(), other.state_dict()
+    assert list(states[0]) == list(states[1]), context
+    for name, x in states[0].items():
+        assert_bits(x, states[1][name], name, *context)
 
 
 def assert_compiles(module: Module, x_of: Callable[[int], Tensor]) -> None:

@@ -11,7 +11,7 @@ import checkpoint_cases as int8_files
 import int4_cases as int4_files
 import torch
 import torch.distributed as dist
-from helpers import assert_bits
+from helpers import assert_bits, assert_same_state
 from parallel_rank import Rank, case, refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -38,13 +38,6 @@ def files(me: Rank, name: str) -> Path:
 
 def written() -> None:
     dist.barrier()
-
-
-def assert_same_state(one: nn.Module, other: nn.Module, *what: object) -> None:
-    states = one.state_dict(), other.state_dict()
-    assert list(states[0]) == list(states[1]), what
-    for name, x in states[0].items():
-        assert_bits(x, states[1][name], name, *what)
 
 
 @case("int8 checkpoints")

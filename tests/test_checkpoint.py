@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from checkpoint_cases import (
     variant,
     write,
 )
-from helpers import assert_bits
+from helpers import assert_bits, assert_same_state
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -277,7 +278,7 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
     state = {k: x for k, x in (tensors(False, False) | change).items() if x is not None}
     write(tmp_path, state, quantization_config(False, False))
     model = Model()
-    before = {k: x.clone() for k, x in model.state_dict().items()}
+    before = copy.deepcopy(model)
     with pytest.raises(ValueError) as refusal:
         load_quantized(model, tmp_path)
     assert said in str(refusal.value)
@@ -286,8 +287,7 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
         "embed": nn.Embedding,
         **dict.fromkeys(("up", "down", "head"), nn.Linear),
     }
-    for key, x in model.state_dict().items():  # all or nothing
-        assert_bits(x, before[key], key)
+    assert_same_state(model, before)  # all or nothing
 
 
 def test_as_wide_as_an_int32_sum_takes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import write
-from helpers import assert_bits, extra
+from helpers import assert_bits, assert_same_state, extra
 from hypothesis import given
 from hypothesis import strategies as st
 from int4_cases import (
@@ -311,8 +311,7 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
         load_quantized(model, tmp_path)
     text = str(refusal.value)
     assert said in text and text.startswith(str(tmp_path)) and len(text) < 400
-    for key, x in model.state_dict().items():  # all or nothing
-        assert_bits(x, toy().state_dict()[key], key)
+    assert_same_state(model, toy())  # all or nothing
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq-v1-act-order"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import state_of, write
-from helpers import assert_bits, extra
+from helpers import assert_bits, assert_same_state, extra
 from llamas import (
     IDS,
     LAYER,
@@ -135,9 +135,7 @@ def test_the_weights_are_those_that_the_package_unpacks(name: str, made: Any) ->
 def test_transformers_loads_and_saves_it(name: str, made: Any, tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(made(name))
     model.save_pretrained(tmp_path)
-    ours_alone = load_quantized(llama(), made(name)).state_dict()
-    for key, x in model.state_dict().items():
-        assert_bits(x, ours_alone[key], key)
+    assert_same_state(model, load_quantized(llama(), made(name)))
     assert assert_layers_within_their_bound(model, IDS) == 14
     assert_same_tensors(made(name), tmp_path)
 

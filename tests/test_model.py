@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from blocks import WIDTH, PreNorm, Tied, inputs, seeded
-from helpers import assert_bits
+from helpers import assert_bits, assert_same_state
 from torch import Tensor, nn
 
 from scaled_mm import (
@@ -150,15 +150,14 @@ def test_multihead_attention_keeps_its_projection() -> None:
 @pytest.mark.parametrize("inplace", [False, True])
 def test_the_source(inplace: bool) -> None:
     model = seeded(PreNorm)
-    before = copy.deepcopy(model.state_dict())
+    before = copy.deepcopy(model)
     model.train()
     made = quantized(model, CONFIGS["static-asymmetric-smooth"], inplace=inplace)
     assert not made.training and (made is model) == inplace
     if not inplace:
         made.half()
         assert model.training and not layers(model)
-        for name, x in model.state_dict().items():
-            assert_bits(x, before[name])
+        assert_same_state(model, before)
 
 
 @configs
@@ -181,8 +180,7 @@ def test_each_layer_is_from_linear(config: QuantConfig) -> None:
             smooth=s,
             folded=s is not None,
         )
-        for key, value in again.state_dict().items():
-            assert_bits(value, layer.state_dict()[key], name, key)
+        assert_same_state(again, layer, name)
 
 
 def test_static_ranges_are_those_of_all_batches() -> None:

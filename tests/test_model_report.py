@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from blocks import PreNorm, inputs, seeded
-from helpers import assert_bits
+from helpers import assert_bits, assert_same_state
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
@@ -330,22 +330,17 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 def test_a_refusal_leaves_the_model_as_it_was(name: str) -> None:
     make, scheme, message = REFUSED[name]
     model = make()
-    before = {n: x.clone() for n, x in model.state_dict().items()}
+    before = copy.deepcopy(model)
     modules = dict(model.named_modules())
     with pytest.raises(ValueError, match=f"^{message}"):
         quantize_model(model, QuantConfig(scheme), [torch.randn(2, 32)], inplace=True)
     assert dict(model.named_modules()) == modules
-    for n, x in model.state_dict().items():
-        assert torch.equal(x, before[n])
+    assert_same_state(model, before)
 
 
 def test_in_place_is_what_a_copy_is() -> None:
     config = QuantConfig("static-asymmetric", smoothing=Smoothing())
     copied = quantize_model(seeded(PreNorm), config, inputs())
     placed = quantize_model(seeded(PreNorm), config, inputs(), inplace=True)
-    for (n, x), (m, y) in zip(
-        copied.state_dict().items(), placed.state_dict().items(), strict=True
-    ):
-        assert n == m
-        assert_bits(x, y)
+    assert_same_state(placed, copied)
     assert_bits(run(copied, inputs()[0]), run(placed, inputs()[0]))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import Model, files_of, state_of
-from helpers import assert_bits, extra
+from helpers import assert_bits, assert_same_state, extra
 from llamas import IDS, llama, relative
 from test_checkpoint_llama import DTYPES
 from torch import Tensor, nn
@@ -33,14 +33,6 @@ CONFIGS = {
     "mixed": MIXED,
     "smoothed": QuantConfig("static-asymmetric", smoothing=Smoothing(0.6)),
 }
-
-
-def assert_same_state(got: nn.Module, wanted: nn.Module) -> None:
-    got_state, wanted_state = got.state_dict(), wanted.state_dict()
-    assert got_state.keys() == wanted_state.keys()
-    for name, x in wanted_state.items():
-        assert got_state[name].dtype == x.dtype, name
-        assert torch.equal(got_state[name], x), name
 
 
 def from_transformers(folder: Path) -> nn.Module:

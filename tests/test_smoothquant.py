@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from blocks import WIDTH, Gemma, PreNorm, inputs, seeded
-from helpers import assert_bits
+from helpers import assert_bits, assert_same_state
 from torch import Tensor, nn
 
 from scaled_mm import CalibrationWarning, QuantConfig, Smoothing, quantize_model
@@ -188,10 +189,9 @@ def test_a_linear_with_two_sources_is_not_fed(other: str | None) -> None:
 def test_divided(norm: type[nn.Module]) -> None:
     module = seeded(nn.Sequential, norm(WIDTH))[0]
     s, x = torch.rand(WIDTH) + 0.5, inputs()[0]
-    before = {name: value.clone() for name, value in module.state_dict().items()}
+    before = copy.deepcopy(module)
     torch.testing.assert_close(divided(module, s)(x) * s, module(x))
-    for name, value in module.state_dict().items():
-        assert_bits(value, before[name])
+    assert_same_state(module, before)
 
 
 SMOOTHINGS: dict[str, tuple[Smoothing, set[str], set[str]]] = {
