@@ -39,23 +39,20 @@ inline Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 class Block {
  public:
-  // body() of every thread, threadIdx.x telling which.
-  static void run(int threads, const std::function<void()>& body) {
-    Block block(threads, body);
+  // body() of every thread, threadIdx.x telling which; of a cluster of blocks, blockIdx.x.
+  static void run(int threads, const std::function<void()>& body, int blocks = 1) {
+    Block block(threads, body, blocks);
     while (block.turn()) {
     }
   }
 
   // Until as many threads are there as meet at this place.
-  static void meet(int place, int threads) {
-    Meeting& meeting = current_->meetings_[place];
-    const int round = meeting.round;
-    if (++meeting.there == threads) {
-      meeting = {round + 1, 0};
-      current_->moved_ = true;
-    }
-    while (meeting.round == round) current_->rest();
-  }
+  static void meet(int place, int threads) { meet_at({current_->rank_, place}, threads); }
+
+  // The calling thread among those of the cluster, its block, and all of them.
+  static int self() { return current_->rank_ * current_->count_ + threadIdx.x; }
+  static int rank() { return current_->rank_; }
+  static void meet_cluster() { meet_at({-1, 0}, static_cast<int>(current_->threads_.size())); }
 
   // Until something holds that others bring about.
   static void wait(const std::function<bool()>& there) {
@@ -66,10 +63,11 @@ class Block {
   // The lanes of the calling warp for which `mine` holds.
   static uint32_t ballot(bool mine) {
     const int warp = threadIdx.x / 32;
-    current_->given_[threadIdx.x] = mine;
+    current_->given_[self()] = mine;
     meet(warp, 32);
     uint32_t lanes = 0;
-    for (int lane = 0; lane < 32; ++lane) lanes |= current_->given_[32 * warp + lane] << lane;
+    const uint32_t* const given = &current_->given_[self() / 32 * 32];
+    for (int lane = 0; lane < 32; ++lane) lanes |= given[lane] << lane;
     meet(warp, 32);
     return lanes;
   }
@@ -77,9 +75,9 @@ class Block {
   // What lane `from` of the calling warp gives.
   static uint32_t shuffle(uint32_t mine, int from) {
     const int warp = threadIdx.x / 32;
-    current_->given_[threadIdx.x] = mine;
+    current_->given_[self()] = mine;
     meet(warp, 32);
-    const uint32_t got = current_->given_[32 * warp + from];
+    const uint32_t got = current_->given_[self() / 32 * 32 + from];
     meet(warp, 32);
     return got;
   }
@@ -95,8 +93,9 @@ class Block {
     int round = 0, there = 0;
   };
 
-  Block(int threads, const std::function<void()>& body)
-      : body_(body), threads_(threads), given_(threads) {
+  Block(int threads, const std::function<void()>& body, int blocks)
+      : count_(threads), first_(blockIdx.x), body_(body), threads_(threads * blocks),
+        given_(threads * blocks) {
     current_ = this;
     for (Thread& thread : threads_) {
       getcontext(&thread.at);
@@ -108,10 +107,19 @@ class Block {
   }
   static void begin() {
     current_->body_();
-    current_->threads_[threadIdx.x].done = current_->moved_ = true;
+    current_->threads_[self()].done = current_->moved_ = true;
+  }
+  static void meet_at(const std::pair<int, int>& place, int threads) {
+    Meeting& meeting = current_->meetings_[place];
+    const int round = meeting.round;
+    if (++meeting.there == threads) {
+      meeting = {round + 1, 0};
+      current_->moved_ = true;
+    }
+    while (meeting.round == round) current_->rest();
   }
   void rest() {
-    const int mine = threadIdx.x;
+    const int mine = self();
     swapcontext(&threads_[mine].at, &here_);
   }
   // Each thread in its turn; false when all are done.
@@ -121,19 +129,21 @@ class Block {
     for (int i = 0; i < static_cast<int>(threads_.size()); ++i) {
       if (threads_[i].done) continue;
       all_done = false;
-      threadIdx.x = i;
+      threadIdx.x = i % count_, rank_ = i / count_, blockIdx.x = first_ + rank_;
       swapcontext(&here_, &threads_[i].at);
     }
+    blockIdx.x = first_;
     if (all_done || moved_) return !all_done;
     std::puts("threads wait for others that never come");
     std::exit(1);
   }
 
   static inline Block* current_ = nullptr;
+  int count_, first_, rank_ = 0;  // threads of a block, the first block, the running one behind it
   const std::function<void()>& body_;
   std::vector<Thread> threads_;
   std::vector<uint32_t> given_;
-  std::map<int, Meeting> meetings_;
+  std::map<std::pair<int, int>, Meeting> meetings_;
   bool moved_ = false;
   ucontext_t here_;
 };

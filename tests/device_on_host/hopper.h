@@ -15,7 +15,11 @@ struct CUtensorMap {
   int box_rows;
 };
 
-inline uint8_t* played_shared = nullptr;  // a block's shared memory, aligned to 1024
+// The shared memory of a cluster's blocks, aligned to 1024, and the running one's.
+inline uint8_t* played_memory[2] = {};
+struct PlayedShared {
+  operator uint8_t*() const { return played_memory[Block::rank()]; }
+} inline played_shared;
 
 namespace cute {
 inline uint32_t cast_smem_ptr_to_uint(const void* at) {
@@ -23,11 +27,11 @@ inline uint32_t cast_smem_ptr_to_uint(const void* at) {
 }
 inline bool elect_one_sync() { return threadIdx.x % 32 == 0; }
 inline void cluster_arrive() {}
-inline void cluster_wait() {}
+inline void cluster_wait() { Block::meet_cluster(); }
 inline void prefetch_tma_descriptor(const CUtensorMap*) {}
 // Where a byte is that TMA or wgmma place at an address, in rows of 128.
-inline uint8_t* swizzled(uint32_t address) {
-  return played_shared + (address ^ (address >> 7 & 7) << 4);
+inline uint8_t* swizzled(uint32_t address, int rank = Block::rank()) {
+  return played_memory[rank] + (address ^ (address >> 7 & 7) << 4);
 }
 }  // namespace cute
 
@@ -42,6 +46,13 @@ namespace cutlass::arch {
 struct ClusterBarrier {
   static void init(uint64_t* at, int threads) { played_barriers[at] = {threads, threads, 0, 0}; }
   static void arrive(uint64_t* at) { change(at, 1, 0); }
+  static void arrive(uint64_t* at, int rank, bool does) {
+    if (does) change(of(at, rank), 1, 0);
+  }
+  static uint64_t* of(uint64_t* at, int rank) {  // the same one of another block
+    const auto* const byte = reinterpret_cast<uint8_t*>(at);
+    return reinterpret_cast<uint64_t*>(played_memory[rank] + (byte - played_shared));
+  }
   static void wait(uint64_t* at, int phase) {
     Block::wait([&] { return played_barriers[at].phase != phase; });
   }
@@ -76,16 +87,28 @@ namespace cute {
 namespace TMA {
 enum class CacheHintSm90 : uint64_t { EVICT_FIRST, EVICT_LAST };
 }
-struct SM90_TMA_LOAD_2D {
-  static void copy(const CUtensorMap* map, uint64_t* full, uint64_t, void* to, int x, int y) {
+struct SM90_TMA_LOAD_MULTICAST_2D {
+  static void copy(const CUtensorMap* map, uint64_t* full, uint16_t ranks, uint64_t, void* to,
+                   int x, int y) {
+    for (int rank = 0; rank < 2; ++rank) {
+      if (ranks >> rank & 1) copy_to(rank, map, full, to, x, y);
+    }
+  }
+  static void copy_to(int rank, const CUtensorMap* map, uint64_t* full, void* to, int x, int y) {
     for (int row = 0; row < map->box_rows; ++row) {
       for (int byte = 0; byte < 128; ++byte) {
         const bool there = y + row < map->rows && x + byte < map->cols;
         const int8_t value = there ? map->data[(y + row) * map->row_stride + x + byte] : 0;
-        *swizzled(cast_smem_ptr_to_uint(to) + 128 * row + byte) = static_cast<uint8_t>(value);
+        *swizzled(cast_smem_ptr_to_uint(to) + 128 * row + byte, rank) = static_cast<uint8_t>(value);
       }
     }
-    cutlass::arch::ClusterBarrier::change(full, 0, -128 * map->box_rows);
+    using cutlass::arch::ClusterBarrier;
+    ClusterBarrier::change(ClusterBarrier::of(full, rank), 0, -128 * map->box_rows);
+  }
+};
+struct SM90_TMA_LOAD_2D {
+  static void copy(const CUtensorMap* map, uint64_t* full, uint64_t, void* to, int x, int y) {
+    SM90_TMA_LOAD_MULTICAST_2D::copy_to(Block::rank(), map, full, to, x, y);
   }
 };
 
@@ -111,7 +134,7 @@ struct Played {
     const auto all = std::forward_as_tuple(rest...);
     uint32_t* const sums[] = {&std::get<I>(all)...};
     const bool adds = std::get<sizeof...(I)>(all) == ScaleOut::One;
-    const int first = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+    const int first = Block::self() / 32 * 32, lane = threadIdx.x % 32;
     const auto base = static_cast<uint32_t>(tokens & 0x3fff) << 4;
     for (int i = 0; i < kTokens / 2; ++i) {
       const int row = lane / 4, upper = i % 4 / 2, token = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -129,7 +152,7 @@ struct Played {
                   Rest&&... rest) {
     const int group = threadIdx.x / 128;
     const uint32_t mine[] = {a0, a1, a2, a3};
-    std::copy(mine, mine + 4, played_weights[threadIdx.x]);
+    std::copy(mine, mine + 4, played_weights[Block::self()]);
     Block::meet(1000 + group, 128);
     run(tokens, std::make_index_sequence<kTokens / 2>{}, rest...);
     Block::meet(1000 + group, 128);
@@ -137,7 +160,7 @@ struct Played {
 };
 // The same with the first operand in shared memory: 64 rows, 16 of each warp.
 template <int kTokens>
-struct PlayedShared {
+struct PlayedFromShared {
   template <class... Rest>
   static void fma(uint64_t rows, uint64_t tokens, Rest&&... rest) {
     const auto base = static_cast<uint32_t>(rows & 0x3fff) << 4;
@@ -152,7 +175,7 @@ struct PlayedShared {
     Played<kTokens>::fma(mine[0], mine[1], mine[2], mine[3], tokens, rest...);
   }
 };
-using MMA_64x128x32_S32S8S8_SS_TN = PlayedShared<128>;
+using MMA_64x128x32_S32S8S8_SS_TN = PlayedFromShared<128>;
 using MMA_64x8x32_S32S8S8_RS_TN = Played<8>;
 using MMA_64x16x32_S32S8S8_RS_TN = Played<16>;
 using MMA_64x32x32_S32S8S8_RS_TN = Played<32>;

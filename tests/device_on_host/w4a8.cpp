@@ -17,10 +17,12 @@ using k_scales::Units;
 constexpr Units kUnits8{8, 2, 2, 2, 1, 1, 1}, kUnits16{16, 1, 2, 2, 1, 1, 1};
 
 void take_shared(int bytes) {
-  static std::vector<uint8_t> memory;
-  memory.resize(bytes + 1024);
-  played_shared =
-      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 1023) / 1024 * 1024);
+  static std::vector<uint8_t> memory[2];
+  for (int i = 0; i < 2; ++i) {
+    memory[i].resize(bytes + 1024);
+    const auto at = reinterpret_cast<uintptr_t>(memory[i].data());
+    played_memory[i] = reinterpret_cast<uint8_t*>((at + 1023) / 1024 * 1024);
+  }
 }
 
 int count_wrong(const Product& product, const std::vector<float>& d) {
@@ -106,7 +108,8 @@ void check(int m, int n, int k, int group, bool azp, bool arranged, int sms) {
   play<kTile, Groups::of_steps>(product, arranged, sms);
 }
 
-void check_blocks(int m, int n, int k, int blocks) {
+void check_blocks(int m, int n, int k, int clusters) {
+  using Tile = k_scales::BlocksTile;
   const Product product(m, n, k, 128, true, false);
   const int stride = (k + 127) / 128 * 128;
   Aligned tokens(m * stride), weight(n * stride);
@@ -114,18 +117,20 @@ void check_blocks(int m, int n, int k, int blocks) {
   for (int i = 0; i < n * k; ++i) weight.data<int8_t>()[i / k * stride + i % k] = product.b[i];
   std::vector<float> d(m * n, 77.0f);
   k_scales::BlocksParams p{};
+  p.cluster = k_scales::cluster_of(m);
   p.tokens = {tokens.data<int8_t>(), m, k, stride, 128};
-  p.weight = {weight.data<int8_t>(), n, k, stride, 128};
-  p.m = m, p.n = n, p.chunks = ceil_div(k, 128), p.token_tiles = ceil_div(m, 128);
+  p.weight = {weight.data<int8_t>(), n, k, stride, 128 / p.cluster};
+  p.m = m, p.n = n, p.chunks = ceil_div(k, 128), p.token_tiles = ceil_div(m, 128 * p.cluster);
   p.tiles = p.token_tiles * ceil_div(n, 128), p.stages = 3;
   p.row_scales = {product.row_scales.data(), DType::float32, p.chunks, 1};
   p.scales = {product.block_scales.data(), DType::float32, ceil_div(n, 128), 1};
   p.end = end_in(d, n);
-  take_shared(k_scales::BlocksTile::shared_bytes(3));
-  gridDim = {blocks, 1, 1}, blockDim = {k_scales::BlocksTile::kThreads, 1, 1};
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+  take_shared(Tile::shared_bytes(3));
+  gridDim = {clusters * p.cluster, 1, 1}, blockDim = {Tile::kThreads, 1, 1};
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x += p.cluster) {
     played_barriers.clear();
-    ::Block::run(blockDim.x, [&] { k_scales::multiply_blocks(p, played_shared); });
+    ::Block::run(
+        Tile::kThreads, [&] { k_scales::multiply_blocks(p, played_shared); }, p.cluster);
   }
   if (const int wrong = count_wrong(product, d)) {
     std::printf("M=%d N=%d K=%d in blocks: %d wrong\n", m, n, k, wrong);
@@ -136,6 +141,7 @@ void check_blocks(int m, int n, int k, int blocks) {
 
 int main() {
   check_blocks(130, 150, 1500, 2);
+  check_blocks(600, 300, 2100, 2);
   check_blocks(3, 257, 200, 1);
   const int groups[][2] = {{1088, 32},  {384, 96},  {1216, 64}, {1280, 128},  {3072, 128},
                            {2112, 96},  {300, 300}, {7, 7},     {1025, 1025}, {4096, 2048},

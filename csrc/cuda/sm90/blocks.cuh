@@ -3,11 +3,15 @@
 //
 // Tokens lie on the M side of wgmma, 64 for each warpgroup, the channels of a block of the weight
 // on its N side. A stage of the ring is a block of K. Its int32 sums go to the chain of their slice
-// while the other warpgroup's products run. In a block of threads
+// while the other warpgroup's products run. Of more than 128 tokens two tiles with the same
+// channels are a cluster's: each of its blocks loads half of the weight for both. In a block of
+// threads
 //
-//    warp 0             loads, by TMA, into the ring
-//    warps 1 to 3       load scales, each of every third stage, and multiply a token's by the
-//    block's warpgroups 1, 2    multiply
+//    warpgroups 0, 1    multiply
+//    warp 8             loads, by TMA, into the ring
+//    warps 9 to 11      load scales, each of every third stage, and multiply a token's by the
+//    block's warpgroup 3        ends tiles: their sums wait in shared memory while the next one's
+//    products run
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -26,21 +30,27 @@
 namespace scaled_mm::cuda::sm90::k_scales {
 
 struct BlocksParams {
-  CUtensorMap tokens, weight;  // A [M, K] and B^T [N, K], in boxes of kSide rows x kSide
+  CUtensorMap tokens,
+      weight;   // A [M, K] and B^T [N, K], in boxes of kSide; a cluster's part of B^T
+  int cluster;  // blocks: 1 or 2
   int m;
   int n;
   int chunks;       // blocks of K
-  int tiles;        // of D
+  int tiles;        // of D, a cluster's
   int token_tiles;  // along M
   int stages;       // of the ring
   EpilogueOperand row_scales, scales;
   GroupsEnd end;
 };
 
+// Of two blocks, where both have tokens.
+constexpr int cluster_of(int64_t m) { return m > 128 ? 2 : 1; }
+
 struct BlocksTile {
   static constexpr int kSide = 128;  // tokens, channels, and rows of K of a stage
-  static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
-  static constexpr int kLoaderRegisters = 40, kRegisters = 232, kScalers = 3;  // warps
+  static constexpr int kConsumers = 256, kThreads = kConsumers + 2 * 128;
+  static constexpr int kScalers = 3;  // warps
+  static constexpr int kRegisters = 168, kLoaderRegisters = 40, kEnderRegisters = 128;
   static constexpr int kHalfBytes = kSide * kSide, kStageBytes = 2 * kHalfBytes;
   static constexpr int kMaxStages = 5;
   struct Fixed {
@@ -48,7 +58,8 @@ struct BlocksTile {
     float scales[kMaxStages][kSide];        // of a stage's tokens, times the block's
     uint64_t full[kMaxStages];
     uint64_t ready[kMaxStages];  // scales are there
-    uint64_t empty[kMaxStages];
+    uint64_t empty[kMaxStages];  // of all blocks of the cluster
+    uint64_t summed, stored;     // a tile
     // What a warp stores or loads at a time lies in different banks.
     __device__ float& sum(int token, int channel) {
       return sums[token * kSide + (channel ^ token % 4 * 8)];
@@ -62,28 +73,43 @@ struct BlocksTile {
   }
 };
 
+__device__ inline int rank_of(const BlocksParams& p) {
+  return p.cluster == 1 ? 0 : static_cast<int>(blockIdx.x) % 2;
+}
+
+// f(place) of all tiles of the block.
 template <class F>
 __device__ void each_tile(const BlocksParams& p, const F& f) {
+  constexpr int kSide = BlocksTile::kSide;
+  const int step = static_cast<int>(gridDim.x) / p.cluster;
 #pragma unroll 1
-  for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles; tile += gridDim.x) {
-    f(lowbit::Place(tile, p.tiles, p.token_tiles, BlocksTile::kSide, BlocksTile::kSide));
+  for (int tile = static_cast<int>(blockIdx.x) / p.cluster; tile < p.tiles; tile += step) {
+    lowbit::Place place(tile, p.tiles, p.token_tiles, p.cluster * kSide, kSide);
+    place.row += rank_of(p) * kSide;
+    f(place);
   }
 }
 
 __device__ inline void load_blocks(const BlocksParams& p, uint8_t* ring, BlocksTile::Fixed& fixed) {
   const auto often = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+  const int half = rank_of(p) * (BlocksTile::kSide / 2);
   lowbit::Cursor at{.phase = 1};
   each_tile(p, [&](const lowbit::Place& place) {
 #pragma unroll 1
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       uint64_t* const full = &fixed.full[at.stage];
       uint8_t* const stage = ring + at.stage * BlocksTile::kStageBytes;
+      uint8_t* const weight = stage + BlocksTile::kHalfBytes + half * BlocksTile::kSide;
       lowbit::Empty::wait(&fixed.empty[at.stage], at.phase);
       lowbit::Full::arrive_and_expect_tx(full, BlocksTile::kStageBytes);
       const int k = chunk * BlocksTile::kSide;
       cute::SM90_TMA_LOAD_2D::copy(&p.tokens, full, often, stage, k, place.row);
-      cute::SM90_TMA_LOAD_2D::copy(&p.weight, full, often, stage + BlocksTile::kHalfBytes, k,
-                                   place.col);
+      if (p.cluster == 1) {
+        cute::SM90_TMA_LOAD_2D::copy(&p.weight, full, often, weight, k, place.col);
+      } else {
+        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p.weight, full, uint16_t{3}, often, weight, k,
+                                               place.col + half);
+      }
       at.advance(p.stages);
     }
   });
@@ -127,13 +153,10 @@ class BlocksMultiplier {
     lane_ = thread_ % 32;
   }
 
-  __device__ __forceinline__ void run(const lowbit::Place& place) {
-    meet();  // the tile before has been stored
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      chain_[i] = -0.0f;
-      if (i % 2 == 0) sums_of(i) = {-0.0f, -0.0f};
-    }
+  // A tile, to the sums in shared memory.
+  __device__ __forceinline__ void run() {
+    clear();
+    bool first = true;  // slice
 #pragma unroll 1
     for (int chunk = 0; chunk < p_.chunks; ++chunk) {
       lowbit::Full::wait(&fixed_.full[at_.stage], at_.phase);
@@ -143,16 +166,30 @@ class BlocksMultiplier {
                               fixed_.scales[at_.stage][token() + 8]};
       cute::warpgroup_wait<0>();
       fence();
-      lowbit::Empty::arrive(&fixed_.empty[at_.stage]);
+      release(at_.stage);
       at_.advance(p_.stages);
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         chain_[i] =
             __fmaf_rn(scale[i % 4 / 2], __int2float_rn(static_cast<int32_t>(acc_[i])), chain_[i]);
       }
-      if (chunk % kSliceChunks == kSliceChunks - 1 || chunk + 1 == p_.chunks) end_slice();
+      if (chunk % kSliceChunks != kSliceChunks - 1 && chunk + 1 < p_.chunks) continue;
+      if (first) {  // -0 and the slice's sum: that
+        lowbit::Empty::wait(&fixed_.stored, stored_);
+        stored_ ^= 1;
+#pragma unroll
+        for (int i = 0; i < kSums; i += 2) sums_of(i) = {chain_[i], chain_[i + 1]};
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSums; i += 2) {
+          float2& sums = sums_of(i);
+          sums = {__fadd_rn(sums.x, chain_[i]), __fadd_rn(sums.y, chain_[i + 1])};
+        }
+      }
+      clear();
+      first = false;
     }
-    store(place);
+    lowbit::Empty::arrive(&fixed_.summed);
   }
 
  private:
@@ -164,6 +201,7 @@ class BlocksMultiplier {
   BlocksTile::Fixed& fixed_;
   int thread_, warp_, lane_;
   lowbit::Cursor at_;
+  int stored_ = 1;  // phase
   // Of tokens g (4 i, 4 i + 1) and g + 8 and channels 8 i + 2 t (4 i, 4 i + 2) and the next.
   uint32_t acc_[kSums];
   float chain_[kSums];
@@ -172,6 +210,14 @@ class BlocksMultiplier {
   __device__ float2& sums_of(int i) const {
     return *reinterpret_cast<float2*>(
         &fixed_.sum(token() + i % 4 / 2 * 8, i / 4 * 8 + lane_ % 4 * 2));
+  }
+  __device__ void release(int stage) const {
+    __syncwarp();
+    lowbit::Empty::arrive(&fixed_.empty[stage], lane_, lane_ < p_.cluster);
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (float& x : chain_) x = -0.0f;
   }
   __device__ void fence() {
 #pragma unroll
@@ -193,29 +239,26 @@ class BlocksMultiplier {
     }
     cute::warpgroup_commit_batch();
   }
-  __device__ __forceinline__ void end_slice() {
-#pragma unroll
-    for (int i = 0; i < kSums; i += 2) {
-      float2& sums = sums_of(i);
-      sums = {__fadd_rn(sums.x, chain_[i]), __fadd_rn(sums.y, chain_[i + 1])};
-      chain_[i] = chain_[i + 1] = -0.0f;
-    }
-  }
-  __device__ static void meet() { cutlass::arch::NamedBarrier::sync(BlocksTile::kConsumers, 1); }
-
-  __device__ __forceinline__ void store(const lowbit::Place& place) const {
-    meet();
-    constexpr int kQuads = BlocksTile::kSide / 4;
-    const int items = min(BlocksTile::kSide, p_.m - place.row) * kQuads;
-#pragma unroll 1
-    for (int i = thread_; i < items; i += BlocksTile::kConsumers) {
-      const int row = i / kQuads, channel = i % kQuads * 4;
-      if (place.col + channel >= p_.n) continue;
-      const float4 four = *reinterpret_cast<const float4*>(&fixed_.sum(row, channel));
-      finish_groups(p_.end, {four.x, four.y, four.z, four.w}, place.row + row, place.col + channel);
-    }
-  }
 };
+
+// D of all tiles, by threads of their own.
+__device__ inline void end_tiles(const BlocksParams& p, BlocksTile::Fixed& fixed, int thread) {
+  int phase = 0;
+  each_tile(p, [&](const lowbit::Place& place) {
+    lowbit::Empty::wait(&fixed.summed, phase);
+    phase ^= 1;
+    constexpr int kQuads = BlocksTile::kSide / 4;
+    const int items = min(BlocksTile::kSide, p.m - place.row) * kQuads;
+#pragma unroll 1
+    for (int i = thread; i < items; i += 128) {
+      const int row = i / kQuads, channel = i % kQuads * 4;
+      if (place.col + channel >= p.n) continue;
+      const float4 four = *reinterpret_cast<const float4*>(&fixed.sum(row, channel));
+      finish_groups(p.end, {four.x, four.y, four.z, four.w}, place.row + row, place.col + channel);
+    }
+    lowbit::Empty::arrive(&fixed.stored);
+  });
+}
 
 // A block, whose shared memory begins at a multiple of 1024 bytes.
 __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* shared) {
@@ -226,15 +269,25 @@ __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* 
     for (int s = 0; s < p.stages; ++s) {
       lowbit::Full::init(&fixed.full[s], 1);
       lowbit::Empty::init(&fixed.ready[s], 32);
-      lowbit::Empty::init(&fixed.empty[s], Tile::kConsumers);
+      lowbit::Empty::init(&fixed.empty[s], p.cluster * (Tile::kConsumers / 32));
     }
+    lowbit::Empty::init(&fixed.summed, Tile::kConsumers);
+    lowbit::Empty::init(&fixed.stored, 128);
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
+  if (p.cluster == 1) {
+    __syncthreads();
+  } else {
+    cluster_sync();  // the other block's barriers are ready
+  }
   launch_dependents();
-  if (warp >= Tile::kConsumers / 32) {
+  wait_for_dependencies();
+  if (warp < Tile::kConsumers / 32) {
+    cutlass::arch::warpgroup_reg_alloc<Tile::kRegisters>();
+    BlocksMultiplier multiplier(p, shared, fixed);
+    each_tile(p, [&](const lowbit::Place&) { multiplier.run(); });
+  } else if (warp < Tile::kConsumers / 32 + 4) {
     cutlass::arch::warpgroup_reg_dealloc<Tile::kLoaderRegisters>();
-    wait_for_dependencies();
     const int role = warp - Tile::kConsumers / 32;
     if (role > 0) {
       load_scales(p, fixed, role - 1, thread % 32);
@@ -242,11 +295,10 @@ __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* 
       load_blocks(p, shared, fixed);
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<Tile::kRegisters>();
-    wait_for_dependencies();
-    BlocksMultiplier multiplier(p, shared, fixed);
-    each_tile(p, [&](const lowbit::Place& place) { multiplier.run(place); });
+    cutlass::arch::warpgroup_reg_dealloc<Tile::kEnderRegisters>();
+    end_tiles(p, fixed, thread % 128);
   }
+  if (p.cluster > 1) cluster_sync();  // the other block may still send to this one
 }
 
 }  // namespace scaled_mm::cuda::sm90::k_scales

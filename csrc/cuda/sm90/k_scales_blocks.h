@@ -23,11 +23,12 @@ void run(const KScalesProblem& p, const Scope& scope) {
   const Device& device = scope.device;
   BlocksParams params;
   params.tokens = tensor_map(a.data, m, k, a.row_stride, Tile::kSide);
-  params.weight = tensor_map(b.data, n, k, b.col_stride, Tile::kSide);
+  params.cluster = cluster_of(m);
+  params.weight = tensor_map(b.data, n, k, b.col_stride, Tile::kSide / params.cluster);
   params.m = static_cast<int>(m);
   params.n = static_cast<int>(n);
   params.chunks = static_cast<int>(ceil_div(k, Tile::kSide));
-  params.token_tiles = static_cast<int>(ceil_div(m, Tile::kSide));
+  params.token_tiles = static_cast<int>(ceil_div(m, params.cluster * Tile::kSide));
   params.tiles = static_cast<int>(params.token_tiles * ceil_div(n, Tile::kSide));
   params.stages = Tile::stages(device.shared_memory);
   params.row_scales = p.row_scales;
@@ -35,9 +36,10 @@ void run(const KScalesProblem& p, const Scope& scope) {
   params.end = groups_end(p.product);
   allow_all_shared_memory<multiply>(device);
   launch_early(multiply,
-               {.grid = dim3(std::min(params.tiles, device.sms)),
+               {.grid = dim3(params.cluster * std::min(params.tiles, device.sms / params.cluster)),
                 .block = dim3(Tile::kThreads),
-                .shared_bytes = Tile::shared_bytes(params.stages)},
+                .shared_bytes = Tile::shared_bytes(params.stages),
+                .cluster = dim3(params.cluster)},
                scope, params);
 }
 
