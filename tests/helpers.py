@@ -67,14 +67,21 @@ def assert_same_state(one: Module, other: Module, *context: object) -> None:
         assert_bits(x, states[1][name], name, *context)
 
 
-def assert_compiles(module: Module, x_of: Callable[[int], Tensor]) -> None:
-    """Once for every number of rows, with the same bits."""
+def assert_compiles(
+    call: Callable[[Tensor], Tensor],
+    x_of: Callable[[int], Tensor],
+    backend: str = "aot_eager",
+    apart: tuple[int, ...] = (),
+) -> None:
+    """Once for every number of rows, with the same bits; `apart`: for these once more each."""
     torch._dynamo.reset()
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)
     compiled(x_of(4))
     with torch._dynamo.config.patch(error_on_recompile=True):
         for m in (2, 9, 40):
-            assert_bits(compiled(x_of(m)), module(x_of(m)), m)
+            assert_bits(compiled(x_of(m)), call(x_of(m)), m)
+    for m in apart:
+        assert_bits(compiled(x_of(m)), call(x_of(m)), m)
 
 
 def assert_exports(module: Module, x_of: Callable[[int], Tensor]) -> torch.export.ExportedProgram:

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch_cases
 from cuda_support import DEVICE, GPU, ON_CPU, on_device, streams_only
-from helpers import assert_bits
+from helpers import assert_bits, assert_compiles
 from test_nn import BUFFERS, SCHEMES, K, N, by_reference, layer, linear, x_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch_cases import CALLS, PACKED, PACKED_W, B, W, metadata
+from torch_cases import CALLS, FUNCTIONS, PACKED, PACKED_W, B, W, metadata
 
 import scaled_mm
 from scaled_mm.nn import ScaledLinear
@@ -90,44 +90,14 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic, "__defaults__", (torch_cases.PLAIN,))
 
 
-def static(x: Tensor) -> Tensor:
-    """torch_cases.static, its constants on the device of x."""
-    scale = torch.full((1,), 0.05, device=x.device)
-    azp = torch.full((1,), -7, dtype=torch.int32, device=x.device)
-    plain, weight_scale = torch_cases.PLAIN, torch_cases.WEIGHT_SCALE
-    q, _, _ = scaled_mm.quantize_int8(x, scale=scale, azp=azp, symmetric=False)
-    adj = scaled_mm.azp_with_adj(plain, azp)
-    return scaled_mm.scaled_mm(q, plain, scale, weight_scale, azp_with_adj=adj)
-
-
-FUNCTIONS = [f for f in torch_cases.FUNCTIONS if f.__name__ != "static"] + [static]
-functions = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-
-
 def rows(m: int) -> Tensor:
     return torch_cases.x_of(m).to(DEVICE)
 
 
-def assert_compiled(function: Callable[..., Tensor], **options: Any) -> None:
-    expected = {m: function(rows(m)) for m in (0, 1, 2, 5, 7, 16, 33, 70)}
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, **options)
-    compiled(rows(5))
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for m in (2, 7, 16, 33, 70):
-            assert_bits(compiled(rows(m)), expected[m], options, m)
-    for m in (0, 1):  # sizes that dynamo specialises
-        assert_bits(compiled(rows(m)), expected[m], options, m)
-
-
-@functions
-def test_compile(moved: None, function: Callable[..., Tensor]) -> None:
-    assert_compiled(function, backend="aot_eager")
-
-
-@pytest.mark.slow
-@functions
-def test_compile_inductor(moved: None, function: Callable[..., Tensor]) -> None:
-    assert_compiled(function, backend="inductor")
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_compile(moved: None, function: Callable[..., Tensor], backend: str) -> None:
+    assert_compiles(function, rows, backend, apart=(0, 1))
 
 
 @streams_only
@@ -195,15 +165,9 @@ def test_state_dict_between_devices(scheme: str) -> None:
 
 @schemes
 def test_compiled_layer(scheme: str) -> None:
-    torch._dynamo.reset()
     module = layer(scheme).to(DEVICE)
     module.pack()
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
-    compiled(x_of(4).to(DEVICE))
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for m in (2, 9, 40):
-            x = x_of(m).to(DEVICE)
-            assert_bits(compiled(x), module(x), scheme, m)
+    assert_compiles(module, lambda m: x_of(m).to(DEVICE))
 
 
 @streams_only

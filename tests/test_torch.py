@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, random_case
-from helpers import Ops, assert_bits, assert_exports
+from helpers import Ops, assert_bits, assert_compiles, assert_exports
 from quantize_cases import QUANTIZE_CASES, random_quantize_case
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -98,11 +98,6 @@ def test_fake_metadata_is_real(count: int) -> None:
 # --- compile and export ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 def function_and_backend(function: Callable[..., Tensor], backend: str) -> Any:
     """In `make test` inductor compiles functions that have each op once, aot_eager compiles all."""
     again = function in (asymmetric, residual, gated, activations)
@@ -114,17 +109,12 @@ def function_and_backend(function: Callable[..., Tensor], backend: str) -> Any:
     ("function", "backend"),
     list(starmap(function_and_backend, product(FUNCTIONS, ["aot_eager", "inductor"]))),
 )
-def test_compile(fresh_dynamo: None, function: Callable[..., Tensor], backend: str) -> None:
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
-    compiled(x_of(5))
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for m in (2, 7, 16, 33, 70):
-            assert_bits(compiled(x_of(m)), function(x_of(m)), backend, m)
-    for m in (0, 1):  # sizes that dynamo specialises
-        assert_bits(compiled(x_of(m)), function(x_of(m)), backend, m)
+def test_compile(function: Callable[..., Tensor], backend: str) -> None:
+    assert_compiles(function, x_of, backend, apart=(0, 1))
 
 
-def test_compile_packed_argument(fresh_dynamo: None) -> None:
+def test_compile_packed_argument() -> None:
+    torch._dynamo.reset()
     packed = scaled_mm.pack_weight_int8(PLAIN)
     compiled = torch.compile(dynamic, fullgraph=True, dynamic=True, backend="aot_eager")
     for m in (3, 8, 40):

@@ -164,7 +164,8 @@ def asymmetric(x: Tensor) -> Tensor:
 
 
 def static(x: Tensor) -> Tensor:
-    scale, azp = torch.full((1,), 0.05), torch.full((1,), -7, dtype=torch.int32)
+    given: dict[str, Any] = {"device": x.device}
+    scale, azp = torch.full((1,), 0.05, **given), torch.full((1,), -7, dtype=torch.int32, **given)
     q, _, _ = scaled_mm.quantize_int8(x, scale=scale, azp=azp, symmetric=False)
     adj = scaled_mm.azp_with_adj(PLAIN, azp)
     return scaled_mm.scaled_mm(q, PLAIN, scale, WEIGHT_SCALE, azp_with_adj=adj)
