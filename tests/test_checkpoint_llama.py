@@ -61,7 +61,7 @@ def by_reference(folder: Path, name: str, dtype: torch.dtype) -> nn.Module:
         own = {
             key.rpartition(".")[2]: x for key, x in state.items() if key.rpartition(".")[0] == layer
         }
-        model.set_submodule(layer, Reference(own, dynamic, symmetric, token=dynamic))
+        model.set_submodule(layer, Reference(own, symmetric, token=dynamic))
     rest = {k: x for k, x in state.items() if k in model.state_dict()}
     assert rest.keys() == model.state_dict().keys()
     model.load_state_dict(rest)
