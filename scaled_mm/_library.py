@@ -19,8 +19,8 @@ from ._torch import dispatch_keys, thrown
 CPU_LIBRARY = Path(__file__).with_name("_C_cpu.abi3.so")
 CUDA_LIBRARY = Path(__file__).with_name("_C_cuda.abi3.so")
 
-FAMILIES = ("int8", "lowbit")
-"""The families of ops whose kernels are chosen by shape."""
+FAMILIES = ("int8", "lowbit", "k_scales")
+"""The families of ops whose kernels have numbers that `scaled-mm tune` fits."""
 
 
 def _load() -> bool:

@@ -18,6 +18,7 @@ from .ops.int8 import scaled_mm
 from .ops.mixed_weight import ZEROS
 from .tuning import cache
 
+BLOCK = 128  # rows and columns of an int8 weight's block
 MOST = 2**31 - 1
 """The largest size that CUDA's kernels index: `must_fit` in csrc/cuda/common/device.h."""
 
@@ -61,11 +62,15 @@ class Explanation:
     cpu_isa: str
     """What would run on the CPU of this machine."""
     group: int | None = None
-    """Of a weight that is multiplied by 16-bit activations; None: the product is int8."""
+    """Rows of a weight of few bits that share a scale, and of one in blocks; None: of any other."""
     bits: int = 8
     """Of the weight's values."""
     experts: int | None = None
     """Of a product of several."""
+    int8_input: bool = False
+    """Whether a weight of 4 bits meets int8 activations."""
+    blocks: bool = False
+    """Whether the product is int8 in blocks."""
     weight_bytes: int | None = None
     """Of the weight; of one in groups its values, zero points and scales."""
     weight_floor_us: float | None = None
@@ -129,6 +134,17 @@ def ask_library_lowbit(
     return _library.explain("lowbit", m, n, k, *weight, *device.facts)
 
 
+def ask_library_k_scales(
+    m: int, n: int, k: int, device: Device, group: int, in_blocks: bool, out_dtype: torch.dtype
+) -> dict[str, Any]:
+    """The library's answer for scales along K.
+
+    Raises:
+        ValueError: SCALED_MM_KERNEL names no kernel.
+    """
+    return _library.explain("k_scales", m, n, k, group, in_blocks, out_dtype, *device.facts)
+
+
 def explain(
     m: int,
     n: int,
@@ -137,6 +153,7 @@ def explain(
     out_dtype: str = "bfloat16",
     activation: str | None = None,
     experts: int | None = None,
+    blocks: bool = False,
     device: Device | None = None,
 ) -> Explanation:
     """How `scaled_mm` would compute D [M, N] = epilogue(A [M, K] B [K, N]) on a GPU.
@@ -149,6 +166,8 @@ def explain(
         activation: what `scaled_mm` takes.
         experts: how many there are, for `grouped_mm` of M rows in all. The choice is made for a
             router that likes each as much.
+        blocks: whether the scales are those of blocks of 128 x 128. Without experts; out_dtype is
+            bfloat16, float16 or float32.
         device: the GPU; None: the local one, or an H200 where there is none.
 
     Raises:
@@ -160,14 +179,22 @@ def explain(
         raise ValueError(f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got {out_dtype}")
     check_as_the_op_does(m, n, k, OUT_DTYPES[out_dtype], activation)
     gpu = device or local_device() or DEVICES["H200"]
-    if experts is None:
+    if blocks:
+        if experts is not None:
+            raise ValueError(f"experts must be None with blocks, got {experts}")
+        if out_dtype not in DTYPES:
+            raise ValueError(f"out_dtype must be one of {', '.join(DTYPES)}, got {out_dtype}")
+        answer = ask_library_k_scales(m, n, k, gpu, BLOCK, True, DTYPES[out_dtype])
+    elif experts is None:
         answer = ask_library(m, n, k, gpu, OUT_DTYPES[out_dtype], activation)
     else:
         if not 0 < experts <= MOST:
             raise ValueError(f"experts must be in 1..{MOST}, got {experts}")
         ending = (OUT_DTYPES[out_dtype], activation or "none")
         answer = _library.explain("grouped", m, n, k, experts, *ending, *gpu.facts)
-    return made_of(answer, m=m, n=n, k=k, out_dtype=out_dtype, device=gpu, experts=experts)
+    question = {"m": m, "n": n, "k": k, "out_dtype": out_dtype, "device": gpu}
+    of_blocks = {"blocks": True, "group": BLOCK} if blocks else {}
+    return made_of(answer, **question, experts=experts, **of_blocks)
 
 
 def explain_mixed(
@@ -179,10 +206,11 @@ def explain_mixed(
     zeros: str = "none",
     group: int | None = None,
     packed: bool = True,
+    int8_input: bool = False,
     out_dtype: str = "bfloat16",
     device: Device | None = None,
 ) -> Explanation:
-    """How `mixed_mm` would compute D [M, N] = x [M, K] W [K, N] on a GPU.
+    """How `mixed_mm` would compute D [M, N] = x [M, K] W [K, N] on a GPU, or `w4a8_mm`.
 
     Args:
         m, n, k: the sizes.
@@ -191,7 +219,8 @@ def explain_mixed(
         group: rows of W that share scales and zero points; a divisor of K. None: K.
         packed: whether the weight is packed in units (docs/lowbit.md); its groups then are
             multiples of 32, or K.
-        out_dtype: bfloat16 or float16; the choice is the same.
+        int8_input: whether x is int8, for `w4a8_mm`: of 4 bits, packed, zeros no floats.
+        out_dtype: bfloat16 or float16, which choose the same; float32 of int8 x.
         device: the GPU; None: the local one, or an H200 where there is none.
 
     Raises:
@@ -207,12 +236,19 @@ def explain_mixed(
         raise ValueError(f"group must be a divisor of k={k}, got {group}")
     if packed and rows % 32 and rows != k:
         raise ValueError(f"group must be a multiple of 32 where the weight is packed, got {group}")
-    if out_dtype not in ("bfloat16", "float16"):
-        raise ValueError(f"out_dtype must be one of bfloat16, float16, got {out_dtype}")
+    if int8_input and (bits != 4 or zeros == "float" or not packed):
+        got = f"{bits} bits, {zeros} zeros{'' if packed else ', not packed'}"
+        raise ValueError(f"int8_input must come with 4 packed bits without float zeros, got {got}")
+    dtypes = [*DTYPES] if int8_input else ["bfloat16", "float16"]
+    if out_dtype not in dtypes:
+        raise ValueError(f"out_dtype must be one of {', '.join(dtypes)}, got {out_dtype}")
     gpu = device or local_device() or DEVICES["H200"]
-    answer = ask_library_lowbit(m, n, k, gpu, rows, packed, bits, zeros)
+    if int8_input:
+        answer = ask_library_k_scales(m, n, k, gpu, max(1, rows), False, DTYPES[out_dtype])
+    else:
+        answer = ask_library_lowbit(m, n, k, gpu, rows, packed, bits, zeros)
     question = {"m": m, "n": n, "k": k, "out_dtype": out_dtype, "device": gpu}
-    return made_of(answer, **question, group=rows, bits=bits)
+    return made_of(answer, **question, group=rows, bits=bits, int8_input=int8_input)
 
 
 def check_sizes(m: int, n: int, k: int) -> None:

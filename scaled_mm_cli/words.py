@@ -13,8 +13,10 @@ SCHEMES = (
     "static",
     "static-asymmetric",
 )
-WEIGHTS = "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N, -channel, -asymmetric)"
+WEIGHTS = "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N, -channel, -asymmetric), blocks"
 """Schemes by the field's names."""
+FORMATS = ("int-quantized", "pack-quantized", "blockwise_int8")
+"""Of checkpoints that are written."""
 HYBRID = "hybrid"
 """Of `validate`: a mixture for MiniLM."""
 STRIDE = 7
@@ -28,7 +30,7 @@ OUT_DTYPES = (*DTYPES, "int8", "float8_e4m3fn")
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "reglu", "swiglu", "geglu", "geglu_tanh")
 EPILOGUES = ("scaled", "bias", "azp", "azp-per-token")
 DEVICES = ("cpu", "cuda")
-FAMILIES = ("int8", "lowbit")
+FAMILIES = ("int8", "lowbit", "k_scales")
 MIXED = ("w8a16", "w4a16")
 LAYERS = ("llama-3-8b", "llama-3-70b", "bert-base")
 BLOCKS = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")

@@ -18,7 +18,17 @@ from llamas import llama as llama_of
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from scaled_mm import QuantConfig, load_quantized, quantize_model, reference, save_quantized
+from scaled_mm import (
+    QuantConfig,
+    Smoothing,
+    load_quantized,
+    prepare_model,
+    quantization_report,
+    quantize_model,
+    reference,
+    save_quantized,
+)
+from scaled_mm.checkpoint import quantize_checkpoint
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.loading import quantised_layers
 from scaled_mm.nn import ScaledBlockLinear
@@ -30,6 +40,7 @@ from scaled_mm.validate import Thresholds, validate
 transformers = extra("transformers")
 
 IDS = torch.arange(24).view(2, 12)
+BLOCKS = QuantConfig("blocks")
 FORM = {
     "quant_method": "blockwise_int8",
     "activation_scheme": "dynamic",
@@ -169,6 +180,49 @@ def test_a_model_runs_saves_and_is_validated(made: Path, tmp_path: Path) -> None
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert config == FORM | {"ignored_layers": ["lm_head"]}
     assert_bits(load_quantized(llama(), tmp_path / "out")(IDS).logits, model(IDS).logits)
+
+
+def test_the_scheme_of_a_model(tmp_path: Path) -> None:
+    """What `quantize_model` makes, what is saved of it, and what is written file by file."""
+    model, empty = quantize_model(llama(), BLOCKS), prepare_model(llama(), BLOCKS)
+    linears = dict(llama().named_modules())
+    assert blocks_of(model).keys() == blocks_of(empty).keys() and len(blocks_of(model)) == 14
+    for name, layer in blocks_of(model).items():
+        wanted = ScaledBlockLinear.from_linear(linears[name])
+        assert_bits(layer.weight_int8, wanted.weight_int8, name)
+        assert_bits(layer.weight_scale_inv, wanted.weight_scale_inv, name)
+    report = quantization_report(model)
+    assert report is not None and {each.scheme for each in report.layers} == {"blocks"}
+    save_quantized(model, tmp_path / "saved", format="blockwise_int8")
+    llama().save_pretrained(tmp_path / "float")
+    made = quantize_checkpoint(tmp_path / "float", tmp_path / "written", BLOCKS)
+    assert set(made.layers.values()) == {"int8 in blocks of 128 x 128"}
+    assert_same_tensors(tmp_path / "saved", tmp_path / "written")
+    config = json.loads((tmp_path / "written" / "config.json").read_text())["quantization_config"]
+    assert config == FORM | {"ignored_layers": ["lm_head"]}
+    assert_bits(load_quantized(llama(), tmp_path / "written")(IDS).logits, model(IDS).logits)
+
+
+def test_what_the_scheme_is_not_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^smoothing must be None beside the scheme blocks$"):
+        QuantConfig("W8A8", overrides=(("*.up_proj", "blocks"),), smoothing=Smoothing())
+    with pytest.raises(ValueError, match=r"^scheme must be one of .*, got 'blocks-rotate128'$"):
+        QuantConfig("blocks-rotate128")
+    llama().save_pretrained(tmp_path / "float")
+    with pytest.raises(
+        ValueError, match=r"^format must be blockwise_int8 for .*, which is int8 in"
+    ):
+        quantize_checkpoint(tmp_path / "float", tmp_path / "out", BLOCKS, format="int-quantized")
+    mixed = QuantConfig("W8A8", overrides=(("*.up_proj", "blocks"),))
+    with pytest.raises(
+        ValueError, match=r"^layers must be all W8A8, .* to be saved, got .* blocks"
+    ):
+        quantize_checkpoint(tmp_path / "float", tmp_path / "out", mixed)
+    fields = json.loads((tmp_path / "float" / "config.json").read_text())
+    (tmp_path / "float" / "config.json").write_text(json.dumps(fields | {"model_type": "unknown"}))
+    named = QuantConfig("blocks", targets=("*.up_proj",))
+    with pytest.raises(ValueError, match="transformers must know the model, for blockwise_int8"):
+        quantize_checkpoint(tmp_path / "float", tmp_path / "out", named)
 
 
 def test_transformers_loads_and_saves_it(made: Path, ours: ModuleType, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from scaled_mm import _library, explain, gpus
 from scaled_mm.bench import cases, grouped, layer, mixed, model
 from scaled_mm.cli import bench, info
 from scaled_mm.demo.run import STRIDE
-from scaled_mm.quantization import schemes
+from scaled_mm.quantization import compressed_tensors, schemes
 from scaled_mm.reference.epilogues import FORMS
 from scaled_mm.tuning import measure
 from scaled_mm.validate import Thresholds, compare, targets
@@ -177,6 +177,7 @@ def test_the_words_of_help_texts_are_the_library_s():
     assert tuple(model.MODELS) == words.MODELS
     assert tuple(mixed.SCHEMES) == words.MIXED
     assert (tuple(bench.DEFAULT_SHAPES), tuple(gpus.DEVICES)) == (words.DEVICES, words.GPUS)
+    assert words.FORMATS == compressed_tensors.FORMATS
     assert words.FAMILIES == _library.FAMILIES == tuple(measure.SHAPES)
     assert words.STRIDE == STRIDE == compare.STRIDE
     wanted = (limits.cosine_mean, limits.sqnr_db, limits.saturated)

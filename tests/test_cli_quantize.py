@@ -300,8 +300,26 @@ OPTIONS: dict[str, tuple[list[object], str]] = {
     "empty": (["--alpha", 0.5, "--text", "EMPTY"], "must hold a line of text or more, got none"),
     "no-file": (["--alpha", 0.5, "--text", "NONE"], "No such file"),
     "length": (["--length", 0], "should be greater than or equal to 1"),
+    "format": (["--format", "x"], "--format must be one of int-quantized, pack"),
+    "other-format": (["--format", "pack-quantized"], "format must be int-quantized for "),
     "target": (["--target", "x"], "targets must "),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scheme", "format", "part"),
+    [
+        ("W4A8-channel", "int-quantized", "weight"),
+        ("W4A8-channel", "pack-quantized", "weight_packed"),
+        ("blocks", "blockwise_int8", "weight_scale_inv"),
+    ],
+)
+def test_formats(scheme: str, format: str, part: str, source: Path, tmp_path: Path) -> None:
+    assert run(source, "-o", tmp_path / "out", "--scheme", scheme, "--format", format) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert format in (config["quant_method"], config.get("format"))
+    assert f"model.layers.0.mlp.up_proj.{part}" in Checkpoint(tmp_path / "out")
+    load_quantized(loaded(source), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", OPTIONS)

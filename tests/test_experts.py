@@ -318,6 +318,10 @@ def test_left_out() -> None:
 
 def test_refused() -> None:
     model = tiny("MixtralForCausalLM")
+    with pytest.raises(
+        ValueError, match=r"mlp.experts must have a scheme that experts have, got int"
+    ):
+        quantize_model(tiny("MixtralForCausalLM"), QuantConfig("blocks"))
     with pytest.raises(ValueError, match=r"mlp.experts must have a scheme per token, or a static"):
         quantize_model(model, QuantConfig("dynamic-tensor"))
     with pytest.raises(ValueError, match=r"experts.0.gate_proj must have a multiple of 20 inputs"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 TRUE = {  # what a GPU would be like on which other kernels are good
     "int8": {"stream_80x64": (9.0, 0.7), "ping_64x128_2x1": (1.0, 1.5), "stream_48x64": (6.0, 1.0)},
     "lowbit": {"stream_64": (9.0, 0.5), "stream_32": (1.0, 1.6)},
+    "k_scales": {"w4a8_16": (9.0, 0.5), "w4a8_64": (1.0, 1.6), "groups_64": (1.0, 2.9)},
 }
 
 
@@ -42,11 +44,11 @@ def made_up(family: str) -> list[dict[str, Any]]:
         {f"sm90/{family}/{name}": pair for name, pair in TRUE[family].items()},
     )
     shapes = []
-    for n, k in SHAPES[family].weights[:3]:
-        for m in SHAPES[family].tokens[::2]:
-            rows = ask(family, m, n, k, GPU)["kernels"]
-            us = {r["name"]: r["predicted_us"] for r in rows if r["predicted_us"] is not None}
-            shapes.append({"m": m, "n": n, "k": k, "us": us})
+    of = SHAPES[family]
+    for (n, k), m, in_blocks in product(of.weights[:3], of.tokens[::2], of.in_blocks):
+        rows = ask(family, m, n, k, GPU, in_blocks)["kernels"]
+        us = {r["name"]: r["predicted_us"] for r in rows if r["predicted_us"] is not None}
+        shapes.append({"m": m, "n": n, "k": k, "us": us, "in_blocks": in_blocks})
     _library.untune()
     return shapes
 
@@ -99,7 +101,14 @@ def test_read(tmp_path: Path, path: Path, quick: None, capsys: pytest.CaptureFix
 REFUSED_TIMES: dict[str, tuple[dict[str, Any], str]] = {
     "format": ({"format": 0}, "format must be an integer in 1..1, got 0"),
     "share": ({"memory_share": "x"}, "memory_share must be a number in 0.05..2, got x"),
-    "family": ({"times": {"x": []}}, "times must be lists of shapes for int8, lowbit, got times.x"),
+    "family": (
+        {"times": {"x": []}},
+        "times must be lists of shapes for int8, lowbit, k_scales, got times.x",
+    ),
+    "kind": (
+        {"times": {"k_scales": [{"m": 1, "n": 1, "k": 1, "in_blocks": 1}]}},
+        "times.k_scales[0].in_blocks must be true or false",
+    ),
     "size": (
         {"times": {"int8": [{"m": 0}]}},
         "times.int8[0].m must be an integer in 1..2147483647, got 0",
@@ -129,7 +138,7 @@ def test_read_of_other_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ([], "tune must be run where torch sees a GPU that has kernels, got none"),
         (["--dry-run"], "tune must be run where torch sees a GPU that has kernels, got none"),
         (["--remove"], "--remove must be given where torch sees a GPU, got none"),
-        (["--family", "x"], "--family must be one of int8, lowbit, got x"),
+        (["--family", "x"], "--family must be one of int8, lowbit, k_scales, got x"),
     ],
     ids=str,
 )

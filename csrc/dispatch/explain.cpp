@@ -7,14 +7,14 @@
 
 #include "dispatch/choose.h"
 #include "dispatch/json.h"
+#include "dispatch/k_scales.h"
 #include "ops/namespace.h"
 #include "problems/program.h"
 
 namespace scaled_mm {
 namespace {
 
-// --- what a family adds
-// ----------------------------------------------------------------------------
+// --- what a family adds --------------------------------------------------------------------------
 
 std::vector<std::string> notes_of(const Int8Problem::Size& s) {
   if (s.k % 16 == 0) return {};
@@ -23,6 +23,11 @@ std::vector<std::string> notes_of(const Int8Problem::Size& s) {
               "aligned, the weight once when it is packed")};
 }
 std::vector<std::string> notes_of(const LowbitProblem::Size& s) {
+  if (s.k > 0) return {};
+  return {"K is 0: no kernel runs, D is the bias"};
+}
+
+std::vector<std::string> notes_of(const KScalesProblem::Size& s) {
   if (s.k > 0) return {};
   return {"K is 0: no kernel runs, D is the bias"};
 }
@@ -100,9 +105,8 @@ std::string explain(const typename P::Size& size, const DriverFacts& facts) {
   return json.str();
 }
 
-// --- the ops
-// --------------------------------------------------------------------------------------- No
-// argument is a tensor, so each library answers for itself: see _library.py.
+// --- the ops -------------------------------------------------------------------------------------
+// No argument is a tensor, so each library answers for itself: see _library.py.
 
 Int8Problem::Size int8_size(int64_t m, int64_t n, int64_t k, ScalarType out_dtype,
                             std::string_view activation) {
@@ -147,6 +151,19 @@ std::string explain_lowbit(int64_t m, int64_t n, int64_t k, int64_t group, int64
       {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
 }
 
+std::string explain_k_scales(int64_t m, int64_t n, int64_t k, int64_t group, bool in_blocks,
+                             ScalarType out_dtype, std::string device, int64_t capability,
+                             int64_t sms, double bytes_per_us, double mhz) {
+  return explain<KScalesProblem>(
+      {.m = m,
+       .n = n,
+       .k = k,
+       .group = group,
+       .in_blocks = in_blocks,
+       .out_dtype = out_dtype_of(out_dtype).value_or(DType::bfloat16)},
+      {device, static_cast<int>(capability), static_cast<int>(sms), bytes_per_us, mhz});
+}
+
 // As of the product that is compiled with the program; "light": whether is_light.
 std::string explain_program(std::vector<int64_t> ints, int64_t m, int64_t n, int64_t k,
                             std::string device, int64_t capability, int64_t sms,
@@ -165,5 +182,6 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("_explain_int8", TORCH_BOX(&scaled_mm::explain_int8));
   ops.impl("_explain_grouped", TORCH_BOX(&scaled_mm::explain_grouped));
   ops.impl("_explain_lowbit", TORCH_BOX(&scaled_mm::explain_lowbit));
+  ops.impl("_explain_k_scales", TORCH_BOX(&scaled_mm::explain_k_scales));
   ops.impl("_explain_program", TORCH_BOX(&scaled_mm::explain_program));
 }

@@ -72,8 +72,14 @@ inline std::string fingerprint(std::string arch_name) {
     const LowbitProblem::Size lowbit[] = {{.m = 1, .n = 4096, .k = 4096, .group = 128},
                                           {.m = 100, .n = 14336, .k = 4096, .group = 64},
                                           {.m = 3000, .n = 6144, .k = 8192, .group = 128}};
+    const KScalesProblem::Size k_scales[] = {
+        {.m = 1, .n = 4096, .k = 4096, .group = 128},
+        {.m = 100, .n = 14336, .k = 4096, .group = 32},
+        {.m = 3000, .n = 6144, .k = 8192, .group = 8192},
+        {.m = 1000, .n = 6144, .k = 8192, .group = 128, .in_blocks = true}};
     add_all(arch->int8, int8, machine);
     add_all(arch->lowbit, lowbit, machine);
+    add_all(kernels_of<KScalesProblem>(*arch), k_scales, machine);
   }
   std::ostringstream text;
   text << std::hex << hash;

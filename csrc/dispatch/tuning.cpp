@@ -6,7 +6,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "dispatch/kernel.h"
+#include "dispatch/k_scales.h"
 #include "refuse.h"
 
 namespace scaled_mm {
@@ -37,6 +37,7 @@ const void* kernel_of(const std::string& name) {
   for (const Arch* arch : archs()) {
     look_up<Int8Problem>(*arch, "int8", name, found);
     look_up<LowbitProblem>(*arch, "lowbit", name, found);
+    look_up<KScalesProblem>(*arch, "k_scales", name, found);
   }
   if (!found) refuse("kernels", "be names of this library's", name);
   return found;

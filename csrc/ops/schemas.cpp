@@ -133,6 +133,9 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "_explain_lowbit(int m, int n, int k, int group, int bits, int zero_point, bool packed, "
       "str device, int capability, int sms, float bytes_per_us, float mhz) -> str");
   ops.def(
+      "_explain_k_scales(int m, int n, int k, int group, bool in_blocks, ScalarType out_dtype, str "
+      "device, int capability, int sms, float bytes_per_us, float mhz) -> str");
+  ops.def(
       "_explain_program(int[] program, int m, int n, int k, str device, int capability, int sms, "
       "float bytes_per_us, float mhz) -> str");
   ops.def("_gpus() -> str");

@@ -17,6 +17,7 @@ from .._torch import tree_leaves
 from ..lowbit.grouped import scales_dtype
 from ..lowbit.stored import stored_sizes
 from ..nn.float_experts import is_experts, parts_of
+from ..quantization.blockwise_int8 import METHOD, BlockScheme, block_count
 from ..quantization.compressed_tensors import (
     AnyLayerScheme,
     PackedScheme,
@@ -107,7 +108,11 @@ class Plan:
             part: stored_as(_in_words(config.scheme_for(name)), part, format)
             for part, name in modules.items()
         }
-        one_format(schemes)
+        if one_format(schemes) == METHOD and not known:
+            raise ValueError(
+                f"{source.folder}: transformers must know the model, for {METHOD} names the "
+                "Linears that stay float"
+            )
         computed = {file for file, name in names.items() if name in _computed(model)}
         left = report_of(model, config, {n: kept[n] for n in parts}, {}).floats if known else ()
         stacked = "stacked in the files, which quantize_model takes, once they are loaded"
@@ -179,7 +184,11 @@ class Plan:
             kinds = scheme.bits, group, scheme.symmetric, scales_dtype(dtype), scheme.in_bytes
             sizes = stored_sizes(n, k, *kinds)
             return [Planned(f"{name}.{part}", NAMES[kind], size) for part, kind, size in sizes]
-        assert isinstance(scheme, W8A8Scheme)  # no scheme means blocks
+        if isinstance(scheme, BlockScheme):
+            scales = block_count(n), block_count(k)
+            blocks = (("weight", "I8", (n, k)), ("weight_scale_inv", "F32", scales))
+            return [Planned(f"{name}.{part}", kind, size) for part, kind, size in blocks]
+        assert isinstance(scheme, W8A8Scheme)
         parts = [("weight", "I8", (n, k)), ("weight_scale", "F32", (n, 1))]
         if not scheme.dynamic:
             parts.append(("input_scale", "F32", (1,)))
@@ -292,6 +301,8 @@ def _computed(model: nn.Module) -> set[str]:
 
 
 def _in_words(scheme: AnyScheme) -> AnyLayerScheme:
+    if isinstance(scheme, BlockScheme):
+        return scheme
     if isinstance(scheme, WeightScheme):
         kinds = scheme.bits, scheme.group_size, scheme.symmetric
         return PackedScheme(*kinds, int8_input=scheme.int8_input)

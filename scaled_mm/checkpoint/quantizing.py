@@ -1,4 +1,4 @@
-"""`quantize_checkpoint`: a float checkpoint in, a W8A8, W8A16 or W4A16 one out.
+"""`quantize_checkpoint`: a float checkpoint in, a quantised one out.
 
 The tensors of a shard are read, quantised and written one after the other, so that one weight is in
 memory at a time. A scheme that needs calibration runs the float model first, block by block where
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from ..lowbit.grouped import quantize_weight_grouped, scales_dtype
 from ..lowbit.stored import stored, to_bytes
+from ..nn.block_linear import BLOCK
 from ..ops.quantize import quantize_weight_int8
+from ..quantization.blockwise_int8 import BlockScheme
 from ..quantization.compressed_tensors import INT, format_of, quantization_config
 from ..quantization.model import QuantConfig
 from ..quantization.rotation import EMBEDDING, HEAD, Rotation
@@ -268,6 +270,11 @@ class _Run:
             if format_of(self._plan.schemes[name]) == INT:
                 tensors = to_bytes(tensors, weight.shape[1])
             yield from ((f"{stored_as}.{part}", x) for part, x in tensors.items())
+            return
+        if isinstance(scheme, BlockScheme):
+            q, scale = quantize_weight_int8(weight, block_size=BLOCK)
+            yield f"{stored_as}.weight", q
+            yield f"{stored_as}.weight_scale_inv", scale.t().contiguous()
             return
         q, scale = quantize_weight_int8(weight, rotate=scheme.rotate)
         yield f"{stored_as}.weight", q

@@ -32,6 +32,8 @@ def command(
     zeros: str,
     group: int | None,
     packed: bool,
+    int8_input: bool,
+    blocks: bool,
     as_json: bool,
 ) -> None:
     gpu = chosen_device(device, sms, bandwidth)
@@ -47,15 +49,21 @@ def command(
         raise ValueError(f"--group must stand beside --awq or --bits, got {group} alone")
     if packed and not (awq or bits):
         raise ValueError("--packed must stand beside --awq or --bits, got it alone")
+    if int8_input and bits is None:
+        raise ValueError("--int8-input must stand beside --bits, got it without")
+    if blocks and (awq or bits):
+        raise ValueError(f"--blocks must be left out with {lowbit}, got both")
     if awq:
         if n % 8:
             raise ValueError(f"n must be a multiple of 8, got {n}")
         bits, zeros, group = 4, "integer", 128 if group is None else group
     if bits is not None:
         kind: dict[str, Any] = {"bits": bits, "zeros": zeros, "group": group, "packed": packed}
+        if int8_input:
+            kind |= {"int8_input": True, "packed": True}
         found = explain_mixed(m, n, k, **kind, out_dtype=dtype, device=gpu)
     else:
-        int8: dict[str, Any] = {"activation": activation, "experts": experts}
+        int8: dict[str, Any] = {"activation": activation, "experts": experts, "blocks": blocks}
         found = explain(m, n, k, out_dtype=dtype, **int8, device=gpu)
     if as_json:
         more = {"operations": found.operations, "predicted_tops": found.predicted_tops}
@@ -77,6 +85,8 @@ def show(found: Explanation, console: RichConsole) -> None:
     """Print the kernels, then what the times are to be measured by."""
     gpu, kernel = found.device, found.chosen
     weight = "" if found.group is None else f"int{found.bits} in groups of {found.group}, "
+    weight = f"int8 in blocks of {found.group}, " if found.blocks else weight
+    weight += "int8 activations, " if found.int8_input else ""
     weight += "" if found.experts is None else f"{found.experts} experts, "
     lines(
         console,

@@ -1,4 +1,4 @@
-"""`scaled-mm quantize`: a float checkpoint in, a W8A8, W8A16 or W4A16 checkpoint out."""
+"""`scaled-mm quantize`: a float checkpoint in, a quantised one out."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .._progress import progress_display
 from ..checkpoint.float_model import read_lines, read_tokens, tokenized, vocabulary, with_decoder
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
+from ..quantization.compressed_tensors import FORMATS
 from ..quantization.model import SCHEMES, QuantConfig
 from ..quantization.rotation import Rotation
 from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
@@ -76,6 +77,7 @@ def command(
     model_dir: Path,
     out: Path | None,
     scheme: str,
+    format: str | None,
     override: list[str] | None,
     target: list[str] | None,
     ignore: list[str] | None,
@@ -88,6 +90,8 @@ def command(
     length: int,
     as_json: bool,
 ) -> None:
+    if format not in (None, *FORMATS):
+        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format}")
     config = config_of(scheme, override or [], target, ignore, alpha, search)
     if rotate:
         config = replace(config, rotation=Rotation(seed=seed))
@@ -96,9 +100,9 @@ def command(
     if out is None:
         if not search:
             raise ValueError("--out must be given, or --search alone, got neither")
-        if override or alpha is not None or rotate or scheme != "dynamic":
+        if override or alpha is not None or rotate or scheme != "dynamic" or format is not None:
             rule = "must come with --out: without it, --search tries them all"
-            raise ValueError(f"--scheme, --override, --alpha and --rotate {rule}")
+            raise ValueError(f"--scheme, --format, --override, --alpha and --rotate {rule}")
         sequences = _batches(model_dir, config, text, tokens, length) or []
         given = ["--text", str(text)] if text is not None else ["--tokens", str(tokens)]
         for option, patterns in (("--target", target), ("--ignore", ignore)):
@@ -114,6 +118,7 @@ def command(
             config,
             batches,
             lambda done, total: display.update(bar, advance=done, total=total),
+            format=format,
         )
     if as_json:
         print_json(asdict(report))

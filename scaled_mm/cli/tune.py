@@ -28,7 +28,8 @@ FORMAT = 1  # of the file of times
 COPY = 0.987  # what kernels reach of the bandwidth of a copy, on an H200
 
 Times = dict[str, Any]
-"""{format, device, memory_share, times: {family: [{m, n, k, us: {kernel: us}}]}}."""
+"""{format, device, memory_share, times: {family: [{m, n, k, us: {kernel: us}}]}}; a shape of
+scales along K may have in_blocks: true."""
 
 
 def served_gpu() -> Device:
@@ -62,7 +63,7 @@ def measured(
     }
     for family in families:
         shapes: list[dict[str, Any]] = result["times"].setdefault(family, [])
-        all_ = len(SHAPES[family].weights) * len(SHAPES[family].tokens)
+        all_ = SHAPES[family].count
         for each in measure(family, device):
             shapes.append(each)
             best = min(each["us"], key=lambda name: each["us"][name])
@@ -114,6 +115,8 @@ def read_times(path: Path) -> Times:
             each = fields.object(f"{at}[{i}]", shape)
             for size in "mnk":
                 fields.integer(f"{at}[{i}].{size}", each.get(size), 1, 2**31 - 1)
+            if not isinstance(each.get("in_blocks", False), bool):
+                fields.refuse(f"{at}[{i}].in_blocks must be true or false")
             us = fields.object(f"{at}[{i}].us", each.get("us"))
             for name, time in us.items():
                 fields.number(f"{at}[{i}].us, {name[:80]!r}", time, 1e-3, 1e9)

@@ -23,10 +23,18 @@ METHOD = "blockwise_int8"
 
 @dataclass(frozen=True)
 class BlockScheme:
-    """How every Linear is quantised: activations at run time, by token in groups of 128."""
+    """How every Linear is quantised: activations at run time, by token in groups of 128. The same
+    in the words of a config, where it is the scheme `blocks`."""
+
+    static = False  # nothing is calibrated
 
     def __str__(self) -> str:
         return f"int8 in blocks of {BLOCK} x {BLOCK}"
+
+
+def block_count(size: int) -> int:
+    """Blocks along an axis of the weight."""
+    return -(-size // BLOCK)
 
 
 def block_config(floats: Sequence[str]) -> dict[str, Any]:

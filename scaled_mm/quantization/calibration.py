@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..nn import ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledBlockLinear, ScaledLinear, WeightOnlyLinear
 from ..nn.float_experts import is_experts, linear_names
 from .calibrate import (
     CalibrationWarning,
@@ -27,7 +27,7 @@ from .calibrate import (
 from .config import QuantConfig
 from .layers import as_linear
 from .observe import Call
-from .schemes import AnyScheme, WeightScheme, block_of
+from .schemes import AnyScheme, BlockScheme, Scheme, WeightScheme, block_of
 from .smoothquant import Decided, Smooth, decide
 
 
@@ -180,7 +180,7 @@ def input_scale(
     """A static layer's scale [1] and zero point [1]; None, None of any other."""
     if not scheme.static:
         return None, None
-    assert ranges is not None
+    assert ranges is not None and isinstance(scheme, Scheme)
     if extent is None and (block := block_of(scheme)):
         extent = extent_of(prepared(ranges.rows, smooth.s if smooth else None, block))
     if extent is None:
@@ -195,7 +195,9 @@ def quantised(
     ranges: Ranges | None,
     smooth: Smooth | None,
     extent: Tensor | None,
-) -> ScaledLinear | WeightOnlyLinear:
+) -> ScaledLinear | WeightOnlyLinear | ScaledBlockLinear:
+    if isinstance(scheme, BlockScheme):
+        return ScaledBlockLinear.from_linear(linear)
     options = {
         **scheme.options(),
         "smooth": smooth.s if smooth else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .layers import fits
 from .rotation import Rotation
-from .schemes import AnyScheme, scheme_of
+from .schemes import IN_BLOCKS, AnyScheme, BlockScheme, scheme_of
 from .smoothquant import Smoothing, refuse_strings
 
 TARGETS = ("Linear", "Conv1D")
@@ -30,7 +30,8 @@ class QuantConfig:
 
     Args:
         scheme: of all layers that no override matches: a `Scheme` (8-bit weights and activations),
-            a `WeightScheme` (weights alone), or the name of one, as `"W8A8"`.
+            a `WeightScheme` (weights alone), or the name of one, as `"W8A8"`. `"blocks"` is int8
+            with a scale for each 128 x 128 of the weight and 128 columns of a token.
         targets: patterns of the layers to quantise; by default every Linear, and the Conv1D of
             transformers.
         ignore: patterns of those of them to leave as they are; by default heads over a vocabulary.
@@ -62,7 +63,8 @@ class QuantConfig:
             if isinstance(pair, str) or len(pair) != 2:
                 raise TypeError(f"overrides must be pairs of pattern and scheme, got {pair!r}")
         for scheme in (self.scheme, *(scheme for _, scheme in self.overrides)):
-            scheme_of(scheme)
+            if isinstance(scheme_of(scheme), BlockScheme) and self.smoothing is not None:
+                raise ValueError(f"smoothing must be None beside the scheme {IN_BLOCKS}")
         if self.percentile is not None and not 50 < self.percentile <= 100:
             raise ValueError(f"percentile must be in (50, 100], got {self.percentile:g}")
 

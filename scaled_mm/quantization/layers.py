@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..nn import MAX_K, ScaledExperts
 from ..nn.float_experts import expert_linear, is_experts, linear_names, why_unserved
 from ..nn.fused import unhooked
-from .schemes import AnyScheme, Scheme, WeightScheme
+from .schemes import AnyScheme, BlockScheme, Scheme, WeightScheme
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _READ = """
@@ -114,6 +114,8 @@ def check(name: str, module: nn.Module, scheme: AnyScheme) -> None:
     if is_experts(module) and kind == (True, False):
         text = "must have a scheme per token, or a static one, got one dynamic scale for all"
         raise ValueError(f"{name} {text}")
+    if is_experts(module) and isinstance(scheme, BlockScheme):
+        raise ValueError(f"{name} must have a scheme that experts have, got int8 in blocks")
     for part, linear in linears_in(name, module):
         _check_weight(part, linear.weight, scheme)
 
@@ -135,7 +137,7 @@ def why_not(scheme: AnyScheme, k: int) -> str | None:
         group = k if scheme.group_size == -1 else scheme.group_size
         fits = f"must have a multiple of {group} inputs for {scheme}, got {k}"
         return fits if group and k % group else None
-    if scheme.rotate and k % scheme.rotate:
+    if isinstance(scheme, Scheme) and scheme.rotate and k % scheme.rotate:
         return f"must have a multiple of {scheme.rotate} inputs for rotate={scheme.rotate}, got {k}"
     return f"must have at most {MAX_K} inputs, got {k}" if k > MAX_K else None
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from .._progress import progress
 from ..lowbit.grouped import scales_dtype
-from ..nn import ScaledExperts, ScaledLinear, WeightOnlyLinear
+from ..nn import ScaledBlockLinear, ScaledExperts, ScaledLinear, WeightOnlyLinear
 from ..nn.float_experts import is_experts
 from .calibration import Calibration, calibrated, quantised
 from .config import QuantConfig as QuantConfig
@@ -34,12 +34,12 @@ from .report import attach, report_of
 from .rotation import rotate, untie
 from .saving import prepare_saving
 from .schemes import SCHEMES as SCHEMES
-from .schemes import AnyScheme, WeightScheme
+from .schemes import AnyScheme, BlockScheme, WeightScheme
 from .schemes import Scheme as Scheme
 from .swap import Swap
 
 Model = TypeVar("Model", bound=nn.Module)
-_QUANTISED = (ScaledExperts, ScaledLinear, WeightOnlyLinear)
+_QUANTISED = (ScaledBlockLinear, ScaledExperts, ScaledLinear, WeightOnlyLinear)
 
 
 def linears(model: nn.Module, config: QuantConfig) -> dict[str, nn.Module]:
@@ -95,7 +95,8 @@ def quantize_model(
     fuse: Any = None,
     inplace: bool = False,
 ) -> Model:
-    """Replaces Linears by `ScaledLinear`s, or `WeightOnlyLinear`s where a scheme is of weights.
+    """Replaces Linears by `ScaledLinear`s; by `WeightOnlyLinear`s where a scheme is of weights, by
+    `ScaledBlockLinear`s where it is `"blocks"`.
 
     Every Linear that `config` means is quantised on its own, a fused qkv as the one Linear that it
     is; the Conv1D of transformers (GPT-2's) is taken for the Linear that it is too. Experts that
@@ -236,6 +237,8 @@ def _empty(name: str, linear: nn.Linear, scheme: AnyScheme) -> nn.Module:
     check(name, linear, scheme)
     sizes, biased = (linear.in_features, linear.out_features), linear.bias is not None
     weight = linear.weight
+    if isinstance(scheme, BlockScheme):
+        return ScaledBlockLinear(*sizes, biased, device=weight.device)
     if not isinstance(scheme, WeightScheme):
         return ScaledLinear(*sizes, biased, device=weight.device, **scheme.options())
     return WeightOnlyLinear(

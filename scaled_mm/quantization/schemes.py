@@ -8,6 +8,7 @@ from typing import Any
 
 from ..nn.weight_only_linear import check_int8_input
 from ..ops.rotate import BLOCKS
+from .blockwise_int8 import BlockScheme as BlockScheme
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,15 @@ class WeightScheme:
         return made | ({"int8_input": self.int8_input} if self.int8_input else {})
 
 
-AnyScheme = Scheme | WeightScheme
+AnyScheme = Scheme | WeightScheme | BlockScheme
 _WEIGHT_ONLY = re.compile(
     r"w(?:([48])a16|4(a8))(?:-(?:g([1-9][0-9]{0,8})|(channel)))?(-asymmetric(?!-input))?"
     r"(-asymmetric-input)?",
     re.IGNORECASE,
 )
-NAMES_OF_WEIGHTS = "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N, -channel, -asymmetric)"
-"""The field's names; W8A8 is `dynamic`."""
+NAMES_OF_WEIGHTS = "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N, -channel, -asymmetric), blocks"
+"""The field's names; W8A8 is `dynamic`, blocks are int8 with scales of 128 x 128."""
+IN_BLOCKS = "blocks"
 
 TORCHAO = "int8_dynamic_activation_int4_weight"
 
@@ -121,6 +123,8 @@ def known_scheme(name: str) -> AnyScheme | None:
     """A scheme by its name; None: no scheme has it."""
     if name.lower() == "w8a8":
         return SCHEMES["dynamic"]
+    if name == IN_BLOCKS:
+        return BlockScheme()
     if name == TORCHAO:
         return WeightScheme(4, 32, int8_input="asymmetric")
     if name in SCHEMES:
@@ -157,6 +161,8 @@ def block_of(scheme: AnyScheme) -> int | None:
 
 def name_of(scheme: AnyScheme) -> str:
     """The name of a scheme, by which `scheme_of` finds it."""
+    if isinstance(scheme, BlockScheme):
+        return IN_BLOCKS
     if isinstance(scheme, WeightScheme):
         return str(scheme)
     per_token = scheme.dynamic if scheme.per_token is None else scheme.per_token

@@ -39,14 +39,24 @@ class Measured:
         cls, family: str, shapes: list[dict[str, Any]], device: Device, share: float
     ) -> Measured:
         """`share` of the peak of memory: what kernels reach of it, in place of the table's."""
-        told = [ask(family, each["m"], each["n"], each["k"], device) for each in shapes]
-        rows = [[row for row in answer["kernels"] if "rate" in row] for answer in told]
-        names = [row["name"] for row in rows[0]]
-        us = [[each["us"].get(name, np.nan) for name in names] for each in shapes]
-        terms = {term: np.array([[r[f"{term}_us"] for r in row] for row in rows]) for term in TERMS}
+        told = [
+            ask(family, each["m"], each["n"], each["k"], device, each.get("in_blocks", False))
+            for each in shapes
+        ]
+        rows = [{row["name"]: row for row in answer["kernels"] if "rate" in row} for answer in told]
+        known = {name: row for each in rows for name, row in each.items()}
+        names = [*known]
+        us = [
+            [each["us"].get(name, np.nan) if name in row else np.nan for name in names]
+            for each, row in zip(shapes, rows, strict=True)
+        ]
+        terms = {  # those of a kernel that does not serve the shape play no part
+            term: np.array([[row.get(n, known[n])[f"{term}_us"] for n in names] for row in rows])
+            for term in TERMS
+        }
         terms["memory"] *= told[0]["gpu"]["memory_share"] / share
         weights = [MANY if each["m"] >= MANY_TOKENS else 1.0 for each in shapes]
-        columns = np.array([[row["fixed_us"], row["rate"]] for row in rows[0]])
+        columns = np.array([[row["fixed_us"], row["rate"]] for row in known.values()])
         return cls(names, np.array(us, dtype=float), terms, np.array(weights), columns)
 
     def part(self, shapes: slice) -> Measured:

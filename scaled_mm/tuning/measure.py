@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,14 +22,15 @@ from .. import _library, awq
 from .._library import forced_kernels
 from ..gpus import Device
 from ..ops.int8 import scaled_mm
-from ..ops.mixed_weight import ZEROS
+from ..ops.mixed_weight import ZEROS, MixedWeight, pack_weight
+from ..ops.w4a8 import w4a8_mm
 
 ROUNDS = 3
 COLD_BYTES = 2e8  # the copies of a weight exceed the L2 together
 SETTLE_US, HEAVY_US = 60_000, 50  # what takes longer than the latter, for so many tokens, settles
 FEW_TOKENS = 512
 NEAR = 2.0  # a kernel predicted at so many times the best is left out
-GROUP = 128  # of int4 weights
+GROUP = 128  # of int4 weights, and of blocks
 
 Call = Callable[[], Any]
 
@@ -40,6 +42,12 @@ class Shapes:
     weights: tuple[tuple[int, int], ...]
     """N, K."""
     tokens: tuple[int, ...]
+    in_blocks: tuple[bool, ...] = (False,)
+    """Of the weight; of scales along K there are both kinds."""
+
+    @property
+    def count(self) -> int:
+        return len(self.weights) * len(self.tokens) * len(self.in_blocks)
 
 
 SHAPES = {
@@ -54,11 +62,21 @@ SHAPES = {
         ((4096, 4096), (28672, 8192), (4096, 14336), (6144, 4096), (8192, 8192)),
         (1, 8, 9, 16, 17, 32, 33, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 1024, 2048),
     ),
+    "k_scales": Shapes(
+        ((4096, 4096), (28672, 8192), (4096, 14336), (6144, 4096)),
+        (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512, 1024, 2048),
+        (False, True),
+    ),
 }
 
 
-def ask(family: str, m: int, n: int, k: int, device: Device) -> dict[str, Any]:
+def ask(
+    family: str, m: int, n: int, k: int, device: Device, in_blocks: bool = False
+) -> dict[str, Any]:
     """What the library says of a shape."""
+    if family == "k_scales":
+        kind = (GROUP, in_blocks, torch.bfloat16)
+        return _library.explain("k_scales", m, n, k, *kind, *device.facts)
     if family == "int8":
         return _library.explain("int8", m, n, k, torch.bfloat16, "none", *device.facts)
     weight = (GROUP, 4, ZEROS.index("integer"), False)
@@ -70,15 +88,15 @@ class Int8:
 
     def __init__(self, n: int, k: int) -> None:
         self.n, self.k = n, k
-        self.weights = [self._int8(n, k).t() for _ in range(copies(n * k))]
+        self.weights = [self.random(n, k).t() for _ in range(copies(n * k))]
 
     def calls(self, m: int) -> list[Call]:
-        a = self._int8(m, self.k)
+        a = self.random(m, self.k)
         scales = torch.rand(m, 1, device="cuda"), torch.rand(1, self.n, device="cuda")
         return [partial(scaled_mm, a, weight, *scales) for weight in self.weights]
 
     @staticmethod
-    def _int8(*shape: int) -> Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda")
 
 
@@ -107,7 +125,41 @@ class Lowbit:
         return torch.randn(shape, device="cuda").to(torch.bfloat16)
 
 
-FAMILIES: dict[str, Callable[[int, int], Int8 | Lowbit]] = {"int8": Int8, "lowbit": Lowbit}
+class W4A8:
+    """Of int8 activations and 4 bits, in groups."""
+
+    def __init__(self, n: int, k: int) -> None:
+        self.k = k
+        self.weights = [self._weight(n, k) for _ in range(copies(n * k // 2))]
+
+    def calls(self, m: int) -> list[Call]:
+        x, scale = Int8.random(m, self.k), torch.rand(m, 1, device="cuda")
+        return [partial(w4a8_mm, x, weight, scale) for weight in self.weights]
+
+    @staticmethod
+    def _weight(n: int, k: int) -> MixedWeight:
+        q = torch.randint(-8, 8, (k, n), dtype=torch.int8, device="cuda")
+        scales = torch.rand(k // GROUP, n, device="cuda").to(torch.bfloat16)
+        return pack_weight(q, scales, bits=4)
+
+
+class Blocks(Int8):
+    """Of int8 in blocks, whose rows and columns are a group's."""
+
+    def calls(self, m: int) -> list[Call]:
+        a, groups = self.random(m, self.k), self.k // GROUP
+        scale_a = torch.rand(m, groups, device="cuda")
+        scale_b = torch.rand(groups, self.n // GROUP, device="cuda")
+        return [partial(scaled_mm, a, weight, scale_a, scale_b) for weight in self.weights]
+
+
+Weights = Int8 | Lowbit | W4A8
+FAMILIES: dict[str, tuple[Callable[[int, int], Weights], ...]] = {
+    "int8": (Int8,),
+    "lowbit": (Lowbit,),
+    "k_scales": (W4A8, Blocks),
+}
+"""The calls of each, plain and in blocks."""
 
 
 def copies(size: int) -> int:
@@ -155,15 +207,17 @@ def times(predicted: dict[str, float], m: int, calls: list[Call]) -> dict[str, f
 
 @torch.inference_mode()
 def measure(family: str, device: Device) -> Iterator[dict[str, Any]]:
-    """{m, n, k, us: {kernel: microseconds}} of every shape, on the current GPU."""
+    """{m, n, k, us: {kernel: microseconds}} of every shape, on the current GPU, with in_blocks
+    where that is so."""
     shapes = SHAPES[family]
-    for n, k in shapes.weights:
-        weight = FAMILIES[family](n, k)
+    for in_blocks, (n, k) in product(shapes.in_blocks, shapes.weights):
+        weight = FAMILIES[family][in_blocks](n, k)
         for m in shapes.tokens:
-            rows = ask(family, m, n, k, device)["kernels"]
+            rows = ask(family, m, n, k, device, in_blocks)["kernels"]
             predicted = {
                 row["name"]: row["predicted_us"] for row in rows if row["predicted_us"] is not None
             }
-            yield {"m": m, "n": n, "k": k, "us": times(predicted, m, weight.calls(m))}
+            shape = {"m": m, "n": n, "k": k} | ({"in_blocks": True} if in_blocks else {})
+            yield shape | {"us": times(predicted, m, weight.calls(m))}
         del weight
         torch.cuda.empty_cache()

@@ -38,6 +38,12 @@ def options(
     packed: Annotated[
         bool, typer.Option("--packed", help="The weight of --awq or --bits is packed.")
     ] = False,
+    int8_input: Annotated[
+        bool, typer.Option("--int8-input", help="Of int8 activations by --bits 4, w4a8_mm.")
+    ] = False,
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="Of an int8 product with scales of blocks.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """See `scaled_mm.cli.explain.command`."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..words import LENGTH, SCHEMES, WEIGHTS
+from ..words import FORMATS, LENGTH, SCHEMES, WEIGHTS
 
 
 def options(
@@ -19,6 +19,9 @@ def options(
         typer.Option("--out", "-o", help="A folder: new, empty, or of an interrupted run."),
     ] = None,
     scheme: Annotated[str, typer.Option(help=f"{', '.join(SCHEMES)}, {WEIGHTS}.")] = "dynamic",
+    format: Annotated[
+        str | None, typer.Option(help=f"{', '.join(FORMATS)}. [as the scheme has it]")
+    ] = None,
     override: Annotated[
         list[str] | None,
         typer.Option(help="PATTERN=SCHEME for layers of these names; several may be given."),

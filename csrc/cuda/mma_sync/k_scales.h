@@ -10,6 +10,9 @@ namespace scaled_mm::cuda {
 
 struct GroupTiles {
   int tokens;  // of a tile of 64 channels
+  // not measured yet:
+  double fixed_us = 5.0;  // of a call, whatever its size
+  double rate = 1;        // how much faster its tiles are, where that was fitted
 
   std::string describe(const KScalesProblem::Size&, const Machine&) const {
     return cat("mma.sync, tiles of ", tokens, " tokens x ", kUnitChannels, " channels");
@@ -19,7 +22,7 @@ struct GroupTiles {
   Prediction predict(const KScalesProblem::Size& size, const Machine& machine) const {
     const double tiles = double(ceil_div(size.m, tokens) * ceil_div(size.n, kUnitChannels));
     const double rows = double(kUnitChannels + 2 * tokens) * double(size.k);
-    return joined({5.0, 1.0}, size.bytes() / (machine.memory_share * machine.bytes_per_us),
+    return joined({fixed_us, rate}, size.bytes() / (machine.memory_share * machine.bytes_per_us),
                   tiles * rows / (3e4 * machine.sms), 0);
   }
 };

@@ -16,6 +16,7 @@ struct Units {
   double fixed_us;         // of a call, whatever its size
   double chunk_us;         // of kUnitRows rows of a tile, with a block on every multiprocessor
   double pair_factor = 1;  // by how much two blocks on each make that longer
+  double rate = 1;         // how much faster its chunks are, where that was fitted
 
   constexpr int channels() const { return kUnitChannels * panels * warpgroups; }
   std::string describe(const KScalesProblem::Size& size, const Machine& machine) const;
@@ -28,6 +29,7 @@ struct Blocks {
   // not measured yet, as above; a chunk is 128 rows of K:
   double fixed_us;
   double chunk_us;
+  double rate = 1;
 
   std::string describe(const KScalesProblem::Size& size, const Machine& machine) const;
   std::string refuse(const KScalesProblem::Size& size, const Machine& machine) const;

@@ -53,7 +53,7 @@ Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms)
     plan.tiles = plan.whole = static_cast<int>(tiles), plan.chunks = count;
     plan.blocks = static_cast<int>(std::clamp<int64_t>(tiles, 1, slots));
     consider(plan);
-    if (tiles % slots == 0 || count == 1) continue;
+    if (tiles % slots == 0 || count <= 1) continue;
     plan.whole = static_cast<int>(tiles / slots * slots);
     const int64_t units = (tiles - plan.whole) * count, longest = ceil_div(units, slots);
     plan.blocks = static_cast<int>(plan.whole > 0 ? slots : std::min(slots, units));
@@ -76,7 +76,7 @@ std::string Units::refuse(const KScalesProblem::Size& size, const Machine& machi
 
 Prediction Units::predict(const KScalesProblem::Size& size, const Machine& machine) const {
   const Pieces pieces = plan_pieces(*this, size, machine.sms);
-  return joined({fixed_us, 1.0}, size.bytes() / rate_of(machine),
+  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
                 machine.latency * busy_us(*this, size, pieces, machine.sms), 0);
 }
 
@@ -91,7 +91,7 @@ std::string Blocks::refuse(const KScalesProblem::Size& size, const Machine& mach
 Prediction Blocks::predict(const KScalesProblem::Size& size, const Machine& machine) const {
   const double tiles = double(ceil_div(size.m, kBlock) * ceil_div(size.n, kBlock));
   const double chunks = std::ceil(tiles / machine.sms) * double(ceil_div(size.k, kBlock));
-  return joined({fixed_us, 1.0}, size.bytes() / rate_of(machine),
+  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
                 machine.latency * chunk_us * chunks, 0);
 }
 
