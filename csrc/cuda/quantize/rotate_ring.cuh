@@ -178,9 +178,9 @@ __global__ void __launch_bounds__(32 * kRingWarps, 2) quantize_ring(const Quanti
 // Whether quantize_ring takes them: rows of 16 bits, enough to keep every multiprocessor busy.
 constexpr int kRingWarpsOfAnSm = 16;  // as their registers allow
 inline bool is_for_ring(const QuantizeProblem& p, const Device& device) {
-  return device.launches_early && p.x_dtype != DType::float32 &&
-         p.rows >= 4 * device.sms && p.cols >= kRingColumns / 2 &&
-         p.cols <= kRingWarps * kRingColumns && reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
+  return device.launches_early && p.x_dtype != DType::float32 && p.rows >= 4 * device.sms &&
+         p.cols >= kRingColumns / 2 && p.cols <= kRingWarps * kRingColumns &&
+         reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
 }
 
 inline void launch_ring(const QuantizeProblem& p, const Scope& scope) {
