@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/azp.h"
 #include "ops/namespace.h"
 
 namespace scaled_mm {
@@ -126,13 +127,7 @@ Tensor column_sums(const Checked<ColumnSums>& checked) {
   return checked.outputs[0];
 }
 
-Tensor azp_adj(const Tensor& b, Shape b_shape) {
-  return column_sums(check_azp_adj(b, std::nullopt, b_shape));
-}
-
-Tensor azp_with_adj(const Tensor& b, const Tensor& azp, Shape b_shape) {
-  return column_sums(check_azp_adj(b, azp, b_shape));
-}
+using Azp = AzpOps<column_sums>;
 
 Tensor pack_weight_int8(const Tensor& b) {
   const Checked<Weight> checked = check_pack_weight(b);
@@ -180,7 +175,7 @@ void pack_panel(const Weight& b, int64_t panel, uint8_t* out) {
 }  // namespace scaled_mm
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
-  ops.impl("azp_adj", TORCH_BOX(&scaled_mm::cpu::azp_adj));
-  ops.impl("azp_with_adj", TORCH_BOX(&scaled_mm::cpu::azp_with_adj));
+  ops.impl("azp_adj", TORCH_BOX(&scaled_mm::cpu::Azp::azp_adj));
+  ops.impl("azp_with_adj", TORCH_BOX(&scaled_mm::cpu::Azp::azp_with_adj));
   ops.impl("pack_weight_int8", TORCH_BOX(&scaled_mm::cpu::pack_weight_int8));
 }

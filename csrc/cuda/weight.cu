@@ -8,6 +8,7 @@
 #include "cuda/common/relayout.h"
 #include "cuda/common/unaligned.cuh"
 #include "integers.h"
+#include "ops/azp.h"
 #include "ops/namespace.h"
 #include "problems/int8.h"
 
@@ -179,13 +180,7 @@ Tensor column_sums(const Checked<ColumnSums>& checked) {
   return checked.outputs[0];
 }
 
-Tensor azp_adj(const Tensor& b, Shape b_shape) {
-  return column_sums(check_azp_adj(b, std::nullopt, b_shape));
-}
-
-Tensor azp_with_adj(const Tensor& b, const Tensor& azp, Shape b_shape) {
-  return column_sums(check_azp_adj(b, azp, b_shape));
-}
+using Azp = AzpOps<column_sums>;
 
 Tensor pack_weight_int8(const Tensor& b) {
   const Checked<Weight> checked = check_pack_weight(b);
@@ -207,8 +202,8 @@ void settle_memory(const Tensor& of) { settle(Scope(of)); }
 }  // namespace scaled_mm
 
 STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
-  ops.impl("azp_adj", TORCH_BOX(&scaled_mm::cuda::azp_adj));
-  ops.impl("azp_with_adj", TORCH_BOX(&scaled_mm::cuda::azp_with_adj));
+  ops.impl("azp_adj", TORCH_BOX(&scaled_mm::cuda::Azp::azp_adj));
+  ops.impl("azp_with_adj", TORCH_BOX(&scaled_mm::cuda::Azp::azp_with_adj));
   ops.impl("pack_weight_int8", TORCH_BOX(&scaled_mm::cuda::pack_weight_int8));
   ops.impl("_settle", TORCH_BOX(&scaled_mm::cuda::settle_memory));
 }

@@ -171,39 +171,4 @@ struct Bytes<__nv_bfloat16> {
   }
 };
 
-// Pair i: nibbles i and i + 4 as they are (u4), or less 8 (s4, stored with 8 added).
-template <class T, bool kSigned>
-__device__ void widen4(uint32_t word, Pair (&pair)[4]) {
-  Nibbles<T>::lift(word, pair);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    pair[i] = Nibbles<T>::subtract_base(pair[i], Nibbles<T>::fixed(kSigned, i), i);
-  }
-}
-
-// Pair i: bytes 2 i and 2 i + 1, unsigned, or signed in two's complement (the top bit flipped adds
-// 128, which goes with the constant).
-//
-//   float16: PRMT puts a byte below 0x64         bytes  64 b1 64 b0 = 1024 + b1, 1024 + b0
-//   bfloat16 has 7 bits of mantissa: by way of float32, of whose result the upper half is exact
-template <class T, bool kSigned>
-__device__ void widen8(uint32_t word, Pair (&pair)[2]) {
-  if (kSigned) word ^= 0x80808080;
-  if constexpr (std::is_same_v<T, __half>) {
-    const Pair constant = kSigned ? 0x64806480 : 0x64006400;  // 1152, 1024
-    pair[0] = Pairs<T>::subtract(__byte_perm(word, 0x64646464, 0x4140), constant);
-    pair[1] = Pairs<T>::subtract(__byte_perm(word, 0x64646464, 0x4342), constant);
-  } else {
-    const float constant = kSigned ? 8388736.0f : 8388608.0f;  // 2^23 + 128, 2^23
-    uint32_t wide[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t lifted = __byte_perm(word, 0x4B000000, 0x7650 + i);
-      wide[i] = __float_as_uint(__uint_as_float(lifted) - constant);
-    }
-    pair[0] = __byte_perm(wide[0], wide[1], 0x7632);
-    pair[1] = __byte_perm(wide[2], wide[3], 0x7632);
-  }
-}
-
 }  // namespace scaled_mm::cuda
