@@ -4,6 +4,7 @@ and zero points at both ends (what is packed: test_mixed_weights.py)."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import scaled_mm
 from scaled_mm import pack_weight, reference
+from scaled_mm.ops.packed_words import pack_words, unpack_words
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -148,8 +150,8 @@ def test_a_float_zero_point_is_added_before_the_one_rounding(isa: str, bits: int
 
 @kinds
 def test_layouts_of_the_cpu_are_as_drawn(bits: int, zero: str) -> None:
-    """Section by section, as docs/lowbit.md has it: rows of 24 columns for 21; of 4 bits q is in
-    blocks of 128 columns."""
+    """Section by section, as docs/lowbit.md has it: rows of 24 columns for 21; q is in blocks of
+    128 columns."""
     k, n, group = 20, 21, 10
     plain = MixedCase("drawn", bits, zero, k, n, group, torch.bfloat16).plain()
     memory = pack_weight(**plain).data.view(torch.uint8)
@@ -167,7 +169,7 @@ def test_layouts_of_the_cpu_are_as_drawn(bits: int, zero: str) -> None:
     def halves(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 24 - n))
 
-    sections = [stored(plain["q"], 128 if bits == 4 else 24), halves(plain["scales"])]
+    sections = [stored(plain["q"], 128), halves(plain["scales"])]
     if zero != "none":
         sections.append(stored(plain["zeros"]) if zero == "integer" else halves(plain["zeros"]))
     begin = 0
@@ -178,6 +180,18 @@ def test_layouts_of_the_cpu_are_as_drawn(bits: int, zero: str) -> None:
         assert not memory[begin + len(expected) : end].any()
         begin = end
     assert begin == len(memory)
+
+
+@kinds
+def test_a_buffer_of_whole_rows(isa: str, bits: int, zero: str) -> None:
+    """Layout 0, which a GPU packs where no kernel wants another, gives the bits of layout 2."""
+    w = pack_weight(**MixedCase("moved", bits, zero, 96, 200, 32, torch.bfloat16).plain())
+    stored, scales, zeros = unpack_words(w.data, *w.sizes[:5], blocks=True)
+    rows = replace(w, data=pack_words(stored, scales, zeros, bits), layout=0)
+    x = torch.randn(12, 96).bfloat16()
+    for m in (1, 3, 12):
+        assert_bits(scaled_mm.mixed_mm(x[:m], rows), scaled_mm.mixed_mm(x[:m], w), isa, m)
+    assert_bits(rows.dequantize(), w.dequantize(), isa)
 
 
 def _wrapped(words: Tensor) -> Tensor:

@@ -133,10 +133,8 @@ def test_which_weights_units_hold() -> None:
         ("cuda", 96, 8, 48, 0),
         ("cuda", 128, 0, 128, 0),
         ("cuda", 0, 8, 0, 0),
-        ("cpu", 128, 64, 128, 0),
+        ("cpu", 128, 64, 128, 2),
     ],
 )
 def test_who_gets_units(device: str, k: int, n: int, group: int, layout: int) -> None:
-    assert units.layout_for(torch.device(device), k, n, group, 8) == layout
-    expected = 2 if device == "cpu" else layout
-    assert units.layout_for(torch.device(device), k, n, group, 4) == expected
+    assert units.layout_for(torch.device(device), k, n, group) == layout

@@ -43,8 +43,8 @@ inline bool multiplies_pairs_in_order() {
 // [0, depth), an even number. False where a value is smaller than 2^kLeastX and not 0.
 inline bool load_pairs(const LowbitProblem& p, int64_t row, int64_t rows, int64_t k, int depth,
                        uint32_t* to) {
-  constexpr unsigned kLeast = (127 + kLeastX) << 7;
-  unsigned small = 0;
+  const __m512i least = _mm512_set1_epi16(((127 + kLeastX) << 7) - 1), one = _mm512_set1_epi16(1);
+  __mmask32 small = 0;
   for (int64_t r = 0; r < rows; ++r, to += kPairStride) {
     const uint16_t* from = row_of_x(p, row + r) + k * p.x.col_stride;
     uint16_t gathered[kLowbitDepth];
@@ -52,14 +52,12 @@ inline bool load_pairs(const LowbitProblem& p, int64_t row, int64_t rows, int64_
       for (int i = 0; i < depth; ++i) gathered[i] = from[i * p.x.col_stride];
       from = gathered;
     }
-    for (int i = 0; i < depth / 2; ++i) {
-      uint32_t pair;
-      std::memcpy(&pair, from + 2 * i, sizeof pair);
-      to[i] = pair << 16 | pair >> 16;
-    }
-    for (int i = 0; i < depth; ++i) {
-      const uint16_t size = from[i] & 0x7fff;
-      small |= static_cast<uint16_t>(size - 1) < kLeast - 1;
+    for (int i = 0; i < depth; i += 32) {
+      const __mmask32 taken = depth - i < 32 ? (1u << (depth - i)) - 1 : ~0u;
+      const __m512i values = _mm512_maskz_loadu_epi16(taken, from + i);
+      _mm512_storeu_si512(to + i / 2, _mm512_maskz_rol_epi32(0xffff, values, 16));
+      const __m512i size = _mm512_and_si512(values, _mm512_set1_epi16(0x7fff));
+      small |= _mm512_cmplt_epu16_mask(_mm512_sub_epi16(size, one), least);
     }
   }
   return small == 0;
@@ -84,11 +82,14 @@ struct PairTerms {
       const uint32_t* from = w.zeros.data + group * w.zeros.row_stride + col * w.bits / 32;
       std::memcpy(zeros, from, columns * Words::kBits / 8);
     }
-    constexpr unsigned kLeast = (127 + kLeastScale) << 7, kMost = (127 + kMostScale) << 7;
-    unsigned unfit = 0;
-    for (int i = 0; i < kLowbitCols; ++i) {
-      const uint16_t size = scales[i] & 0x7fff;
-      unfit |= (size != 0) & (static_cast<uint16_t>(size - kLeast) > kMost - kLeast);
+    constexpr int kLeast = (127 + kLeastScale) << 7, kMost = (127 + kMostScale) << 7;
+    __mmask32 unfit = 0;
+    for (int i = 0; i < kLowbitCols; i += 32) {
+      const __m512i size =
+          _mm512_and_si512(_mm512_loadu_si512(scales + i), _mm512_set1_epi16(0x7fff));
+      const __m512i over = _mm512_sub_epi16(size, _mm512_set1_epi16(kLeast));
+      const __mmask32 some = _mm512_test_epi16_mask(size, size);
+      unfit |= _mm512_mask_cmpgt_epu16_mask(some, over, _mm512_set1_epi16(kMost - kLeast));
     }
     if (unfit) return false;
     for (int part = 0; part < kLowbitVectors; part += 8) {
@@ -156,8 +157,8 @@ inline void stream_pairs(const WeightTile& tile, const PairTerms<Words>& terms, 
   const uint32_t *q = tile.q, *next = tile.next ? tile.next : tile.q;
   next += part * Words::kWords / kLowbitVectors;
   for (int64_t i = 0; i < tile.depth / 2; ++i, q += 2 * stride, next += 2 * next_stride) {
-    __builtin_prefetch(next, 0, kFetchTo);
-    __builtin_prefetch(next + next_stride, 0, kFetchTo);
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + next_stride);
     __m512bh w[kWide];
     terms.template weights<kFirst>(q, q + stride, part, w);
     each<R>([&](auto r) __attribute__((always_inline)) {

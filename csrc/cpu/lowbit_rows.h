@@ -45,13 +45,19 @@ struct Span {
   int blocks;  // of kLowbitCols columns
 };
 
+// Whether few rows go down a block of columns at a time, whose words follow one another in memory.
+inline bool goes_down(const LowbitWeight& w, int64_t rows) {
+  return w.block_stride && rows <= kLowbitStreamRows;
+}
+
 inline Span span_at(const LowbitProblem& p, const Tiling& tiling, int64_t task, int64_t end) {
   Span s;
   const int64_t block = task % tiling.col_blocks;
   s.row = task / tiling.col_blocks * tiling.block_rows;
   s.rows = std::min(tiling.block_rows, p.m - s.row);
   s.col = block * kLowbitCols;
-  const int64_t most = std::max<int64_t>(1, kLowbitMostSums / (kLowbitCols * s.rows));
+  const int64_t most =
+      goes_down(p.w, s.rows) ? 1 : std::max<int64_t>(1, kLowbitMostSums / (kLowbitCols * s.rows));
   s.blocks = static_cast<int>(std::min({end - task, tiling.col_blocks - block, most}));
   return s;
 }
@@ -168,7 +174,9 @@ inline void multiply_span(const LowbitProblem& p, const Span& span, Scratch& scr
       const int64_t col = span.col + block * kLowbitCols;
       float* const sums = scratch.sums.data() + block * span.rows * kLowbitCols;
       WeightTile tile = tile_at<typename W::Words>(w, k, depth, col, scratch.padded.data());
-      if (block + 1 < span.blocks) {
+      if (goes_down(w, span.rows)) {  // behind the last row the next block begins
+        tile.next = words_at(w, k, col) + kLowbitDepth * w.q.row_stride;
+      } else if (block + 1 < span.blocks) {
         tile.next = words_at(w, k, col + kLowbitCols);
       } else if (k + 2 * depth <= w.k) {
         tile.next = words_at(w, k + depth, span.col);

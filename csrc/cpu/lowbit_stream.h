@@ -31,7 +31,7 @@ inline void stream_vectors(const WeightTile& tile, const Group& group, int v, co
   next += v * Words::kWords / kLowbitVectors;
   // A line of the next tile with every row: a run of fetches would wait for each other.
   for (int64_t k = 0; k < tile.depth; ++k, q += tile.stride, next += tile.next_stride) {
-    __builtin_prefetch(next, 0, kFetchTo);
+    __builtin_prefetch(next);
     Wide w[kWide];
     Words::widen_pairs(q, v, w);
     each<kWide>([&](auto u) __attribute__((always_inline)) {

@@ -25,11 +25,9 @@ using Wide = float __attribute__((vector_size(64)));  // a pair of vectors, or h
 inline constexpr int kLowbitStreamRows = 8;  // up to so many rows of X, weights stay in registers
 inline constexpr int kFewStreamRows = 4;     // up to so many
 inline constexpr int kStreamPairs = 4;       // of vectors are worked on at a time, else half
-inline constexpr int kFetchTo = 2;           // the words to come: into L2
 #else
 using Wide = Eight;
 inline constexpr int kLowbitStreamRows = 6, kFewStreamRows = 2, kStreamPairs = 2;
-inline constexpr int kFetchTo = 3;  // into L1
 #endif
 
 #if defined(SCALED_MM_HAS_FMA_F16C)
@@ -179,18 +177,32 @@ struct ByteWords {
   }
 #endif
 #if defined(SCALED_MM_HAS_AVX512_BF16)
-  static constexpr float pair_offset(int) { return 0.0f; }
+  // A byte above a zero one, below the upper half of 2^15.
+  static constexpr float pair_offset(int) { return 0x1p15f; }
 
   template <int kFirst, int kWide>
   [[gnu::always_inline]] static void pair_rows(const uint32_t* q0, const uint32_t* q1, int v,
                                                Wide (&w)[kWide]) {
+    // Two columns of each of 8 vectors to each lane of 16 bytes, which unpacking stays within.
+    static constexpr auto kFrom = [] {
+      std::array<uint16_t, 32> from{};
+      for (int i = 0; i < 32; ++i) from[i] = static_cast<uint16_t>(i % 8 * 4 + i / 8);
+      return from;
+    }();
+    const auto at = [&](const uint32_t* q) __attribute__((always_inline)) {
+      return _mm512_maskz_permutexvar_epi16(~0u, _mm512_loadu_si512(kFrom.data()),
+                                            _mm512_loadu_si512(q + 2 * v));
+    };
+    const __m512i upper = at(q0), lower = at(q1), exponent = _mm512_set1_epi16(0x4700);
+    const __m512i pairs[2] = {_mm512_unpacklo_epi8(lower, upper),
+                              _mm512_unpackhi_epi8(lower, upper)};
     each<kWide / 2>([&](auto u) __attribute__((always_inline)) {
-      const auto at = [&](const uint32_t* q) __attribute__((always_inline)) {
-        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(q + 2 * (v + kFirst) + 4 * u));
-      };
-      const __m128i upper = at(q0), lower = at(q1);
-      w[2 * u] = floats(_mm_unpacklo_epi8(lower, upper));
-      w[2 * u + 1] = floats(_mm_unpackhi_epi8(lower, upper));
+      constexpr int i = kFirst / 2 + u;
+      const __m512i none = _mm512_setzero_si512();
+      const __m512i four = i % 2 ? _mm512_unpackhi_epi8(none, pairs[i / 2])
+                                 : _mm512_unpacklo_epi8(none, pairs[i / 2]);
+      w[2 * u] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(four, exponent));
+      w[2 * u + 1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(four, exponent));
     });
   }
   static constexpr int column(int v, int c) { return 8 * v + c; }
@@ -206,11 +218,6 @@ struct ByteWords {
   static void to_columns(const float* vectors, float* columns) { to_vectors(vectors, columns); }
 
  private:
-#if defined(SCALED_MM_HAS_AVX512_BF16)
-  [[gnu::always_inline]] static Wide floats(__m128i bytes) {
-    return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepu8_epi32(0xffff, bytes));
-  }
-#endif
   static void lift(const uint32_t* words, int v, Eight& w) {
 #if defined(SCALED_MM_HAS_FMA_F16C)
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(words + 2 * v));

@@ -94,10 +94,9 @@ std::optional<LowbitWeight> weight_of(const std::vector<int64_t>& sizes) {
   if (k > 0 ? group < 1 || k % group != 0 : group != 0) return std::nullopt;
   if (zero < 0 || zero >= kNumZeroPoints || layout < 0 || layout > 2) return std::nullopt;
   if (layout == 1 && ((group % 32 != 0 && group != k) || k == 0 || n == 0)) return std::nullopt;
-  if (layout == 2 && bits != 4) return std::nullopt;
   LowbitWeight w;
   w.k = k, w.n = n, w.group = group, w.bits = static_cast<int>(bits);
-  if (layout == 2) w.block_stride = k * kBlockColumns / 8;
+  if (layout == 2) w.block_stride = k * kBlockColumns * bits / 32;
   w.packing = layout == 1 ? Packing::units : bits == 4 ? Packing::awq : Packing::plain;
   w.zero_point = static_cast<ZeroPoint>(zero);
   return w;
@@ -116,8 +115,8 @@ LowbitWeight check_packed(const Tensor& packed, const std::vector<int64_t>& size
   if (!found) {
     refuse("sizes",
            "be (K, N, G, bits, zero point, layout) with G a divisor of K (0 for K = 0), 4 or 8 "
-           "bits, zero point 0, 1 or 2, and layout 0 or, for groups of all rows or of a multiple "
-           "of 32, 1, or for 4 bits 2",
+           "bits, zero point 0, 1 or 2, and layout 0, 2 or, for groups of all rows or of a "
+           "multiple of 32, 1",
            shape_text(sizes));
   }
   LowbitWeight w = *found;
@@ -150,7 +149,7 @@ LowbitWeight check_packed(const Tensor& packed, const std::vector<int64_t>& size
     return Matrix<const uint32_t>{first, w.padded_n() * w.bits / 32, 1};
   };
   w.q = words(0);
-  if (w.block_stride) w.q.row_stride = kBlockColumns / 8;
+  if (w.block_stride) w.q.row_stride = kBlockColumns * w.bits / 32;
   w.scales = halves(at.scales);
   if (w.zero_point == ZeroPoint::integer) w.zeros = words(at.zeros);
   if (w.zero_point == ZeroPoint::real) w.real_zeros = halves(at.zeros);

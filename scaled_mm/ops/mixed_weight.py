@@ -380,7 +380,7 @@ def pack_weight(
     stored = q if zero == INTEGER else unsigned(q, bits)
     scales = scales.resolve_neg()
     zeros = None if zeros is None else zeros.resolve_neg()
-    layout = layout_for(q.device, k, n, group, bits)
+    layout = layout_for(q.device, k, n, group)
     if layout == 1:
         data = to_units(stored, scales, zeros, bits, zero, group)
     else:

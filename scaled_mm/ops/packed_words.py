@@ -5,7 +5,7 @@
     scales  16 bits [K/G, P]
     zeros   integers: packed as q, [K/G, P]; floats: 16 bits [K/G, P]
 
-Layout 2, of 4 bits: q is [ceil(N/128), K, 16] words, 128 columns behind the other, so that they are
+Layout 2: q is [ceil(N/128), K, 128 columns], one block of columns behind the other, so that each is
 read in one go.
 
 Each of the three begins at a multiple of 16 bytes; what is added is zeros. csrc/problems/lowbit.cpp
@@ -70,7 +70,7 @@ def split(
     per_row = columns // 8 if bits == 4 else columns
     q = found[0].view(whole)
     if blocks and k and n:
-        q = q.view(-1, k, _BLOCK // 8).transpose(0, 1).flatten(1)
+        q = q.view(-1, k, _BLOCK * bits // 8 // q.element_size()).transpose(0, 1).flatten(1)
     else:
         q = q.view(k, per_row)
     scales = found[1].view(data.dtype).view(groups, columns)
@@ -91,7 +91,7 @@ def pack_words(
         scales: float16 or bfloat16 [K/G, N].
         zeros: uint8 [K/G, N], or of the scales' dtype, or None.
         bits: 4 or 8.
-        blocks: layout 2, of 4 bits.
+        blocks: layout 2.
     """
     more = _padded(q.shape[1]) - q.shape[1]
 
@@ -105,8 +105,9 @@ def pack_words(
         zeros = widened(zeros) if zeros.is_floating_point() else stored(zeros)
     if not blocks or not q.numel():
         return join(stored(q), widened(scales), zeros)
-    words = pack(torch.nn.functional.pad(q, (0, -q.shape[1] % _BLOCK)))
-    return join(words.view(len(q), -1, _BLOCK // 8).transpose(0, 1), widened(scales), zeros)
+    padded = torch.nn.functional.pad(q, (0, -q.shape[1] % _BLOCK))
+    rows = (pack(padded) if bits == 4 else padded).unflatten(1, (-(-q.shape[1] // _BLOCK), -1))
+    return join(rows.transpose(0, 1), widened(scales), zeros)
 
 
 def unpack_words(

@@ -21,10 +21,10 @@ def takes(k: int, group: int) -> bool:
     return k > 0 and (group == k or group % 32 == 0)
 
 
-def layout_for(device: torch.device, k: int, n: int, group: int, bits: int) -> int:
+def layout_for(device: torch.device, k: int, n: int, group: int) -> int:
     """1 where the device's kernels read units of such a weight best, 2 where they read blocks of
     columns; else 0."""
-    if device.type == "cpu" and bits == 4:
+    if device.type == "cpu":
         return 2
     if device.type != "cuda" or n == 0 or not takes(k, group):
         return 0
