@@ -255,6 +255,7 @@ class Bf16Pairs {
   void begin() {
     static const bool in_order = multiplies_pairs_in_order();
     fit_ = in_order ? ~Blocks{} : Blocks{};
+    group_ = col_ = -1;
   }
 
   // Rows [k, k + depth) of the weight come next.
@@ -266,7 +267,10 @@ class Bf16Pairs {
   // False where they do not do: nothing was added to the sums then.
   bool multiply(const LowbitWeight& w, int64_t group, int64_t col, int columns, int block,
                 const WeightTile& tile, int64_t rows, float* sums) {
-    fit_[block] = fit_[block] && terms_.load(w, group, col, columns);
+    if (group != group_ || col != col_) {
+      group_ = group, col_ = col;
+      fit_[block] = terms_.load(w, group, col, columns) && fit_[block];
+    }
     if (fit_[block]) multiply_tile_pairs(tile, terms_, rows, x_.data(), b_.data(), sums);
     return fit_[block];
   }
@@ -274,6 +278,7 @@ class Bf16Pairs {
  private:
   using Blocks = std::bitset<kLowbitMostSums / kLowbitCols>;  // of a span
   Blocks fit_;
+  int64_t group_ = -1, col_ = -1;  // of the terms
   PairTerms<Words> terms_;
   Buffer<uint32_t> x_, b_;
 };

@@ -45,9 +45,9 @@ struct Span {
   int blocks;  // of kLowbitCols columns
 };
 
-// Whether few rows go down a block of columns at a time, whose words follow one another in memory.
+// Whether so few rows go down a block of columns at a time, whose words follow one another.
 inline bool goes_down(const LowbitWeight& w, int64_t rows) {
-  return w.block_stride && rows <= kLowbitStreamRows;
+  return w.block_stride && rows <= kFewStreamRows;
 }
 
 inline Span span_at(const LowbitProblem& p, const Tiling& tiling, int64_t task, int64_t end) {
