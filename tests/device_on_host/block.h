@@ -94,7 +94,10 @@ class Block {
   };
 
   Block(int threads, const std::function<void()>& body, int blocks)
-      : count_(threads), first_(blockIdx.x), body_(body), threads_(threads * blocks),
+      : count_(threads),
+        first_(blockIdx.x),
+        body_(body),
+        threads_(threads * blocks),
         given_(threads * blocks) {
     current_ = this;
     for (Thread& thread : threads_) {
@@ -166,6 +169,7 @@ inline int __shfl_up_sync(unsigned, int x, int distance) {
   const int lane = threadIdx.x % 32;
   return __shfl_sync(~0u, x, lane < distance ? lane : lane - distance);
 }
+inline bool __all_sync(unsigned, bool x) { return Block::ballot(x) == ~0u; }
 inline unsigned __ballot_sync(unsigned, bool x) { return Block::ballot(x); }
 inline void __syncwarp() {}
 inline int __popc(unsigned x) { return std::popcount(x); }

@@ -14,7 +14,8 @@ using namespace scaled_mm::cuda::sm90;
 using k_scales::Groups;
 using k_scales::Units;
 
-constexpr Units kUnits8{8, 2, 2, 2, 1, 1, 1}, kUnits16{16, 1, 2, 2, 1, 1, 1};
+constexpr Units kUnits8{8, 2, 2, 2, 1, 1, 1}, kUnits16{16, 1, 2, 2, 1, 1, 1},
+    kUnits128{128, 1, 2, 1, 1, 1};
 
 void take_shared(int bytes) {
   static std::vector<uint8_t> memory[2];
@@ -129,8 +130,7 @@ void check_blocks(int m, int n, int k, int clusters) {
   gridDim = {clusters * p.cluster, 1, 1}, blockDim = {Tile::kThreads, 1, 1};
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x += p.cluster) {
     played_barriers.clear();
-    ::Block::run(
-        Tile::kThreads, [&] { k_scales::multiply_blocks(p, played_shared); }, p.cluster);
+    ::Block::run(Tile::kThreads, [&] { k_scales::multiply_blocks(p, played_shared); }, p.cluster);
   }
   if (const int wrong = count_wrong(product, d)) {
     std::printf("M=%d N=%d K=%d in blocks: %d wrong\n", m, n, k, wrong);
@@ -152,6 +152,10 @@ int main() {
       check<kUnits8>(1 + below(20), 1 + below(700), k, group, below(2), below(2), sms);
     }
   }
+  check<kUnits128>(150, 140, 1152, 128, true, true, 3);
+  check<kUnits128>(130, 200, 2304, 128, false, true, 1);
+  check<kUnits128>(40, 300, 600, 600, true, true, 2);
+  check<kUnits128>(40, 100, 288, 32, true, true, 1);
   std::printf("%d cases, %d faults\n", cases, faults);
   return faults != 0;
 }

@@ -21,7 +21,7 @@ template <class Block>
 bool arranges(const KScalesProblem& p) {
   const Matrix<const int8_t>& a = p.product.a;
   const bool is_one = p.product.size.m == 1;
-  return Block::kTokens <= 64 && !p.order && (a.col_stride == 1 || p.product.size.k == 1) &&
+  return !Block::kEnds && !p.order && (a.col_stride == 1 || p.product.size.k == 1) &&
          reinterpret_cast<uintptr_t>(a.data) % 16 == 0 &&
          (is_one || (a.row_stride % 16 == 0 && a.row_stride >= p.product.size.k));
 }

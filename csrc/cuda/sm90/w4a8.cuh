@@ -18,89 +18,65 @@
 
 namespace scaled_mm::cuda::sm90::k_scales {
 
+// A tile's sums, or those of a part of its K, are in shared memory: D, or the part to its place.
 template <class Block>
-class Ending {
- public:
-  __device__ Ending(const Params& p, typename Block::Fixed& fixed) : p_(p), fixed_(fixed) {}
-
-  // The zero points of a tile's tokens, for all; and what is in shared memory is done with.
-  __device__ __forceinline__ void begin(const Place& place) const {
-    meet();
-    for (int i = thread_; p_.azp && i < Block::kTokens; i += Block::kConsumers) {
-      fixed_.azp[i] = place.row + i < p_.m ? p_.azp[(place.row + i) * p_.azp_stride] : 0;
-    }
-    meet();
-  }
-
-  // Sums to memory, in a part's place.
-  __device__ __forceinline__ void store_part(const Multiplier<Block>& from, const Place& place,
-                                             int64_t slot) const {
-    uint32_t* const to = p_.partials + slot * (Block::kTokens * Block::kChannels);
-    each_pair(from, [&](int j, int i, uint2 sums) {
-      const int token = from.token_of(i);
-      if (place.row + token >= p_.m) return;
-      *reinterpret_cast<uint2*>(to + token * Block::kChannels + from.channel_of(j)) = sums;
-    });
-  }
-
-  // D of a whole tile.
-  __device__ __forceinline__ void store(const Multiplier<Block>& from, const Place& place) const {
-    if constexpr (Multiplier<Block>::kOne) {
-      each_pair(from, [&](int j, int i, uint2 t) {
-        from.sums_of(j, i) = {scaled(from.scale[j], 0, t.x), scaled(from.scale[j], 1, t.y)};
-      });
-    }
-    meet();
-    constexpr int kQuads = Block::kChannels / 4;
-    const int items = min(Block::kTokens, p_.m - place.row) * kQuads;
+__device__ __forceinline__ void end_part(const Params& p, const typename Block::Fixed& fixed,
+                                         const Place& place, bool is_part, int64_t slot,
+                                         int thread) {
+  constexpr int kQuads = Block::kChannels / 4;
+  uint32_t* const to = p.partials + slot * (Block::kTokens * Block::kChannels);
+  const int items = min(Block::kTokens, p.m - place.row) * kQuads;
 #pragma unroll 1
-    for (int i = thread_; i < items; i += Block::kConsumers) {
-      const int token = i / kQuads, channel = i % kQuads * 4;
-      if (place.col + channel >= p_.n) continue;
-      const float4 four = *reinterpret_cast<const float4*>(&fixed_.sums[token][channel]);
-      finish_groups(p_.end, {four.x, four.y, four.z, four.w}, place.row + token,
+  for (int i = thread; i < items; i += Block::kEnders) {
+    const int token = i / kQuads, channel = i % kQuads * 4;
+    const float* const from = &fixed.sums[token][channel];
+    if (is_part) {
+      *reinterpret_cast<uint4*>(to + 4 * i) = *reinterpret_cast<const uint4*>(from);
+    } else if (place.col + channel < p.n) {
+      const float4 four = *reinterpret_cast<const float4*>(from);
+      finish_groups(p.end, {four.x, four.y, four.z, four.w}, place.row + token,
                     place.col + channel);
     }
   }
-
- private:
-  const Params& p_;
-  typename Block::Fixed& fixed_;
-  int thread_ = static_cast<int>(threadIdx.x);
-
-  __device__ static void meet() { cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1); }
-  // One group: its scale is applied here.
-  __device__ float scaled(uint32_t scales, int part, uint32_t t) const {
-    return __fmul_rn(half_of(p_.dtype, scales, part), __int2float_rn(static_cast<int32_t>(t)));
-  }
-  // f(panel, index of a sum, its bits and those of the next channel's).
-  template <class F>
-  __device__ __forceinline__ void each_pair(const Multiplier<Block>& from, const F& f) const {
-#pragma unroll
-    for (int j = 0; j < Block::kPanels; ++j) {
-      uint32_t t[Multiplier<Block>::kSums];
-#pragma unroll
-      for (int i = 0; i < Multiplier<Block>::kSums; ++i) t[i] = from.acc[j][i];
-      if constexpr (Multiplier<Block>::kOne) from.subtract_azp(t, j);
-#pragma unroll
-      for (int i = 0; i < Multiplier<Block>::kSums; ++i) {
-        if (i % 4 >= 2) continue;
-        if constexpr (Multiplier<Block>::kOne) {
-          f(j, i, uint2{t[i], t[i + 2]});
-        } else {
-          const float2 sums = from.sums_of(j, i);
-          f(j, i, uint2{__float_as_uint(sums.x), __float_as_uint(sums.y)});
-        }
-      }
-    }
-  }
-};
+}
 
 // Where the sums of a share of pieces from `piece` on are, of a cut tile.
 template <Groups kGroups>
 __device__ inline int64_t slot_of(const lowbit::PackedPlan& plan, int block, int tile, int piece) {
   if constexpr (kGroups == Groups::one) return plan.slot(block, tile);
   return int64_t{tile - plan.whole} * plan.chunks + piece;
+}
+
+// f(place, chunks, whether they are a part, its slot) of all that the block multiplies at a time.
+template <class Block, class F>
+__device__ __forceinline__ void each_part(const Params& p, const F& f) {
+  Share share(p.pieces.plan);
+#pragma unroll 1
+  while (share.next()) {
+    const Place place = place_of<Block>(p, share.tile);
+    // Parts behind the tile's first one: slice by slice.
+    const bool whole = Block::kGroups == Groups::one || share.first == 0;
+#pragma unroll 1
+    for (int piece = share.first; piece < share.last;) {
+      const int next = whole ? share.last : piece + 1;
+      f(place, chunks_of(p.pieces, piece, next), share.is_part,
+        slot_of<Block::kGroups>(p.pieces.plan, blockIdx.x, share.tile, piece));
+      piece = next;
+    }
+  }
+}
+
+// The zero points of a tile's tokens, for all who multiply; what is in shared memory is done with.
+template <class Block>
+__device__ void begin_part(const Params& p, typename Block::Fixed& fixed, const Place& place,
+                           int thread) {
+  if (Block::kEnds && p.azp == nullptr) return;
+  cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
+  if (p.azp == nullptr) return;
+  for (int i = thread; i < Block::kTokens; i += Block::kConsumers) {
+    fixed.azp[i] = place.row + i < p.m ? p.azp[(place.row + i) * p.azp_stride] : 0;
+  }
+  cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
 }
 
 // A block, whose shared memory begins at a multiple of 1024 bytes.
@@ -117,6 +93,8 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
       Empty::init(&fixed.ready[s], Block::kArrangers);
       Empty::init(&fixed.empty[s], Block::kConsumers);
     }
+    Empty::init(&fixed.summed, Block::kConsumers);
+    Empty::init(&fixed.stored, Block::kEnders);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
@@ -129,36 +107,32 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
       fetch_words<Block>(p);
       wait_for_dependencies();
       load_stages<Block>(p, shared, words, fixed);
+    } else if constexpr (Block::kEnds) {
+      wait_for_dependencies();
+      int phase = 0;
+      each_part<Block>(p, [&](const Place& place, const Chunks&, bool is_part, int64_t slot) {
+        Empty::wait(&fixed.summed, phase);
+        phase ^= 1;
+        end_part<Block>(p, fixed, place, is_part, slot, thread - Block::kConsumers - 32);
+        Empty::arrive(&fixed.stored);
+      });
     } else if (!p.arranged) {
       arrange_stages<Block>(p, shared, fixed, thread - Block::kConsumers - 32);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Block::kRegisters>();
     wait_for_dependencies();
-    const lowbit::PackedPlan& plan = p.pieces.plan;
     Multiplier<Block> multiplier(p, shared, words, fixed);
-    const Ending<Block> ending(p, fixed);
-    Share share(plan);
-#pragma unroll 1
-    while (share.next()) {
-      const Place place = place_of<Block>(p, share.tile);
-      ending.begin(place);
-      // Parts behind the tile's first one: slice by slice.
-      const bool whole = Multiplier<Block>::kOne || share.first == 0;
-#pragma unroll 1
-      for (int piece = share.first; piece < share.last;) {
-        const int next = whole ? share.last : piece + 1;
-        const Chunks chunks = chunks_of(p.pieces, piece, next);
-        multiplier.run(chunks.first, chunks.last);
-        if (!share.is_part) {
-          ending.store(multiplier, place);
-        } else {
-          ending.store_part(multiplier, place,
-                            slot_of<Block::kGroups>(plan, blockIdx.x, share.tile, piece));
-        }
-        piece = next;
+    each_part<Block>(p, [&](const Place& place, const Chunks& chunks, bool is_part, int64_t slot) {
+      begin_part<Block>(p, fixed, place, thread);
+      multiplier.run(chunks.first, chunks.last, is_part);
+      if constexpr (Block::kEnds) {
+        Empty::arrive(&fixed.summed);
+      } else {
+        cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
+        end_part<Block>(p, fixed, place, is_part, slot, thread);
       }
-    }
+    });
   }
 }
 

@@ -36,12 +36,6 @@ class Multiplier {
   static constexpr int kTokens = Block::kTokens, kPanels = Block::kPanels;
   static constexpr int kSums = kTokens / 2;  // of a lane and panel
   static constexpr bool kOne = Block::kGroups == Groups::one;
-  // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
-  // the next: sums of groups; of a slice.
-  uint32_t acc[kPanels][kSums];
-  float chain[kOne ? 1 : kPanels][kOne ? 1 : kSums];
-  int32_t ones[kPanels][2];  // of both channels' weights, in a lane's rows
-  uint32_t scale[kPanels], zeros[kPanels];
 
   __device__ Multiplier(const Params& p, const uint8_t* tokens, const uint8_t* words,
                         typename Block::Fixed& fixed)
@@ -54,16 +48,12 @@ class Multiplier {
     channel_ = warp / 4 * kPanels * kUnitChannels + warp_ * 16 + lane_ / 4 * 2;
   }
 
-  // Where sums i and i + 2 of a panel, i % 4 < 2, are in a tile; of all slices that have ended.
-  __device__ int token_of(int i) const { return i / 4 * 8 + lane_ % 4 * 2 + i % 2; }
-  __device__ int channel_of(int j) const { return channel_ + j * kUnitChannels; }
-  __device__ float2& sums_of(int j, int i) const {
-    return *reinterpret_cast<float2*>(&fixed_.sums[token_of(i)][channel_of(j)]);
-  }
-
-  // Chunks [chunk, last) of a tile; the first begins a slice.
-  __device__ __forceinline__ void run(int chunk, int last) {
-    clear();
+  // Chunks [chunk, last) of a tile; the first begins a slice. Sums to shared memory: of slices, or
+  // of all where they are one group, as integers where other parts of K are added to them.
+  __device__ __forceinline__ void run(int chunk, int last, bool is_part) {
+    first_slice_ = true;
+#pragma unroll
+    for (int j = 0; j < kPanels; ++j) clear(j);
     before_ = -1;
     row_ = chunk * kUnitRows, left_ = p_.group;
     fresh_ = true, pending_ = false;
@@ -76,35 +66,15 @@ class Multiplier {
     for (int j = 0; j < kPanels; ++j) {
       if constexpr (kOne) {
         leave_out(j, last * kUnitRows - p_.k);
+        divide(j);
+        if (p_.azp != nullptr) subtract_azp(j);
+        put_all(j, is_part);
       } else {
         if (pending_) promote(j);
         end_slice(j);
       }
     }
     if (before_ >= 0) release(before_);
-  }
-
-  // Rows of zeros behind K have counted as values less zero points.
-  __device__ void leave_out(int j, int rows) {
-    if (rows <= 0 || lane_ % 4 != 0) return;
-    ones[j][0] += rows * static_cast<int>(zeros[j] & 15);
-    ones[j][1] += rows * static_cast<int>(zeros[j] >> 4);
-  }
-  // The sum over all of a group in the lane's rows, of the channel 2 g + h.
-  __device__ int32_t ones_of(int j, int h) const {
-    int32_t all = ones[j][h];
-    all += __shfl_xor_sync(~0u, all, 1);
-    return all + __shfl_xor_sync(~0u, all, 2);
-  }
-  // Sums of a panel less the products of the tokens' zero points.
-  __device__ __forceinline__ void subtract_azp(uint32_t (&t)[kSums], int j) const {
-    if (p_.azp == nullptr) return;
-    const auto one = static_cast<uint32_t>(ones_of(j, 0)),
-               two = static_cast<uint32_t>(ones_of(j, 1));
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      t[i] -= static_cast<uint32_t>(fixed_.azp[token_of(i)]) * (i % 4 < 2 ? one : two);
-    }
   }
 
  private:
@@ -116,28 +86,73 @@ class Multiplier {
   typename Block::Fixed& fixed_;
   int warp_, lane_, unit_size_, channel_;
   Cursor at_;
+  int stored_ = 1;  // phase: what is in shared memory has been done with
   int before_;      // the stage before, whose last products may still run
   int row_, left_;  // the first row of the step or chunk; rows of its group from there on
   bool fresh_;      // a group begins with it
   bool pending_;    // and one has ended before it
   bool new_slice_;  // and a slice
+  bool first_slice_;
+  // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
+  // the next: sums of groups; of a slice.
+  uint32_t acc[kPanels][kSums];
+  float chain[kOne ? 1 : kPanels][kOne ? 1 : kSums];
+  int32_t ones[kPanels][2];  // of both channels' weights, in a lane's rows
+  // Of the sums: a set's scales; whether weights are 16 times theirs, with all zero points 8, as
+  // those without have.
+  uint32_t scale[kPanels];
+  bool sixteenfold[kPanels];
+  // Of what comes next.
   uint32_t w_[2][kItemSteps][4];
-  uint4 words_of_[kPanels];       // 64 rows that come next
-  uint32_t next_scale_[kPanels];  // of the group that does
+  uint4 words_of_[kPanels];  // 64 rows
+  uint32_t next_scale_[kPanels], zeros_[kPanels];
+  bool next_sixteenfold_[kPanels];
+
+  __device__ int token_of(int i) const { return i / 4 * 8 + lane_ % 4 * 2 + i % 2; }
+  // Where sums i and i + 2 of a panel, i % 4 < 2, are in a tile.
+  template <class T>
+  __device__ T& sums_of(int j, int i) const {
+    return *reinterpret_cast<T*>(&fixed_.sums[token_of(i)][channel_ + j * kUnitChannels]);
+  }
+
+  // Rows of zeros behind K have counted as values less zero points.
+  __device__ void leave_out(int j, int rows) {
+    if (rows <= 0 || lane_ % 4 != 0) return;
+    const int times = sixteenfold[j] ? 16 : 1;
+    ones[j][0] += rows * times * static_cast<int>(zeros_[j] & 15);
+    ones[j][1] += rows * times * static_cast<int>(zeros_[j] >> 4);
+  }
+  // No sum of 16 times its weights leaves int32: K is below 2^17.
+  __device__ void divide(int j) {
+    if (!sixteenfold[j]) return;
+#pragma unroll
+    for (uint32_t& t : acc[j]) t = static_cast<uint32_t>(static_cast<int32_t>(t) >> 4);
+    ones[j][0] /= 16, ones[j][1] /= 16;
+    sixteenfold[j] = false;
+  }
+  // The sum over all of a group in the lane's rows, of the channel 2 g + h.
+  __device__ int32_t ones_of(int j, int h) const {
+    int32_t all = ones[j][h];
+    all += __shfl_xor_sync(~0u, all, 1);
+    return all + __shfl_xor_sync(~0u, all, 2);
+  }
+  // The products of the tokens' zero points go.
+  __device__ __forceinline__ void subtract_azp(int j) {
+    const auto one = static_cast<uint32_t>(ones_of(j, 0)),
+               two = static_cast<uint32_t>(ones_of(j, 1));
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      acc[j][i] -= static_cast<uint32_t>(fixed_.azp[token_of(i)]) * (i % 4 < 2 ? one : two);
+    }
+  }
 
   __device__ void release(int stage) const { Empty::arrive(&fixed_.empty[stage]); }
 
-  __device__ void clear() {
+  __device__ void clear(int j) {
+    ones[j][0] = ones[j][1] = 0;
+    if constexpr (!kOne) {
 #pragma unroll
-    for (int j = 0; j < kPanels; ++j) {
-      ones[j][0] = ones[j][1] = 0;
-      if constexpr (!kOne) {
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) {
-          chain[j][i] = -0.0f;
-          if (i % 4 < 2) sums_of(j, i) = {-0.0f, -0.0f};
-        }
-      }
+      for (float& x : chain[j]) x = -0.0f;
     }
   }
   __device__ void fence(int j) {
@@ -150,8 +165,13 @@ class Multiplier {
   }
 
   __device__ __forceinline__ void promote(int j) {
-    const float s[2] = {half_of(p_.dtype, scale[j], 0), half_of(p_.dtype, scale[j], 1)};
-    subtract_azp(acc[j], j);
+    if (p_.azp != nullptr) {
+      divide(j);
+      subtract_azp(j);
+    }
+    const float part = sixteenfold[j] ? 0.0625f : 1.0f;  // of subnormal scales, too, exact
+    const float s[2] = {__fmul_rn(half_of(p_.dtype, scale[j], 0), part),
+                        __fmul_rn(half_of(p_.dtype, scale[j], 1), part)};
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       const float t = __int2float_rn(static_cast<int32_t>(acc[j][i]));
@@ -159,13 +179,46 @@ class Multiplier {
     }
     ones[j][0] = ones[j][1] = 0;
   }
+  // Before the first sums of a part.
+  __device__ void wait_for_room(int j) {
+    if (!Block::kEnds || j > 0) return;
+    Empty::wait(&fixed_.stored, stored_);
+    stored_ ^= 1;
+  }
   __device__ __forceinline__ void end_slice(int j) {
+    if (first_slice_) {  // -0 and its sum: that
+      wait_for_room(j);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i % 4 < 2) sums_of<float2>(j, i) = {chain[j][i], chain[j][i + 2]};
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i % 4 >= 2) continue;
+        float2& sums = sums_of<float2>(j, i);
+        sums = {__fadd_rn(sums.x, chain[j][i]), __fadd_rn(sums.y, chain[j][i + 2])};
+      }
+    }
+    clear(j);
+    if (j == kPanels - 1) first_slice_ = false;
+  }
+  __device__ __forceinline__ void put_all(int j, bool is_part) {
+    wait_for_room(j);
+    if (is_part) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i % 4 < 2) sums_of<uint2>(j, i) = {acc[j][i], acc[j][i + 2]};
+      }
+      return;
+    }
+    const float s[2] = {half_of(p_.dtype, scale[j], 0), half_of(p_.dtype, scale[j], 1)};
+    const auto scaled = [&](int h, uint32_t t) {
+      return __fmul_rn(s[h], __int2float_rn(static_cast<int32_t>(t)));
+    };
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      if (i % 4 >= 2) continue;
-      float2& sums = sums_of(j, i);
-      sums = {__fadd_rn(sums.x, chain[j][i]), __fadd_rn(sums.y, chain[j][i + 2])};
-      chain[j][i] = chain[j][i + 2] = -0.0f;
+      if (i % 4 < 2) sums_of<float2>(j, i) = {scaled(0, acc[j][i]), scaled(1, acc[j][i + 2])};
     }
   }
 
@@ -180,19 +233,33 @@ class Multiplier {
       const uint8_t* const set =
           unit + unit_word_bytes(4) + kStep * p_.sets / 4 * unit_set_bytes(4, ZeroPoint::integer);
       next_scale_[j] = reinterpret_cast<const uint32_t*>(set)[pair];
-      zeros[j] = set[2 * kUnitChannels + pair];
+      zeros_[j] = set[2 * kUnitChannels + pair];
     }
   }
   template <int kItem>
   __device__ __forceinline__ void make() {
     constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels;
-    const NibbleZeros zero(zeros[j]);
+    if constexpr (kStep == 0 || kItemSteps == 1) {
+      next_sixteenfold_[j] = __all_sync(~0u, zeros_[j] == kEights);
+    }
     const uint4& of = words_of_[j];
     const uint32_t words[4] = {of.x, of.y, of.z, of.w};
+    if (next_sixteenfold_[j]) {
+#pragma unroll
+      for (int s = 0; s < kItemSteps; ++s) {
+        const int at = 2 * ((kStep + s) % 2);
+        sixteen_times_less_eight(w_[kItem % 2][s], words[at], words[at + 1]);
+      }
+    } else {
+      const NibbleZeros zero(zeros_[j]);
+#pragma unroll
+      for (int s = 0; s < kItemSteps; ++s) {
+        const int at = 2 * ((kStep + s) % 2);
+        zero.subtract(w_[kItem % 2][s], words[at], words[at + 1]);
+      }
+    }
 #pragma unroll
     for (int s = 0; s < kItemSteps; ++s) {
-      const int at = 2 * ((kStep + s) % 2);
-      zero.subtract(w_[kItem % 2][s], words[at], words[at + 1]);
 #pragma unroll
       for (uint32_t& w : w_[kItem % 2][s]) cute::warpgroup_fence_operand(w);  // here, not later
     }
@@ -206,13 +273,15 @@ class Multiplier {
     constexpr bool kMayBegin = kStep == 0 || Block::kGroups == Groups::of_steps;
     if constexpr (!kOne && kMayBegin) {
       if (fresh_ && pending_) {
-        cute::warpgroup_wait<kPanels - 1>();
+        cute::warpgroup_wait<0>();
         fence(j);
         promote(j);
         if (new_slice_) end_slice(j);
       }
     }
-    if constexpr (kStep == 0 || kItemSteps == 1) scale[j] = next_scale_[j];
+    if constexpr (kStep == 0 || kItemSteps == 1) {
+      scale[j] = next_scale_[j], sixteenfold[j] = next_sixteenfold_[j];
+    }
     if (p_.azp != nullptr) {
 #pragma unroll
       for (int s = 0; s < kItemSteps; ++s) {
