@@ -133,15 +133,13 @@ def test_the_choice_follows_the_shape():
 
 
 def test_products_of_experts():
-    """The weights of those that are hit count; a kernel that has not run is not chosen."""
+    """The weights of those that are hit count; many rows go to pairs of blocks."""
     sizes = {"n": 4096, "k": 7168, "experts": 256, "device": DEVICES["H200"]}
     token = explain(8, **sizes)
     assert token.chosen.name == "grouped_8x64"
     assert 7 < token.weight_bytes / (4096 * 7168) <= 8
     tokens = explain(32_768, **sizes)
-    assert tokens.chosen.name == "grouped_192x128"
-    never = [x.predicted_us for x in tokens.kernels if x.name.startswith("grouped_ping")]
-    assert len(never) == 5 and min(never) > 1e6
+    assert tokens.chosen.name == "grouped_ping_160"
     assert tokens.weight_bytes == 256 * 4096 * 7168
     assert token.experts == 256 and "256 experts, bfloat16" in text_of(token)
     few = explain(1, **{**sizes, "experts": 1})

@@ -53,7 +53,9 @@ void run(Checked<GroupedInt8Problem>& checked) {
   must_fit("a", "rows", std::max(p.size.m, p.a_rows));
   must_fit("b", "columns of all experts", p.size.experts * p.size.n);
   if (p.a_rows == 0) refuse("rows", "be empty, as a has no rows", std::to_string(p.size.m));
-  multiply(p, Scope(checked.outputs[0]));
+  const Scope scope(checked.outputs[0]);
+  must_have_run("a", scope.device);
+  multiply(p, scope);
 }
 
 using Maybe = std::optional<Tensor>;

