@@ -14,8 +14,8 @@ using namespace scaled_mm::cuda::sm90;
 using k_scales::Groups;
 using k_scales::Units;
 
-constexpr Units kUnits8{8, 2, 2, 2, 1, 1, 1}, kUnits16{16, 1, 2, 2, 1, 1, 1},
-    kUnits128{128, 1, 2, 1, 1, 1};
+constexpr Units kUnits8{8, 4, 1, 1, 1}, kUnits16{16, 2, 1, 1, 1}, kUnits64{64, 4, 1, 1, 1},
+    kUnits128{128, 2, 1, 1, 1};
 
 void take_shared(int bytes) {
   static std::vector<uint8_t> memory[2];
@@ -156,6 +156,8 @@ int main() {
   check<kUnits128>(130, 200, 2304, 128, false, true, 1);
   check<kUnits128>(40, 300, 600, 600, true, true, 2);
   check<kUnits128>(40, 100, 288, 32, true, true, 1);
+  check<kUnits64>(70, 300, 1152, 128, true, false, 2);
+  check<kUnits64>(70, 130, 160, 32, false, false, 1);
   std::printf("%d cases, %d faults\n", cases, faults);
   return faults != 0;
 }

@@ -59,11 +59,28 @@ inline GroupsEnd groups_end(const Int8Problem& p) {
   return end;
 }
 
+// A token's scale, and the biases of four neighbouring columns.
+__device__ inline float groups_scale(const GroupsEnd& end, int64_t token) {
+  const EpilogueOperand& scales = end.operands[static_cast<int>(Operand::scale_a)];
+  return scales.data ? load_operand<epilogue::ScaleA>(scales, token, 0) : 1.0f;
+}
+struct GroupsBias {
+  float of[4];
+  __device__ GroupsBias(const GroupsEnd& end, int64_t channel) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int64_t at = min(channel + e, int64_t{end.n} - 1);  // what is beyond is not stored
+      of[e] = load_operand<epilogue::Bias>(end.operands[static_cast<int>(Operand::bias)], 0, at);
+    }
+  }
+};
+
 namespace detail {
 
 template <class E>
 __device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4], int64_t token,
-                                     int64_t channel, int inside) {
+                                     int64_t channel, int inside, float scale,
+                                     const GroupsBias& bias) {
   float matrix[4];  // the elements of a matrix operand
   if constexpr (Lower<E>::List::has_full) {
     load_elements<epilogue::Residual>(end.operands[static_cast<int>(Operand::residual)], token,
@@ -71,14 +88,14 @@ __device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4]
   }
   const auto get = [&](auto leaf, int e) {
     using L = decltype(leaf);
-    const EpilogueOperand& operand = end.operands[static_cast<int>(L::id)];
-    const int64_t at = min(channel + e, int64_t{end.n} - 1);  // what is beyond is not stored
     if constexpr (L::axis == epilogue::Axis::Full) {
       return matrix[e];
     } else if constexpr (L::id == Operand::scale_a) {
-      return operand.data ? load_operand<L>(operand, token, at) : 1.0f;
+      return scale;
+    } else if constexpr (L::id == Operand::bias) {
+      return bias.of[e];
     } else {
-      return load_operand<L>(operand, token, at);
+      return load_operand<L>(end.operands[static_cast<int>(L::id)], token, channel);
     }
   };
   constexpr int kColumns = epilogue::columns_of(E::form);
@@ -98,11 +115,37 @@ __device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4]
 // sums, and its store. `channel` is a multiple of 4. The epilogue is chosen here and not around a
 // loop of these: what its loop would keep in registers are too many.
 __device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4], int64_t token,
-                                     int64_t channel) {
+                                     int64_t channel, float scale, const GroupsBias& bias) {
   with_groups_epilogue(end.epilogue, [&](auto e) {
-    detail::finish_groups<typename decltype(e)::type>(end, sum, token, channel,
-                                                      static_cast<int>(end.n - channel));
+    detail::finish_groups<typename decltype(e)::type>(
+        end, sum, token, channel, static_cast<int>(end.n - channel), scale, bias);
   });
+}
+__device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4], int64_t token,
+                                     int64_t channel) {
+  finish_groups(end, sum, token, channel, groups_scale(end, token), GroupsBias(end, channel));
+}
+
+// D of the tokens [row, row + tokens) and kChannels channels from `col` on, by kThreads threads.
+// sums(token, channel): the four from there on. A thread has the same channels of all its tokens,
+// and sends for the next one's scale before it ends one.
+template <int kChannels, int kThreads, class Sums>
+__device__ __forceinline__ void finish_tile(const GroupsEnd& end, int row, int col, int tokens,
+                                            int thread, const Sums& sums) {
+  constexpr int kQuads = kChannels / 4, kStep = kThreads / kQuads;
+  static_assert(kThreads % kQuads == 0);
+  const int channel = thread % kQuads * 4;
+  int token = thread / kQuads;
+  if (token >= tokens || col + channel >= end.n) return;
+  const GroupsBias bias(end, col + channel);
+  float scale = groups_scale(end, row + token);
+#pragma unroll 2
+  for (; token < tokens; token += kStep) {
+    const float next = groups_scale(end, row + min(token + kStep, tokens - 1));
+    const float4 four = sums(token, channel);
+    finish_groups(end, {four.x, four.y, four.z, four.w}, row + token, col + channel, scale, bias);
+    scale = next;
+  }
 }
 
 }  // namespace scaled_mm::cuda

@@ -3,7 +3,7 @@
 //
 // Tokens lie on the M side of wgmma, 64 for each warpgroup, the channels of a block of the weight
 // on its N side. A stage of the ring is a block of K. Its int32 sums go to the chain of their slice
-// while the other warpgroup's products run. Of more than 128 tokens two tiles with the same
+// while other products run. Of more than 128 tokens two tiles with the same
 // channels are a cluster's: each of its blocks loads half of the weight for both. In a block of
 // threads
 //
@@ -153,47 +153,32 @@ class BlocksMultiplier {
     lane_ = thread_ % 32;
   }
 
-  // A tile, to the sums in shared memory.
+  // A tile, to the sums in shared memory. The sums of one half of the channels go on to their chain
+  // while the products of the other run.
   __device__ __forceinline__ void run() {
-    clear();
-    bool first = true;  // slice
+#pragma unroll
+    for (int half = 0; half < 2; ++half) clear(half);
+    first_slice_ = true;
 #pragma unroll 1
     for (int chunk = 0; chunk < p_.chunks; ++chunk) {
+      const bool ends_slice = chunk % kSliceChunks == kSliceChunks - 1 || chunk + 1 == p_.chunks;
       lowbit::Full::wait(&fixed_.full[at_.stage], at_.phase);
-      multiply();
-      lowbit::Empty::wait(&fixed_.ready[at_.stage], at_.phase);
-      const float scale[2] = {fixed_.scales[at_.stage][token()],
-                              fixed_.scales[at_.stage][token() + 8]};
+      multiply(0);
+      multiply(1);
+      load_scales();
+      cute::warpgroup_wait<1>();
+      promote(0);
       cute::warpgroup_wait<0>();
-      fence();
       release(at_.stage);
+      promote(1);
+      if (ends_slice) end_slice();
       at_.advance(p_.stages);
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        chain_[i] =
-            __fmaf_rn(scale[i % 4 / 2], __int2float_rn(static_cast<int32_t>(acc_[i])), chain_[i]);
-      }
-      if (chunk % kSliceChunks != kSliceChunks - 1 && chunk + 1 < p_.chunks) continue;
-      if (first) {  // -0 and the slice's sum: that
-        lowbit::Empty::wait(&fixed_.stored, stored_);
-        stored_ ^= 1;
-#pragma unroll
-        for (int i = 0; i < kSums; i += 2) sums_of(i) = {chain_[i], chain_[i + 1]};
-      } else {
-#pragma unroll
-        for (int i = 0; i < kSums; i += 2) {
-          float2& sums = sums_of(i);
-          sums = {__fadd_rn(sums.x, chain_[i]), __fadd_rn(sums.y, chain_[i + 1])};
-        }
-      }
-      clear();
-      first = false;
     }
     lowbit::Empty::arrive(&fixed_.summed);
   }
 
  private:
-  static constexpr int kSums = BlocksTile::kSide / 2;  // of a lane
+  static constexpr int kChannels = BlocksTile::kSide / 2, kSums = kChannels / 2;  // of a lane
   static constexpr int kSliceChunks = kSlice / BlocksTile::kSide;
 
   const BlocksParams& p_;
@@ -201,40 +186,77 @@ class BlocksMultiplier {
   BlocksTile::Fixed& fixed_;
   int thread_, warp_, lane_;
   lowbit::Cursor at_;
-  int stored_ = 1;  // phase
-  // Of tokens g (4 i, 4 i + 1) and g + 8 and channels 8 i + 2 t (4 i, 4 i + 2) and the next.
-  uint32_t acc_[kSums];
-  float chain_[kSums];
+  int stored_ = 1;    // phase
+  bool first_slice_;  // of a tile
+  float scale_[2];    // of the sums' tokens
+  // Of a half: tokens g (4 i, 4 i + 1) and g + 8, channels 8 i + 2 t (4 i, 4 i + 2) and the next.
+  uint32_t acc_[2][kSums];
+  float chain_[2][kSums];
 
   __device__ int token() const { return 16 * warp_ + lane_ / 4; }
-  __device__ float2& sums_of(int i) const {
-    return *reinterpret_cast<float2*>(
-        &fixed_.sum(token() + i % 4 / 2 * 8, i / 4 * 8 + lane_ % 4 * 2));
+  __device__ float2& sums_of(int half, int i) const {
+    const int channel = half * kChannels + i / 4 * 8 + lane_ % 4 * 2;
+    return *reinterpret_cast<float2*>(&fixed_.sum(token() + i % 4 / 2 * 8, channel));
   }
   __device__ void release(int stage) const {
     __syncwarp();
     lowbit::Empty::arrive(&fixed_.empty[stage], lane_, lane_ < p_.cluster);
   }
-  __device__ void clear() {
+  __device__ void clear(int half) {
 #pragma unroll
-    for (float& x : chain_) x = -0.0f;
+    for (float& x : chain_[half]) x = -0.0f;
   }
-  __device__ void fence() {
+  __device__ void fence(int half) {
 #pragma unroll
-    for (uint32_t& x : acc_) cute::warpgroup_fence_operand(x);
+    for (uint32_t& x : acc_[half]) cute::warpgroup_fence_operand(x);
   }
-  __device__ void multiply() {
+  __device__ void load_scales() {
+    lowbit::Empty::wait(&fixed_.ready[at_.stage], at_.phase);
+    scale_[0] = fixed_.scales[at_.stage][token()],
+    scale_[1] = fixed_.scales[at_.stage][token() + 8];
+  }
+
+  // The sums of a chunk go to their chain.
+  __device__ __forceinline__ void promote(int half) {
+    fence(half);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const float t = __int2float_rn(static_cast<int32_t>(acc_[half][i]));
+      chain_[half][i] = __fmaf_rn(scale_[i % 4 / 2], t, chain_[half][i]);
+    }
+  }
+  __device__ __forceinline__ void end_slice() {
+    if (first_slice_) {
+      lowbit::Empty::wait(&fixed_.stored, stored_);
+      stored_ ^= 1;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < kSums; i += 2) {
+        const float2 slice = {chain_[half][i], chain_[half][i + 1]};
+        float2& sums = sums_of(half, i);  // of the first: -0, and the slice's sum is that
+        sums =
+            first_slice_ ? slice : float2{__fadd_rn(sums.x, slice.x), __fadd_rn(sums.y, slice.y)};
+      }
+      clear(half);
+    }
+    first_slice_ = false;
+  }
+  __device__ void multiply(int half) {
     using cute::SM90::GMMA::ScaleOut;
     const uint8_t* const stage = ring_ + at_.stage * BlocksTile::kStageBytes;
     const uint64_t tokens = descriptor(stage + warp_ / 4 * 64 * BlocksTile::kSide);
-    const uint64_t weight = descriptor(stage + BlocksTile::kHalfBytes);
-    fence();
+    const uint64_t weight =
+        descriptor(stage + BlocksTile::kHalfBytes + half * kChannels * BlocksTile::kSide);
+    fence(half);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {  // 32 bytes further
       [&]<size_t... I>(std::index_sequence<I...>) {
-        cute::SM90::GMMA::MMA_64x128x32_S32S8S8_SS_TN::fma(
-            tokens + 2 * k, weight + 2 * k, acc_[I]..., k == 0 ? ScaleOut::Zero : ScaleOut::One);
+        cute::SM90::GMMA::MMA_64x64x32_S32S8S8_SS_TN::fma(tokens + 2 * k, weight + 2 * k,
+                                                          acc_[half][I]...,
+                                                          k == 0 ? ScaleOut::Zero : ScaleOut::One);
       }(std::make_index_sequence<kSums>{});
     }
     cute::warpgroup_commit_batch();
@@ -247,15 +269,11 @@ __device__ inline void end_tiles(const BlocksParams& p, BlocksTile::Fixed& fixed
   each_tile(p, [&](const lowbit::Place& place) {
     lowbit::Empty::wait(&fixed.summed, phase);
     phase ^= 1;
-    constexpr int kQuads = BlocksTile::kSide / 4;
-    const int items = min(BlocksTile::kSide, p.m - place.row) * kQuads;
-#pragma unroll 1
-    for (int i = thread; i < items; i += 128) {
-      const int row = i / kQuads, channel = i % kQuads * 4;
-      if (place.col + channel >= p.n) continue;
-      const float4 four = *reinterpret_cast<const float4*>(&fixed.sum(row, channel));
-      finish_groups(p.end, {four.x, four.y, four.z, four.w}, place.row + row, place.col + channel);
-    }
+    const int tokens = min(BlocksTile::kSide, p.m - place.row);
+    finish_tile<BlocksTile::kSide, 128>(
+        p.end, place.row, place.col, tokens, thread, [&](int token, int channel) {
+          return *reinterpret_cast<const float4*>(&fixed.sum(token, channel));
+        });
     lowbit::Empty::arrive(&fixed.stored);
   });
 }

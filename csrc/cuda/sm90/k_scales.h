@@ -8,17 +8,14 @@ namespace scaled_mm::cuda::sm90::k_scales {
 
 // Streams a weight of 4 bits past tokens of int8 (w4a8.cuh).
 struct Units {
-  int tokens;      // of a tile
-  int panels;      // of kUnitChannels channels, of each warpgroup
-  int warpgroups;  // that multiply
-  int live;        // blocks that a multiprocessor holds
-  // not measured yet:
-  double fixed_us;         // of a call, whatever its size
-  double chunk_us;         // of kUnitRows rows of a tile, with a block on every multiprocessor
-  double pair_factor = 1;  // by how much two blocks on each make that longer
-  double rate = 1;         // how much faster its chunks are, where that was fitted
+  int tokens;       // of a tile
+  int warpgroups;   // that multiply, kUnitChannels channels each
+  double fixed_us;  // of a call, whatever its size
+  double chunk_us;  // of kUnitRows rows of a tile, with a block on every multiprocessor
+  double group_us;  // of a chunk whose groups' sums go on to floats, on top
+  double rate = 1;  // how much faster its chunks are, where that was fitted
 
-  constexpr int channels() const { return kUnitChannels * panels * warpgroups; }
+  constexpr int channels() const { return kUnitChannels * warpgroups; }
   std::string describe(const KScalesProblem::Size& size, const Machine& machine) const;
   std::string refuse(const KScalesProblem::Size& size, const Machine& machine) const;
   Prediction predict(const KScalesProblem::Size& size, const Machine& machine) const;

@@ -14,9 +14,10 @@ namespace {
 constexpr double kJoinUs = 3.0;            // of adding up the parts of tiles
 constexpr double kJoinBytesPerUs = 3.3e6;  // what those go to L2 and back at
 
-double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces& pieces, int sms) {
+double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces& pieces) {
   const lowbit::PackedPlan& plan = pieces.plan;
-  const double chunk_us = tile.chunk_us * (plan.blocks > sms ? tile.pair_factor : 1);
+  const double groups = size.group == size.k ? 0 : double(kUnitRows) / double(size.group);
+  const double chunk_us = tile.chunk_us + tile.group_us * groups;
   const double piece_us = chunk_us * std::min(pieces.depth, pieces.chunks);
   const double whole = double(ceil_div(plan.whole, plan.blocks)) * plan.chunks * piece_us;
   if (plan.cut() == 0) return whole;
@@ -44,22 +45,19 @@ Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms)
   double least = INFINITY;
   const auto consider = [&](const lowbit::PackedPlan& plan) {
     pieces.plan = plan;
-    const double us = busy_us(tile, size, pieces, sms);
+    const double us = busy_us(tile, size, pieces);
     if (us < least) least = us, best = pieces;
   };
-  for (int live = 1; live <= tile.live; ++live) {
-    const int64_t slots = int64_t{live} * sms;
-    lowbit::PackedPlan plan = {};
-    plan.tiles = plan.whole = static_cast<int>(tiles), plan.chunks = count;
-    plan.blocks = static_cast<int>(std::clamp<int64_t>(tiles, 1, slots));
-    consider(plan);
-    if (tiles % slots == 0 || count <= 1) continue;
-    plan.whole = static_cast<int>(tiles / slots * slots);
-    const int64_t units = (tiles - plan.whole) * count, longest = ceil_div(units, slots);
-    plan.blocks = static_cast<int>(plan.whole > 0 ? slots : std::min(slots, units));
-    if (plan.whole == 0 && count % longest == 0) plan.blocks = static_cast<int>(units / longest);
-    if (units <= INT_MAX) consider(plan);
-  }
+  lowbit::PackedPlan plan = {};
+  plan.tiles = plan.whole = static_cast<int>(tiles), plan.chunks = count;
+  plan.blocks = static_cast<int>(std::clamp<int64_t>(tiles, 1, sms));
+  consider(plan);
+  if (tiles % sms == 0 || count <= 1) return best;
+  plan.whole = static_cast<int>(tiles / sms * sms);
+  const int64_t units = (tiles - plan.whole) * count, longest = ceil_div(units, int64_t{sms});
+  plan.blocks = static_cast<int>(plan.whole > 0 ? sms : std::min<int64_t>(sms, units));
+  if (plan.whole == 0 && count % longest == 0) plan.blocks = static_cast<int>(units / longest);
+  if (units <= INT_MAX) consider(plan);
   return best;
 }
 
@@ -77,7 +75,7 @@ std::string Units::refuse(const KScalesProblem::Size& size, const Machine& machi
 Prediction Units::predict(const KScalesProblem::Size& size, const Machine& machine) const {
   const Pieces pieces = plan_pieces(*this, size, machine.sms);
   return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                machine.latency * busy_us(*this, size, pieces, machine.sms), 0);
+                machine.latency * busy_us(*this, size, pieces), 0);
 }
 
 std::string Blocks::describe(const KScalesProblem::Size&, const Machine&) const {

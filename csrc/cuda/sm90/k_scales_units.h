@@ -9,8 +9,7 @@ namespace scaled_mm::cuda::sm90::k_scales {
 namespace {
 
 template <class Block>
-__global__ __launch_bounds__(Block::kThreads,
-                             Block::kLive) void multiply(const __grid_constant__ Params p) {
+__global__ __launch_bounds__(Block::kThreads, 1) void multiply(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   multiply_units<Block>(p, shared);
 }
@@ -49,9 +48,7 @@ void launch(const KScalesProblem& p, const Scope& scope) {
   params.token_tiles = static_cast<int>(ceil_div(m, int64_t{Block::kTokens}));
   params.pieces = plan_pieces(kTile, p.size(), device.sms);
   const lowbit::PackedPlan& plan = params.pieces.plan;
-  // A multiprocessor has 1 KiB more than a block may ask for, and takes 1 KiB for every block.
-  const int live = plan.blocks <= device.sms ? 1 : Block::kLive;
-  params.stages = Block::stages((device.shared_memory + 1024) / live - 1024);
+  params.stages = Block::stages(device.shared_memory);
   params.azp = static_cast<const int32_t*>(azp.data);
   params.azp_stride = azp.row_stride;
   params.end = groups_end(p.product);

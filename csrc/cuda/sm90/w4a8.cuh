@@ -23,20 +23,20 @@ template <class Block>
 __device__ __forceinline__ void end_part(const Params& p, const typename Block::Fixed& fixed,
                                          const Place& place, bool is_part, int64_t slot,
                                          int thread) {
+  const int tokens = min(Block::kTokens, p.m - place.row);
+  const auto sums = [&](int token, int channel) {
+    return *reinterpret_cast<const float4*>(&fixed.sums[token][channel]);
+  };
+  if (!is_part) {
+    return finish_tile<Block::kChannels, Block::kEnders>(p.end, place.row, place.col, tokens,
+                                                         thread, sums);
+  }
   constexpr int kQuads = Block::kChannels / 4;
-  uint32_t* const to = p.partials + slot * (Block::kTokens * Block::kChannels);
-  const int items = min(Block::kTokens, p.m - place.row) * kQuads;
-#pragma unroll 1
-  for (int i = thread; i < items; i += Block::kEnders) {
-    const int token = i / kQuads, channel = i % kQuads * 4;
-    const float* const from = &fixed.sums[token][channel];
-    if (is_part) {
-      *reinterpret_cast<uint4*>(to + 4 * i) = *reinterpret_cast<const uint4*>(from);
-    } else if (place.col + channel < p.n) {
-      const float4 four = *reinterpret_cast<const float4*>(from);
-      finish_groups(p.end, {four.x, four.y, four.z, four.w}, place.row + token,
-                    place.col + channel);
-    }
+  auto* const to =
+      reinterpret_cast<float4*>(p.partials + slot * (Block::kTokens * Block::kChannels));
+#pragma unroll 4
+  for (int i = thread; i < tokens * kQuads; i += Block::kEnders) {
+    to[i] = sums(i / kQuads, i % kQuads * 4);
   }
 }
 

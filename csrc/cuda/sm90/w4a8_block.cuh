@@ -46,23 +46,22 @@ enum class Groups { one, of_chunks, of_steps };
 template <const Units& kTile, Groups kGroups_>
 struct Block {
   static constexpr Groups kGroups = kGroups_;
-  static constexpr int kTokens = kTile.tokens, kPanels = kTile.panels, kLive = kTile.live;
+  static constexpr int kTokens = kTile.tokens, kPanels = kTile.warpgroups;
   static constexpr int kChannels = kTile.channels();
-  static constexpr int kAllPanels = kPanels * kTile.warpgroups;
-  static constexpr int kConsumers = 128 * kTile.warpgroups;  // threads that multiply
+  static constexpr int kConsumers = 128 * kPanels;  // threads that multiply
   // And a warpgroup of which a thread loads. Of few tokens its other warps arrange these; of many,
   // which another kernel does once for all tiles, they end tiles while the next one's products run.
   static constexpr bool kEnds = kTokens > 64;
   static constexpr int kArrangers = 96, kThreads = kConsumers + 128;
   static constexpr int kEnders = kEnds ? 96 : kConsumers;
-  static constexpr int kAtLaunch = std::min(65536 / kLive / kThreads / 8 * 8, 168);  // registers
-  static constexpr int kLoaderRegisters = kEnds ? 96 : 40;
+  static constexpr int kAtLaunch = std::min(65536 / kThreads / 8 * 8, 168);  // registers
+  static constexpr int kLoaderRegisters = kEnds ? 96 : 32;
   static constexpr int kRegisters =
       std::min((kAtLaunch * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 
   static constexpr int kMostSets = kGroups == Groups::of_steps ? 4 : 1;
   static constexpr int kTokenBytes = kTokens * kUnitRows;
-  static constexpr int kWordBytes = kAllPanels * unit_bytes(4, ZeroPoint::integer, kMostSets);
+  static constexpr int kWordBytes = kPanels * unit_bytes(4, ZeroPoint::integer, kMostSets);
   static constexpr int kMaxStages = 16;
   static constexpr int kSumsPitch = kChannels + 4;  // words
   struct Fixed {

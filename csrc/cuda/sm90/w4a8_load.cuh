@@ -31,7 +31,7 @@ struct Words {
   __device__ Words(const Params& p, const Place& place, int chunk) {
     const int unit_size = unit_bytes(4, ZeroPoint::integer, p.sets);
     const int panel = place.col / kUnitChannels;
-    bytes = min(Block::kAllPanels, p.panels - panel) * unit_size;
+    bytes = min(Block::kPanels, p.panels - panel) * unit_size;
     from = p.units + (int64_t{chunk} * p.panels + panel) * unit_size;
   }
 };

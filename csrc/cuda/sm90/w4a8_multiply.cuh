@@ -24,341 +24,321 @@ struct Mma<64> : cute::SM90::GMMA::MMA_64x64x32_S32S8S8_RS_TN {};
 template <>
 struct Mma<128> : cute::SM90::GMMA::MMA_64x128x32_S32S8S8_RS_TN {};
 
-// A warpgroup's part of every stage: kPanels panels of 64 channels, 16 channels of each for a warp.
+// A warpgroup's part of every stage: 64 channels, 16 of them a warp's.
 //
-// A chunk is taken in items: kItemSteps steps of 32 rows of a panel. The products of an item
-// (wgmma) run while the words of the next come from shared memory and its weights are made and,
-// with two panels, while the sums of the other's group go on to floats. Those of slices wait in
-// shared memory: registers are for products, and for many sums to go on to floats at a time.
+// The products of a chunk (wgmma) run while the weights of the next are made of its words, where a
+// block has few warps to do so; with many, other warps' products run meanwhile, as they do while
+// sums of groups go on to floats. Sums of slices wait in shared memory: registers are for products
+// and a slice's chain.
 template <class Block>
 class Multiplier {
  public:
-  static constexpr int kTokens = Block::kTokens, kPanels = Block::kPanels;
-  static constexpr int kSums = kTokens / 2;  // of a lane and panel
-  static constexpr bool kOne = Block::kGroups == Groups::one;
-
   __device__ Multiplier(const Params& p, const uint8_t* tokens, const uint8_t* words,
                         typename Block::Fixed& fixed)
       : p_(p), tokens_(tokens), fixed_(fixed) {
     // From one lane, so that ptxas knows it to be the warp's.
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
-    unit_size_ = unit_bytes(4, ZeroPoint::integer, p.sets);
-    words_ = words + warp / 4 * kPanels * unit_size_;
-    channel_ = warp / 4 * kPanels * kUnitChannels + warp_ * 16 + lane_ / 4 * 2;
+    words_ = words + warp / 4 * unit_bytes(4, ZeroPoint::integer, p.sets);
+    channel_ = warp / 4 * kUnitChannels + warp_ * 16 + lane_ / 4 * 2;
+    zero_ = p.n < 0, high_ = 0xf0f0f0f0 ^ zero_;
   }
 
   // Chunks [chunk, last) of a tile; the first begins a slice. Sums to shared memory: of slices, or
   // of all where they are one group, as integers where other parts of K are added to them.
   __device__ __forceinline__ void run(int chunk, int last, bool is_part) {
-    first_slice_ = true;
-#pragma unroll
-    for (int j = 0; j < kPanels; ++j) clear(j);
-    before_ = -1;
-    row_ = chunk * kUnitRows, left_ = p_.group;
-    fresh_ = true, pending_ = false;
-    begin_stage(at_);
+    first_slice_ = true, fresh_ = true;
+    row_ = chunk * kUnitRows, begin_ = row_;
+    clear();
+    wait(at_);
+    prepare(at_.stage);
+    now_ = next_;
 #pragma unroll 1
-    for (; chunk < last; ++chunk) multiply_chunk(chunk + 1 == last);
-    cute::warpgroup_wait<0>();
-    fence();
-#pragma unroll
-    for (int j = 0; j < kPanels; ++j) {
-      if constexpr (kOne) {
-        leave_out(j, last * kUnitRows - p_.k);
-        divide(j);
-        if (p_.azp != nullptr) subtract_azp(j);
-        put_all(j, is_part);
-      } else {
-        if (pending_) promote(j);
-        end_slice(j);
+    for (;; ++chunk) {
+      Cursor next = at_;
+      next.advance(p_.stages);
+      if (!Block::kEnds && !p_.arranged) Empty::wait(&fixed_.ready[at_.stage], at_.phase);
+      multiply_chunk(next, chunk + 1 == last);
+      at_ = next;
+      if (chunk + 1 == last) break;
+      if constexpr (!kAhead) {
+        wait(at_);
+        prepare(at_.stage);
       }
+      advance_weights();
     }
-    if (before_ >= 0) release(before_);
+    if constexpr (kOne) put_all(last * kUnitRows - p_.k, is_part);
   }
 
  private:
-  static constexpr int kItemSteps = Block::kGroups == Groups::of_steps ? 1 : 2;
-  static constexpr int kItems = 4 / kItemSteps * kPanels;  // of a chunk
+  static constexpr int kTokens = Block::kTokens;
+  static constexpr bool kOne = Block::kGroups == Groups::one;
+  static constexpr bool kOfSteps = Block::kGroups == Groups::of_steps;
+  static constexpr bool kAhead = Block::kConsumers < 512;  // weights are made ahead
+  static constexpr int kSums = kTokens / 2;                // of a lane
+  static constexpr int kSteps = kUnitRows / 32, kSets = kOfSteps ? kSteps : 1;  // of a chunk
+
+  // What a chunk multiplies.
+  struct Weights {
+    uint32_t step[kSteps][4];  // bytes
+    uint32_t scale, zeros;     // of the lane's two channels, where all of K is a group
+    uint32_t sixteenfold;      // a bit a set: weights are 16 times theirs, their zero points 8
+  };
 
   const Params& p_;
   const uint8_t *tokens_, *words_;
   typename Block::Fixed& fixed_;
-  int warp_, lane_, unit_size_, channel_;
+  int warp_, lane_, channel_;
+  uint32_t high_;  // the upper nibbles, in a register: an instruction has one constant
+  uint32_t zero_;  // 0, which the compiler does not know
   Cursor at_;
-  int stored_ = 1;  // phase: what is in shared memory has been done with
-  int before_;      // the stage before, whose last products may still run
-  int row_, left_;  // the first row of the step or chunk; rows of its group from there on
-  bool fresh_;      // a group begins with it
-  bool pending_;    // and one has ended before it
-  bool new_slice_;  // and a slice
+  int stored_ = 1;   // phase: what is in shared memory has been done with
+  int row_, begin_;  // the rows that follow what has been multiplied; those of their group
+  bool fresh_;       // a group begins
   bool first_slice_;
+  Weights now_, next_;
   // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
   // the next: sums of groups; of a slice.
-  uint32_t acc[kPanels][kSums];
-  float chain[kOne ? 1 : kPanels][kOne ? 1 : kSums];
-  int32_t ones[kPanels][2];  // of both channels' weights, in a lane's rows
-  // Of the sums: a set's scales; whether weights are 16 times theirs, with all zero points 8, as
-  // those without have.
-  uint32_t scale[kPanels];
-  bool sixteenfold[kPanels];
-  // Of what comes next.
-  uint32_t w_[2][kItemSteps][4];
-  uint4 words_of_[kPanels];  // 64 rows
-  uint32_t next_scale_[kPanels], zeros_[kPanels];
-  bool next_sixteenfold_[kPanels];
+  uint32_t acc_[kSums];
+  float chain_[kOne ? 1 : kSums];
+  int32_t ones_[2];  // of both channels' weights, in a lane's rows
 
   __device__ int token_of(int i) const { return i / 4 * 8 + lane_ % 4 * 2 + i % 2; }
-  // Where sums i and i + 2 of a panel, i % 4 < 2, are in a tile.
+  // Where sums i and i + 2, i % 4 < 2, are in a tile.
   template <class T>
-  __device__ T& sums_of(int j, int i) const {
-    return *reinterpret_cast<T*>(&fixed_.sums[token_of(i)][channel_ + j * kUnitChannels]);
+  __device__ T& sums_of(int i) const {
+    return *reinterpret_cast<T*>(&fixed_.sums[token_of(i)][channel_]);
   }
-
-  // Rows of zeros behind K have counted as values less zero points.
-  __device__ void leave_out(int j, int rows) {
-    if (rows <= 0 || lane_ % 4 != 0) return;
-    const int times = sixteenfold[j] ? 16 : 1;
-    ones[j][0] += rows * times * static_cast<int>(zeros_[j] & 15);
-    ones[j][1] += rows * times * static_cast<int>(zeros_[j] >> 4);
-  }
-  // No sum of 16 times its weights leaves int32: K is below 2^17.
-  __device__ void divide(int j) {
-    if (!sixteenfold[j]) return;
-#pragma unroll
-    for (uint32_t& t : acc[j]) t = static_cast<uint32_t>(static_cast<int32_t>(t) >> 4);
-    ones[j][0] /= 16, ones[j][1] /= 16;
-    sixteenfold[j] = false;
-  }
-  // The sum over all of a group in the lane's rows, of the channel 2 g + h.
-  __device__ int32_t ones_of(int j, int h) const {
-    int32_t all = ones[j][h];
-    all += __shfl_xor_sync(~0u, all, 1);
-    return all + __shfl_xor_sync(~0u, all, 2);
-  }
-  // The products of the tokens' zero points go.
-  __device__ __forceinline__ void subtract_azp(int j) {
-    const auto one = static_cast<uint32_t>(ones_of(j, 0)),
-               two = static_cast<uint32_t>(ones_of(j, 1));
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      acc[j][i] -= static_cast<uint32_t>(fixed_.azp[token_of(i)]) * (i % 4 < 2 ? one : two);
-    }
-  }
-
-  __device__ void release(int stage) const { Empty::arrive(&fixed_.empty[stage]); }
-
-  __device__ void clear(int j) {
-    ones[j][0] = ones[j][1] = 0;
+  __device__ void clear() {
     if constexpr (!kOne) {
 #pragma unroll
-      for (float& x : chain[j]) x = -0.0f;
+      for (float& x : chain_) x = -0.0f;
     }
-  }
-  __device__ void fence(int j) {
-#pragma unroll
-    for (uint32_t& x : acc[j]) cute::warpgroup_fence_operand(x);
   }
   __device__ void fence() {
 #pragma unroll
-    for (int j = 0; j < kPanels; ++j) fence(j);
+    for (uint32_t& x : acc_) cute::warpgroup_fence_operand(x);
   }
 
-  __device__ __forceinline__ void promote(int j) {
-    if (p_.azp != nullptr) {
-      divide(j);
-      subtract_azp(j);
-    }
-    const float part = sixteenfold[j] ? 0.0625f : 1.0f;  // of subnormal scales, too, exact
-    const float s[2] = {__fmul_rn(half_of(p_.dtype, scale[j], 0), part),
-                        __fmul_rn(half_of(p_.dtype, scale[j], 1), part)};
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const float t = __int2float_rn(static_cast<int32_t>(acc[j][i]));
-      chain[j][i] = __fmaf_rn(s[i % 4 / 2], t, chain[j][i]);
-    }
-    ones[j][0] = ones[j][1] = 0;
+  // The products that were issued have ended.
+  __device__ __forceinline__ void end_products() {
+    cute::warpgroup_wait<0>();
+    fence();
   }
-  // Before the first sums of a part.
-  __device__ void wait_for_room(int j) {
-    if (!Block::kEnds || j > 0) return;
-    Empty::wait(&fixed_.stored, stored_);
-    stored_ ^= 1;
-  }
-  __device__ __forceinline__ void end_slice(int j) {
-    if (first_slice_) {  // -0 and its sum: that
-      wait_for_room(j);
+  // The next weights take the place of these. Products read the weights' registers until they have
+  // ended, which ptxas (13.0) does not know: it would give the registers to others. A use that
+  // waits for a sum keeps them.
+  __device__ __forceinline__ void advance_weights() {
+    const uint32_t none = acc_[0] & zero_;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if (i % 4 < 2) sums_of<float2>(j, i) = {chain[j][i], chain[j][i + 2]};
-      }
-    } else {
+    for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if (i % 4 >= 2) continue;
-        float2& sums = sums_of<float2>(j, i);
-        sums = {__fadd_rn(sums.x, chain[j][i]), __fadd_rn(sums.y, chain[j][i + 2])};
+      for (int i = 0; i < 4; ++i) {
+        now_.step[s][i] = kAhead ? next_.step[s][i] ^ (now_.step[s][i] & none) : next_.step[s][i];
       }
     }
-    clear(j);
-    if (j == kPanels - 1) first_slice_ = false;
-  }
-  __device__ __forceinline__ void put_all(int j, bool is_part) {
-    wait_for_room(j);
-    if (is_part) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if (i % 4 < 2) sums_of<uint2>(j, i) = {acc[j][i], acc[j][i + 2]};
-      }
-      return;
-    }
-    const float s[2] = {half_of(p_.dtype, scale[j], 0), half_of(p_.dtype, scale[j], 1)};
-    const auto scaled = [&](int h, uint32_t t) {
-      return __fmul_rn(s[h], __int2float_rn(static_cast<int32_t>(t)));
-    };
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      if (i % 4 < 2) sums_of<float2>(j, i) = {scaled(0, acc[j][i]), scaled(1, acc[j][i + 2])};
-    }
-  }
-
-  // What an item's weights are made of. A set's scales are kept until its group's sums are.
-  template <int kItem>
-  __device__ __forceinline__ void load(int stage) {
-    constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels;
-    const uint8_t* const unit = words_ + stage * Block::kWordBytes + j * unit_size_;
-    if constexpr (kStep % 2 == 0) words_of_[j] = *unit_words(unit, kStep / 2, warp_, lane_);
-    if constexpr (kStep == 0 || kItemSteps == 1) {
-      const int pair = 8 * warp_ + lane_ / 4;
-      const uint8_t* const set =
-          unit + unit_word_bytes(4) + kStep * p_.sets / 4 * unit_set_bytes(4, ZeroPoint::integer);
-      next_scale_[j] = reinterpret_cast<const uint32_t*>(set)[pair];
-      zeros_[j] = set[2 * kUnitChannels + pair];
-    }
-  }
-  template <int kItem>
-  __device__ __forceinline__ void make() {
-    constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels;
-    if constexpr (kStep == 0 || kItemSteps == 1) {
-      next_sixteenfold_[j] = __all_sync(~0u, zeros_[j] == kEights);
-    }
-    const uint4& of = words_of_[j];
-    const uint32_t words[4] = {of.x, of.y, of.z, of.w};
-    if (next_sixteenfold_[j]) {
-#pragma unroll
-      for (int s = 0; s < kItemSteps; ++s) {
-        const int at = 2 * ((kStep + s) % 2);
-        sixteen_times_less_eight(w_[kItem % 2][s], words[at], words[at + 1]);
-      }
-    } else {
-      const NibbleZeros zero(zeros_[j]);
-#pragma unroll
-      for (int s = 0; s < kItemSteps; ++s) {
-        const int at = 2 * ((kStep + s) % 2);
-        zero.subtract(w_[kItem % 2][s], words[at], words[at + 1]);
-      }
-    }
-#pragma unroll
-    for (int s = 0; s < kItemSteps; ++s) {
-#pragma unroll
-      for (uint32_t& w : w_[kItem % 2][s]) cute::warpgroup_fence_operand(w);  // here, not later
-    }
-  }
-
-  template <int kItem>
-  __device__ __forceinline__ void multiply_item(uint32_t tokens, const Cursor& next, bool is_last) {
-    constexpr int kStep = kItem / kPanels * kItemSteps, j = kItem % kPanels, kBuffer = kItem % 2;
-    make<kItem>();
-    // Groups of chunks begin with a chunk.
-    constexpr bool kMayBegin = kStep == 0 || Block::kGroups == Groups::of_steps;
-    if constexpr (!kOne && kMayBegin) {
-      if (fresh_ && pending_) {
-        cute::warpgroup_wait<0>();
-        fence(j);
-        promote(j);
-        if (new_slice_) end_slice(j);
-      }
-    }
-    if constexpr (kStep == 0 || kItemSteps == 1) {
-      scale[j] = next_scale_[j], sixteenfold[j] = next_sixteenfold_[j];
-    }
-    if (p_.azp != nullptr) {
-#pragma unroll
-      for (int s = 0; s < kItemSteps; ++s) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          ones[j][i % 2] = __dp4a(static_cast<int>(w_[kBuffer][s][i]), 0x01010101, ones[j][i % 2]);
-        }
-      }
-    }
-    if constexpr (kItem == 0) {
-      if (!p_.arranged) Empty::wait(&fixed_.ready[at_.stage], at_.phase);
-    }
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int s = 0; s < kItemSteps; ++s) {  // 32 rows: 32 bytes of a token
-      const uint64_t of_step = with_address(tokens + 2 * (kStep + s));
-      const bool begins = s == 0 && kMayBegin && fresh_;
-      multiply_add(acc[j], w_[kBuffer][s], of_step, begins);
-    }
-    cute::warpgroup_commit_batch();
-    if constexpr (kItem + kPanels < kItems) {
-      load<kItem + kPanels>(at_.stage);
-    } else {
-      if (kItem + kPanels == kItems && !is_last) wait(next);
-      load<kItem + kPanels - kItems>(is_last ? at_.stage : next.stage);  // the last ones: of none
-    }
-    cute::warpgroup_wait<1>();
-    if (kItem == 0 && before_ >= 0) release(before_);
-    if constexpr (Block::kGroups == Groups::of_steps ? j == kPanels - 1 : kItem == kItems - 1) {
-      next_rows();
-    }
-  }
-  __device__ void next_rows() {
-    if constexpr (kOne) {
-      fresh_ = false;
-    } else {
-      constexpr int kRows = Block::kGroups == Groups::of_steps ? 32 : kUnitRows;
-      const int begin = row_ + left_ - p_.group;  // of the group
-      row_ += kRows, left_ -= kRows;
-      if (fresh_) pending_ = row_ <= p_.k;
-      fresh_ = left_ == 0;
-      if (!fresh_) return;
-      left_ = p_.group;
-      new_slice_ = row_ / kSlice != begin / kSlice;
-    }
+    now_.scale = next_.scale, now_.zeros = next_.zeros, now_.sixteenfold = next_.sixteenfold;
   }
 
   __device__ void wait(const Cursor& at) const {
     Full::wait(&fixed_.full[at.stage], at.phase);
     asm volatile("" ::: "memory");  // no read of the stage before
   }
-  __device__ __forceinline__ void begin_stage(const Cursor& at) {
-    wait(at);
-    [&]<int... kItem>(std::integer_sequence<int, kItem...>) {
-      (load<kItem>(at.stage), ...);
-    }(std::make_integer_sequence<int, kPanels>{});
+
+  // Of a stage's set: scales and zero points of the lane's two channels.
+  __device__ const uint8_t* set_at(int stage, int set) const {
+    return words_ + stage * Block::kWordBytes + unit_word_bytes(4) +
+           set * p_.sets / kSets * unit_set_bytes(4, ZeroPoint::integer);
+  }
+  __device__ uint32_t scale_at(int stage, int set) const {
+    return reinterpret_cast<const uint32_t*>(set_at(stage, set))[8 * warp_ + lane_ / 4];
+  }
+  __device__ uint32_t zeros_at(int stage, int set) const {
+    return set_at(stage, set)[2 * kUnitChannels + 8 * warp_ + lane_ / 4];
   }
 
-  __device__ __forceinline__ void multiply_chunk(bool is_last) {
-    Cursor next = at_;
-    next.advance(p_.stages);
-    const uint64_t whole = descriptor(tokens_ + at_.stage * Block::kTokenBytes);
-    const uint32_t tokens = __shfl_sync(~0u, static_cast<uint32_t>(whole), 0);
-    fence();
-    [&]<int... kItem>(std::integer_sequence<int, kItem...>) {
-      (multiply_item<kItem>(tokens, next, is_last), ...);
-    }(std::make_integer_sequence<int, kItems>{});
-    fence();
-    before_ = at_.stage;
-    at_ = next;
+  // The weights of a stage.
+  __device__ __forceinline__ void prepare(int stage) {
+    const uint8_t* const unit = words_ + stage * Block::kWordBytes;
+    uint4 words[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) words[i] = *unit_words(unit, i, warp_, lane_);
+    uint32_t zeros[kSets];
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) zeros[i] = zeros_at(stage, i);
+    next_.zeros = zeros[0], next_.scale = scale_at(stage, 0);
+    next_.sixteenfold = 0;
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) {
+      constexpr int kEach = kSteps / kSets;
+      const bool sixteenfold = __all_sync(~0u, zeros[i] == kEights);
+      if (sixteenfold) next_.sixteenfold |= 1 << i;
+      const NibbleZeros zero(zeros[i]);
+#pragma unroll
+      for (int s = i * kEach; s < (i + 1) * kEach; ++s) {
+        const uint4& of = words[s / 2];
+        const uint32_t first = s % 2 ? of.z : of.x, second = s % 2 ? of.w : of.y;
+        if (sixteenfold) {
+          sixteen_times_less_eight(next_.step[s], first, second, high_);
+        } else {
+          zero.subtract(next_.step[s], first, second);
+        }
+      }
+    }
+#pragma unroll
+    for (auto& step : next_.step) {
+#pragma unroll
+      for (uint32_t& w : step) cute::warpgroup_fence_operand(w);  // here, not later
+    }
   }
 
-  // The lower half of a descriptor is the address; the upper one is the same for all.
-  static __device__ uint64_t with_address(uint32_t address) {
-    constexpr uint64_t kUpper = uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32;
-    return kUpper | address;
+  __device__ __forceinline__ void multiply_chunk(const Cursor& next, bool is_last) {
+    const uint64_t tokens = descriptor(tokens_ + at_.stage * Block::kTokenBytes);
+    if constexpr (kOfSteps) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const uint32_t scale = scale_at(at_.stage, s);
+        issue(tokens, s, s + 1);
+        if (kAhead && s == 0 && !is_last) {
+          wait(next);
+          prepare(next.stage);
+        }
+        end_rows(s, 32, s == kSteps - 1, scale);
+      }
+    } else {
+      const uint32_t scale = scale_at(at_.stage, 0);
+      issue(tokens, 0, kSteps);
+      if (kAhead && !is_last) {
+        wait(next);
+        prepare(next.stage);
+      }
+      end_rows(0, kUnitRows, true, scale);
+    }
   }
+
+  // The products of steps [begin, end).
+  __device__ __forceinline__ void issue(uint64_t tokens, int begin, int end) {
+    if (p_.azp != nullptr) {
+      if (fresh_) ones_[0] = ones_[1] = 0;
+#pragma unroll
+      for (int s = begin; s < end; ++s) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          ones_[i % 2] = __dp4a(static_cast<int>(now_.step[s][i]), 0x01010101, ones_[i % 2]);
+        }
+      }
+    }
+    fence();
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int s = begin; s < end; ++s) {  // 32 rows: 32 bytes of a token
+      multiply_add(acc_, now_.step[s], tokens + 2 * s, s == begin && fresh_);
+    }
+    cute::warpgroup_commit_batch();
+  }
+
+  // Behind the products of a set's rows: a group may end, and a slice.
+  __device__ __forceinline__ void end_rows(int set, int rows, bool ends_chunk, uint32_t scale) {
+    row_ += rows;
+    if constexpr (kOne) {
+      end_products();
+      fresh_ = false;
+    } else {
+      end_products();
+      fresh_ = row_ - begin_ == p_.group;
+      if (fresh_) {
+        if (row_ <= p_.k) {
+          promote(scale, now_.sixteenfold >> set & 1);
+          if (row_ / kSlice != begin_ / kSlice || row_ == p_.k) end_slice();
+        }
+        begin_ = row_;
+      }
+    }
+    if (ends_chunk) Empty::arrive(&fixed_.empty[at_.stage]);
+  }
+
+  // No sum of 16 times its weights leaves int32: K is below 2^17.
+  __device__ void divide() {
+#pragma unroll
+    for (uint32_t& t : acc_) t = static_cast<uint32_t>(static_cast<int32_t>(t) >> 4);
+  }
+  // The products of the tokens' zero points go, of sums that are divided. The sums of weights: over
+  // all of a group in the lane's rows.
+  __device__ __forceinline__ void subtract_azp(bool sixteenfold) {
+    uint32_t ones[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int32_t all = ones_[h];
+      all += __shfl_xor_sync(~0u, all, 1);
+      all += __shfl_xor_sync(~0u, all, 2);
+      ones[h] = static_cast<uint32_t>(sixteenfold ? all / 16 : all);
+    }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      acc_[i] -= static_cast<uint32_t>(fixed_.azp[token_of(i)]) * ones[i % 4 / 2];
+    }
+  }
+
+  __device__ __forceinline__ void promote(uint32_t scale, bool sixteenfold) {
+    float times = sixteenfold ? 0.0625f : 1.0f;  // of subnormal scales, too, exact
+    if (p_.azp != nullptr) {
+      if (sixteenfold) divide();
+      times = 1.0f;
+      subtract_azp(sixteenfold);
+    }
+    const float s[2] = {__fmul_rn(half_of(p_.dtype, scale, 0), times),
+                        __fmul_rn(half_of(p_.dtype, scale, 1), times)};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const float t = __int2float_rn(static_cast<int32_t>(acc_[i]));
+      chain_[i] = __fmaf_rn(s[i % 4 / 2], t, chain_[i]);
+    }
+  }
+  // Before the first sums of a part.
+  __device__ void wait_for_room() {
+    if constexpr (Block::kEnds) {
+      Empty::wait(&fixed_.stored, stored_);
+      stored_ ^= 1;
+    }
+  }
+  __device__ __forceinline__ void end_slice() {
+    if (first_slice_) wait_for_room();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (i % 4 >= 2) continue;
+      const float2 slice = {chain_[i], chain_[i + 2]};
+      float2& sums = sums_of<float2>(i);  // of the first: -0, and the slice's sum is that
+      sums = first_slice_ ? slice : float2{__fadd_rn(sums.x, slice.x), __fadd_rn(sums.y, slice.y)};
+    }
+    clear();
+    first_slice_ = false;
+  }
+  // All of the sums are one group's; so many rows behind K have counted as values less zero points.
+  __device__ __forceinline__ void put_all(int behind, bool is_part) {
+    if (p_.azp != nullptr && behind > 0 && lane_ % 4 == 0) {
+      const int times = behind * (now_.sixteenfold ? 16 : 1);
+      ones_[0] += times * static_cast<int>(now_.zeros & 15);
+      ones_[1] += times * static_cast<int>(now_.zeros >> 4);
+    }
+    if (now_.sixteenfold) divide();
+    if (p_.azp != nullptr) subtract_azp(now_.sixteenfold != 0);
+    wait_for_room();
+    const float s[2] = {half_of(p_.dtype, now_.scale, 0), half_of(p_.dtype, now_.scale, 1)};
+    const auto scaled = [&](int h, uint32_t t) {
+      return __fmul_rn(s[h], __int2float_rn(static_cast<int32_t>(t)));
+    };
+    const auto& t = acc_;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (i % 4 >= 2) continue;
+      if (is_part) {
+        sums_of<uint2>(i) = {t[i], t[i + 2]};
+      } else {
+        sums_of<float2>(i) = {scaled(0, t[i]), scaled(1, t[i + 2])};
+      }
+    }
+  }
+
   static __device__ void multiply_add(uint32_t (&to)[kSums], const uint32_t (&w)[4],
                                       uint64_t tokens, bool begins) {
     using cute::SM90::GMMA::ScaleOut;
