@@ -139,7 +139,7 @@ __device__ __forceinline__ void finish_tile(const GroupsEnd& end, int row, int c
   if (token >= tokens || col + channel >= end.n) return;
   const GroupsBias bias(end, col + channel);
   float scale = groups_scale(end, row + token);
-#pragma unroll 2
+#pragma unroll 1
   for (; token < tokens; token += kStep) {
     const float next = groups_scale(end, row + min(token + kStep, tokens - 1));
     const float4 four = sums(token, channel);

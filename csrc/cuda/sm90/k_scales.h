@@ -23,7 +23,7 @@ struct Units {
 
 // Int8 in blocks (blocks.cuh): tiles of 128 tokens x 128 channels.
 struct Blocks {
-  // not measured yet, as above; a chunk is 128 rows of K:
+  // As above; a chunk is 128 rows of K.
   double fixed_us;
   double chunk_us;
   double rate = 1;
