@@ -45,7 +45,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 ROWS = [
     *[(scheme, way) for scheme in ("dynamic", "static") for way in WAYS],
-    *[(f"w4a16-{size}", way) for size in ("channel", "g128", "g32") for way in ("", "rotation")],
+    *[
+        (f"{scheme}-{size}", way)
+        for scheme in ("w4a16", "w4a8")
+        for size in ("channel", "g128", "g32")
+        for way in ("", "rotation")
+    ],
 ]
 
 
