@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int col = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) * kProgramColumns);
   if (col >= p.n) return;
   program::Thread(p, slots + thread * p.slots, col)
-      .run((blockIdx.y * blockDim.y + threadIdx.y) * kProgramRows,
+      .run(blockIdx.y * blockDim.y * kProgramRows, threadIdx.y * kProgramRows,
            gridDim.y * blockDim.y * kProgramRows);
 }
 

@@ -21,7 +21,7 @@ void play(const cuda::ProgramParams& p, int x, int y, int strips) {
         const int col = block + i % x * cuda::kProgramColumns;
         if (col >= p.n) continue;
         cuda::program::Thread(p, slots.data() + i * p.slots, col)
-            .run(strip * high + i / x * cuda::kProgramRows, strips * high);
+            .run(strip * high, i / x * cuda::kProgramRows, strips * high);
       }
     }
   }
