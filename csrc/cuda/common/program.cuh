@@ -127,7 +127,7 @@ class Thread {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         all[r] = *row;
-        if (r + 1 < rows_) row += from.row_stride;
+        row += r + 1 < rows_ ? from.row_stride : 0;
       }
 #pragma unroll
       for (int i = 0; i < kRows * kCols; ++i) {
@@ -150,7 +150,7 @@ class Thread {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         all[r] = *reinterpret_cast<const Vector*>(row);
-        if (r + 1 < rows_) row += from.row_stride;
+        row += r + 1 < rows_ ? from.row_stride : 0;
       }
       set([&](int r, int c) {
         return __float_as_uint(Of::widen(all[r].word[c / Of::kPerWord], c % Of::kPerWord));
