@@ -26,7 +26,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   const int col = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) * kProgramColumns);
   if (col >= p.n) return;
-  program::Thread(p, slots + thread * p.slots, col)
+  size_t mine = __cvta_generic_to_shared(slots + thread * p.slots);
+  asm volatile("" : "+l"(mine));  // it stays in a register, where every step would make it again
+  program::Thread(p, static_cast<program::Slot*>(__cvta_shared_to_generic(mine)), col)
       .run(blockIdx.y * blockDim.y * kProgramRows, threadIdx.y * kProgramRows,
            gridDim.y * blockDim.y * kProgramRows);
 }

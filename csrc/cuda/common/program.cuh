@@ -166,7 +166,7 @@ class Thread {
     }
   }
 
-  // A value that is kept: all of it, and a row.
+  // A value that is kept: it is read, last becomes one, and a row of it.
   __device__ __forceinline__ void read(Place at, Values& x) const {
     const Slot* const from = slots_ + at.at;
     x.row[0] = from[0];
@@ -178,7 +178,14 @@ class Thread {
       for (int r = 1; r < kRows; ++r) x.row[r] = from[r];
     }
   }
-  __device__ __forceinline__ Slot& slot(Place at, int r) const {
+  __device__ __forceinline__ void keep(Place at) const {
+    Slot* const to = slots_ + at.at;
+    to[0] = last_.row[0];
+    if (at.rows == 1) return;
+#pragma unroll
+    for (int r = 1; r < kRows; ++r) to[r] = last_.row[r];
+  }
+  __device__ __forceinline__ const Slot& slot(Place at, int r) const {
     return slots_[at.at + (at.rows > 1 ? r : 0)];
   }
 
@@ -191,29 +198,38 @@ class Thread {
     }
   }
 
-  // kSize columns of D.
+  // kSize columns of D; and in elements of type T, whose words pack(x, words) makes of a row.
   template <int kSize>
   __device__ __forceinline__ void write(const ProgramOutput& to) const {
+    if (is_8_bit(to.dtype)) {
+      write_as<kSize, uint8_t>(to, [](const auto& x, auto& words) {
+#pragma unroll
+        for (int i = 0; i < kCols; ++i) words[0] |= (x[i] & 0xff) << 8 * i;
+      });
+    } else if (to.dtype == DType::float32) {
+      write_as<kSize, uint32_t>(to, [](const auto& x, auto& words) {
+#pragma unroll
+        for (int i = 0; i < kCols; ++i) words[i] = x[i];
+      });
+    } else {
+      with_dtype16(to.dtype, [&](auto dtype) {
+        write_as<kSize, uint16_t>(to, narrow<decltype(dtype)::value>);
+      });
+    }
+  }
+  template <int kSize, class T, class Pack>
+  __device__ __forceinline__ void write_as(const ProgramOutput& to, const Pack& pack) const {
     constexpr int kPer = kCols / kSize;
-    const int64_t columns = p_.n / kPer, first = m_ * columns + col_ / kPer;
+    const int64_t columns = p_.n / kPer;
+    auto* at = static_cast<T*>(to.d) + m_ * columns + col_ / kPer;
     const int count = inside() / kPer;
     const bool vectors = columns % kSize == 0;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kRows; ++r, at += columns) {
       if (r >= rows_) break;
-      const int64_t at = first + r * columns;
-      const auto& x = last_.row[r].word;
       uint32_t words[kCols] = {};
-      if (is_8_bit(to.dtype)) {
-#pragma unroll
-        for (int i = 0; i < kCols; ++i) words[0] |= (x[i] & 0xff) << 8 * i;
-        detail::store_words<kSize>(static_cast<uint8_t*>(to.d) + at, words, count, vectors);
-      } else if (to.dtype == DType::float32) {
-        detail::store_words<kSize>(static_cast<uint32_t*>(to.d) + at, x, count, vectors);
-      } else {
-        with_dtype16(to.dtype, [&](auto dtype) { narrow<decltype(dtype)::value>(x, words); });
-        detail::store_words<kSize>(static_cast<uint16_t*>(to.d) + at, words, count, vectors);
-      }
+      pack(last_.row[r].word, words);
+      detail::store_words<kSize>(at, words, count, vectors);
     }
   }
 
@@ -350,10 +366,7 @@ __device__ __forceinline__ void Thread::evaluate(const ProgramStep& by) {
     default:
       row_by_row(y, [&](int r, Slot& x, const Slot& q) { slowly(by.op, x, q, slot(by.z, r)); });
   }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r < by.to.rows) slots_[by.to.at + r] = last_.row[r];
-  }
+  if (by.to.rows) keep(by.to);
   if (by.output == by.kNone) return;
   if (p_.columns == 1) return write<kCols>(p_.outputs[by.output]);
   write<kCols / 2>(p_.outputs[by.output]);
