@@ -17,19 +17,22 @@ bool is_commutative(StepOp op) {
   return op == add || op == mul || op == fma || op == add_int || op == mul_int || op == mul_add;
 }
 
-// Two operations that are one step: `second` has the result of `first` as its argument `at`.
+// Two operations that are one step: `second` has the result of `first` as its argument `at`. The
+// step's x, y and z are, by `args`, the arguments 0 and 1 of `first`, the other one of `second`
+// (2), and none (3).
 struct Join {
   Op first, second;
   int at;
   StepOp both;
+  int args[3];
 };
 constexpr Join kJoins[] = {
-    {Op::to_float, Op::mul, 0, StepOp::mul_of_int},
-    {Op::to_float, Op::mul, 1, StepOp::mul_of_int},
-    {Op::mul, Op::add, 0, StepOp::mul_add},
-    {Op::mul, Op::add, 1, StepOp::mul_add},
-    {Op::max, Op::min, 0, StepOp::clamp},
-    {Op::mul_int, Op::sub_int, 1, StepOp::sub_product},
+    {Op::to_float, Op::mul, 0, StepOp::mul_of_int, {0, 2, 3}},
+    {Op::to_float, Op::mul, 1, StepOp::mul_of_int, {0, 2, 3}},
+    {Op::mul, Op::add, 0, StepOp::mul_add, {0, 1, 2}},
+    {Op::mul, Op::add, 1, StepOp::mul_add, {0, 1, 2}},
+    {Op::max, Op::min, 0, StepOp::clamp, {0, 1, 2}},
+    {Op::mul_int, Op::sub_int, 1, StepOp::sub_product, {2, 0, 1}},
 };
 
 class Steps {
@@ -78,7 +81,7 @@ class Steps {
   struct Operation {
     StepOp op;
     Args args;
-    bool joined;  // into another node's
+    bool joined = false;  // into another node's
   };
   struct Ordered {
     ProgramStep step;  // without its places
@@ -88,7 +91,7 @@ class Steps {
 
   // Whether a node has one use, so that it can be a part of a step.
   bool is_alone(int node) const { return program_.nodes[node].varies && uses_[node] == 1; }
-  // Whether it is an operand that a step has as x, and as y, without a step of its own.
+  // Whether a step has an operand as x, and one as y, which then needs no step of its own.
   bool is_loaded(int node) const {
     return node >= 0 && is_leaf(program_.nodes[node].op) && is_alone(node);
   }
@@ -107,22 +110,19 @@ class Steps {
   void join() {
     for (const Program::Output& output : program_.outputs) ++uses_[output.node];
     for (const Program::Node& node : program_.nodes) {
-      Operation made{static_cast<StepOp>(node.op), {-1, -1, -1}, false};
-      if (!is_leaf(node.op)) std::copy_n(node.args, count_arguments(node.op), made.args.begin());
-      for (int arg : made.args) uses_[std::max(arg, 0)] += arg >= 0;
-      operations_.push_back(made);
+      Args args{-1, -1, -1};
+      for (int i = 0; i < count_arguments(node.op); ++i) ++uses_[args[i] = node.args[i]];
+      operations_.push_back({static_cast<StepOp>(node.op), args});
     }
-    for (Operation& second : operations_) {
-      for (const auto& [op, then, at, both] : kJoins) {
-        const int part = second.args[at];
-        if (second.op != static_cast<StepOp>(then) || !is_alone(part)) continue;
-        Operation& first = operations_[part];
-        if (first.op != static_cast<StepOp>(op)) continue;
-        const int other = second.args[1 - at];
-        const auto [x, y, z] = first.args;
+    for (size_t i = 0; i < operations_.size(); ++i) {
+      for (const Join& join : kJoins) {
+        const Args& args = operations_[i].args;
+        if (program_.nodes[i].op != join.second || !is_alone(args[join.at])) continue;
+        Operation& first = operations_[args[join.at]];
+        if (first.op != static_cast<StepOp>(join.first)) continue;
+        const int from[] = {first.args[0], first.args[1], args[1 - join.at], -1};
         first.joined = true;
-        second = {both, both == StepOp::sub_product ? Args{other, x, y} : Args{x, y, other}, false};
-        if (both == StepOp::mul_of_int) second.args = {x, other, -1};
+        operations_[i] = {join.both, {from[join.args[0]], from[join.args[1]], from[join.args[2]]}};
         break;
       }
     }
@@ -132,10 +132,11 @@ class Steps {
     auto [op, args, joined] = operations_[node];
     if (added_[node] || joined) return;
     added_[node] = true;
-    ProgramStep step{.op = op};
+    ProgramStep step;
     if (is_leaf(program_.nodes[node].op)) {
-      step.op = StepOp::operand, step.load = operand(node);
+      step.load = operand(node);
     } else {
+      step.op = op;
       if (op == StepOp::sub_product && is_column(args[2])) std::swap(args[1], args[2]);
       const bool other_way = is_column(args[0]) || (is_loaded(args[1]) && !is_loaded(args[0]));
       if (is_commutative(op) && other_way && !is_column(args[1])) std::swap(args[0], args[1]);

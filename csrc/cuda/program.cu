@@ -9,13 +9,8 @@
 namespace scaled_mm::cuda {
 namespace {
 
-// At most so many blocks of a multiprocessor: their registers are enough on the architectures that
-// have more.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kThreads = 128, kBlocks = 5;
-#else
-constexpr int kThreads = 128, kBlocks = 7;
-#endif
+// At most so many blocks of a multiprocessor, whose registers are enough on every architecture.
+constexpr int kThreads = 128, kBlocks = 8;
 
 // A thread's slots are neighbours.
 __global__ void __launch_bounds__(kThreads, kBlocks)
