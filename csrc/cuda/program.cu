@@ -9,13 +9,8 @@
 namespace scaled_mm::cuda {
 namespace {
 
-// At most so many blocks of a multiprocessor: their registers are enough on the architectures that
-// have more.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kThreads = 128, kBlocks = 5;
-#else
-constexpr int kThreads = 128, kBlocks = 7;
-#endif
+// At most so many blocks of a multiprocessor, whose registers are enough on every architecture.
+constexpr int kThreads = 128, kBlocks = 8;
 
 // A thread's slots are neighbours.
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -26,8 +21,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   const int col = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) * kProgramColumns);
   if (col >= p.n) return;
-  program::Thread(p, slots + thread * p.slots, col)
-      .run((blockIdx.y * blockDim.y + threadIdx.y) * kProgramRows,
+  size_t mine = __cvta_generic_to_shared(slots + thread * p.slots);
+  asm volatile("" : "+l"(mine));  // it stays in a register, where every step would make it again
+  program::Thread(p, static_cast<program::Slot*>(__cvta_shared_to_generic(mine)), col)
+      .run(blockIdx.y * blockDim.y * kProgramRows, threadIdx.y * kProgramRows,
            gridDim.y * blockDim.y * kProgramRows);
 }
 

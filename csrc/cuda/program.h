@@ -17,14 +17,27 @@ struct Place {
   uint16_t at : 12;   // the first one's slot
 };
 
-// last = op(last, y, z), of values that lie at from[0], unless that is last, and from[1], from[2].
-struct alignas(4) ProgramStep {
-  Program::Op op;  // of an output that is written, `kWriteStep`
-  uint8_t which;   // an operand, a constant or an output
-  Place to;
-  Place from[3];
+// What a step does: an operation, of which `operand` is x as it is; or two of them, which round
+// each as it would alone.
+enum class StepOp : uint8_t {
+#define OP(number, name, result, arguments) name = number,
+#include "epilogue/program.def"
+#undef OP
+  mul_of_int,   // to_float(x) * y
+  mul_add,      // x * y, then + z
+  clamp,        // max(x, y), then min(., z)
+  sub_product,  // x - y * z, of int32
 };
-inline constexpr auto kWriteStep = static_cast<Program::Op>(255);
+
+// last = op(x, y, z), of values that lie at these places. Without a place or an operand, x is last.
+struct alignas(4) ProgramStep {
+  static constexpr uint8_t kNone = 255, kFirstConstant = kMaxProgramOperands + 1;
+  StepOp op = StepOp::operand;
+  uint8_t load = kNone;    // the operand that x is, or kFirstConstant + a constant's node
+  uint8_t column = kNone;  // the operand that y is, one element for a row
+  uint8_t output = kNone;  // where the result is written
+  Place to{}, x{}, y{}, z{};
+};
 
 struct ProgramLeaf {
   EpilogueOperand operand;  // of int32, as float32: the bits are taken as they are
