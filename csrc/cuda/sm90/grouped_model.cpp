@@ -14,7 +14,7 @@ namespace grouped {
 namespace {
 
 // Of int8.table's lines of such tiles, about.
-constexpr Fit kFit{2.5, 1.4};
+constexpr Fit kFit{2.5, 0.7};
 
 int8::Stream ungrouped(const Stream& tile) {
   return {tile.tile_m, tile.tile_n, float(kFit.fixed_us), float(kFit.rate)};
