@@ -12,7 +12,9 @@ from scaled_mm_cli.main import main
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("scheme", "group"), [("w8a16", 0), ("w4a16", 32), ("w8a16", 64)])
+@pytest.mark.parametrize(
+    ("scheme", "group"), [("w8a16", 0), ("w4a16", 32), ("w8a16", 64), ("w4a8", 0), ("w4a8", 32)]
+)
 def test_every_contender_computes_the_product(scheme, group, dtype):
     settings = LowbitSettings(scheme, group, dtype, rounds=1)
     result = measure.run([(2, 64, 128), (5, 64, 128)], settings)
@@ -24,7 +26,10 @@ def test_every_contender_computes_the_product(scheme, group, dtype):
         assert ours["verdict"] in ("exact", "bound")
         assert ours[f"times_{scheme}"] == 1
         able = [route for route in peers if "only" not in route["verdict"]]
-        assert len(able) == (2 if (scheme, group) == ("w8a16", 64) else 3)
+        unable = {("w8a16", 64): "int8pack mm", ("w4a8", 0): "int4pack mm", ("w4a8", 32): "as w8a8"}
+        assert {route["name"] for route in peers if route not in able} == (
+            {unable[scheme, group]} if (scheme, group) in unable else set()
+        )
         for route in able:
             assert route["verdict"] in ("exact", "bound", "rounding"), route
     text = table.markdown(json.loads(json.dumps(result)))
@@ -50,7 +55,7 @@ def test_verdicts():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mixed", "w2a16"], "--mixed must be one of w8a16, w4a16, got w2a16"),
+        (["--mixed", "w2a16"], "--mixed must be one of w8a16, w4a16, w4a8, got"),
         (["--mixed", "w8a16", "--awq"], "--awq must be given without --mixed, got both"),
         (["--mixed", "w4a16", "--epilogue", "azp"], "--epilogue must be left out"),
         (["--awq", "--group", "0"], "--group must be at least 1 with --awq, got 0"),

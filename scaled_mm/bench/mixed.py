@@ -1,26 +1,31 @@
-"""What `scaled-mm bench --mixed` compares: weights of 4 and 8 bits beside 16-bit activations, and
-every way to compute a product with one."""
+"""What `scaled-mm bench --mixed` compares: weights of 4 and 8 bits beside 16-bit activations, or
+int8 ones, and every way to compute a product with one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import reference
+from ..ops.int8 import pack_weight_int8, scaled_mm
 from ..ops.mixed import mixed_mm
 from ..ops.mixed_weight import MixedWeight, pack_weight
 from ..ops.packed_weight import settle_written
+from ..ops.w4a8 import w4a8_mm
 from .awq import AWQ_CONTENDERS, int4pack_route
 from .cases import CHECKED_ROWS, Judgement, judged, spread
 from .contenders import Contender, Route, Unsupported
 
-SCHEMES = {"w8a16": 8, "w4a16": 4}
+SCHEMES = {"w8a16": 8, "w4a16": 4, "w4a8": 4}
 """Bits of the weight; zero points there are none."""
+STEP = 2.0**-6
+"""The scale of int8 activations, of which 16-bit floats hold every multiple."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,13 @@ class MixedCase:
     q: Tensor  # int8 [K, N]
     scales: Tensor  # [K/G, N]
     bits: int
+    a: Tensor | None = None  # x / STEP, of a scheme with int8 activations
     _expected: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
-    int8_operations: ClassVar[float] = 2.0  # a product of 16-bit floats takes the time of two
+
+    @property
+    def int8_operations(self) -> float:
+        """How many of them take as long as one of the product's; one of 16-bit floats, as two."""
+        return 2.0 if self.a is None else 1.0
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -57,7 +67,8 @@ class MixedCase:
     def bytes_moved(self) -> int:
         """Weight and x once, and D."""
         m, n, k = self.mnk
-        return self.weight_bytes + m * (k + n) * self.x.itemsize
+        x = self.x if self.a is None else self.a
+        return self.weight_bytes + m * k * x.itemsize + m * n * self.x.itemsize
 
     def facts(self) -> dict[str, int]:
         """What the result says of the case."""
@@ -100,6 +111,9 @@ def make_mixed_case(
     steps = 2.0 ** (of_group % 2) if bits == 8 else 1 + of_group / 8
     scales = (2.0**size * steps).to(dtype)
     q = (integers(1 << bits, k, n).short() - (1 << bits - 1)).to(torch.int8)
+    if scheme == "w4a8":
+        a = (integers(255, m, k).short() - 127).to(torch.int8)
+        return MixedCase(a.to(dtype) * STEP, q, scales, bits, a)
     x = torch.randn(m, k, generator=random, device=device).to(dtype)
     return MixedCase(x, q, scales, bits)
 
@@ -114,6 +128,57 @@ def _ours(case: MixedCase) -> Route:
         return copied(packed)
 
     return Route(case.x, weight, mixed_mm, case.bits / 8)
+
+
+def _ours_int8(case: MixedCase) -> Route:
+    packed, scale, dtype = case.packed(), _scale_a(case), case.x.dtype
+
+    def run(a: Tensor, weight: MixedWeight) -> Tensor:
+        return w4a8_mm(a, weight, scale, out_dtype=dtype)
+
+    return Route(_int8(case), lambda: copied(packed), run, case.bits / 8)
+
+
+def _int8(case: MixedCase) -> Tensor:
+    assert case.a is not None
+    return case.a
+
+
+def _scale_a(case: MixedCase) -> Tensor:
+    return torch.full((len(case.x), 1), STEP, device=case.x.device)
+
+
+def _w8a8(case: MixedCase) -> Route:
+    if len(case.scales) != 1:
+        raise Unsupported("per channel only")
+    scales, dtype = (_scale_a(case), case.scales.float()), case.x.dtype
+
+    def run(a: Tensor, weight: Any) -> Tensor:
+        return scaled_mm(a, weight, *scales, out_dtype=dtype)
+
+    return Route(_int8(case), lambda: pack_weight_int8(case.q), run, 1)
+
+
+def _humming(case: MixedCase) -> Route:
+    from humming.layer import HummingLayer
+
+    k, n = case.q.shape
+    group = 0 if len(case.scales) == 1 else case.group
+    scale = _scale_a(case)
+
+    def weight() -> Any:
+        config = {"dtype": "uint4", "group_size": group}
+        layer = HummingLayer(n, k, config, {"dtype": "int8"}, torch_dtype=case.x.dtype)
+        layer = layer.to(case.x.device)
+        layer.load_from_unquantized(case.dequantized().t().contiguous())
+        layer.transform()
+        return layer
+
+    def run(a: Tensor, layer: Any) -> Tensor:
+        made: Tensor = layer(a, input_scale=scale)
+        return made
+
+    return Route(_int8(case), weight, run, case.bits / 8)
 
 
 def copied(weight: MixedWeight) -> MixedWeight:
@@ -166,13 +231,32 @@ _PREPARE: dict[str, tuple[str, Callable[[Any], Route]]] = {
     "int8pack mm": ("torch._weight_int8pack_mm, per channel", _int8pack),
     "int4pack mm": ("torch._weight_int4pack_mm, its own packing", _int4pack),
 }
-MIXED_CONTENDERS = {
+MIXED_CONTENDERS: dict[str, tuple[Contender, ...]] = {
     scheme: (
         Contender(scheme, "scaled_mm.mixed_mm", _ours, _BOTH, ours=True),
         *(Contender(name, *what, _BOTH) for name, what in _PREPARE.items()),
     )
-    for scheme in SCHEMES
+    for scheme in ("w8a16", "w4a16")
 }
+MIXED_CONTENDERS["w4a8"] = (
+    Contender("w4a8", "scaled_mm.w4a8_mm", _ours_int8, _BOTH, ours=True),
+    Contender("as w8a8", "scaled_mm, the weight's values as int8", _w8a8, _BOTH),
+    Contender("as w4a16", "scaled_mm.mixed_mm", _ours, _BOTH),
+    *(
+        [
+            Contender(
+                "humming",
+                "HummingLayer, whose weights are rounded anew",
+                _humming,
+                ("cuda",),
+                unjudged="float",
+            )
+        ]
+        if find_spec("humming")
+        else []
+    ),
+    *(Contender(name, *_PREPARE[name], _BOTH) for name in ("dense mm", "int4pack mm")),
+)
 """What takes part, by scheme, in the order of the tables."""
 LOWBIT_CONTENDERS = {**AWQ_CONTENDERS, **MIXED_CONTENDERS}
 """The same by what is timed: an int4 op, or a scheme of mixed_mm."""

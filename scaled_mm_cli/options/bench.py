@@ -33,7 +33,7 @@ def options(
         bool, typer.Option("--awq-dequantize", help="Time awq_dequantize on its own.")
     ] = False,
     mixed: Annotated[
-        str | None, typer.Option(help=f"Time mixed_mm instead: {', '.join(MIXED)}.")
+        str | None, typer.Option(help=f"Time mixed_mm or w4a8_mm instead: {', '.join(MIXED)}.")
     ] = None,
     group: Annotated[
         int | None,
