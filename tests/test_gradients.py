@@ -130,8 +130,8 @@ def test_opcheck() -> None:
     bias = torch.randn(N, requires_grad=True)
     for name in ("dynamic-asymmetric", "rotated"):
         made = layer(name)
-        terms = made.packed.data, made.weight_scale, bias, K, False, made.symmetric, True
-        terms += None, None, made.azp_adj, made.rotate, torch.bfloat16, made.input_smooth
+        terms = made.packed.data, made.weight_scale, bias, K, False, made.input_smooth
+        terms += made.symmetric, True, None, None, made.azp_adj, made.rotate
         torch.library.opcheck(gradients._int8_linear, (x, *terms))
     made = layer("w8-gelu")
     half = x.detach().bfloat16().requires_grad_()

@@ -149,10 +149,9 @@ def test_a_layer_is_one_op(scheme: str, dtype: torch.dtype, packed: bool) -> Non
     for bias in (True, False):
         linear = nn.Linear(48, 10, bias).requires_grad_(False)
         layer = ScaledLinear.from_linear(linear, **SCHEMES[scheme])
-        operands = [layer.weight_scale, layer.bias, 48, False, layer.symmetric, layer.per_token]
-        operands += [layer.input_scale, layer.input_zero_point]
-        operands += [layer.azp_adj if layer.dynamic else layer.azp_with_adj, layer.rotate, None]
-        operands += [layer.input_smooth]
+        operands = [layer.weight_scale, layer.bias, 48, False, layer.input_smooth]
+        operands += [layer.symmetric, layer.per_token, layer.input_scale, layer.input_zero_point]
+        operands += [layer.azp_adj if layer.dynamic else layer.azp_with_adj, layer.rotate]
         for shape in ((48,), (2, 48), (0, 48), (2, 3, 48)):
             x = torch.linspace(-1, 1, 6 * 48)[: int(np.prod(shape))].reshape(shape).to(dtype)
             for given in (x, x.flip(-1).t().contiguous().t() if x.dim() == 2 else x):
@@ -204,7 +203,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"symmetric": False, "azp_term": ADJ, "input_scale": HALF},
         "input_azp must be given with input_scale and symmetric=False, got None",
     ),
-    "out_dtype": ({"out_dtype": torch.int32}, "out_dtype must be one of bfloat16"),
     "smooth": ({"input_smooth": SMOOTH}, r"input_smooth must have K=24 elements, in shape"),
     "smooth half": ({"input_smooth": SMOOTH[:24].half()}, "input_smooth must be float32, got"),
     "rotate": ({"rotate": 16}, "rotate must be 16, 32, .* and divide K=24, got 16"),

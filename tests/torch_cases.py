@@ -80,12 +80,12 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "linear": ("scaled_linear", (X, W.t(), LAYER_SCALES, None, W.shape[0]), {}),
     "linear asymmetric": (
         "scaled_linear",
-        (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k, False, False, False),
-        {"azp_term": torch.ones(1, 7, dtype=torch.int32), "out_dtype": torch.float16},
+        (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k, False, None, False, False),
+        {"azp_term": torch.ones(1, 7, dtype=torch.int32)},
     ),
     "linear static": (
         "scaled_linear",
-        (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k, False, False),
+        (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k, False, None, False),
         {"input_scale": ONE, "input_azp": ZERO, "azp_term": torch.ones(7, dtype=torch.int32)},
     ),
     "linear smooth": (

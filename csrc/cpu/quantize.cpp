@@ -74,13 +74,12 @@ Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<
   return checked.outputs[0];
 }
 
-void quantize(const LinearProblem& p, const Tensor&) { run(p.activation, p.smooth); }
-
-struct Scratch : Buffer<char, 8192> {
-  Scratch(const Tensor&, int64_t bytes) : Buffer(static_cast<size_t>(bytes)) {}
-};
-
-using Linear = LinearOps<quantize, multiply, Scratch>;
+void linear(LinearProblem& p, const Tensor&) {
+  Buffer<char, 8192> scratch(static_cast<size_t>(p.scratch_bytes()));
+  p.place(scratch.data());
+  run(p.activation, p.smooth);
+  multiply(p.product);
+}
 
 void produce(const ProduceProblem& p, const Tensor&) {
   const InstructionSet& isa = instruction_set();
@@ -94,6 +93,6 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CPU, ops) {
   ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cpu::quantize_int8));
   ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cpu::quantize_weight_int8));
   ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cpu::quantize_int8_static));
-  ops.impl("scaled_linear", TORCH_BOX(&scaled_mm::cpu::Linear::scaled_linear));
+  ops.impl("scaled_linear", TORCH_BOX(&scaled_mm::scaled_linear<scaled_mm::cpu::linear>));
   ops.impl("produce_int8", TORCH_BOX(&scaled_mm::produce_int8<scaled_mm::cpu::produce>));
 }

@@ -12,13 +12,9 @@
 
 namespace scaled_mm::cuda {
 
-void multiply(Checked<Int8Problem>& checked) {
-  Int8Problem& p = checked.problem;
-  const int64_t m = p.size.m, n = p.size.n;
-  if (m == 0 || n == 0) return;
-  must_fit("a", "rows", m);
-  must_fit("b", "columns", n);
-  const Scope scope(checked.outputs[0]);
+void multiply(Int8Problem& p, const Scope& scope) {
+  must_fit("a", "rows", p.size.m);
+  must_fit("b", "columns", p.size.n);
   const Kernel<Int8Problem>* const kernel = choose<Int8Problem>(p.size, scope.device);
   if (!kernel) refuse_size<Int8Problem>(p.size, scope.device);
   align_factors(p, scope);
@@ -27,7 +23,12 @@ void multiply(Checked<Int8Problem>& checked) {
 
 namespace {
 
-using Ops = Int8Ops<multiply, multiply_blocks>;
+void run(Checked<Int8Problem>& checked) {
+  Int8Problem& p = checked.problem;
+  if (p.size.m > 0 && p.size.n > 0) multiply(p, Scope(checked.outputs[0]));
+}
+
+using Ops = Int8Ops<run, multiply_blocks>;
 
 // By what was compiled for the program; else the sums go to memory, and one more kernel interprets
 // it.
@@ -39,11 +40,10 @@ std::vector<Tensor> epilogue_mm(const Tensor& a, const Tensor& b, std::vector<Te
   if (m == 0 || n == 0) return checked.outputs;
   const Scope scope(a);
   if (run_compiled(checked.problem, program, scope)) return checked.outputs;
-  Checked<Int8Problem> product{
-      checked.problem.product, {new_empty(a, {m, n}, ScalarType::Int)}, {}};
-  product.problem.d = product.outputs[0].mutable_data_ptr();
-  multiply(product);
-  const auto* const sums = static_cast<const int32_t*>(product.problem.d);
+  Int8Problem product = checked.problem.product;
+  auto* const sums = scope.allocate<int32_t>(m * n);
+  product.d = sums;
+  multiply(product, scope);
   interpret(program_params(checked.problem.program, sums, m, n), scope);
   return checked.outputs;
 }

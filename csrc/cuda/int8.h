@@ -1,4 +1,4 @@
-// The factors of an int8 product as kernels read them.
+// An int8 product, and its factors as kernels read them.
 #pragma once
 
 #include "cuda/common/alignment.h"
@@ -22,5 +22,8 @@ inline void align_factors(Int8Problem& p, const Scope& scope) {
          .plain = {columns.data, 1, columns.row_stride},
          .settled = p.b.settled && columns.data == packed};  // a copy was written a moment ago
 }
+
+// Launches the kernel chosen for a product of at least one row and column.
+void multiply(Int8Problem& p, const Scope& scope);
 
 }  // namespace scaled_mm::cuda

@@ -10,13 +10,13 @@ struct LinearArguments {
   const Tensor &x, &weight, &weight_scale;  // weight int8 [N, K] or packed; the scales [N, 1]
   const std::optional<Tensor>& bias;
   int64_t k = 0;
-  bool settled = false, symmetric = true, per_token = true;
+  bool settled = false;
+  const std::optional<Tensor>& input_smooth;  // float32 [K]: the activation is multiplied by it
+  bool symmetric = true, per_token = true;
   // Static: the activation's scale and, asymmetric, its zero point. azp_term is the azp_adj of a
   // dynamic asymmetric quantiser, the azp_with_adj of a static one.
   const std::optional<Tensor>&input_scale, &input_azp, &azp_term;
   int64_t rotate = 0;
-  std::optional<ScalarType> out_dtype;        // absent: x's
-  const std::optional<Tensor>& input_smooth;  // float32 [K]: the activation is multiplied by it
 };
 struct LinearProblem {
   QuantizeProblem activation;

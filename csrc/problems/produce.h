@@ -11,17 +11,26 @@ namespace scaled_mm {
 
 // What is quantised. Norms read a weight (and bias); functions, in Function's order, may have a
 // second factor (`times`).
-enum class Producer : uint8_t { rms_norm, layer_norm, relu, silu, gelu, gelu_tanh };
+enum class Producer : uint8_t {
+  rms_norm,
+  layer_norm,
+  relu,
+  silu,
+  gelu,
+  gelu_tanh,
+  none  // x itself, of a smoothed layer on CUDA; no call names it
+};
 inline constexpr const char* kProducerNames[] = {"rms_norm", "layer_norm", "relu",
                                                  "silu",     "gelu",       "gelu_tanh"};
 constexpr bool is_norm(Producer producer) { return producer <= Producer::layer_norm; }
 constexpr Function function_of(Producer producer) {  // of one that is no norm
+  if (producer == Producer::none) return Function::none;
   constexpr int before = static_cast<int>(Producer::relu) - static_cast<int>(Function::relu);
   return static_cast<Function>(static_cast<int>(producer) - before);
 }
 static_assert(function_of(Producer::gelu_tanh) == Function::gelu_tanh);
 
-// use(constant) with an integral_constant of the producer.
+// use(constant) with an integral_constant of the producer, which has a name.
 template <class Use>
 constexpr decltype(auto) with_producer(Producer producer, Use&& use) {
   switch (producer) {
@@ -34,6 +43,7 @@ constexpr decltype(auto) with_producer(Producer producer, Use&& use) {
     PRODUCER(gelu);
     PRODUCER(gelu_tanh);
 #undef PRODUCER
+    case Producer::none: break;
   }
   __builtin_unreachable();
 }

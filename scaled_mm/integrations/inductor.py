@@ -129,7 +129,7 @@ def _part_layer(graph: fx.Graph, node: fx.Node) -> None:
         else:
             weight = _added(graph, torch.ops.aten.permute.default, weight, [1, 0])
         row = _added(graph, torch.ops.aten.view.default, scales, [1, n])
-        terms |= {"bias": given["bias"], "out_dtype": given["out_dtype"] or x.meta["val"].dtype}
+        terms |= {"bias": given["bias"], "out_dtype": x.meta["val"].dtype}
         y = _added(graph, _OPS.scaled_mm.default, q, weight, scale, row, **terms)
     node.replace_all_uses_with(y)
     graph.erase_node(node)

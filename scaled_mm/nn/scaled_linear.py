@@ -231,17 +231,20 @@ class ScaledLinear(Int8Layer):
             or len(buffers) != _ENTRIES
             or is_compiling()
             or not may_go_short(x, buffers["bias"])
-            or (buffers["input_smooth"] is not None and x.is_cuda)
         ):
             return self._at_length(x)
         if self.together is not None and (y := self.together.output(self, x)) is not None:
             return y
-        scales, bias = buffers["weight_scale"], buffers["bias"]
+        scales, bias, settled = buffers["weight_scale"], buffers["bias"], packed.settled
         try:
-            if self._by_default and buffers["input_smooth"] is None:  # the op's defaults
-                return scaled_linear(x, packed.data, scales, bias, packed.k)
-            scheme = self._scheme(packed.settled, buffers.__getitem__)
-            return scaled_linear(x, packed.data, scales, bias, packed.k, *scheme)
+            if not self._by_default:
+                scheme = self._scheme(settled, buffers.__getitem__)
+                return scaled_linear(x, packed.data, scales, bias, packed.k, *scheme)
+            if (smooth := buffers["input_smooth"]) is not None:
+                return scaled_linear(x, packed.data, scales, bias, packed.k, settled, smooth)
+            if settled:
+                return scaled_linear(x, packed.data, scales, bias, packed.k, True)
+            return scaled_linear(x, packed.data, scales, bias, packed.k)
         except NotImplementedError:
             return self._at_length(x)  # which says what the dispatcher has no kernel for
         except (MemoryError, RuntimeError) as error:
@@ -250,14 +253,14 @@ class ScaledLinear(Int8Layer):
     def _hold(self, packed: PackedWeight) -> None:
         super()._hold(packed)
         plain = self.dynamic and self.symmetric and self.per_token
-        self._by_default = plain and not self.rotate and not packed.settled
+        self._by_default = plain and not self.rotate  # the op's defaults, behind input_smooth
 
     def _scheme(self, settled: bool, buffer: Callable[[str], Any]) -> tuple[Any, ...]:
         """The arguments of `scaled_linear` from `settled` on."""
         term = "azp_adj" if self.dynamic else "azp_with_adj"
         tensors = buffer("input_scale"), buffer("input_zero_point"), buffer(term)
         smooth = buffer("input_smooth")
-        return settled, self.symmetric, self.per_token, *tensors, self.rotate, None, smooth
+        return settled, smooth, self.symmetric, self.per_token, *tensors, self.rotate
 
     def product_with(
         self, packed: PackedWeight, joined: Mapping[str, Tensor | None]
@@ -275,14 +278,11 @@ class ScaledLinear(Int8Layer):
         return lambda x: scaled_linear(x, packed.data, scales, bias, packed.k, *scheme)
 
     def _at_length(self, x: Any) -> Tensor:
-        """`forward` for traces, for gradients, of layers that somebody has put other buffers into,
-        and of smoothed ones on a GPU, where the op takes no factors."""
+        """`forward` for traces, for gradients, and of layers that somebody has put other buffers
+        into."""
         accept_activation(x)
         weight, settled = self._memory()
         scheme = self._scheme(settled, partial(getattr, self))
-        if self.input_smooth is not None and x.is_cuda:
-            scheme = *scheme[:-2], x.dtype, None
-            x = x.float() * self.input_smooth
         return linear_product(x, weight, self.weight_scale, self.bias, self.in_features, *scheme)
 
     def multiply(

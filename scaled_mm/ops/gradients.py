@@ -26,7 +26,7 @@ from .packed_weight import PackedWeight, rows
 from .rotate import rotated
 
 _scaled_linear = torch.ops.scaled_mm.scaled_linear.default
-_TERMS = ("input_scale", "input_azp", "azp_term", "input_smooth")
+_TERMS = ("input_smooth", "input_scale", "input_azp", "azp_term")
 
 
 def wants_gradient(*tensors: Any) -> bool:
@@ -47,10 +47,10 @@ def linear_product(x: Tensor, *rest: Any) -> Tensor:
     Args:
         rest: its arguments behind x, all of them.
     """
-    weight, scales, bias, _, _, _, _, *terms = (*rest[:10], rest[12])
+    weight, scales, bias, _, _, smooth, _, _, *terms, _ = rest
     follows = wants_gradient(x, bias)
     tensors = {"weight": weight, "weight_scale": scales, "bias": bias}
-    tensors.update(zip(_TERMS, terms, strict=True))
+    tensors.update(zip(_TERMS, (smooth, *terms), strict=True))
     operands = {name: t for name, t in tensors.items() if t is not None}
     if follows:
         operands.pop("bias", None)
@@ -84,7 +84,7 @@ def _int8(x: Tensor, *rest: Any) -> Tensor:
 
 
 def _keep_int8(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, scales, bias, ctx.k, *_, ctx.rotate, _, smooth = inputs
+    x, weight, scales, bias, ctx.k, _, smooth, *_, ctx.rotate = inputs
     ctx.dtype = x.dtype
     ctx.bias = None if bias is None else (bias.shape, bias.dtype)
     ctx.save_for_backward(weight, scales, smooth)
@@ -96,7 +96,7 @@ def _int8_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         w = weight if weight.dim() == 2 else rows(PackedWeight(weight, ctx.k, len(scales)))
         dx = _times(dy, (w * scales).to(dy.dtype), smooth, ctx.rotate).to(ctx.dtype)
-    return (dx, None, None, _dbias(ctx, 3, dy), *(None,) * 10)
+    return (dx, None, None, _dbias(ctx, 3, dy), *(None,) * 9)
 
 
 # --- 4 and 8 bits ---------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ _int8_linear = torch.library.custom_op(
     _int8,
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, bool settled, "
-    "bool symmetric, bool per_token, Tensor? input_scale, Tensor? input_azp, Tensor? azp_term, "
-    "int rotate, ScalarType? out_dtype, Tensor? input_smooth) -> Tensor",
+    "Tensor? input_smooth, bool symmetric, bool per_token, Tensor? input_scale, "
+    "Tensor? input_azp, Tensor? azp_term, int rotate) -> Tensor",
 )
 _int8_linear.register_fake(_int8)
 _int8_linear.register_autograd(_int8_backward, setup_context=_keep_int8)

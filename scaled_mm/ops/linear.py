@@ -20,14 +20,13 @@ def _(
     bias: Tensor | None,
     k: int,
     settled: bool = False,
+    input_smooth: Tensor | None = None,
     symmetric: bool = True,
     per_token: bool = True,
     input_scale: Tensor | None = None,
     input_azp: Tensor | None = None,
     azp_term: Tensor | None = None,
     rotate: int = 0,
-    out_dtype: torch.dtype | None = None,
-    input_smooth: Tensor | None = None,
 ) -> Tensor:
     must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, weight=weight, weight_scale=weight_scale, bias=bias)
@@ -37,4 +36,4 @@ def _(
     must_rotate(rotate, k)
     must_have_dim("weight", weight, weight.dim() in (1, 2), "be packed or have shape [N, K]")
     must_have_dim("weight_scale", weight_scale, weight_scale.dim() == 2, "have shape [N, 1]")
-    return x.new_empty([*x.shape[:-1], weight_scale.shape[0]], dtype=out_dtype or x.dtype)
+    return x.new_empty([*x.shape[:-1], weight_scale.shape[0]])

@@ -369,21 +369,33 @@ void launch(const ProduceProblem& p, const Scope& scope) {
   run(std::integral_constant<int, 0>{});
 }
 
-void run(const ProduceProblem& p, const Tensor& q) {
-  if (p.rows == 0 || (p.given && p.cols == 0)) return;
+}  // namespace
+
+void produce(const ProduceProblem& p, const Scope& scope) {
   must_fit("x", "rows", p.rows);
   if (p.cols > kMostColumns) {
     refuse("x", cat("have at most ", kMostColumns, " columns on CUDA"), std::to_string(p.cols));
   }
-  const Scope scope(q);
-  with_producer(p.producer, [&](auto producer) {
+  const auto launch_of = [&](auto producer) {
     with_dtype(p.x_dtype, [&](auto dtype) {
       if constexpr (is_norm(producer) && dtype != DType::float32) {
         if (is_wide(p)) return launch<producer, dtype, DType::float32>(p, scope);
       }
       launch<producer, dtype, dtype>(p, scope);
     });
-  });
+  };
+  if (p.producer == Producer::none) {
+    launch_of(std::integral_constant<Producer, Producer::none>{});
+  } else {
+    with_producer(p.producer, launch_of);
+  }
+}
+
+namespace {
+
+void run(const ProduceProblem& p, const Tensor& q) {
+  if (p.rows == 0 || (p.given && p.cols == 0)) return;
+  produce(p, Scope(q));
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // quantize_int8 on the GPU: how x is read and q written; the arithmetic is in quantizer.cuh.
 //
 // Rotated rows: quantize_rotated (rotate.cuh), or quantize_ring (rotate_ring.cuh) where they are
-// many; or rotate_rows first, and then as any other x.
+// many; or rotate_rows first, and then as any other x. Smoothed rows: the producer of x itself
+// (produce.cu), or rotate_rows.
 //
 // Scales of rows: quantize_rows, in which a team of threads holds a row in registers, so that x is
 // read once. Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part;
@@ -13,17 +14,17 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
+#include "cuda/int8.h"
 #include "cuda/quantize/quantize_row.cuh"
 #include "cuda/quantize/rotate.cuh"
 #include "cuda/quantize/rotate_ring.cuh"
 #include "integers.h"
 #include "ops/namespace.h"
 #include "ops/linear.h"
-#include "refuse.h"
 
 namespace scaled_mm::cuda {
 
-void multiply(Checked<Int8Problem>& checked);  // int8.cpp
+void produce(const ProduceProblem& p, const Scope& scope);  // produce.cu
 namespace {
 
 // Blocks are teams (threadIdx.y) of threads (threadIdx.x), whole warps. A team has a row, or a tile
@@ -284,14 +285,15 @@ void launch_rotated(const QuantizeProblem& p, const Scope& scope) {
   });
 }
 
-// The same problem of x rotated.
-QuantizeProblem rotated(QuantizeProblem p, const Scope& scope) {
+// The same problem of x smoothed and rotated.
+QuantizeProblem rotated(QuantizeProblem p, const float* smooth, const Scope& scope) {
   constexpr int kWarps = 8;
   float* const to = scope.allocate<float>(p.rows * p.cols);
   const int64_t units = p.rows * ceil_div(p.cols, int64_t{kUnitColumns});
   const int64_t blocks = std::min<int64_t>(ceil_div(units, kWarps), scope.device.sms * 8);
   const LaunchShape shape{dim3(static_cast<unsigned>(blocks)), dim3(32 * kWarps)};
-  with_dtype(p.x_dtype, [&](auto dtype) { launch_early(rotate_rows<dtype>, shape, scope, p, to); });
+  with_dtype(p.x_dtype,
+             [&](auto dtype) { launch_early(rotate_rows<dtype>, shape, scope, p, smooth, to); });
   p.x = {to, p.cols, 1};
   p.x_dtype = DType::float32;
   p.rotate = 0;
@@ -307,35 +309,42 @@ void quantize(const QuantizeProblem& p, const Scope& scope) {
   }
 }
 
-void run(const QuantizeProblem& p, const Tensor& q) {
+void run(const QuantizeProblem& p, const Scope& scope) {
   const bool dynamic_rows = !p.given && p.per_token;
   const bool nothing = p.given ? p.rows == 0 || p.cols == 0 : dynamic_rows && p.rows == 0;
   if (nothing) return;
-  const Scope scope(q);
   if (!p.rotate || p.rows == 0 || p.cols == 0) return quantize(p, scope);
   if (is_held(p) && is_for_ring(p, scope.device)) return launch_ring(p, scope);
   if (is_held(p)) return launch_rotated(p, scope);
-  quantize(rotated(p, scope), scope);
+  quantize(rotated(p, nullptr, scope), scope);
 }
 
-// Of torch's allocator, which gives it to others when this one's kernels are queued.
-struct Scratch {
-  Scratch(const Tensor& x, int64_t bytes) : memory(new_empty(x, {bytes}, ScalarType::Byte)) {}
-  void* data() { return memory.mutable_data_ptr(); }
-  Tensor memory;
-};
-
-void quantize_input(const LinearProblem& p, const Tensor& x) {
-  if (p.smooth) refuse("input_smooth", "be None on a GPU (multiply x by it)", "a tensor");
-  run(p.activation, x);
+void run_smoothed(const QuantizeProblem& p, const float* smooth, const Scope& scope) {
+  const bool by_rows = p.given || p.per_token;
+  if (!by_rows || p.x.col_stride != 1) return quantize(rotated(p, smooth, scope), scope);
+  ProduceProblem product{p};
+  product.producer = Producer::none;
+  product.smooth = smooth;
+  produce(product, scope);
 }
 
-using Linear = LinearOps<quantize_input, multiply, Scratch>;
+void linear(LinearProblem& p, const Tensor& x) {
+  const QuantizeProblem& activation = p.activation;
+  if (p.product.problem.size.m == 0 || p.product.problem.size.n == 0) return;
+  const Scope scope(x);
+  p.place(scope.allocate(p.scratch_bytes()));
+  if (p.smooth && activation.cols > 0) {
+    run_smoothed(activation, p.smooth, scope);
+  } else {
+    run(activation, scope);
+  }
+  multiply(p.product.problem, scope);
+}
 
 std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x, bool symmetric,
                                                                 bool per_token, int64_t rotate) {
   const Checked<QuantizeProblem> checked = check_quantize(x, symmetric, per_token, rotate);
-  run(checked.problem, checked.outputs[0]);
+  run(checked.problem, Scope(checked.outputs[0]));
   std::optional<Tensor> azp;
   if (!symmetric) azp = checked.outputs[2];
   return {checked.outputs[0], checked.outputs[1], azp};
@@ -343,14 +352,14 @@ std::tuple<Tensor, Tensor, std::optional<Tensor>> quantize_int8(const Tensor& x,
 
 std::tuple<Tensor, Tensor> quantize_weight_int8(const Tensor& w, bool per_channel, int64_t rotate) {
   const Checked<QuantizeProblem> checked = check_quantize_weight(w, per_channel, rotate);
-  run(checked.problem, checked.outputs[0]);
+  run(checked.problem, Scope(checked.outputs[0]));
   return {checked.outputs[0], checked.outputs[1]};
 }
 
 Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<Tensor> azp,
                             int64_t rotate) {
   const Checked<QuantizeProblem> checked = check_quantize_static(x, scale, azp, rotate);
-  run(checked.problem, checked.outputs[0]);
+  run(checked.problem, Scope(checked.outputs[0]));
   return checked.outputs[0];
 }
 
@@ -361,5 +370,5 @@ STABLE_TORCH_LIBRARY_IMPL(SCALED_MM_NAMESPACE, CUDA, ops) {
   ops.impl("quantize_int8", TORCH_BOX(&scaled_mm::cuda::quantize_int8));
   ops.impl("quantize_weight_int8", TORCH_BOX(&scaled_mm::cuda::quantize_weight_int8));
   ops.impl("quantize_int8_static", TORCH_BOX(&scaled_mm::cuda::quantize_int8_static));
-  ops.impl("scaled_linear", TORCH_BOX(&scaled_mm::cuda::Linear::scaled_linear));
+  ops.impl("scaled_linear", TORCH_BOX(&scaled_mm::scaled_linear<scaled_mm::cuda::linear>));
 }

@@ -149,10 +149,11 @@ __global__ void __launch_bounds__(kMaxTeam) quantize_rotated(const QuantizeProbl
   });
 }
 
-// x rotated, as float32 without gaps: what the other kernels read where none of quantize_rotated
-// will do. A warp has a unit of a row at a time.
+// x times `smooth` [cols] (or null) and rotated where p says so, as float32 without gaps: what the
+// other kernels read where none does that by itself. A warp has a unit of a row at a time.
 template <DType dtype>
-__global__ void __launch_bounds__(256) rotate_rows(const QuantizeProblem p, float* to) {
+__global__ void __launch_bounds__(256)
+    rotate_rows(const QuantizeProblem p, const float* smooth, float* to) {
   wait_for_dependencies();
   launch_dependents();
   using Of = Format<dtype>;
@@ -170,16 +171,19 @@ __global__ void __launch_bounds__(256) rotate_rows(const QuantizeProblem p, floa
       const int64_t col = first + rotation.group(lane, i) * kSumGroup;
 #pragma unroll
       for (int e = 0; e < kSumGroup; ++e) {
-        v[i][e] = col < p.cols ? Of::widen(x[(col + e) * p.x.col_stride], 0) : 0.0f;
+        const bool there = col + e < p.cols;
+        v[i][e] = there ? Of::widen(x[(col + e) * p.x.col_stride], 0) : 0.0f;
+        if (smooth && there) v[i][e] *= smooth[col + e];
       }
     }
-    rotation(v);
+    if (p.rotate) rotation(v);
 #pragma unroll
     for (int i = 0; i < kUnitGroups; ++i) {
       const int64_t col = first + rotation.group(lane, i) * kSumGroup;
-      if (col >= p.cols) continue;
 #pragma unroll
-      for (int e = 0; e < kSumGroup; ++e) to[row * p.cols + col + e] = v[i][e];
+      for (int e = 0; e < kSumGroup; ++e) {
+        if (col + e < p.cols) to[row * p.cols + col + e] = v[i][e];
+      }
     }
   }
 }
