@@ -40,6 +40,7 @@ SUMMARY = {
     "awq_dequantize / best right": ("best_right", "awq_dequantize"),
     "w8a16 / best right": ("best_right", "w8a16"),
     "w4a16 / best right": ("best_right", "w4a16"),
+    "w4a8 / best right": ("best_right", "w4a8"),
 }
 JUDGED = [name for key, name in SUMMARY.values() if key == "best_right"]  # of ours
 FLOORS = ("HBM floor", "tensor floor", "% of ")
