@@ -219,6 +219,13 @@ def quantisers() -> None:
         if not more:
             x = {"w": operands["x"]}
             check(f"quantize_weight_int8 {case}", lambda w: scaled_mm.quantize_weight_int8(w), x)
+    for (m, k, dtype), per_token in itertools.product(widths(), (True, False)):
+        case = QuantizeCase("guarded", "normal", (m, k), dtype, per_token=per_token)
+        linear = partial(torch.ops.scaled_mm.scaled_linear, bias=None, k=k, per_token=per_token)
+        weight = torch.ones(4, k, dtype=torch.int8), torch.ones(4, 1)
+        operands = {"x": case.build()["x"], "weight": weight[0], "weight_scale": weight[1]}
+        operands["input_smooth"] = torch.linspace(0.5, 2, k)
+        check(f"scaled_linear {case}", linear, on_device(operands))
 
 
 def producers() -> None:

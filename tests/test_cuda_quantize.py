@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_support import DEVICE, GPU, ON_CPU, assert_outputs, assert_quantized, named, on_device
-from helpers import assert_bits
+from helpers import Ops, assert_bits
 from quantize_cases import (
     IN_DTYPES,
     QUANTIZE_CASES,
@@ -53,18 +53,48 @@ def test_random_many(seed: int) -> None:
         assert_quantized(case, case.build(rng=rng))
 
 
-def test_a_smoothed_layer() -> None:
-    """The bits of x * s, quantised and multiplied; the op itself has no kernel for the factors."""
+LAYERS: dict[str, dict[str, Any]] = {
+    "token": {},
+    "asymmetric": {"symmetric": False},
+    "tensor": {"per_token": False},
+    "static": {"dynamic": False, "input_scale": 0.02},
+    "static asymmetric": {
+        "dynamic": False,
+        "symmetric": False,
+        "input_scale": 0.02,
+        "input_azp": 3,
+    },
+    "rotated": {"rotate": 16},
+    "rotated tensor": {"rotate": 512, "per_token": False},
+}
+
+
+@pytest.mark.parametrize("k", [16, 48, 1000, 1001, 1024, 5008, 9000, 19_968, 33_000])
+@pytest.mark.parametrize("scheme", LAYERS)
+def test_a_smoothed_layer(scheme: str, k: int) -> None:
+    """In one op, of rows that lie aligned and not: the bits of x * s, quantised and multiplied."""
+    if k % LAYERS[scheme].get("rotate", 1):
+        pytest.skip("rotate does not divide K")
+    generator = torch.Generator().manual_seed(k)
     for dtype in IN_DTYPES:
-        smooth = torch.linspace(0.3, 3, 48)
-        layer = ScaledLinear.from_linear(nn.Linear(48, 24).to(DEVICE, dtype), smooth=smooth)
-        x = torch.randn(5, 48, device=DEVICE).to(dtype)
-        assert_bits(layer(x), layer.multiply(*layer.quantize_input(x), dtype))
-    if not ON_CPU:
-        weight = torch.zeros(24, 48, dtype=torch.int8, device=DEVICE)
-        given = {"input_smooth": layer.input_smooth}
-        with pytest.raises(ValueError, match=r"^input_smooth must be None on a GPU"):
-            torch.ops.scaled_mm.scaled_linear(x, weight, layer.weight_scale, None, 48, **given)
+        linear = nn.Linear(k, 24).to(DEVICE, dtype)
+        smooth = torch.rand(k, generator=generator) + 0.1
+        layer = ScaledLinear.from_linear(linear, smooth=smooth, **LAYERS[scheme])
+        factors = layer.input_smooth
+        for m in (0, 1, 5, 300):
+            wide = torch.randn(m, 2 * k, generator=generator)
+            if m == 5 and layer.per_token:  # one bad element is the whole tensor's
+                wide[0], wide[1, 2], wide[2, 4] = 0, float("nan"), float("inf")
+            wide = wide.to(DEVICE, dtype)
+            for x in (wide[:, :k].contiguous(), wide[:, :k], wide[:, 1 : k + 1], wide[:, ::2]):
+                layer.input_smooth = factors
+                with Ops() as ops:
+                    got = layer(x)
+                assert ops.names == ["scaled_linear"]
+                expected = layer.multiply(*layer.quantize_input(x), dtype)
+                assert_bits(got, expected)
+                layer.input_smooth = torch.cat([factors[:1], factors])[1:]  # not aligned
+                assert_bits(layer(x), expected)
 
 
 def test_half_integers_at_every_width() -> None:

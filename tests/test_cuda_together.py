@@ -35,7 +35,7 @@ def two(k: int, widths: tuple[int, ...], scheme: str) -> tuple[list[ScaledLinear
     return apart, joined
 
 
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "smooth"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("widths", [(4096, 1024, 1024), (48, 16, 7)])
 def test_bits(scheme: str, widths: tuple[int, ...]) -> None:
     for k in (64, 1024) if scheme == "rotate" else (64, 1000, 4096):

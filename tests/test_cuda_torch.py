@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch_cases
-from cuda_support import DEVICE, GPU, ON_CPU, on_device, streams_only
+from cuda_support import DEVICE, GPU, on_device, streams_only
 from helpers import assert_bits, assert_compiles
 from test_nn import BUFFERS, SCHEMES, K, N, by_reference, layer, linear, x_of
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ pytestmark = [
 ]
 ops = torch.ops.scaled_mm
 schemes = pytest.mark.parametrize("scheme", SCHEMES)
-SERVED = [name for name in CALLS if ON_CPU or name != "linear smooth"]  # refused below
 
 
 def there(x: Any) -> Any:
@@ -45,13 +44,13 @@ def call_on_device(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return getattr(ops, op), *tree_map(there, (arguments, options))
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", CALLS)
 def test_opcheck(name: str) -> None:
     op, arguments, options = call_on_device(name)
     torch.library.opcheck(op.default, arguments, options)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", CALLS)
 def test_same_as_on_the_cpu(name: str) -> None:
     if name.startswith("pack"):
         return  # its bytes are each backend's own
@@ -59,13 +58,6 @@ def test_same_as_on_the_cpu(name: str) -> None:
     here = getattr(ops, CALLS[name][0])(*CALLS[name][1], **CALLS[name][2])
     for x, y in zip(tree_leaves(op(*arguments, **options)), tree_leaves(here), strict=True):
         assert_bits(x if x is None else x.cpu(), y, name)
-
-
-@pytest.mark.skipif(ON_CPU, reason="a CPU serves it")
-def test_smoothing_in_a_layers_op_is_refused() -> None:
-    op, arguments, options = call_on_device("linear smooth")
-    with pytest.raises(ValueError, match=r"^input_smooth must be None"):
-        op(*arguments, **options)
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (37, 41), (64, 48), (100, 3), (4099, 7)])

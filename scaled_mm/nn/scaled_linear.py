@@ -270,12 +270,10 @@ class ScaledLinear(Int8Layer):
         def buffer(name: str) -> Tensor | None:
             return joined[name] if name in joined else self._buffers[name]
 
-        scales, bias, scheme = (
-            buffer("weight_scale"),
-            buffer("bias"),
-            self._scheme(packed.settled, buffer),
-        )
-        return lambda x: scaled_linear(x, packed.data, scales, bias, packed.k, *scheme)
+        rest = [packed.data, buffer("weight_scale"), buffer("bias"), packed.k]
+        scheme = self._scheme(packed.settled, buffer)
+        rest += scheme[:2] if self._by_default else scheme
+        return lambda x: scaled_linear(x, *rest)
 
     def _at_length(self, x: Any) -> Tensor:
         """`forward` for traces, for gradients, and of layers that somebody has put other buffers

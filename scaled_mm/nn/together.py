@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from .scaled_linear import ScaledLinear
 
 _PANEL = 16  # columns that lie together in the CPU's layout
-_READ = ("kernel_weight", "weight_scale", "bias", "azp_adj", "azp_with_adj", "input_smooth")
+_JOINED = ("weight_scale", "bias", "azp_adj", "azp_with_adj")
 _SHARED = ("input_scale", "input_zero_point", "input_smooth")
+_READ = ("kernel_weight", *_JOINED, *_SHARED)
 
 
 @dataclass(eq=False)
@@ -24,8 +25,9 @@ class Held:
     """What the other layers are waiting to be asked for."""
 
     x: Tensor
-    when: Any  # x's version, and the stream
-    parts: list[Tensor | None]
+    version: int  # of x
+    stream: Any
+    parts: dict[ScaledLinear, Tensor]
 
 
 class Together:
@@ -43,35 +45,37 @@ class Together:
     def __init__(self, layers: Sequence[ScaledLinear]) -> None:
         self.layers = list(layers)
         self.product: Callable[[Tensor], Tensor] | None = None
-        self.read: list[tuple[dict[str, Any], str, Any, int]] = []
+        self.read: list[tuple[dict[str, Any], str, Any]] = []
+        self.versions: list[tuple[Tensor, int]] = []
         self.held: Held | None = None
         for layer in self.layers:
             layer.together = self
 
     def __getstate__(self) -> dict[str, Any]:
         """Of pickles and copies, whose layers have other buffers."""
-        return {**vars(self), "product": None, "read": [], "held": None}
+        return {**vars(self), "product": None, "read": [], "versions": [], "held": None}
 
     def output(self, layer: ScaledLinear, x: Tensor) -> Tensor | None:
         """The layer's, of an x that it may take; None: it has to compute that alone."""
         if x.is_inference():  # whose versions nobody counts
             return None
-        held, when = self.held, (x._version, _stream(x))
-        place = self.layers.index(layer)
-        if held is not None and held.x is x and held.when == when:
-            y, held.parts[place] = held.parts[place], None
-            if not any(part is not None for part in held.parts):
+        stream = torch.accelerator.current_stream(x.get_device()) if x.is_cuda else None
+        held = self.held
+        if held is not None:
+            same = held.x is x and held.version == x._version and held.stream == stream
+            y = held.parts.pop(layer, None) if same else None
+            if not held.parts:
                 self.held = None
             if y is not None:
                 return y
-        unread = held is not None and any(part is not None for part in held.parts)
-        if unread or not (self.is_laid_out() or self.lay_out()):
+        if self.held is not None or not (self.is_laid_out() or self.lay_out()):
             self.part()
             return None
         assert self.product is not None
-        parts: list[Tensor | None] = [*self.product(x).split(self.widths, dim=-1)]
-        y, parts[place] = parts[place], None
-        self.held = Held(x, when, parts)
+        whole = self.product(x)
+        parts = dict(zip(self.layers, whole.split(self.widths, dim=-1), strict=True))
+        y = parts.pop(layer)
+        self.held = Held(x, x._version, stream, parts)
         return y
 
     def part(self) -> None:
@@ -81,8 +85,11 @@ class Together:
             layer.together = None
 
     def is_laid_out(self) -> bool:
-        for buffers, name, tensor, version in self.read:
-            if buffers[name] is not tensor or version != version_of(tensor):
+        for buffers, name, tensor in self.read:
+            if buffers[name] is not tensor:
+                return False
+        for tensor, version in self.versions:
+            if tensor._version != version:
                 return False
         return self.product is not None
 
@@ -103,12 +110,15 @@ class Together:
             layer._hold(own)
         self.widths = [layer.out_features for layer in layers]
         self.product = layers[0].product_with(
-            whole, {name: _joined(layers, name) for name in _READ[1:5]}
+            whole, {name: _joined(layers, name) for name in _JOINED}
         )
         self.read = [
-            (layer._buffers, name, layer._buffers[name], version_of(layer._buffers[name]))
-            for layer in layers
-            for name in _READ
+            (layer._buffers, name, layer._buffers[name]) for layer in layers for name in _READ
+        ]
+        self.versions = [
+            (tensor, tensor._version)
+            for _, _, tensor in self.read
+            if tensor is not None and not tensor.is_inference()
         ]
         return True
 
@@ -151,7 +161,3 @@ def _joined(layers: Sequence[ScaledLinear], name: str) -> Tensor | None:
 def version_of(x: Tensor | None) -> int:
     """How often it was written, as far as torch counts that."""
     return 0 if x is None or x.is_inference() else x._version
-
-
-def _stream(x: Tensor) -> Any:
-    return torch.cuda.current_stream(x.device) if x.is_cuda else None
