@@ -24,6 +24,7 @@ from scaled_mm.bench.table import machine_line, tables, totals
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs/benchmarks"
 SHOWN = (1, 16, 64, 256, 1024)
+ENDED = (16, 64, 256, 1024, 4096)
 ROUTES = {  # on a page, and the rows that compare
     *("us", "GOP/s", "host", "packed", "w4a16", "w8a16", "awq_gemm", "awq_gemm packed"),
     *("awq_dequantize", "bf16 mm", "fp8 rowwise", "triton", "dense mm", "onednn qlinear"),
@@ -47,7 +48,14 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
     cases = result["results"]
     many = {case["m"] for case in cases} - {*SHOWN} and result["settings"]["device"] == "cuda"
     shown = [c for c in cases if not many or (c["m"] in SHOWN and (c["n"], c["k"]) in PANELS)]
-    return {**result, "results": shown}
+    fewer = {**result, "results": shown}
+    if "endings" in result:
+        endings = result["endings"]
+        weights = list(dict.fromkeys((c["n"], c["k"]) for c in endings))[:3]
+        tokens = {c["m"] for c in endings}
+        tokens = tokens if len(tokens) <= len(ENDED) else {*ENDED}
+        fewer["endings"] = [c for c in endings if c["m"] in tokens and (c["n"], c["k"]) in weights]
+    return fewer
 
 
 def markdown(title: str, rows: list[list[str]]) -> str:
