@@ -50,11 +50,14 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
     shown = [c for c in cases if not many or (c["m"] in SHOWN and (c["n"], c["k"]) in PANELS)]
     fewer = {**result, "results": shown}
     if "endings" in result:
-        endings = result["endings"]
-        weights = list(dict.fromkeys((c["n"], c["k"]) for c in endings))[:3]
-        tokens = {c["m"] for c in endings}
-        tokens = tokens if len(tokens) <= len(ENDED) else {*ENDED}
-        fewer["endings"] = [c for c in endings if c["m"] in tokens and (c["n"], c["k"]) in weights]
+        weights = list(dict.fromkeys((c["n"], c["k"]) for c in result["endings"]))
+        fewer["endings"] = [
+            c
+            for weight in weights[:3]
+            for of in [[c for c in result["endings"] if (c["n"], c["k"]) == weight]]
+            for c in of
+            if len(of) <= len(ENDED) or c["m"] in ENDED
+        ]
     return fewer
 
 
