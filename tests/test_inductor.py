@@ -3,6 +3,7 @@ what it needs of torch is where it was."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -345,6 +346,8 @@ def test_what_it_needs_of_torch_is_there() -> None:
     assert isinstance(inductor.InductorPass().uuid(), str)
     given = inductor.options(max_autotune=False)
     assert set(given) == {inductor._SLOT, "max_autotune"}
+    copied = copy.deepcopy(given)  # as transformers' generate does
+    assert copied[inductor._SLOT].uuid() == given[inductor._SLOT].uuid()
 
 
 def test_a_torch_without_the_place(monkeypatch: pytest.MonkeyPatch) -> None:

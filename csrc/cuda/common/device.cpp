@@ -44,11 +44,14 @@ Device ask(int index) {
 }
 
 const Device& facts(int index) {
+  thread_local const Device* last = nullptr;
+  if (last && last->index == index) return *last;
   static std::mutex mutex;
   static std::map<int, Device> known;  // references stay good
   const std::lock_guard lock(mutex);
   const auto found = known.find(index);
-  return found != known.end() ? found->second : known.emplace(index, ask(index)).first->second;
+  last = &(found != known.end() ? found : known.emplace(index, ask(index)).first)->second;
+  return *last;
 }
 
 // Torch's, which leaves alone a device that has no context when it is put back.
