@@ -26,7 +26,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs/benchmarks"
 SHOWN = (1, 16, 64, 256, 1024)
 ENDED = (16, 64, 256, 1024, 4096)
 ROUTES = {  # on a page, and the rows that compare
-    *("us", "GOP/s", "host", "packed", "w4a16", "w8a16", "awq_gemm", "awq_gemm packed"),
+    *("us", "GOP/s", "host", "packed", "w4a16", "w8a16", "w4a8", "awq_gemm", "awq_gemm packed"),
+    *("as w8a8", "as w4a16", "humming"),
     *("awq_dequantize", "bf16 mm", "fp8 rowwise", "triton", "dense mm", "onednn qlinear"),
     *("ours", "bf16 compiled", "fp8 compiled", "scaled_mm", "ScaledLinear", "nn.Linear"),
     *("packed, ScaledEpilogue", "torch.mm", "packed / best right"),
@@ -64,6 +65,7 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
 def markdown(title: str, rows: list[list[str]]) -> str:
     """Without the last column, the verdicts: a page holds results that were found right."""
     header, *rest = [row[:-1] for row in rows if row[0] in ROUTES or " / " in title]
+    rest = [row for row in rest if set(row[1:]) != {"-"}]
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join([f"**{title}**", "", *(f"| {' | '.join(r)} |" for r in (header, rule, *rest))])
 
