@@ -35,7 +35,7 @@ std::string device_text(const Tensor& t) {
 }
 
 void must_be(const char* argument, const Tensor& t, ScalarType dtype) {
-  if (t.scalar_type() != dtype) refuse(argument, "be " + name(dtype), name(t.scalar_type()));
+  if (!has_dtype(t, dtype)) refuse(argument, "be " + name(dtype), name(t.scalar_type()));
 }
 
 void must_share_device(const char* argument, const Tensor& t, const char* other_name,
@@ -47,13 +47,13 @@ void must_share_device(const char* argument, const Tensor& t, const char* other_
 }
 
 DType must_be_float(const char* argument, const Tensor& t) {
-  const std::optional<DType> dtype = dtype_of(t.scalar_type());
+  const std::optional<DType> dtype = dtype_of(t);
   if (!dtype) refuse(argument, "be float32, bfloat16 or float16", name(t.scalar_type()));
   return *dtype;
 }
 
 DType must_be_16_bit_float(const char* argument, const Tensor& t) {
-  const std::optional<DType> dtype = dtype_of(t.scalar_type());
+  const std::optional<DType> dtype = dtype_of(t);
   if (!dtype || size_of(*dtype) != 2) {
     refuse(argument, "be float16 or bfloat16", name(t.scalar_type()));
   }
@@ -62,7 +62,7 @@ DType must_be_16_bit_float(const char* argument, const Tensor& t) {
 
 void must_be_float32_or(const char* argument, const Tensor& t, const char* whose,
                         ScalarType dtype) {
-  if (t.scalar_type() != dtype && t.scalar_type() != ScalarType::Float) {
+  if (!has_dtype(t, dtype) && !has_dtype(t, ScalarType::Float)) {
     refuse(argument, cat("be float32 or ", whose, " ", name(dtype)), name(t.scalar_type()));
   }
 }

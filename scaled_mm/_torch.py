@@ -83,7 +83,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module runs hooks. They are registered by public names, and listed by
     none; a kind that is missing counts as empty."""
-    return any(getattr(module, hooks, None) for hooks in HOOKS)
+    return any(map(vars(module).get, HOOKS))
 
 
 def become(module: nn.Module, kind: type[nn.Module]) -> None:

@@ -68,7 +68,7 @@ class Operands {
     if (!begin(id, t)) return;
     const GroupedInt8Problem::Size& size = checked_.problem.size;
     must_have_shape(id, *t, {size.experts, size.n});
-    const DType dtype = dtype_of(t->scalar_type()).value_or(DType::float32);
+    const DType dtype = dtype_of(*t).value_or(DType::float32);
     put(id, {t->const_data_ptr(), dtype, t->stride(0), t->stride(1)});
   }
 

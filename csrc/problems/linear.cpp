@@ -111,7 +111,7 @@ LinearProblem check_scaled_linear(const LinearArguments& given) {
       bit(Operand::scale_a) | bit(Operand::scale_b) | check_term(given, checked.product);
   Int8Ending ending;
   ending.bias = given.bias;
-  ending.out_dtype = given.x.scalar_type();
+  ending.out_dtype = scalar_type(checked.activation.x_dtype);
   check_ending({"x", given.x, "weight", given.weight}, ending, checked.product, operands);
   return checked;
 }

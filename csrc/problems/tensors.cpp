@@ -29,6 +29,20 @@ std::optional<int64_t> single_stride(Sizes sizes, Sizes strides) {
 
 }  // namespace
 
+bool has_dtype(const Tensor& t, ScalarType dtype) {
+  int32_t number = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &number));
+  return number == shim_dtype(dtype);
+}
+
+std::optional<DType> dtype_of(const Tensor& t) {
+#define DTYPE(name, scalar_type, storage) \
+  if (has_dtype(t, ScalarType::scalar_type)) return DType::name;
+#include "dtypes.def"
+#undef DTYPE
+  return std::nullopt;
+}
+
 // torch::stable::new_empty costs 1 us, for it finds the op by name; this, 0.4.
 Tensor new_empty(const Tensor& like, Sizes sizes, ScalarType dtype) {
   int32_t number = shim_dtype(dtype);
@@ -67,7 +81,7 @@ Matrix<const void> fold_rows(const Tensor& t, std::vector<Tensor>& copies) {
 }
 
 EpilogueOperand operand_along(epilogue::Axis axis, const Tensor& t, std::vector<Tensor>& copies) {
-  const DType dtype = dtype_of(t.scalar_type()).value_or(DType::float32);
+  const DType dtype = dtype_of(t).value_or(DType::float32);
   if (axis == epilogue::Axis::Full) {
     const bool side_by_side = t.stride(t.dim() - 1) == 1 || t.size(t.dim() - 1) <= 1;
     const Tensor& rows = side_by_side ? t : copies.emplace_back(row_major_copy(t));

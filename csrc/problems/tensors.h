@@ -50,6 +50,11 @@ class OutOfMemory : public std::bad_alloc {
   std::string text_;
 };
 
+// Whether t is of that dtype, and which of dtypes.def it has: Tensor::scalar_type() tries all that
+// there are.
+bool has_dtype(const Tensor& t, ScalarType dtype);
+std::optional<DType> dtype_of(const Tensor& t);
+
 // A new row-major tensor on the device of `like`, uninitialised. Throws OutOfMemory.
 Tensor new_empty(const Tensor& like, Sizes sizes, ScalarType dtype);
 

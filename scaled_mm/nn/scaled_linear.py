@@ -287,15 +287,16 @@ class ScaledLinear(Int8Layer):
         self, q: Tensor, scale: Tensor, azp: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
         """The layer's output [..., N] for an input as `quantize_input` returns it."""
+        buffers = self._buffers
         return scaled_mm(
             q,
             self._weight_for_kernels(),
             scale,
-            self.weight_scale.view(1, -1),
-            bias=self.bias,
+            cast(Tensor, buffers["weight_scale"]).view(1, -1),
+            bias=buffers["bias"] if len(buffers) == _ENTRIES else self.bias,
             azp=azp if self.dynamic else None,  # a static one is in azp_with_adj
-            azp_adj=self.azp_adj,
-            azp_with_adj=self.azp_with_adj,
+            azp_adj=buffers["azp_adj"],
+            azp_with_adj=buffers["azp_with_adj"],
             out_dtype=out_dtype,
         )
 
