@@ -208,10 +208,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
         encoded({"a": entry(0, 8, shape=[8]), "b": entry(4, 16, shape=[12])}),
         "b: data must begin at 8, got 4",
     ),
-    "same-bytes": (
-        encoded({"a": entry(), "b": entry()}),
-        "b: data must begin at 16, got 0",
-    ),
+    "same-bytes": (encoded({"a": entry(), "b": entry()}), "b: data must begin at 16, got 0"),
     "hole": (
         encoded({"a": entry(0, 4, shape=[4]), "b": entry(8, 16, shape=[8])}),
         "b: data must begin at 4, got 8",

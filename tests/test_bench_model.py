@@ -153,10 +153,7 @@ def test_command(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--model", "gpt"],
-            "--model must be one of llama.* or a model's folder, got gpt",
-        ),
+        (["--model", "gpt"], "--model must be one of llama.* or a model's folder, got gpt"),
         (["--model", "tiny", "--awq"], "--model must be given with --m alone"),
         (["--model", "tiny", "--without", "bf16"], "--without must not be bf16"),
         (["--model", "tiny", "--without", "x"], "--without must be one of bf16, w8a8"),

@@ -120,10 +120,7 @@ def refused() -> dict[str, tuple[Any, str]]:
             "zeros must be given just with has_zero_point=True, got no zeros",
         ),
         "needless-zeros": (grouped(zeros=scales), "just with has_zero_point=True, got zeros"),
-        "group": (
-            grouped(group_size=128),
-            "group_size must be K / rows of scales = 64, got 128",
-        ),
+        "group": (grouped(group_size=128), "group_size must be K / rows of scales = 64, got 128"),
     }
 
 

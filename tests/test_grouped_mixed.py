@@ -149,10 +149,7 @@ ROWS, PAST = torch.zeros(10, dtype=torch.int32), torch.full((3, 32), 32, dtype=t
         ({"rows": ROWS + 10}, r"rows must name rows 0\.\.9 of x, got 10"),
         ({"rows": ROWS.long()}, "rows must be int32, got int64"),
         ({"bias": torch.ones(8)}, r"bias must have shape \(3, 8\)"),
-        (
-            {"bias": torch.ones(3, 8).bfloat16()},
-            "bias must be float32 or x's float16",
-        ),
+        ({"bias": torch.ones(3, 8).bfloat16()}, "bias must be float32 or x's float16"),
         ({"residual": torch.ones(9, 8).half()}, r"residual must have the output's shape \(10, 8\)"),
         ({"activation": "tanh"}, "activation must be None or one of relu"),
         ({"x": torch.ones(10, 32, requires_grad=True)}, "x must not require grad"),

@@ -260,10 +260,7 @@ REFUSED = [
         lambda: layouts.quantize_symmetric(torch.ones(2, dtype=torch.int8), bits=8),
         "w must be floating .* got int8",
     ),
-    (
-        lambda: layouts.quantize_symmetric(torch.full((2, 2), torch.inf), bits=8),
-        "w must be finite",
-    ),
+    (lambda: layouts.quantize_symmetric(torch.full((2, 2), torch.inf), bits=8), "w must be finite"),
     (
         lambda: compat.preprocess_weights_for_mixed_gemm(
             weight(64, 8, bits=8), torch.uint8, torch.float16, 80

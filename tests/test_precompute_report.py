@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import (
-    INT8,
-    quantization_config,
-    state_of,
-    tensors,
-    write,
-)
+from checkpoint_cases import INT8, quantization_config, state_of, tensors, write
 from helpers import assert_bits, run_python
 
 from scaled_mm import reference

@@ -95,11 +95,7 @@ def assert_same_files(one: QuantizeReport, other: QuantizeReport) -> None:
     ],
 )
 def test_it_has_the_bits_of_the_whole_model(
-    family: str,
-    config: str,
-    dtype: torch.dtype,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, config: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written(tmp_path / "float", family, dtype)
     got = quantize_checkpoint(folder, tmp_path / "blocks", CONFIGS[config], batches())

@@ -184,10 +184,7 @@ def test_the_fingerprint_is_of_the_tables() -> None:
 @pytest.mark.parametrize(
     ("text", "version"),
     [
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1.04  Re",
-            "580.1.04",
-        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1.04  Re", "580.1.04"),
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug", "535.104.05"),
         ("nothing", "unknown"),
         (None, "unknown"),
@@ -229,10 +226,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "device empty": (changed("device", ""), "gpus[0].device must be 1 to 256 printable"),
     "device escapes": (changed("device", "\x1b[2J"), "gpus[0].device must be 1 to 256 printable"),
     "sms": (changed("sms", 0), "gpus[0].sms must be an integer in 1..1000000, got 0"),
-    "share": (
-        changed("memory_share", 0),
-        "memory_share must be a number in 0.05..2, got 0",
-    ),
+    "share": (changed("memory_share", 0), "memory_share must be a number in 0.05..2, got 0"),
     "share vast": (changed("memory_share", 10**400), "must be a number in 0.05..2, got 1000"),
     "rows": (changed("rows", [1]), "gpus[0].rows must be an object, got [1]"),
     "row": (changed("rows", {ROW: [1]}), "gpus[0].rows must be pairs of numbers"),

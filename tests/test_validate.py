@@ -259,11 +259,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "pass": (["test_validate:mine", "--stride", "1"], 0, "PASS"),
     "json": (["test_validate:mine", "--json"], 0, '"ok": true'),
     "fail": (["test_validate:mine", "--min-sqnr", "90"], 1, "FAIL"),
-    "no-function": (
-        ["test_validate:none"],
-        2,
-        "test_validate:none must name a function of test_v",
-    ),
+    "no-function": (["test_validate:none"], 2, "test_validate:none must name a function of test_v"),
     "no-colon": (["other"], 2, "TARGET must be minilm, module:function or a quantised"),
     "not-three": (["test_validate:nothing"], 2, "must return (model, quantised, batches)"),
     "no-module": (["no_such_module:f"], 2, "No module named 'no_such_module'"),

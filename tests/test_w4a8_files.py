@@ -171,10 +171,7 @@ def _static(config: dict[str, Any], state: dict[str, Tensor]) -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "mixed": (_mixed, "must have weights all of 4 or all of 8 bits, got 4 bits in group_0 and not"),
     "static": (_static, "input_activations.dynamic must be true with weights of 4 bits, got false"),
-    "float-layer": (
-        leave_float,
-        "is int8, but quantization_config leaves ",
-    ),
+    "float-layer": (leave_float, "is int8, but quantization_config leaves "),
     "5-bits": (put("weight", lambda x: x + 8), "up_proj.weight must be in -8..7, got"),
     "zeros": (put("weight_zero_point", lambda x: x + 16), "weight_zero_point must be in -8..7"),
     "symmetric": (set_weights(symmetric=True), "weight_zero_point must be 0 in a symmetric scheme"),
