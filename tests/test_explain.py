@@ -13,7 +13,7 @@ from rich.console import Console
 import scaled_mm
 from scaled_mm import _library
 from scaled_mm.cli.explain import show
-from scaled_mm.explain import DEVICES, OUT_DTYPES, Device, explain
+from scaled_mm.explain import DEVICES, Device, explain
 from scaled_mm_cli.main import main
 
 
@@ -74,23 +74,6 @@ def test_what_the_op_accepts():
 
 
 # --- the command line -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--device", "TPU"], f"--device must be one of {', '.join(DEVICES)}, got TPU"),
-        (["--bandwidth", "0"], "--bandwidth must be above 0 and finite, got 0.0"),
-        (["--bandwidth", "nan"], "--bandwidth must be above 0 and finite, got nan"),
-        (["--awq", "--activation", "reglu"], "--activation must be left out with --awq, got reglu"),
-        (["--bits", "8", "--experts", "2"], "--experts must be left out with --bits, got 2"),
-        (["--dtype", "x"], f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got x"),
-    ],
-    ids=lambda x: x[0] if isinstance(x, list) else "",
-)
-def test_command_refuses(arguments, said, capsys):
-    assert main(["explain", "1", "1", "1", *arguments]) == 2
-    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
 
 
 @pytest.mark.parametrize("m", [0, 1, 17, 8192])

@@ -132,21 +132,14 @@ def test_read_of_other_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "tune must be run where torch sees a GPU that has kernels, got none"),
-        (["--dry-run"], "tune must be run where torch sees a GPU that has kernels, got none"),
-        (["--remove"], "--remove must be given where torch sees a GPU, got none"),
-        (["--family", "x"], "--family must be one of int8, lowbit, k_scales, got x"),
-    ],
-    ids=str,
-)
-def test_command_refuses(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["tune", *arguments]) == 2
-    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
+def test_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, said in (
+        ([], "tune must be run where torch sees a GPU that has kernels"),
+        (["--dry-run"], "tune must be run where torch sees a GPU that has kernels"),
+        (["--remove"], "--remove must be given where torch sees a GPU"),
+    ):
+        assert main(["tune", *option]) == 2
+        assert capsys.readouterr().err == f"scaled-mm: {said}, got none\n"
 
 
 def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

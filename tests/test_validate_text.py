@@ -169,8 +169,3 @@ def test_refused(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(folder, *options, source=source) == 2
     printed, errors = capsys.readouterr()
     assert not printed and errors.count("\n") == 1 and said in errors
-
-
-def test_a_function_has_no_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "minilm", "--perplexity", "x"]) == 2
-    assert "--perplexity must come with a checkpoint, and the folder" in capsys.readouterr().err
