@@ -167,9 +167,6 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# ---- Malformed safetensors files -----------------------------------------------------------------
-
-
 def entry(begin: Any = 0, end: Any = 16, dtype: str = "I8", shape: Any = (16,)) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
@@ -259,8 +256,6 @@ MALFORMED: dict[str, tuple[bytes, str]] = {  # the file, what is said
     "numpy": (b"\x93NUMPY\x01\x00" + bytes(40), "is an array of numpy, not safetensors"),
     "html": (b"<!DOCTYPE html><html></html>", "the header must be at most"),
 }
-
-# ---- Settings that are refused -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

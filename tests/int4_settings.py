@@ -8,8 +8,6 @@ import torch
 from int4_cases import FORMS, GROUP, toy_state
 from torch import Tensor
 
-# ---- Settings ------------------------------------------------------------------------------------
-
 AWQ, GPTQ = FORMS["awq"].config(), FORMS["gptq-v1"].config()
 GPTQMODEL_META = {
     "quantizer": ["gptqmodel:2.2.0"],
@@ -122,8 +120,6 @@ INT4_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # what is refused, and
     "escapes": (AWQ | {"\x1b[2J": "\x1b[31m\n"}, r"\x1b[2J is not understood, got \x1b[31m\n"),
     "new-key": (AWQ | {"q_norm": "x" * 500}, "q_norm is not understood, got xxx"),
 }
-
-# ---- Tensors that are refused --------------------------------------------------------------------
 
 
 def _at(state: dict[str, Tensor], name: str, index: tuple[int, ...], value: Any) -> Tensor:

@@ -91,9 +91,6 @@ def test_verdicts_on_a_weight():
     assert verdict(weight * torch.nan) == "wrong"
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
 def test_files(tmp_path, capsys):
     json_file, markdown_file = tmp_path / "x.json", tmp_path / "x.md"
     measured = ["--awq", "--weight", "32x64", "--m", "2", "--group", "32", "--rounds", "1"]

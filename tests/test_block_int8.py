@@ -54,9 +54,6 @@ def linear(k: int, n: int, bias: bool = True) -> nn.Linear:
     return nn.Linear(k, n, bias).requires_grad_(False)
 
 
-# ---- The layer -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("k", "n"), SIZES)
 def test_a_layer_has_the_bits_of_the_reference(k: int, n: int, dtype: torch.dtype) -> None:
@@ -120,9 +117,6 @@ def test_copies_state_dicts_and_conversions() -> None:
 def test_a_layer_refuses(make: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=f"^({said})"):
         make()
-
-
-# ---- Checkpoints ---------------------------------------------------------------------------------
 
 
 def llama() -> Any:

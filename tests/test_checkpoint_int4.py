@@ -159,9 +159,6 @@ def test_headers_tell_the_layers(tmp_path: Path) -> None:
     assert sizes == {"qkv": (96, 48), "down": (40, 32)}
 
 
-# ---- Settings ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_writers_say_is_read(name: str, tmp_path: Path) -> None:
     form, more = WRITTEN[name]
@@ -297,9 +294,6 @@ def test_names_that_are_left_float() -> None:
     kept = {"lm_head_2": False, "visuals": False, "a.x.b": False, "ab": False}
     for name, expected in {**left, **kept}.items():
         assert settings.leaves_float(name) == expected, name
-
-
-# ---- Tensors -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", bad_tensors())

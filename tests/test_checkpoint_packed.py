@@ -140,9 +140,6 @@ def test_transformers_loads_and_saves_it(name: str, made: Any, tmp_path: Path) -
     assert_same_tensors(made(name), tmp_path)
 
 
-# ---- Refusals ------------------------------------------------------------------------------------
-
-
 def _group(**change: Any) -> Change:
     return lambda config, state: config["config_groups"]["group_0"].update(change)
 

@@ -154,8 +154,6 @@ def test_the_words_of_help_texts_are_the_library_s():
     assert wanted == (words.COSINE, words.SQNR, words.SATURATED)
 
 
-# --- what becomes of an error ---------------------------------------------------------------------
-
 ERRORS = [
     (ValueError("x must\nbe 1, got 2"), 2, "x must be 1, got 2"),
     (FileNotFoundError(2, "No such file", "a/b"), 2, "a/b: No such file"),

@@ -73,9 +73,6 @@ def test_what_the_op_accepts():
     assert explain(2**31 - 1, 2**20, 131071, device=DEVICES["H200"]).chosen is not None
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("m", [0, 1, 17, 8192])
 def test_the_library_answers(m):
     found = explain(m, 4096, 4096, device=DEVICES["H200"])

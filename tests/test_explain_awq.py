@@ -124,9 +124,6 @@ def test_a_forced_kernel_of_int4():
         assert found.notes[0].startswith("SCALED_MM_KERNEL=stream_8 does not serve: it does not")
 
 
-# --- weight-only products -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("bits", "zeros", "of_group"),
     [(8, "none", 16), (8, "integer", 24), (8, "float", 32), (4, "none", 16), (4, "float", 32)],

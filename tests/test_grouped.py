@@ -161,9 +161,6 @@ def test_refused(name: str, symmetric: bool) -> None:
         quantize_weight_grouped(**(good | change))
 
 
-# --- words ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_every_value_in_every_lane(bits: int) -> None:
     per_word = 32 // bits

@@ -223,8 +223,6 @@ def test_a_layer_is_made_of_a_linear_that_an_int32_sum_takes() -> None:
             make()
 
 
-# --- smoothing ------------------------------------------------------------------------------------
-
 S = torch.linspace(0.25, 7, K)
 
 

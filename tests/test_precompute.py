@@ -156,9 +156,6 @@ def test_done_twice_adds_nothing(tmp_path: Path) -> None:
     assert again == out
 
 
-# ---- Interrupted ---------------------------------------------------------------------------------
-
-
 def test_a_second_run_keeps_what_is_there(tmp_path: Path) -> None:
     source, out = variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out"
     precompute(source, out)
@@ -236,9 +233,6 @@ def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path) -> None:
     state = state_of(out)
     for name, x in expected_terms("static-asymmetric", state).items():
         assert_bits(state[name], x)
-
-
-# ---- Refused -------------------------------------------------------------------------------------
 
 
 def test_nobodys_files_are_written_over(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from helpers import assert_bits, run_python
 from scaled_mm import reference
 from scaled_mm_cli.main import main
 
-# ---- The report ----------------------------------------------------------------------------------
-
 
 def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = quantization_config(True, False)

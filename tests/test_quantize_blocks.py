@@ -127,8 +127,6 @@ def test_warnings_are_those_of_the_whole_model(
     assert len(said[0]) == 3
 
 
-# ---- Memory --------------------------------------------------------------------------------------
-
 PEAK = """
 import re, sys
 from pathlib import Path
@@ -174,9 +172,6 @@ def test_one_block_is_in_memory_at_a_time(tmp_path: Path) -> None:
     assert by_blocks < 3 * block, (by_blocks, block)
     for path in Path(f"{out}-whole").glob("*.safetensors"):
         assert path.read_bytes() == Path(f"{out}-blocks", path.name).read_bytes()
-
-
-# ---- Which models are run so ---------------------------------------------------------------------
 
 
 class Unloaded:

@@ -207,8 +207,6 @@ def test_checkpoints_are_rotated_file_by_file(
         assert validate(model, quantised, [IDS], thresholds=loose, stride=31).ok
 
 
-# --- at run time ----------------------------------------------------------------------------------
-
 KEPT = ("*.down_proj", "dynamic")  # of 80 inputs
 ONLINE = {
     "static": QuantConfig("static-rotate32", overrides=(KEPT,)),

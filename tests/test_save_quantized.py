@@ -157,9 +157,6 @@ def test_a_quantised_head_is_tied_no_more(tmp_path: Path) -> None:
     assert theirs.lm_head.weight is not theirs.model.embed_tokens.weight
 
 
-# ---- Any module ----------------------------------------------------------------------------------
-
-
 class Odd(nn.Module):
     """Tensors of several dtypes, a module in two places, and buffers of both kinds."""
 
@@ -264,9 +261,6 @@ def test_awq_layers_are_saved_as_packed_ones(tmp_path: Path, act_order: bool) ->
     assert isinstance(made, WeightOnlyLinear)
     assert torch.equal(made.weight, layer.weight)
     assert (made(x).float() - layer(x).float()).abs().max() < 0.05 * layer(x).float().abs().max()
-
-
-# ---- Refused, and nothing left -------------------------------------------------------------------
 
 
 def smoothed_in_the_quantiser() -> nn.Module:

@@ -137,9 +137,6 @@ def test_padding_does_not_count(scheme: str) -> None:
         assert report.layers[0].off_r1 == 0
 
 
-# --- what is wrong is found -----------------------------------------------------------------------
-
-
 def wrong_bit(model: nn.Module) -> None:
     model.k.register_forward_hook(
         lambda m, x, y: (
@@ -206,9 +203,6 @@ def test_refused(act: Any, message: str) -> None:
     model = seeded(PreNorm)
     with pytest.raises(ValueError, match=f"^{message}"):
         act(model, quantize_model(model))
-
-
-# --- its looks ------------------------------------------------------------------------------------
 
 
 def test_report_as_table_json_and_picture(tmp_path: Path) -> None:

@@ -93,9 +93,6 @@ def test_models_that_are_refused() -> None:
             perplexity(table, model, windows)
 
 
-# ---- The command ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A float Llama with a tokenizer, two quantised ones, and texts."""

@@ -72,9 +72,6 @@ def x_of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(*shape, K, generator=torch.Generator().manual_seed(5)).to(dtype)
 
 
-# --- what it computes -----------------------------------------------------------------------------
-
-
 @kinds
 def test_an_identity_gives_the_weight(kind: str) -> None:
     for dtype in (torch.bfloat16, torch.float16):
@@ -145,9 +142,6 @@ def test_smooth(folded: bool) -> None:
     assert_bits(weight_of(module), (made.q.float() * made.scales.float()).bfloat16())
     assert_bits(module.pre_scale, None if folded else 1 / PRE_SCALE)
     assert_bits(module.folded_smooth, PRE_SCALE if folded else None)
-
-
-# --- its state ------------------------------------------------------------------------------------
 
 
 @kinds
