@@ -101,6 +101,15 @@ def assert_exports(module: Module, x_of: Callable[[int], Tensor]) -> torch.expor
     return program
 
 
+def rows(table: Mapping[str, Any]) -> list[Any]:
+    """The (message, what is refused with it) of a table, as parameters; a list: each of it."""
+    return [
+        pytest.param(message, each, id=ascii(message)[1:60])
+        for message, given in table.items()
+        for each in (given if isinstance(given, list) else [given])
+    ]
+
+
 def refuses(
     table: Mapping[str, Any],
     call: Callable[..., Any] | None = None,
@@ -112,14 +121,9 @@ def refuses(
 ) -> Callable[..., None]:
     """A test for each message of a table, a pattern of how it begins (and ends), or `literal`. What
     is refused so: the call of good arguments with the table's change, or without a call what the
-    table holds. A list of these: each of them."""
-    rows = [
-        pytest.param(message, each, id=message)
-        for message, given in table.items()
-        for each in (given if isinstance(given, list) else [given])
-    ]
+    table holds."""
 
-    @pytest.mark.parametrize(("message", "given"), rows)
+    @pytest.mark.parametrize(("message", "given"), rows(table))
     def test(message: str, given: Any) -> None:
         pattern = re.escape(message) if literal else f"(?:{message})"
         with pytest.raises(error, match=f"^{pattern}{end}") as caught:
