@@ -254,7 +254,7 @@ def with_factors() -> nn.Module:
     return nn.Sequential(WeightOnlyLinear.from_linear(linear, smooth=torch.full((16,), 2.0)))
 
 
-def with_int8() -> nn.Module:
+def of_both() -> nn.Module:
     source = nn.Linear(16, 8)
     both = (WeightOnlyLinear.from_linear(source), ScaledLinear.from_linear(source))
     return nn.Sequential(*both)
@@ -264,7 +264,7 @@ HOMELESS: dict[str, Any] = {
     "^0: activation has no place in compressed-tensors' format": with_activation,
     "^0: weight_offset has no place in": with_offset,
     "^0: pre_scale has no place in": with_factors,
-    "^layers must be all W8A8, all weight-only or all in .* packed .* at 0 and dyn.* at ": with_int8,
+    "^layers must be all W8A8, all weight-only or all in .* packed .* at 0 and dyn.* at ": of_both,
 }
 
 
