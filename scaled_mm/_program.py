@@ -71,13 +71,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
 """Name -> the type of the result and of the arguments, in the order of program.def. i int32,
 f float32, b a truth value, q int8, e float8_e4m3fn; an operand (x) has its own."""
 
-TYPES = {
-    "i": "int32",
-    "f": "float32",
-    "b": "truth value",
-    "q": "int8",
-    "e": "float8_e4m3fn",
-}
+TYPES = {"i": "int32", "f": "float32", "b": "truth value", "q": "int8", "e": "float8_e4m3fn"}
 DTYPES = {
     torch.float32: "f",
     torch.bfloat16: "f",

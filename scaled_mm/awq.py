@@ -24,15 +24,7 @@ from .lowbit.words import unpack as unpack
 from .ops.lowbit import awq_dequantize, awq_gemm
 from .ops.mixed_weight import MixedWeight
 
-__all__ = [
-    "Int4",
-    "awq_dequantize",
-    "awq_gemm",
-    "from_awq",
-    "from_gptq",
-    "to_awq",
-    "to_gptq",
-]
+__all__ = ["Int4", "awq_dequantize", "awq_gemm", "from_awq", "from_gptq", "to_awq", "to_gptq"]
 
 PackedAWQ = MixedWeight  # deprecated, as the function below
 

@@ -133,10 +133,7 @@ def cutlass_scaled_mm_azp(
 
 
 def scaled_int8_quant(
-    input: Tensor,
-    scale: Tensor | None = None,
-    azp: Tensor | None = None,
-    symmetric: bool = True,
+    input: Tensor, scale: Tensor | None = None, azp: Tensor | None = None, symmetric: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """vLLM's `scaled_int8_quant`: static per tensor with a scale, else dynamic per token.
 

@@ -80,12 +80,7 @@ class Layout:
 
 
 def layout_of(
-    sm: int,
-    *,
-    bits: int,
-    activation_bits: int = 16,
-    interleave: bool = True,
-    experts: bool = False,
+    sm: int, *, bits: int, activation_bits: int = 16, interleave: bool = True, experts: bool = False
 ) -> Layout:
     """The layout that an engine's kernels expect on a GPU.
 

@@ -161,9 +161,6 @@ def output(model: Any, given: dict[str, Tensor]) -> Tensor:
     return y
 
 
-# ---- Shapes of timm, diffusers and others --------------------------------------------------------
-
-
 class EvaAttention(nn.Module):
     """A block like that of EVA in timm: one product of q, k and v, whose weight the block reads."""
 

@@ -151,10 +151,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ScaledLinear": (ScaledLinear, {"in_features": K, "out_features": N}),
     "layout_of": (layouts.layout_of, {"sm": 80, "bits": 4, "activation_bits": 16}),
     "prepare": (layouts.preprocess_weights_for_mixed_gemm, {"q": whole(K, K), "layout": LAYOUT}),
-    "restore": (
-        layouts.restore_weights_of_mixed_gemm,
-        {"prepared": PREPARED, "layout": LAYOUT},
-    ),
+    "restore": (layouts.restore_weights_of_mixed_gemm, {"prepared": PREPARED, "layout": LAYOUT}),
     "pack_int4": (layouts.pack_int4, {"q": whole(K, N)}),
     "unpack_int4": (layouts.unpack_int4, {"packed": whole(K, N)}),
     "quantize_symmetric": (layouts.quantize_symmetric, {"w": halves(K, N), "bits": 8}),

@@ -6,10 +6,11 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -98,6 +99,38 @@ def assert_exports(module: Module, x_of: Callable[[int], Tensor]) -> torch.expor
         for rows in (2, 9, 40):
             assert_bits(exported.module()(x_of(rows)), module(x_of(rows)), rows)
     return program
+
+
+def rows(table: Mapping[str, Any]) -> list[Any]:
+    """The (message, what is refused with it) of a table, as parameters; a list: each of it."""
+    return [
+        pytest.param(message, each, id=ascii(message)[1:60])
+        for message, given in table.items()
+        for each in (given if isinstance(given, list) else [given])
+    ]
+
+
+def refuses(
+    table: Mapping[str, Any],
+    call: Callable[..., Any] | None = None,
+    *,
+    error: type[Exception] = ValueError,
+    end: str = "",
+    literal: bool = False,
+    **good: Any,
+) -> Callable[..., None]:
+    """A test for each message of a table, a pattern of how it begins (and ends), or `literal`. What
+    is refused so: the call of good arguments with the table's change, or without a call what the
+    table holds."""
+
+    @pytest.mark.parametrize(("message", "given"), rows(table))
+    def test(message: str, given: Any) -> None:
+        pattern = re.escape(message) if literal else f"(?:{message})"
+        with pytest.raises(error, match=f"^{pattern}{end}") as caught:
+            given() if call is None else call(**{**good, **given})
+        assert caught.type is error
+
+    return test
 
 
 def bytes_of(operands: Iterable[Any]) -> list[Tensor]:

@@ -8,8 +8,6 @@ import torch
 from int4_cases import FORMS, GROUP, toy_state
 from torch import Tensor
 
-# ---- Settings ------------------------------------------------------------------------------------
-
 AWQ, GPTQ = FORMS["awq"].config(), FORMS["gptq-v1"].config()
 GPTQMODEL_META = {
     "quantizer": ["gptqmodel:2.2.0"],
@@ -68,62 +66,49 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 _PACKED = AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}
-INT4_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {  # what is refused, and what is said
-    "auto-round-packing": (
-        AUTO_ROUND | {"packing_format": "auto_round:llm_compressor"},
+INT4_SETTINGS: dict[str, Any] = {
+    (
         "packing_format must be one of auto_round:auto_gptq, auto_round:gptqmodel, auto_round, "
-        "auto_round:auto_awq, got auto_round:llm_compressor",
-    ),
-    "auto-round-fp": (_PACKED | {"data_type": "mx_fp"}, "data_type must be int, got mx_fp"),
-    "auto-round-w4a8": (_PACKED | {"act_bits": 8}, "act_bits must be 16 or 32, got 8"),
-    "auto-round-mixed": (
-        _PACKED | {"extra_config": {"qkv": {"bits": 8}}},
-        "extra_config must only leave modules float, got qkv",
-    ),
-    "auto-round-2-bit": (_PACKED | {"bits": 2}, "bits must be 4 or 8 with gptq, got 2"),
-    "auto-round-rotated": (
-        _PACKED | {"rotation_configs": [{"block": 32}]},
-        "rotation_configs is not understood",
-    ),
-    "8-bit-awq": (AWQ | {"bits": 8}, "bits must be 4 with awq, got 8"),
-    "2-bit": (GPTQ | {"bits": 2}, "bits must be 4 or 8 with gptq, got 2"),
-    "8-bit-of-4": (GPTQ | {"bits": 8}, "down.qzeros must have shape [1, 10], got [2, 5]"),
-    "bits-true": (AWQ | {"bits": True}, "bits must be 4 with awq, got True"),
-    "bits-text": (GPTQ | {"bits": "4"}, "bits must be 4 or 8 with gptq, got 4"),
-    "bits-float": (GPTQ | {"bits": 8.0}, "bits must be 4 or 8 with gptq, got 8.0"),
-    "no-bits": (without(AWQ, "bits"), "bits must be given"),
-    "bits-twice": (AWQ | {"w_bit": 3}, "bits and w_bit must be the same, got 4 and 3"),
-    "no-group": (without(GPTQ, "group_size"), "group_size must be given"),
-    "group-0": (GPTQ | {"group_size": 0}, "group_size must be -1 or at least 1, got 0"),
-    "group-text": (AWQ | {"group_size": "128"}, "group_size must be -1 or at least 1, got 128"),
-    "group-huge": (AWQ | {"group_size": 10**30}, "rows K as groups of 1000"),
-    "gemv": (AWQ | {"version": "gemv"}, "version must be gemm with awq, got gemv"),
-    "version-list": (AWQ | {"version": ["gemm"]}, "version must be gemm with awq, got ['gemm']"),
-    "llm-awq": (AWQ | {"backend": "llm-awq"}, "backend must be autoawq, got llm-awq"),
-    "zero-point-text": (AWQ | {"zero_point": "no"}, "zero_point must be true or false, got no"),
-    "marlin": (
-        GPTQ | {"checkpoint_format": "marlin"},
-        "checkpoint_format must be gptq or gptq_v2 with gptq, got marlin",
-    ),
-    "is-marlin": (GPTQ | {"is_marlin_format": True}, "is_marlin_format is not understood"),
-    "formats": (GPTQ | {"format": "gptq_v2"}, "format and checkpoint_format must be the same"),
-    "pack-int64": (GPTQ | {"pack_dtype": "int64"}, "pack_dtype must be int32, got int64"),
-    "desc-act-1": (GPTQ | {"desc_act": 1}, "desc_act must be true or false, got 1"),
-    "sym-null-text": (GPTQ | {"sym": "null"}, "sym must be true or false, got null"),
-    "dynamic": (
-        GPTQ | {"dynamic": {"-:a": {}, "+:.*down": {"bits": 8}}},
-        "dynamic must only skip modules (-:), got '+:.*down'",
-    ),
-    "dynamic-list": (GPTQ | {"dynamic": ["-:a"]}, "dynamic must be an object"),
-    "skip-text": (AWQ | {"modules_to_not_convert": "head"}, "must be a list of strings, got head"),
-    "rotation": (GPTQ | {"rotation": "hadamard"}, "rotation is not understood, got hadamard"),
-    "adapter": (GPTQ | {"adapter": {"lora": 1}}, "adapter is not understood"),
-    "zero-point-gptq": (GPTQ | {"zero_point": True}, "zero_point is not understood"),
-    "escapes": (AWQ | {"\x1b[2J": "\x1b[31m\n"}, r"\x1b[2J is not understood, got \x1b[31m\n"),
-    "new-key": (AWQ | {"q_norm": "x" * 500}, "q_norm is not understood, got xxx"),
+        "auto_round:auto_awq, got auto_round:llm_compressor"
+    ): AUTO_ROUND | {"packing_format": "auto_round:llm_compressor"},
+    "data_type must be int, got mx_fp": _PACKED | {"data_type": "mx_fp"},
+    "act_bits must be 16 or 32, got 8": _PACKED | {"act_bits": 8},
+    "extra_config must only leave modules float, got qkv": _PACKED
+    | {"extra_config": {"qkv": {"bits": 8}}},
+    "bits must be 4 or 8 with gptq, got 2": [_PACKED | {"bits": 2}, GPTQ | {"bits": 2}],
+    "rotation_configs is not understood": _PACKED | {"rotation_configs": [{"block": 32}]},
+    "bits must be 4 with awq, got 8": AWQ | {"bits": 8},
+    "down.qzeros must have shape [1, 10], got [2, 5]": GPTQ | {"bits": 8},
+    "bits must be 4 with awq, got True": AWQ | {"bits": True},
+    "bits must be 4 or 8 with gptq, got 4": GPTQ | {"bits": "4"},
+    "bits must be 4 or 8 with gptq, got 8.0": GPTQ | {"bits": 8.0},
+    "bits must be given": without(AWQ, "bits"),
+    "bits and w_bit must be the same, got 4 and 3": AWQ | {"w_bit": 3},
+    "group_size must be given": without(GPTQ, "group_size"),
+    "group_size must be -1 or at least 1, got 0": GPTQ | {"group_size": 0},
+    "group_size must be -1 or at least 1, got 128": AWQ | {"group_size": "128"},
+    "rows K as groups of 1000": AWQ | {"group_size": 10**30},
+    "version must be gemm with awq, got gemv": AWQ | {"version": "gemv"},
+    "version must be gemm with awq, got ['gemm']": AWQ | {"version": ["gemm"]},
+    "backend must be autoawq, got llm-awq": AWQ | {"backend": "llm-awq"},
+    "zero_point must be true or false, got no": AWQ | {"zero_point": "no"},
+    "checkpoint_format must be gptq or gptq_v2 with gptq, got marlin": GPTQ
+    | {"checkpoint_format": "marlin"},
+    "is_marlin_format is not understood": GPTQ | {"is_marlin_format": True},
+    "format and checkpoint_format must be the same": GPTQ | {"format": "gptq_v2"},
+    "pack_dtype must be int32, got int64": GPTQ | {"pack_dtype": "int64"},
+    "desc_act must be true or false, got 1": GPTQ | {"desc_act": 1},
+    "sym must be true or false, got null": GPTQ | {"sym": "null"},
+    "dynamic must only skip modules (-:), got '+:.*down'": GPTQ
+    | {"dynamic": {"-:a": {}, "+:.*down": {"bits": 8}}},
+    "dynamic must be an object": GPTQ | {"dynamic": ["-:a"]},
+    "must be a list of strings, got head": AWQ | {"modules_to_not_convert": "head"},
+    "rotation is not understood, got hadamard": GPTQ | {"rotation": "hadamard"},
+    "adapter is not understood": GPTQ | {"adapter": {"lora": 1}},
+    "zero_point is not understood": GPTQ | {"zero_point": True},
+    r"\x1b[2J is not understood, got \x1b[31m\n": AWQ | {"\x1b[2J": "\x1b[31m\n"},
+    "q_norm is not understood, got xxx": AWQ | {"q_norm": "x" * 500},
 }
-
-# ---- Tensors that are refused --------------------------------------------------------------------
 
 
 def _at(state: dict[str, Tensor], name: str, index: tuple[int, ...], value: Any) -> Tensor:
@@ -132,100 +117,82 @@ def _at(state: dict[str, Tensor], name: str, index: tuple[int, ...], value: Any)
     return x
 
 
-def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None], str]]:
-    """Form, tensors that are other (None: missing), what is said."""
+def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None]]]:
+    """What is said; form, tensors that are other (None: missing)."""
     a, g, o = (toy_state(FORMS[name]) for name in ("awq", "gptq-v1", "gptq-v1-act-order"))
     s = toy_state(FORMS["gptq-v1-symmetric"])
     e = toy_state(FORMS["gptq8-v1-symmetric"])
     ones, ints = torch.ones, lambda *shape: torch.ones(*shape, dtype=torch.int32)
     return {
-        "no-scales": ("awq", {"qkv.scales": None}, "qkv.scales is missing: the scheme is AutoAWQ"),
-        "no-zeros": ("gptq-v1", {"qkv.qzeros": None}, "qzeros is missing: the scheme is GPTQ v1"),
-        "no-weight": ("awq", {"qkv.qweight": None}, "qkv.qzeros belongs to no layer with a qwei"),
-        "no-g_idx": ("gptq-v1-act-order", {"down.g_idx": None}, "down.g_idx is missing"),
-        "g_idx-of-awq": ("awq", {"qkv.g_idx": ints(48)}, "qkv.g_idx must not be there"),
-        "foreign": ("awq", {"qkv.perm": ones(4)}, "qkv.perm is not understood"),
-        "nameless": ("awq", {"qweight": ints(8, 8)}, "qweight belongs to no layer"),
-        "int64": ("awq", {"qkv.qweight": a["qkv.qweight"].long()}, "must be I32, got I64"),
-        "empty": ("awq", {"qkv.qweight": ints(0, 12)}, "must have shape [K, N/8], got [0, 12]"),
-        "N-not-8": ("gptq-v1", {"qkv.qweight": ints(6, 95)}, "N a multiple of 8, got [6, 95]"),
-        "awq-as-gptq": (
-            "gptq-v1",
-            {k: a[k] for k in a if "qweight" in k},
-            "a multiple of 8, got [32, 5]",
-        ),
-        "gptq-as-awq": ("awq", {k: g[k] for k in g if "qweight" in k}, "groups of 16 hold, got K="),
-        "zeros-shape": ("awq", {"qkv.qzeros": ints(2, 12)}, "shape [3, 12], got [2, 12]"),
-        "scales-shape": ("awq", {"qkv.scales": ones(3, 9).half()}, "shape [3, 96], got [3, 9]"),
-        "scales-float32": ("awq", {"qkv.scales": ones(3, 96)}, "must be F16 or BF16, got F32"),
-        "scales-nan": (
+        "qkv.scales is missing: the scheme is AutoAWQ": ("awq", {"qkv.scales": None}),
+        "qzeros is missing: the scheme is GPTQ v1": ("gptq-v1", {"qkv.qzeros": None}),
+        "qkv.qzeros belongs to no layer with a qwei": ("awq", {"qkv.qweight": None}),
+        "down.g_idx is missing": ("gptq-v1-act-order", {"down.g_idx": None}),
+        "qkv.g_idx must not be there": ("awq", {"qkv.g_idx": ints(48)}),
+        "qkv.perm is not understood": ("awq", {"qkv.perm": ones(4)}),
+        "qweight belongs to no layer": ("awq", {"qweight": ints(8, 8)}),
+        "must be I32, got I64": ("awq", {"qkv.qweight": a["qkv.qweight"].long()}),
+        "must have shape [K, N/8], got [0, 12]": ("awq", {"qkv.qweight": ints(0, 12)}),
+        "N a multiple of 8, got [6, 95]": ("gptq-v1", {"qkv.qweight": ints(6, 95)}),
+        "a multiple of 8, got [32, 5]": ("gptq-v1", {k: a[k] for k in a if "qweight" in k}),
+        "groups of 16 hold, got K=": ("awq", {k: g[k] for k in g if "qweight" in k}),
+        "shape [3, 12], got [2, 12]": ("awq", {"qkv.qzeros": ints(2, 12)}),
+        "shape [3, 96], got [3, 9]": ("awq", {"qkv.scales": ones(3, 9).half()}),
+        "must be F16 or BF16, got F32": ("awq", {"qkv.scales": ones(3, 96)}),
+        "qkv.scales must be finite": (
             "awq",
             {"qkv.scales": _at(a, "qkv.scales", (2, 95), torch.nan)},
-            "qkv.scales must be finite",
         ),
-        "not-symmetric": (
+        "down.qzeros must hold 8 everywhere in a symmetric scheme": (
             "gptq-v1-symmetric",
             {"down.qzeros": _at(s, "down.qzeros", (0, 4), 0x77777787)},
-            "down.qzeros must hold 8 everywhere in a symmetric scheme",
         ),
-        "awq-not-symmetric": (
-            "awq-symmetric",
-            {"qkv.qzeros": a["qkv.qzeros"]},
-            "qkv.qzeros must hold 8 everywhere",
-        ),
-        "8-bit-not-symmetric": (
+        "qkv.qzeros must hold 8 everywhere": ("awq-symmetric", {"qkv.qzeros": a["qkv.qzeros"]}),
+        "down.qzeros must hold 128 everywhere in a symmetric scheme (GPTQ v1, 8 bits, groups": (
             "gptq8-v1-symmetric",
             {"down.qzeros": _at(e, "down.qzeros", (1, 9), 0x7F7F7F80)},
-            "down.qzeros must hold 128 everywhere in a symmetric scheme (GPTQ v1, 8 bits, groups",
         ),
-        "8-bit-weight-of-4": (
+        "down.qzeros must have shape [1, 10], got [2, 10]": (
             "gptq8-v1",
             {"down.qweight": g["down.qweight"]},
-            "down.qzeros must have shape [1, 10], got [2, 10]",
         ),
-        "8-bit-N": (
+        "must have shape [K/4, N], N a multiple of 4, got [12, 95]": (
             "gptq8-v1",
             {"qkv.qweight": ints(12, 95)},
-            "must have shape [K/4, N], N a multiple of 4, got [12, 95]",
         ),
-        "g_idx-shape": ("gptq-v1", {"qkv.g_idx": ints(47)}, "qkv.g_idx must have shape [48]"),
-        "g_idx-float": ("gptq-v1", {"qkv.g_idx": ones(48)}, "must be I32 or I64, got F32"),
-        "g_idx-negative": (
+        "qkv.g_idx must have shape [48]": ("gptq-v1", {"qkv.g_idx": ints(47)}),
+        "must be I32 or I64, got F32": ("gptq-v1", {"qkv.g_idx": ones(48)}),
+        "qkv.g_idx must be in 0..2, got -1..2": (
             "gptq-v1-act-order",
             {"qkv.g_idx": _at(o, "qkv.g_idx", (7,), -1)},
-            "qkv.g_idx must be in 0..2, got -1..2",
         ),
-        "g_idx-unequal": (
+        "qkv.g_idx must give each of the 3 groups as many of the K=48 rows, got [48, 0, 0]": (
             "gptq-v1-act-order",
             {"qkv.g_idx": torch.zeros(48, dtype=torch.int32)},
-            "qkv.g_idx must give each of the 3 groups as many of the K=48 rows, got [48, 0, 0]",
         ),
-        "not-desc-act": (
+        "qkv.g_idx must be k // 16, for desc_act is false": (
             "gptq-v1",
             {"qkv.g_idx": o["qkv.g_idx"]},
-            "qkv.g_idx must be k // 16, for desc_act is false",
         ),
-        "bias-shape": ("awq", {"qkv.bias": ones(95)}, "qkv.bias must have shape [96], got [95]"),
-        "bias-int": ("awq", {"qkv.bias": ints(96)}, "qkv.bias must be F32 or BF16 or F16, got I32"),
-        "no-bias": ("awq", {"qkv.bias": None}, "qkv.bias must be there just when the model's"),
-        "a-bias": (
+        "qkv.bias must have shape [96], got [95]": ("awq", {"qkv.bias": ones(95)}),
+        "qkv.bias must be F32 or BF16 or F16, got I32": ("awq", {"qkv.bias": ints(96)}),
+        "qkv.bias must be there just when the model's": ("awq", {"qkv.bias": None}),
+        "down.bias must be 0, for the model's Linear has none": (
             "gptq-v1",
             {"down.bias": _at({"b": torch.zeros(40)}, "b", (39,), 1e-7)},
-            "down.bias must be 0, for the model's Linear has none",
         ),
-        "too-little": ("awq", {"head.bias": None}, "has no head.bias, which the model has"),
-        "too-much": ("awq", {"act.scales": ones(4)}, "has act.scales, which the model has not"),
-        "head-shape": ("awq", {"head.bias": ones(4)}, "head.bias must have shape [5], as in the"),
-        "other-shape": (
+        "has no head.bias, which the model has": ("awq", {"head.bias": None}),
+        "has act.scales, which the model has not": ("awq", {"act.scales": ones(4)}),
+        "head.bias must have shape [5], as in the": ("awq", {"head.bias": ones(4)}),
+        "down.qweight must have shape [40, 32], as in the model, got [40, 48]": (
             "awq",
             {
                 "down.qweight": ints(48, 5),
                 "down.qzeros": ints(3, 5),
                 "down.scales": ones(3, 40).half(),
             },
-            "down.qweight must have shape [40, 32], as in the model, got [40, 48]",
         ),
-        "embedding": (
+        "embed.qweight must be for an nn.Linear, the model has a Embedding": (
             "awq",
             {
                 "embed.weight": None,
@@ -233,11 +200,9 @@ def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None], str]]:
                 "embed.qzeros": ints(3, 5),
                 "embed.scales": ones(3, 40).half(),
             },
-            "embed.qweight must be for an nn.Linear, the model has a Embedding",
         ),
-        "no-module": (
+        "x.qweight must be for an nn.Linear, the model has no such module": (
             "awq",
             {"x.qweight": ints(16, 1), "x.qzeros": ints(1, 1), "x.scales": ones(1, 8).half()},
-            "x.qweight must be for an nn.Linear, the model has no such module",
         ),
     }

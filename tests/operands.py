@@ -195,10 +195,7 @@ class Case:
         a = torch.from_numpy(MATRIX[self.a](rng, (*lead, self.k)).astype(np.int8))
         b = torch.from_numpy(MATRIX[self.b](rng, (self.k, self.n)).astype(np.int8))
         b = a.t() if self.alias else b
-        operands: Operands = {
-            "a": self.a_layout.place(a, device),
-            "out_dtype": self.out_dtype,
-        }
+        operands: Operands = {"a": self.a_layout.place(a, device), "out_dtype": self.out_dtype}
         operands["b"] = operands["a"].t() if self.alias else self.b_layout.place(b, device)
         for name, vector, dtype in (
             ("scale_a", self.scale_a, torch.float32),

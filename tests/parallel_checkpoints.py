@@ -169,8 +169,6 @@ def _(me: Rank) -> None:
             )
 
 
-# --- bytes ----------------------------------------------------------------------------------------
-
 K, N = 512, 768
 
 
@@ -214,9 +212,6 @@ def _(me: Rank) -> None:
         # On top: header and config.json, and what every rank needs (scales, biases, g_idx).
         assert size / me.world < counts[1] < size / me.world + 25_000, (name, size, counts)
         assert size > 300_000
-
-
-# --- refusals -------------------------------------------------------------------------------------
 
 
 @case("plans")

@@ -28,9 +28,6 @@ THREADS = 4
 TURNS = 3
 
 
-# ---- the calls -----------------------------------------------------------------------------------
-
-
 def work() -> None:
     """Every op on every instruction set; alone, and from several threads with the same operands
     while another thread forces one instruction set after the other."""
@@ -89,9 +86,6 @@ def work() -> None:
         assert sum(pool.map(call, range(TURNS * THREADS))) == 0
         assert switching.result() == 0
     print(f"right on {', '.join(_library.cpu_isas())}")
-
-
-# ---- the tool ------------------------------------------------------------------------------------
 
 
 def tool_library() -> str:

@@ -22,11 +22,7 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "cancelling bias": {"bias": Vector("cancel", dtype=torch.float32)},
     "azp_with_adj": {"azp_with_adj": Vector("sums"), "bias": Vector("signed")},
     "azp": {"azp": Vector("int8"), "azp_adj": Vector("sums")},
-    "azp and bias": {
-        "azp": Vector("int8"),
-        "azp_adj": Vector("sums"),
-        "bias": Vector("signed"),
-    },
+    "azp and bias": {"azp": Vector("int8"), "azp_adj": Vector("sums"), "bias": Vector("signed")},
     "residual": {"bias": Vector("signed"), "residual": Matrix()},
     "cancelling residual": {
         "bias": Vector("signed"),

@@ -104,9 +104,6 @@ def test_host_run(monkeypatch, capsys):
         assert label in shown
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["4096", "0x1x1", "1x2x3x4", "axbxc", "1x-2x3"])
 def test_shape_is_refused_by_rule_and_value(text):
     with pytest.raises(ValueError, match=f"--shape must be MxNxK.*got {text}"):

@@ -91,29 +91,6 @@ def test_verdicts_on_a_weight():
     assert verdict(weight * torch.nan) == "wrong"
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--awq", "--dtype", "float32"], "--dtype must be one of bfloat16, float16, got float32"),
-        (["--awq", "--epilogue", "bias"], "--epilogue must be left out with --awq, got bias"),
-        (["--awq", "--without", "triton"], "--without must be one of dense mm, dequantize + mm"),
-        (["--awq", "--weight", "64x100"], "--weight must be of multiples of 8 by"),
-        (["--awq", "--weight", "60x128"], "--weight must be of multiples of 8 by"),
-        (["--awq-dequantize", "--m", "1"], "--awq-dequantize must be given without --shape and"),
-        (["--awq", "--awq-dequantize"], "--awq must be given without --awq-dequantize, got both"),
-        (["--awq", "--png", "x.png"], "--png must be given without --awq, got awq_gemm"),
-    ],
-    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
-)
-def test_refusals(arguments, said, capsys):
-    assert main(["bench", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert f"scaled-mm: {said}" in err
-
-
 def test_files(tmp_path, capsys):
     json_file, markdown_file = tmp_path / "x.json", tmp_path / "x.md"
     measured = ["--awq", "--weight", "32x64", "--m", "2", "--group", "32", "--rounds", "1"]

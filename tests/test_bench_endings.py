@@ -71,17 +71,3 @@ def test_an_epilogue_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "own" in capsys.readouterr().out
     assert main([*asked, "--epilogue", f"{file}:ep"]) == 2
     assert f"--epilogue must name an epilogue of {file}, got ep" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--awq"], "--endings must be given with shapes alone"),
-        (["--without", "relu"], "--endings must be given with shapes alone"),
-        (["--shape", "8x8"], "--shape must be MxNxK"),
-        (["--epilogue", "none.py:f"], "--epilogue must be FILE.py:NAME with --endings, got none"),
-    ],
-)
-def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--endings", *options]) == 2
-    assert message in capsys.readouterr().err

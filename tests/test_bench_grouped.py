@@ -65,17 +65,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table.markdown(result) == text.read_text()
     assert "- ours: int8 per token" in text.read_text()
     assert main(["bench", "--read", str(path)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--grouped", "gpt"], "--grouped must be one of mixtral-8x7b"),
-        (["--grouped", "all", "--awq"], "--grouped must be given with --m alone"),
-        (["--grouped", "all", "--layer", "bert-base"], "--layer must be given with --m alone"),
-        (["--grouped", "all", "--without", "x"], "--without must be one of ours"),
-    ],
-)
-def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *options]) == 2
-    assert message in capsys.readouterr().err

@@ -69,16 +69,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "- ours: int8 per token" in text.read_text()
     assert main(["bench", "--read", str(path)]) == 0
     assert "tiny-llama" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--layer", "gpt"], "--layer must be one of llama-3-8b"),
-        (["--layer", "bert-base", "--awq"], "--layer must be given with --m alone"),
-        (["--layer", "bert-base", "--without", "x"], "--without must be one of ours"),
-    ],
-)
-def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *options]) == 2
-    assert message in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -148,21 +147,3 @@ def test_command(
     assert "<svg" in picture.read_text()
     assert main(["bench", "--read", str(path)]) == 0
     assert "decode" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--model", "gpt"],
-            "--model must be one of llama.* or a model's folder, got gpt",
-        ),
-        (["--model", "tiny", "--awq"], "--model must be given with --m alone"),
-        (["--model", "tiny", "--without", "bf16"], "--without must not be bf16"),
-        (["--model", "tiny", "--without", "x"], "--without must be one of bf16, w8a8"),
-        (["--layers", "2"], "--layers must be given with --model, got 2 alone"),
-    ],
-)
-def test_refusals(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *options]) == 2
-    assert re.search(message, capsys.readouterr().err)

@@ -21,7 +21,7 @@ from checkpoint_cases import (
     variant,
     write,
 )
-from helpers import assert_bits
+from helpers import assert_bits, rows
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -35,9 +35,8 @@ from scaled_mm.quantization.compressed_tensors import W8A8Scheme
 # ---- One file ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_file_is_refused(name: str, tmp_path: Path) -> None:
-    content, said = MALFORMED[name]
+@pytest.mark.parametrize(("said", "content"), rows(MALFORMED))
+def test_a_malformed_file_is_refused(said: str, content: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(ValueError) as refusal:
@@ -291,12 +290,13 @@ def test_links_are_followed(tmp_path: Path) -> None:
 # ---- quantization_config -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_that_is_not_served_is_refused(name: str, tmp_path: Path) -> None:
-    write(tmp_path, tensors(False, False), SETTINGS[name].made())
+@pytest.mark.parametrize(("said", "change"), rows(SETTINGS))
+def test_a_setting_that_is_not_served_is_refused(said: str, change: Any, tmp_path: Path) -> None:
+    config = quantization_config(False, False)
+    write(tmp_path, tensors(False, False), change(config) or config)
     with pytest.raises(ValueError) as refusal:
         Checkpoint(tmp_path)
-    assert SETTINGS[name].said in str(refusal.value)
+    assert said in str(refusal.value)
     assert str(refusal.value).startswith(f"{tmp_path}/config.json: quantization_config: ")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import write
-from helpers import assert_bits, assert_same_state, extra
+from helpers import assert_bits, assert_same_state, extra, rows
 from hypothesis import given
 from hypothesis import strategies as st
 from int4_cases import (
@@ -159,9 +159,6 @@ def test_headers_tell_the_layers(tmp_path: Path) -> None:
     assert sizes == {"qkv": (96, 48), "down": (40, 32)}
 
 
-# ---- Settings ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_writers_say_is_read(name: str, tmp_path: Path) -> None:
     form, more = WRITTEN[name]
@@ -240,9 +237,8 @@ def test_a_format_that_is_not_said_is_version_1(tmp_path: Path) -> None:
     assert_bits(weight_of(layer), plainly(tensors, FORMS["gptq-v1"]))
 
 
-@pytest.mark.parametrize("name", INT4_SETTINGS)
-def test_a_setting_that_is_not_served_is_refused(name: str, tmp_path: Path) -> None:
-    config, said = INT4_SETTINGS[name]
+@pytest.mark.parametrize(("said", "config"), rows(INT4_SETTINGS))
+def test_a_setting_that_is_not_served_is_refused(said: str, config: Any, tmp_path: Path) -> None:
     write(
         tmp_path, toy_state(FORMS["awq" if config["quant_method"] == "awq" else "gptq-v1"]), config
     )
@@ -299,12 +295,9 @@ def test_names_that_are_left_float() -> None:
         assert settings.leaves_float(name) == expected, name
 
 
-# ---- Tensors -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", bad_tensors())
-def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
-    form, change, said = bad_tensors()[name]
+@pytest.mark.parametrize(("said", "bad"), rows(bad_tensors()))
+def test_what_does_not_fit_is_refused(said: str, bad: Any, tmp_path: Path) -> None:
+    form, change = bad
     write_toy(tmp_path, FORMS[form], **change)
     model = toy()
     with pytest.raises(ValueError) as refusal:

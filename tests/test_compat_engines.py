@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import assert_bits, refuses
 from torch import Tensor
 
 import scaled_mm
@@ -85,53 +83,27 @@ def test_the_product_in_groups(with_zeros: bool) -> None:
         assert_bits(got, scaled_mm.mixed_mm(x, made, bias=bias))
 
 
-def refused() -> dict[str, tuple[Any, str]]:
-    weight, x, scale = prepared(8, 80), random(2, K), random(N)
-    four, scales = prepared(4, 80), random(K // G, N)
-
-    def gemm(**change: Any) -> Any:
-        given = {
-            "activation": x, "weight": weight, "weight_dtype": torch.int8, "weight_scale": scale,
-            "output_dtype": torch.float16, "sm_": 80,
-        }  # fmt: skip
-        return lambda: compat.weight_only_quant_gemm(**(given | change))
-
-    def grouped(**change: Any) -> Any:
-        given = {
-            "input": x, "weight": four, "scales": scales, "group_size": G, "has_zero_point": False,
-            "output_dtype": torch.float16, "sm_": 80,
-        }  # fmt: skip
-        return lambda: compat.finegrained_mixed_dtype_gemm(**(given | change))
-
-    return {
-        "output": (
-            gemm(output_dtype=torch.bfloat16),
-            "output_dtype must be the activation's float16, got bfloat16",
-        ),
-        "userbuffers": (gemm(to_userbuffers=True), "to_userbuffers must be False, got True"),
-        "dtype": (gemm(weight_dtype=torch.uint8), "quant_mode must be int8 or quint4x2, got uint8"),
-        "experts": (
-            gemm(weight=weight[None]),
-            r"weight must be of one layer, \[K, N\], got shape \(1, 128, 32\)",
-        ),
-        "alpha": (grouped(alpha=0.5), "alpha must be None or 1 with 16-bit activations, got 0.5"),
-        "zeros": (
-            grouped(has_zero_point=True),
-            "zeros must be given just with has_zero_point=True, got no zeros",
-        ),
-        "needless-zeros": (grouped(zeros=scales), "just with has_zero_point=True, got zeros"),
-        "group": (
-            grouped(group_size=128),
-            "group_size must be K / rows of scales = 64, got 128",
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", refused())
-def test_refused(name: str) -> None:
-    act, said = refused()[name]
-    with pytest.raises(ValueError, match=f"^{said}" if "needless" not in name else said):
-        act()
+X, SCALES = random(2, K), random(K // G, N)
+PRODUCT = {"activation": X, "weight": prepared(8, 80), "weight_dtype": torch.int8, "sm_": 80}
+PRODUCT |= {"weight_scale": random(N), "output_dtype": torch.float16}
+REFUSED = {
+    "output_dtype must be the activation's float16, got bfloat16": {"output_dtype": DTYPES[1]},
+    "to_userbuffers must be False, got True": {"to_userbuffers": True},
+    "quant_mode must be int8 or quint4x2, got uint8": {"weight_dtype": torch.uint8},
+    r"weight must be of one layer, \[K, N\], got shape \(1, 128, 32\)": {
+        "weight": prepared(8, 80)[None]
+    },
+}
+test_refused = refuses(REFUSED, compat.weight_only_quant_gemm, **PRODUCT)
+GROUPED = {"input": X, "weight": prepared(4, 80), "scales": SCALES, "group_size": G, "sm_": 80}
+GROUPED |= {"has_zero_point": False, "output_dtype": torch.float16}
+GROUPED_REFUSED = {
+    "alpha must be None or 1 with 16-bit activations, got 0.5": {"alpha": 0.5},
+    "zeros must be given just with has_zero_point=True, got no zeros": {"has_zero_point": True},
+    ".*just with has_zero_point=True, got zeros": {"zeros": SCALES},
+    "group_size must be K / rows of scales = 64, got 128": {"group_size": 128},
+}
+test_groups_are_refused = refuses(GROUPED_REFUSED, compat.finegrained_mixed_dtype_gemm, **GROUPED)
 
 
 def test_what_is_no_tensor() -> None:

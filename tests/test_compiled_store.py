@@ -258,9 +258,6 @@ def test_a_kill_between_any_two_steps(
         assert found.verified == old
 
 
-# --- the compiler itself --------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(isinstance(toolchain.find(), str), reason=str(toolchain.find()))
 def test_a_streaming_kernel_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -71,9 +71,6 @@ def assert_products(
     assert_unchanged(there, operands, *context)
 
 
-# --- awq_dequantize -------------------------------------------------------------------------------
-
-
 def assert_dequantized(operands: dict[str, Any], *context: object) -> None:
     there = on_device(operands)
     expected = scaled_mm.awq_dequantize(**operands).to(DEVICE)
@@ -113,9 +110,6 @@ def test_dequantize_more_than_2_31_elements() -> None:
         rows, groups = slice(row, row + 64), slice(row // 64, row // 64 + 1)
         part = (q[rows].cpu(), s[groups].cpu(), z[groups].cpu())
         assert torch.equal(w[rows].cpu(), scaled_mm.awq_dequantize(*part))
-
-
-# --- awq_gemm -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [n for n, c in AWQ_CASES.items() if c.scales in FINITE])

@@ -254,9 +254,6 @@ def test_everything_else_is_read_late(written: Written, row: str) -> None:
     assert not any(different), (row, different)
 
 
-# --- layers ---------------------------------------------------------------------------------------
-
-
 def layer(k: int = 64, n: int = 32) -> ScaledLinear:
     torch.manual_seed(0)
     return ScaledLinear.from_linear(nn.Linear(k, n, bias=False)).to(DEVICE)

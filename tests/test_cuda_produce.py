@@ -10,23 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_support import (
-    DEVICE,
-    GPU,
-    assert_outputs,
-    assert_unchanged,
-    on_device,
-    streams_only,
-)
+from cuda_support import DEVICE, GPU, assert_outputs, assert_unchanged, on_device, streams_only
 from helpers import assert_bits
 from operands import Vector
-from produce_cases import (
-    FUNCTIONS,
-    PRODUCE_CASES,
-    PRODUCERS,
-    ProduceCase,
-    random_produce_case,
-)
+from produce_cases import FUNCTIONS, PRODUCE_CASES, PRODUCERS, ProduceCase, random_produce_case
 from test_produce import OUTPUTS, every_16_bit_float, produce
 from torch import Tensor
 

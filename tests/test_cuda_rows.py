@@ -198,8 +198,6 @@ def test_every_arch_that_was_built_is_run(arch: str) -> None:
     assert {f"{arch}/{name}" for name in _library.cuda_kernels(arch)} <= set(NAMES)
 
 
-# --- forcing --------------------------------------------------------------------------------------
-
 one_row = pytest.mark.skipif(not NAMES, reason="no table")
 
 

@@ -213,9 +213,6 @@ def test_calls_from_many_threads(works: list[Work], row: str) -> None:
         assert list(pool.map(calls, works)) == [0] * 8
 
 
-# --- graphs ---------------------------------------------------------------------------------------
-
-
 def capture(work: Work, **options: Any) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, **options):

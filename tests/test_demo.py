@@ -232,11 +232,7 @@ def test_linear_share(encoder, batches):
 # Mean and least cosine similarity that the demo promises. Measured on one machine: 0.9976 0.9967,
 # 0.9990 0.9985, 0.9836 0.9762, 0.9936 0.9884; float32 itself differs by 1e-3 between batch shapes.
 PROMISED = dict(
-    zip(
-        COMPARED,
-        [(0.995, 0.99), (0.998, 0.997), (0.975, 0.95), (0.990, 0.98)],
-        strict=True,
-    )
+    zip(COMPARED, [(0.995, 0.99), (0.998, 0.997), (0.975, 0.95), (0.990, 0.98)], strict=True)
 )
 
 

@@ -35,8 +35,6 @@ def test_the_tests_that_a_page_names_exist(page: Path) -> None:
             assert f"\ndef {test}(" in (TESTS / f"{file}.py").read_text(), f"{file}::{test}"
 
 
-# --- names and links ------------------------------------------------------------------------------
-
 PUBLIC = (
     *("scaled_mm", "scaled_mm.nn", "scaled_mm.compat", "scaled_mm.layouts", "scaled_mm.awq"),
     *("scaled_mm.checkpoint", "scaled_mm.explain", "scaled_mm.parallel", "scaled_mm.precompute"),
@@ -114,8 +112,6 @@ def test_every_page_is_in_the_index() -> None:
         name = page.relative_to(DOCS).with_suffix("").as_posix()
         assert name == "index" or name in listed or f"{name.rpartition('/')[0]}/*" in listed, name
 
-
-# --- figures and budgets --------------------------------------------------------------------------
 
 sys.path.append(str(ROOT / "tools"))
 import benchmarks  # noqa: E402

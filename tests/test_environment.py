@@ -300,10 +300,7 @@ def test_unavailable_isa(name: str) -> None:
         lambda: scaled_mm.quantize_int8(torch.ones(1, 1), scale=torch.ones(1)),
         lambda: scaled_mm.quantize_weight_int8(torch.ones(1, 1)),
     ):
-        with (
-            scaled_mm._library.forced_cpu_isa(name),
-            pytest.raises(ValueError, match=message),
-        ):
+        with scaled_mm._library.forced_cpu_isa(name), pytest.raises(ValueError, match=message):
             call()
 
 

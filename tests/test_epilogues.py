@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import assert_bits, refuses
 
 import scaled_mm
 from scaled_mm import reference
@@ -194,23 +194,16 @@ def test_interleave_gate_up():
     assert empty.shape == (4, 0)
 
 
-@pytest.mark.parametrize(
-    ("gate", "up", "message"),
-    [
-        (torch.ones(2, 3, 4), torch.ones(2, 3, 4), "gate must be a vector"),
-        (torch.ones(()), torch.ones(()), "gate must be a vector"),
-        (torch.ones(3), torch.ones(4), r"up must have gate's shape \(3,\), got shape \(4,\)"),
-        (torch.ones(3), torch.ones(1, 3), r"up must have gate's shape"),
-        (
-            torch.ones(3),
-            torch.ones(3).half(),
-            "up must be torch.float32 as gate, got torch.float16",
-        ),
-        (torch.ones(3), torch.ones(3, device="meta"), "up must be on the device of gate"),
-    ],
+ONE = torch.ones(3)
+REFUSED = {
+    "gate must be a vector": [{"gate": torch.ones(2, 3, 4)}, {"gate": torch.ones(())}],
+    r"up must have gate's shape \(3,\), got shape \(4,\)": {"up": torch.ones(4)},
+    "up must have gate's shape": {"up": ONE[None]},
+    "up must be torch.float32 as gate, got torch.float16": {"up": ONE.half()},
+    "up must be on the device of gate": {"up": ONE.to("meta")},
+}
+NO_TENSOR = {"up must be a Tensor, got list": {"up": [1.0]}}
+test_interleaving_refuses = refuses(REFUSED, scaled_mm.interleave_gate_up, gate=ONE, up=ONE)
+test_interleaving_no_tensor = refuses(
+    NO_TENSOR, scaled_mm.interleave_gate_up, error=TypeError, gate=ONE, up=ONE
 )
-def test_interleave_gate_up_refuses(gate, up, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        scaled_mm.interleave_gate_up(gate, up)
-    with pytest.raises(TypeError, match=r"^up must be a Tensor, got list"):
-        scaled_mm.interleave_gate_up(gate, [1.0])

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import refuses
 from rich.console import Console
 
 import scaled_mm
 from scaled_mm import _library
 from scaled_mm.cli.explain import show
-from scaled_mm.explain import DEVICES, OUT_DTYPES, Device, explain
+from scaled_mm.explain import DEVICES, Device, explain
 from scaled_mm_cli.main import main
 
 
@@ -32,21 +33,15 @@ def test_an_empty_product(m, n):
     assert "operations: 0" in text and "No kernels for" not in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"m": -1}, "m must be at least 0, got -1"),
-        ({"n": -2}, "n must be at least 0, got -2"),
-        ({"k": -3}, "k must be at least 0, got -3"),
-        ({"out_dtype": "int4"}, "out_dtype must be one of .*, int8, float8_e4m3fn, got int4"),
-        ({"m": 2**31}, "m must be at most 2147483647, got 2147483648"),
-        ({"n": 10**30}, f"n must be at most 2147483647, got {10**30}"),
-    ],
-    ids=str,
-)
-def test_refusals(arguments, said):
-    with pytest.raises(ValueError, match=f"^{said}$"):
-        explain(**{"m": 1, "n": 1, "k": 1, **arguments})
+REFUSED = {
+    "m must be at least 0, got -1": {"m": -1},
+    "n must be at least 0, got -2": {"n": -2},
+    "k must be at least 0, got -3": {"k": -3},
+    "out_dtype must be one of .*, int8, float8_e4m3fn, got int4": {"out_dtype": "int4"},
+    "m must be at most 2147483647, got 2147483648": {"m": 2**31},
+    f"n must be at most 2147483647, got {10**30}": {"n": 10**30},
+}
+test_refusals = refuses(REFUSED, explain, end="$", m=1, n=1, k=1)
 
 
 @pytest.mark.parametrize(
@@ -71,26 +66,6 @@ def test_what_the_op_refuses(m, n, k, activation):
 def test_what_the_op_accepts():
     """Asking it takes neither the memory nor the time of the product."""
     assert explain(2**31 - 1, 2**20, 131071, device=DEVICES["H200"]).chosen is not None
-
-
-# --- the command line -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--device", "TPU"], f"--device must be one of {', '.join(DEVICES)}, got TPU"),
-        (["--bandwidth", "0"], "--bandwidth must be above 0 and finite, got 0.0"),
-        (["--bandwidth", "nan"], "--bandwidth must be above 0 and finite, got nan"),
-        (["--awq", "--activation", "reglu"], "--activation must be left out with --awq, got reglu"),
-        (["--bits", "8", "--experts", "2"], "--experts must be left out with --bits, got 2"),
-        (["--dtype", "x"], f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got x"),
-    ],
-    ids=lambda x: x[0] if isinstance(x, list) else "",
-)
-def test_command_refuses(arguments, said, capsys):
-    assert main(["explain", "1", "1", "1", *arguments]) == 2
-    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
 
 
 @pytest.mark.parametrize("m", [0, 1, 17, 8192])

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from helpers import refuses
 
 from scaled_mm import _library
 from scaled_mm.explain import DEVICES, explain, explain_mixed
@@ -54,32 +55,22 @@ def test_a_forced_kernel() -> None:
         assert found.chosen is not None and found.chosen.name == "w4a8_128"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"bits": 8}, "int8_input must come with 4 packed bits without float zeros, got 8 bits"),
-        ({"zeros": "float"}, "int8_input must come with .*, got 4 bits, float zeros"),
-        ({"packed": False}, "int8_input must come with .*, not packed"),
-        ({"out_dtype": "int8"}, "out_dtype must be one of bfloat16, float16, float32, got int8"),
-    ],
-    ids=str,
+W4A8_REFUSED = {
+    "int8_input must come with 4 packed bits without float zeros, got 8 bits": {"bits": 8},
+    "int8_input must come with .*, got 4 bits, float zeros": {"zeros": "float"},
+    "int8_input must come with .*, not packed": {"packed": False},
+    "out_dtype must be one of bfloat16, float16, float32, got int8": {"out_dtype": "int8"},
+}
+test_refusals_of_w4a8 = refuses(
+    W4A8_REFUSED, explain_mixed, m=1, n=64, k=64, bits=4, int8_input=True
 )
-def test_refusals_of_w4a8(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=f"^{said}"):
-        explain_mixed(1, 64, 64, **{"bits": 4, "int8_input": True, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"experts": 8}, "experts must be None with blocks, got 8"),
-        ({"out_dtype": "int8"}, "out_dtype must be one of bfloat16, float16, float32, got int8"),
-    ],
-    ids=str,
-)
-def test_refusals_of_blocks(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=f"^{said}$"):
-        explain(1, 64, 64, blocks=True, **arguments)
+BLOCKS_REFUSED = {
+    "experts must be None with blocks, got 8": {"experts": 8},
+    "out_dtype must be one of bfloat16, float16, float32, got int8": {"out_dtype": "int8"},
+}
+test_refusals_of_blocks = refuses(BLOCKS_REFUSED, explain, end="$", m=1, n=64, k=64, blocks=True)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,9 +83,3 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "K=8192, int8 in blocks of 128, bfloat16, on H200" in capsys.readouterr().out
     assert main([*line, "--blocks", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["blocks"]
-    for more, said in (
-        (["--int8-input"], "--int8-input must stand beside --bits, got it without"),
-        (["--blocks", "--awq"], "--blocks must be left out with --awq, got both"),
-    ):
-        assert main([*line, *more]) == 2
-        assert said in capsys.readouterr().err

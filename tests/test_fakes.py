@@ -131,10 +131,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "csr": (lambda x: x.to_sparse_csr(), "layout torch.sparse_csr"),
     "mkldnn": (lambda x: x.float().to_mkldnn(), "layout torch._mkldnn"),
     "nested": (lambda x: torch.nested.nested_tensor([*x]), "a nested tensor"),
-    "jagged": (
-        lambda x: torch.nested.nested_tensor([*x], layout=torch.jagged),
-        "a nested tensor",
-    ),
+    "jagged": (lambda x: torch.nested.nested_tensor([*x], layout=torch.jagged), "a nested tensor"),
     "quantised": (
         lambda x: torch.quantize_per_tensor(x.float(), 1.0, 0, torch.qint8),
         "a quantised tensor (torch.per_tensor_affine)",
@@ -243,10 +240,7 @@ MISFITS: dict[str, tuple[str, dict[str, Any]]] = {
     "out rows": ("int8_mm.out", {**GOOD["int8_mm"](), "out": words(INT8_M + 1, INT8_N)}),
     "out 3d": ("int8_mm.out", {**GOOD["int8_mm"](), "out": words(1, INT8_M, INT8_N)}),
     "out of other dtype": ("scaled_mm.out", {**PRODUCT, **INT_OUT}),
-    "out of reglu": (
-        "scaled_mm.out",
-        {**GOOD["scaled_mm"](), "activation": "reglu", **OUT},
-    ),
+    "out of reglu": ("scaled_mm.out", {**GOOD["scaled_mm"](), "activation": "reglu", **OUT}),
     "out columns": ("awq_gemm.out", {**GEMM, "out": half(3, 23)}),
 }
 

@@ -68,8 +68,6 @@ def by_producer(layer: Any, producer: str, x: Tensor, **given: Any) -> Tensor:
     return layer.multiply(q, scale, azp, x.dtype)
 
 
-# --- what is found --------------------------------------------------------------------------------
-
 PAIRS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "relu": (nn.ReLU, "relu"),
     "silu": (nn.SiLU, "silu"),
@@ -136,9 +134,6 @@ def test_copies_and_pickles() -> None:
             assert type(other) is FusedSequential
             assert_bits(other(x), want)
         assert_bits(torch.compile(fused, backend="aot_eager", fullgraph=True)(x), want)
-
-
-# --- what stays -----------------------------------------------------------------------------------
 
 
 class InPlace(Gated):

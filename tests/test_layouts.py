@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers import refuses
 from torch import Tensor
 
 from scaled_mm import compat, layouts
@@ -227,57 +228,39 @@ def test_fp8_activations_have_wider_tiles() -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 EIGHT, FOUR = layouts.layout_of(80, bits=8), layouts.layout_of(80, bits=4)
-REFUSED = [
-    (lambda: layouts.layout_of(70, bits=8), "sm must be 75 or more, got 70"),
-    (lambda: layouts.layout_of(80, bits=2), "bits and activation_bits must be .* got 2 and 16"),
-    (lambda: layouts.layout_of(80, bits=8, activation_bits=8), "got 8 and 8"),
-    (
-        lambda: layouts.preprocess_weights_for_mixed_gemm(weight(32, 8, bits=8), EIGHT),
-        "K must be a multiple of 64, got 32",
+REFUSED = {
+    "sm must be 75 or more, got 70": lambda: layouts.layout_of(70, bits=8),
+    "bits and activation_bits must be .* got 2 and 16": lambda: layouts.layout_of(80, bits=2),
+    ".*, got 8 and 8": lambda: layouts.layout_of(80, bits=8, activation_bits=8),
+    "K must be a multiple of 64, got 32": lambda: layouts.preprocess_weights_for_mixed_gemm(
+        weight(32, 8, bits=8), EIGHT
     ),
-    (
-        lambda: layouts.preprocess_weights_for_mixed_gemm(weight(64, 12, bits=8), EIGHT),
-        "N must be a multiple of 8, got 12",
+    "N must be a multiple of 8, got 12": lambda: layouts.preprocess_weights_for_mixed_gemm(
+        weight(64, 12, bits=8), EIGHT
     ),
-    (
-        lambda: layouts.preprocess_weights_for_mixed_gemm(weight(64, 8, bits=8).float(), EIGHT),
-        "q must be int8 .* got float32 of shape \\(64, 8\\)",
+    "q must be int8 .* got float32 of shape \\(64, 8\\)": lambda: (
+        layouts.preprocess_weights_for_mixed_gemm(weight(64, 8, bits=8).float(), EIGHT)
     ),
-    (
-        lambda: layouts.preprocess_weights_for_mixed_gemm(
-            torch.full((64, 8), 8, dtype=torch.int8), FOUR
-        ),
-        "q must be in -8..7, got 8..8",
+    "q must be in -8..7, got 8..8": lambda: layouts.preprocess_weights_for_mixed_gemm(
+        torch.full((64, 8), 8, dtype=torch.int8), FOUR
     ),
-    (
-        lambda: layouts.restore_weights_of_mixed_gemm(torch.zeros(64, 8), EIGHT),
-        "prepared must be int8 of 2 dimensions or more, got float32",
+    "prepared must be int8 of 2 dimensions or more, got float32": lambda: (
+        layouts.restore_weights_of_mixed_gemm(torch.zeros(64, 8), EIGHT)
     ),
-    (lambda: layouts.pack_int4(torch.zeros(3, dtype=torch.int8)), "q must be int8 with an even"),
-    (lambda: layouts.unpack_int4(torch.zeros(4)), "packed must be int8"),
-    (lambda: layouts.quantize_symmetric(torch.ones(2, 2), bits=2), "bits must be 4 or 8, got 2"),
-    (
-        lambda: layouts.quantize_symmetric(torch.ones(2, dtype=torch.int8), bits=8),
-        "w must be floating .* got int8",
+    "q must be int8 with an even": lambda: layouts.pack_int4(torch.zeros(3, dtype=torch.int8)),
+    "packed must be int8": lambda: layouts.unpack_int4(torch.zeros(4)),
+    "bits must be 4 or 8, got 2": lambda: layouts.quantize_symmetric(torch.ones(2, 2), bits=2),
+    "w must be floating .* got int8": lambda: layouts.quantize_symmetric(
+        torch.ones(2, dtype=torch.int8), bits=8
     ),
-    (
-        lambda: layouts.quantize_symmetric(torch.full((2, 2), torch.inf), bits=8),
-        "w must be finite",
-    ),
-    (
-        lambda: compat.preprocess_weights_for_mixed_gemm(
+    "w must be finite": lambda: layouts.quantize_symmetric(torch.full((2, 2), torch.inf), bits=8),
+    "quant_mode must be int8 or quint4x2, got uint8": lambda: (
+        compat.preprocess_weights_for_mixed_gemm(
             weight(64, 8, bits=8), torch.uint8, torch.float16, 80
-        ),
-        "quant_mode must be int8 or quint4x2, got uint8",
+        )
     ),
-]
-
-
-@pytest.mark.parametrize("number", range(len(REFUSED)))
-def test_refusals(number: int) -> None:
-    call, message = REFUSED[number]
-    with pytest.raises(ValueError, match=message):
-        call()
+}
+test_refusals = refuses(REFUSED)
 
 
 def test_the_current_gpu_is_asked_where_no_sm_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

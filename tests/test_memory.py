@@ -98,9 +98,7 @@ MEMORY = {
         "scaled_mm", product(apart((K,)).transpose(0, 1), 0), HUGE * 2 * K
     ),
     "copy of scale_a": Memory(
-        "scaled_mm",
-        product(ones(HUGE, 2, K), 0, scale_a=apart(dtype=FLOAT)),
-        HUGE * 2 * 4,
+        "scaled_mm", product(ones(HUGE, 2, K), 0, scale_a=apart(dtype=FLOAT)), HUGE * 2 * 4
     ),
     "copy of azp": Memory(
         "scaled_mm",
@@ -116,9 +114,7 @@ MEMORY = {
         "scaled_mm", product(ones(HUGE, K), 4, residual=ones(HUGE, 4, dtype=FLOAT)), HUGE * 4 * 4
     ),
     "copy of a residual of two strides": Memory(
-        "scaled_mm",
-        product(ones(HUGE, 2, K), 1, residual=apart((1,), FLOAT)),
-        HUGE * 2 * 4,
+        "scaled_mm", product(ones(HUGE, 2, K), 1, residual=apart((1,), FLOAT)), HUGE * 2 * 4
     ),
     "int8_mm": Memory("int8_mm", {"a": ones(HUGE, K), "b": ones(K, 4)}, HUGE * 4 * 4),
     "int8_mm, copy of a": Memory("int8_mm", {"a": apart((K,)), "b": ones(K, 0)}, HUGE * 2 * K),

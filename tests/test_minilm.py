@@ -44,8 +44,7 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if "everywhere" in n else ()) for n in PROMISED],
+    "name", [pytest.param(n, marks=pytest.mark.slow if "everywhere" in n else ()) for n in PROMISED]
 )
 @pytest.mark.filterwarnings("error")
 def test_minilm(model: Any, name: str) -> None:

@@ -131,10 +131,7 @@ def test_every_pair_of_value_and_zero_point(bits: int, dtype: torch.dtype) -> No
 def test_a_float_zero_point_is_added_before_the_one_rounding(isa: str, bits: int) -> None:
     """Products halfway between two numbers of 16 bits, which the least zero point decides; rounded
     to float32 in between, it would be lost."""
-    cases = {
-        torch.float16: (1 + 2**-10, 2.0**-24),
-        torch.bfloat16: (1 + 2**-7, 2.0**-60),
-    }
+    cases = {torch.float16: (1 + 2**-10, 2.0**-24), torch.bfloat16: (1 + 2**-7, 2.0**-60)}
     for dtype, (scale, least) in cases.items():
         zeros = torch.tensor([[0.0, least, -least, 2.0**-20, -(2.0**-20)]]).to(dtype)
         plain = every_value(bits, "float", torch.full((1, 5), scale).to(dtype), zeros)

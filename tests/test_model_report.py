@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from blocks import PreNorm, inputs, seeded
-from helpers import assert_bits, assert_same_state
+from helpers import assert_bits, assert_same_state, rows
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
@@ -196,20 +196,19 @@ def test_stacked_experts_are_named() -> None:
 
 # --- patterns -------------------------------------------------------------------------------------
 
-IDLE: dict[str, tuple[dict[str, Any], str]] = {
-    "targets": ({"targets": ("q", "transformer.*")}, "targets .*got 'transformer.*'"),
-    "ignore": ({"ignore": ("mlp",)}, "ignore .*got 'mlp': the layers are q, k, v, o, gate, ..."),
-    "overrides": ({"overrides": (("q_proj", "static"),)}, "overrides .*got 'q_proj'"),
-    "several": ({"ignore": ("x", "y", "q")}, r"ignore .*got 'x' \(and 1 more patterns\)"),
-    "letters": ({"ignore": ("Q",)}, "ignore .*got 'Q'"),
-    "smoothing": ({"smoothing": Smoothing(layers=("fc*",))}, r"smoothing.layers .*got 'fc\*'"),
-    "alphas": ({"smoothing": Smoothing(alphas=(("fc", 0.1),))}, "smoothing.alphas .*got 'fc'"),
+IDLE: dict[str, Any] = {
+    "targets .*got 'transformer.*'": {"targets": ("q", "transformer.*")},
+    "ignore .*got 'mlp': the layers are q, k, v, o, gate, ...": {"ignore": ("mlp",)},
+    "overrides .*got 'q_proj'": {"overrides": (("q_proj", "static"),)},
+    r"ignore .*got 'x' \(and 1 more patterns\)": {"ignore": ("x", "y", "q")},
+    "ignore .*got 'Q'": {"ignore": ("Q",)},
+    r"smoothing.layers .*got 'fc\*'": {"smoothing": Smoothing(layers=("fc*",))},
+    "smoothing.alphas .*got 'fc'": {"smoothing": Smoothing(alphas=(("fc", 0.1),))},
 }
 
 
-@pytest.mark.parametrize("name", IDLE)
-def test_a_pattern_that_matches_nothing_is_refused(name: str) -> None:
-    options, message = IDLE[name]
+@pytest.mark.parametrize(("message", "options"), rows(IDLE))
+def test_a_pattern_that_matches_nothing_is_refused(message: str, options: Any) -> None:
     model, config = seeded(PreNorm), QuantConfig(**options)
     for act in (
         lambda: quantize_model(model, config, inputs(), inplace=True),

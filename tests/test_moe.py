@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import ISAS, assert_bits, bytes_of, each_isa
+from helpers import ISAS, assert_bits, bytes_of, each_isa, refuses
 from operands import ACTIVATIONS, COLUMN, GATED, OUT_DTYPES, ROW, Layout
 from torch import Tensor
 
@@ -235,77 +235,72 @@ SORT: dict[str, Any] = {"top_k_index": torch.zeros(3, 2, dtype=torch.int64), "nu
 PACKED = pack_weight_int8(GOOD["b"])
 A, B, LAST = GOOD["a"], GOOD["b"], torch.tensor([2, 5, 11], dtype=torch.int32)
 ROWS = torch.zeros(10, dtype=torch.int32)
-REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (grouped_mm, {"a": A.float()}, "a must be int8, got float32"),
-    (grouped_mm, {"a": A[0]}, r"a must be a matrix \[T, K\], got shape \(6,\)"),
-    (grouped_mm, {"a": A[:, 1:]}, "a must have K=6 columns, the rows of b"),
-    (grouped_mm, {"b": B[0]}, r"b must be a stack of matrices \[E, K, N\], got shape \(6, 8\)"),
-    (grouped_mm, {"b": B.float()}, "b must be int8"),
-    (grouped_mm, {"b": pack_weight_int8(B[0])}, r"b_shape must be \(E, K, N\)"),
-    (
-        grouped_mm,
-        {"b": scaled_mm.PackedWeight(PACKED.data[:, 1:], 6, 8)},
-        "b must be contiguous packed buffers of shape",
-    ),
-    (grouped_mm, {"offsets": LAST.long()}, "offsets must be int32, got int64"),
-    (grouped_mm, {"offsets": LAST[:2]}, r"offsets must have shape \(3,\), got shape \(2,\)"),
-    (grouped_mm, {"offsets": LAST}, "offsets must rise from 0 to at most the 10 rows, got 11"),
-    (grouped_mm, {"offsets": LAST.flip(0) - 3}, "offsets must rise from 0 .*, got 2 behind 8"),
-    (grouped_mm, {"offsets": LAST - 3}, "offsets must rise from 0 .*, got -1 behind 0"),
-    (grouped_mm, {"rows": ROWS - 1}, r"rows must name rows 0\.\.\d+ of a, got -1"),
-    (grouped_mm, {"rows": ROWS + len(A)}, f"rows must name .* of a, got {len(A)}"),
-    (grouped_mm, {"rows": ROWS.view(5, 2)}, "rows must be a vector"),
-    (grouped_mm, {"rows": ROWS.long()}, "rows must be int32, got int64"),
-    (grouped_mm, {"scale_a": torch.ones(len(A) + 1)}, "scale_a must have 1 or"),
-    (grouped_mm, {"scale_b": torch.ones(8)}, r"scale_b must have shape \(3, 8\)"),
-    (grouped_mm, {"scale_b": torch.ones(3, 8).half()}, "scale_b must be float32"),
-    (grouped_mm, {"bias": torch.ones(3, 8).half()}, "bias must be"),
-    (grouped_mm, {"azp_adj": torch.ones(8).int()}, r"azp_adj must have shape \(3, 8\)"),
-    (grouped_mm, {"azp": None}, "azp must be given together with azp_adj"),
-    (grouped_mm, {"residual": torch.ones(9, 8)}, r"residual must have shape \(10, 8\)"),
-    (grouped_mm, {"out_dtype": torch.int8}, "out_scale must be given with out_dtype=int8"),
-    (grouped_mm, {"activation": "tanh"}, "activation must be None or one of relu"),
-    (grouped_mm, {"scale_a": torch.ones(1, requires_grad=True)}, "scale_a must not require grad"),
-    (grouped_mm, {"scale_b": GOOD["scale_b"].to("meta")}, "scale_b must be on the device of a"),
-    (moe_combine, {"y": torch.ones(5, 4)}, r"y must have T \* k = 6 rows"),
-    (
-        moe_combine,
-        {"y": torch.ones(6, 4).int()},
-        "y must be float32, bfloat16 or float16, got int32",
-    ),
-    (moe_combine, {"weights": torch.ones(6)}, r"weights must be a matrix \[T, k\]"),
-    (moe_combine, {"order": torch.zeros(6).int()}, r"order must have each of 0\.\.5 once, got 0"),
-    (moe_combine, {"order": torch.arange(6).int() + 1}, "order must have each of .*, got 6"),
-    (moe_combine, {"order": torch.arange(6)}, "order must be int32"),
-    (moe_combine, {"residual": torch.ones(3, 5)}, r"residual must have the output's shape"),
-    (moe_combine, {"out_dtype": torch.int8}, "out_dtype must be bfloat16, float16 or float32"),
-    (moe_sort, {"top_k_index": torch.zeros(3, 2)}, "top_k_index must be int32 or int64, got float"),
-    (moe_sort, {"top_k_index": torch.zeros(3).long()}, r"top_k_index must be a matrix \[T, k\]"),
-    (moe_sort, {"num_experts": -1}, r"num_experts must be in 0\.\."),
-]
-OF_EACH = {grouped_mm: GOOD, moe_combine: COMBINE, moe_sort: SORT}
-
-
-@pytest.mark.parametrize(("function", "change", "message"), REFUSED)
-def test_refused(function: Any, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        function(**{**OF_EACH[function], **change})
-
-
-@pytest.mark.parametrize(
-    ("function", "change", "message"),
-    [
-        (grouped_mm, {"offsets": [1]}, "offsets must be a Tensor, got list"),
-        (grouped_mm, {"activation": 3}, "activation must be a str, got int"),
-        (grouped_mm, {"out_dtype": "half"}, "out_dtype must be a torch.dtype, got str"),
-        (moe_combine, {"order": [0]}, "order must be a Tensor, got list"),
-        (moe_combine, {"out_dtype": "half"}, "out_dtype must be a torch.dtype, got str"),
-        (moe_sort, {"num_experts": 1.0}, "num_experts must be an int, got float"),
-    ],
+GROUPED = {
+    "a must be int8, got float32": {"a": A.float()},
+    r"a must be a matrix \[T, K\], got shape \(6,\)": {"a": A[0]},
+    "a must have K=6 columns, the rows of b": {"a": A[:, 1:]},
+    r"b must be a stack of matrices \[E, K, N\], got shape \(6, 8\)": {"b": B[0]},
+    "b must be int8": {"b": B.float()},
+    r"b_shape must be \(E, K, N\)": {"b": pack_weight_int8(B[0])},
+    "b must be contiguous packed buffers of shape": {
+        "b": scaled_mm.PackedWeight(PACKED.data[:, 1:], 6, 8)
+    },
+    "offsets must be int32, got int64": {"offsets": LAST.long()},
+    r"offsets must have shape \(3,\), got shape \(2,\)": {"offsets": LAST[:2]},
+    "offsets must rise from 0 to at most the 10 rows, got 11": {"offsets": LAST},
+    "offsets must rise from 0 .*, got 2 behind 8": {"offsets": LAST.flip(0) - 3},
+    "offsets must rise from 0 .*, got -1 behind 0": {"offsets": LAST - 3},
+    r"rows must name rows 0\.\.\d+ of a, got -1": {"rows": ROWS - 1},
+    f"rows must name .* of a, got {len(A)}": {"rows": ROWS + len(A)},
+    "rows must be a vector": {"rows": ROWS.view(5, 2)},
+    "rows must be int32, got int64": {"rows": ROWS.long()},
+    "scale_a must have 1 or": {"scale_a": torch.ones(len(A) + 1)},
+    r"scale_b must have shape \(3, 8\)": {"scale_b": torch.ones(8)},
+    "scale_b must be float32": {"scale_b": torch.ones(3, 8).half()},
+    "bias must be": {"bias": torch.ones(3, 8).half()},
+    r"azp_adj must have shape \(3, 8\)": {"azp_adj": torch.ones(8).int()},
+    "azp must be given together with azp_adj": {"azp": None},
+    r"residual must have shape \(10, 8\)": {"residual": torch.ones(9, 8)},
+    "out_scale must be given with out_dtype=int8": {"out_dtype": torch.int8},
+    "activation must be None or one of relu": {"activation": "tanh"},
+    "scale_a must not require grad": {"scale_a": torch.ones(1, requires_grad=True)},
+    "scale_b must be on the device of a": {"scale_b": GOOD["scale_b"].to("meta")},
+}
+GROUPED_TYPES = {
+    "offsets must be a Tensor, got list": {"offsets": [1]},
+    "activation must be a str, got int": {"activation": 3},
+    "out_dtype must be a torch.dtype, got str": {"out_dtype": "half"},
+}
+COMBINED = {
+    r"y must have T \* k = 6 rows": {"y": torch.ones(5, 4)},
+    "y must be float32, bfloat16 or float16, got int32": {"y": torch.ones(6, 4).int()},
+    r"weights must be a matrix \[T, k\]": {"weights": torch.ones(6)},
+    r"order must have each of 0\.\.5 once, got 0": {"order": torch.zeros(6).int()},
+    "order must have each of .*, got 6": {"order": torch.arange(6).int() + 1},
+    "order must be int32": {"order": torch.arange(6)},
+    r"residual must have the output's shape": {"residual": torch.ones(3, 5)},
+    "out_dtype must be bfloat16, float16 or float32": {"out_dtype": torch.int8},
+}
+COMBINED_TYPES = {
+    "order must be a Tensor, got list": {"order": [0]},
+    "out_dtype must be a torch.dtype, got str": {"out_dtype": "half"},
+}
+SORTED = {
+    "top_k_index must be int32 or int64, got float": {"top_k_index": torch.zeros(3, 2)},
+    r"top_k_index must be a matrix \[T, k\]": {"top_k_index": torch.zeros(3).long()},
+    r"num_experts must be in 0\.\.": {"num_experts": -1},
+}
+SORTED_TYPES = {"num_experts must be an int, got float": {"num_experts": 1.0}}
+test_grouped_mm_refuses = refuses(GROUPED, grouped_mm, **GOOD)
+test_grouped_mm_of_other_types = refuses(
+    GROUPED_TYPES, grouped_mm, error=TypeError, end="$", **GOOD
 )
-def test_of_another_type(function: Any, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=f"^{message}$"):
-        function(**{**OF_EACH[function], **change})
+test_moe_combine_refuses = refuses(COMBINED, moe_combine, **COMBINE)
+test_moe_combine_of_other_types = refuses(
+    COMBINED_TYPES, moe_combine, error=TypeError, end="$", **COMBINE
+)
+test_moe_sort_refuses = refuses(SORTED, moe_sort, **SORT)
+test_moe_sort_of_other_types = refuses(SORTED_TYPES, moe_sort, error=TypeError, end="$", **SORT)
 
 
 # --- as ops of torch ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits, assert_compiles, assert_exports
+from helpers import assert_bits, assert_compiles, assert_exports, refuses
 from torch import Tensor, nn
 
 from scaled_mm import reference
@@ -186,29 +186,14 @@ def test_meta_device() -> None:
         assert (out.shape, out.dtype, out.is_meta) == ((3, N), torch.float32, True)
 
 
-REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "static-without-scale": ({"dynamic": False}, r"input_scale must be given"),
-    "static-without-azp": (
-        {"dynamic": False, "symmetric": False, "input_scale": 1.0},
-        r"input_azp must be given",
-    ),
-    "dynamic-with-scale": ({"input_scale": 1.0}, r"input_scale must not be given"),
-    "symmetric-with-azp": (
-        {"dynamic": False, "input_scale": 1.0, "input_azp": 3},
-        r"input_azp must not be given",
-    ),
-    "static-per-token": (
-        {"dynamic": False, "input_scale": 1.0, "per_token": True},
-        r"per_token must be False",
-    ),
+REFUSALS = {
+    r"input_scale must be given": {"dynamic": False},
+    r"input_azp must be given": {"dynamic": False, "symmetric": False, "input_scale": 1.0},
+    r"input_scale must not be given": {"input_scale": 1.0},
+    r"input_azp must not be given": {"dynamic": False, "input_scale": 1.0, "input_azp": 3},
+    r"per_token must be False": {"dynamic": False, "input_scale": 1.0, "per_token": True},
 }
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refused(name: str) -> None:
-    options, message = REFUSALS[name]
-    with pytest.raises(ValueError, match=rf"^{message} .*, got .+$"):
-        ScaledLinear.from_linear(linear(), **options)
+test_refused = refuses(REFUSALS, ScaledLinear.from_linear, end=" .*, got .+$", linear=linear())
 
 
 def test_a_layer_is_made_of_a_linear_that_an_int32_sum_takes() -> None:
@@ -222,8 +207,6 @@ def test_a_layer_is_made_of_a_linear_that_an_int32_sum_takes() -> None:
         with pytest.raises(ValueError, match=r"^in_features must be at most 131071, got 200000$"):
             make()
 
-
-# --- smoothing ------------------------------------------------------------------------------------
 
 S = torch.linspace(0.25, 7, K)
 
@@ -286,19 +269,13 @@ def test_a_state_dict_without_azp_terms(scheme: str) -> None:
     assert_bits(again.weight_scale, coarse["weight_scale"].float())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"folded": True}, r"smooth must be given with folded=True, got None"),
-        ({"smooth": S[1:]}, r"smooth must be positive .* \(44,\), got .* of shape \(43,\)"),
-        ({"smooth": S - 0.25}, r"smooth must be positive and finite, .* least 0"),
-        ({"smooth": S / 0}, r"smooth must be positive and finite, .* largest inf"),
-    ],
-    ids=["folded", "shape", "zero", "infinite"],
-)
-def test_smooth_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        ScaledLinear.from_linear(linear(), **options)
+SMOOTH_REFUSED = {
+    r"smooth must be given with folded=True, got None": {"folded": True},
+    r"smooth must be positive .* \(44,\), got .* of shape \(43,\)": {"smooth": S[1:]},
+    r"smooth must be positive and finite, .* least 0": {"smooth": S - 0.25},
+    r"smooth must be positive and finite, .* largest inf": {"smooth": S / 0},
+}
+test_smooth_refused = refuses(SMOOTH_REFUSED, ScaledLinear.from_linear, linear=linear())
 
 
 @pytest.mark.parametrize("smooth", [None, torch.linspace(0.5, 2, 96)], ids=["plain", "smoothed"])

@@ -159,9 +159,6 @@ def test_awq_out_that_is_no_tensor(value: Any) -> None:
         scaled_mm.awq_gemm(**GEMM, out=value)
 
 
-# --- as torch sees it -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["scaled_mm float32", "awq_gemm"])
 def test_autograd_sees_the_write(name: str) -> None:
     """What backward would need of out is gone; torch says so, as for its own ops."""

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from awq_cases import AWQ_CASES, FINITE, AwqCase
-from helpers import assert_bits, bytes_of, each_isa
+from helpers import assert_bits, bytes_of, each_isa, refuses
 from torch import Tensor
 
 import scaled_mm
@@ -57,51 +56,41 @@ W = AwqCase("packed", 128, 64, 64, torch.float16, "special").weight()
 X = torch.linspace(-1, 1, 3 * 128).view(3, 128).half()
 
 
-def test_packing_refuses() -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"qweight": W["qweight"].long()}, "qweight must be int32 of two dimensions, got int64"),
-        ({"qzeros": W["qzeros"].float()}, "qzeros must be int32 of two dimensions, got float32"),
-        ({"scales": W["scales"].float()}, "scales must be float16 or bfloat16, got float32"),
-        ({"scales": W["scales"][:, :8]}, "scales must have N=64 columns"),
-        ({"qzeros": W["qzeros"][:1]}, "qzeros must have shape"),
-    ]
-    for change, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            MixedWeight.from_awq(**{**W, **change})
-    with pytest.raises(TypeError, match="scales must be a Tensor, got list"):
-        MixedWeight.from_awq(W["qweight"], [], W["qzeros"])
+PACKING = {
+    "qweight must be int32 of two dimensions, got int64": {"qweight": W["qweight"].long()},
+    "qzeros must be int32 of two dimensions, got float32": {"qzeros": W["qzeros"].float()},
+    "scales must be float16 or bfloat16, got float32": {"scales": W["scales"].float()},
+    "scales must have N=64 columns": {"scales": W["scales"][:, :8]},
+    "qzeros must have shape": {"qzeros": W["qzeros"][:1]},
+}
+test_packing_refuses = refuses(PACKING, MixedWeight.from_awq, **W)
+NO_SCALES = {"scales must be a Tensor, got list": {"scales": []}}
+test_what_is_no_tensor = refuses(NO_SCALES, MixedWeight.from_awq, error=TypeError, **W)
 
+PACKED = MixedWeight.from_awq(**W)
+FOR_A_GPU = PACKED.data[: units.units_elements(128, 64, 64, 4, INTEGER)]
+PRODUCTS = {
+    "packed must be of x's dtype bfloat16": {"x": X.bfloat16()},
+    "x must have K=128 columns": {"x": X[:, 1:]},
+    ".*must be of layout 0 or 2 on the CPU": {"qweight": replace(PACKED, data=FOR_A_GPU, layout=1)},
+    "out must": {"out": PACKED.data[: 3 * 64].view(3, 64)},
+}
+test_products_refuse = refuses(PRODUCTS, scaled_mm.awq_gemm, x=X, qweight=PACKED)
+ABSENT = {"scales and qzeros must be absent": [{"scales": W["scales"]}, {"qzeros": W["qzeros"]}]}
+test_words_beside_a_packed_weight = refuses(
+    ABSENT, scaled_mm.awq_gemm, error=TypeError, x=X, qweight=PACKED
+)
 
-def test_products_refuse() -> None:
-    packed = MixedWeight.from_awq(**W)
-    op = torch.ops.scaled_mm.mixed_mm
-    long = torch.cat([packed.data, packed.data])
-    size = units.units_elements(128, 64, 64, 4, INTEGER)
-    for_a_gpu = replace(packed, data=packed.data[:size], layout=1)
-    wrong: list[tuple[Any, str]] = [
-        (lambda: scaled_mm.awq_gemm(X.bfloat16(), packed), "packed must be of x's dtype bfloat16"),
-        (lambda: scaled_mm.awq_gemm(X[:, 1:], packed), "x must have K=128 columns"),
-        (lambda: scaled_mm.awq_gemm(X, for_a_gpu), "must be of layout 0 or 2 on the CPU"),
-        (
-            lambda: op(X, long, [128, 64, 64, 4, 1, 2]),
-            "packed must be a contiguous buffer of shape",
-        ),
-        (lambda: op(X, long[::2], [128, 64, 64, 4, 1, 2]), "packed must be a contiguous buffer"),
-        (lambda: op(X, long[1:], [128, 64, 64, 4, 1, 2]), "packed must be a contiguous buffer"),
-        (
-            lambda: op(X, long.view(torch.int16), [128, 64, 64, 4, 1, 2]),
-            "packed must be float16 or",
-        ),
-        (lambda: scaled_mm.awq_gemm(X, packed, out=packed.data[: 3 * 64].view(3, 64)), "out must"),
-        (lambda: replace(packed, data=long).unpack(), "data must be a buffer of pack_weight"),
-    ]
-    sizes = ([128, 64, 48, 4, 1, 0], [-1, 64, 64, 4, 1, 0], [128, 64, 64, 4, 1, 3])
-    sizes += ([128, 64, 16, 4, 1, 1], [0, 64, 0, 4, 1, 1], [2**40, 64, 2**40, 4, 1, 0])
-    for bad in (*sizes, [128, 64, 64, 4, 1], [128, 64, 0, 4, 1, 0]):
-        wrong.append((lambda bad=bad: op(X, packed.data, bad), "sizes must be"))
-    for call, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            call()
-    for more in ({"scales": W["scales"]}, {"qzeros": W["qzeros"]}):
-        with pytest.raises(TypeError, match="scales and qzeros must be absent"):
-            scaled_mm.awq_gemm(X, packed, **more)
+LONG = torch.cat([PACKED.data, PACKED.data])
+SIZES = ([128, 64, 48, 4, 1, 0], [-1, 64, 64, 4, 1, 0], [128, 64, 64, 4, 1, 3])
+SIZES += ([128, 64, 16, 4, 1, 1], [0, 64, 0, 4, 1, 1], [2**40, 64, 2**40, 4, 1, 0])
+SIZES += ([128, 64, 64, 4, 1], [128, 64, 0, 4, 1, 0])
+OP = {
+    "packed must be a contiguous buffer of shape": {"packed": LONG},
+    "packed must be a contiguous buffer": [{"packed": LONG[::2]}, {"packed": LONG[1:]}],
+    "packed must be float16 or": {"packed": LONG.view(torch.int16)},
+    "sizes must be": [{"packed": PACKED.data, "sizes": sizes} for sizes in SIZES],
+}
+test_the_op_refuses = refuses(OP, torch.ops.scaled_mm.mixed_mm, x=X, sizes=[128, 64, 64, 4, 1, 2])
+DATA = {"data must be a buffer of pack_weight": lambda: replace(PACKED, data=LONG).unpack()}
+test_data_of_another_size = refuses(DATA)

@@ -156,9 +156,6 @@ def test_done_twice_adds_nothing(tmp_path: Path) -> None:
     assert again == out
 
 
-# ---- Interrupted ---------------------------------------------------------------------------------
-
-
 def test_a_second_run_keeps_what_is_there(tmp_path: Path) -> None:
     source, out = variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out"
     precompute(source, out)
@@ -238,9 +235,6 @@ def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path) -> None:
         assert_bits(state[name], x)
 
 
-# ---- Refused -------------------------------------------------------------------------------------
-
-
 def test_nobodys_files_are_written_over(tmp_path: Path) -> None:
     source = variant(tmp_path / "in", "static-asymmetric")
     (tmp_path / "file").write_text("x")
@@ -281,24 +275,23 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return err
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "float": ({}, "has no int8 weight"),
-    "term": ({"up.azp_with_adj": torch.ones(1, 32).int()}, "is not the one that weight and zero"),
-    "zero-range": ({"up.input_zero_point": torch.tensor([300]).int()}, "must be in -128..127, got"),
-    "zero-nan": ({"up.input_zero_point": torch.tensor([torch.nan])}, "-128..127, got nan"),
-    "unsigned": ({"up.input_zero_point": torch.ones(1).to(torch.uint8)}, "got U8"),
-    "part": ({"up.g_idx": torch.ones(1)}, "up.g_idx is not understood"),
-    "experts": ({"moe.up_proj": torch.ones(2, 2, 2).to(torch.int8)}, "moe.up_proj, int8 (2, 2, 2)"),
-    "packed": ({"up.weight_packed": torch.ones(2, 2).int()}, "up.weight_packed is not understood"),
+BAD: dict[str, dict[str, Any]] = {
+    "has no int8 weight": {},
+    "is not the one that weight and zero": {"up.azp_with_adj": torch.ones(1, 32).int()},
+    "must be in -128..127, got": {"up.input_zero_point": torch.tensor([300]).int()},
+    "-128..127, got nan": {"up.input_zero_point": torch.tensor([torch.nan])},
+    "got U8": {"up.input_zero_point": torch.ones(1).to(torch.uint8)},
+    "up.g_idx is not understood": {"up.g_idx": torch.ones(1)},
+    "moe.up_proj, int8 (2, 2, 2)": {"moe.up_proj": torch.ones(2, 2, 2).to(torch.int8)},
+    "up.weight_packed is not understood": {"up.weight_packed": torch.ones(2, 2).int()},
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("said", BAD)
 def test_what_is_not_understood_is_named(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change, said = BAD[name]
-    state = tensors(False, False) | change if change else {"a.weight": torch.ones(2, 2)}
+    state = tensors(False, False) | BAD[said] if BAD[said] else {"a.weight": torch.ones(2, 2)}
     write(tmp_path / "in", state, quantization_config(False, False))
     assert said in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
     assert {path.name for path in (tmp_path / "out").glob("*")} <= {MANIFEST}

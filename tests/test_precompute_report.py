@@ -7,19 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import (
-    INT8,
-    quantization_config,
-    state_of,
-    tensors,
-    write,
-)
+from checkpoint_cases import INT8, quantization_config, state_of, tensors, write
 from helpers import assert_bits, run_python
 
 from scaled_mm import reference
 from scaled_mm_cli.main import main
-
-# ---- The report ----------------------------------------------------------------------------------
 
 
 def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from operands import MATRIX, OUT_DTYPES, VALUES
 from torch import Tensor
 
-from scaled_mm import (
-    azp_adj,
-    int8_mm,
-    pack_weight_int8,
-    quantize_int8,
-    scaled_mm,
-)
+from scaled_mm import azp_adj, int8_mm, pack_weight_int8, quantize_int8, scaled_mm
 from scaled_mm._library import forced_cpu_isa
 
 pytestmark = pytest.mark.usefixtures("isa")

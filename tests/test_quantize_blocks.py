@@ -95,11 +95,7 @@ def assert_same_files(one: QuantizeReport, other: QuantizeReport) -> None:
     ],
 )
 def test_it_has_the_bits_of_the_whole_model(
-    family: str,
-    config: str,
-    dtype: torch.dtype,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, config: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written(tmp_path / "float", family, dtype)
     got = quantize_checkpoint(folder, tmp_path / "blocks", CONFIGS[config], batches())
@@ -130,8 +126,6 @@ def test_warnings_are_those_of_the_whole_model(
     assert said[0] == said[1]
     assert len(said[0]) == 3
 
-
-# ---- Memory --------------------------------------------------------------------------------------
 
 PEAK = """
 import re, sys
@@ -178,9 +172,6 @@ def test_one_block_is_in_memory_at_a_time(tmp_path: Path) -> None:
     assert by_blocks < 3 * block, (by_blocks, block)
     for path in Path(f"{out}-whole").glob("*.safetensors"):
         assert path.read_bytes() == Path(f"{out}-blocks", path.name).read_bytes()
-
-
-# ---- Which models are run so ---------------------------------------------------------------------
 
 
 class Unloaded:

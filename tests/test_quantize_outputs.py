@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import Model, files_of, write
-from helpers import assert_bits, extra, run_python
+from helpers import assert_bits, extra, rows, run_python
 from llamas import IDS, llama
 from safetensors.torch import load_file, save_file
 from test_cli_quantize import loaded, written
@@ -220,20 +220,18 @@ def _add(beside: str, name: str) -> Callable[[dict[str, Tensor]], None]:
 
 
 Q = "model.layers.0.self_attn.q_proj"
-FILES: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
-    "missing": (_replace(f"{Q}.weight", None), rf"has no {Q}.weight, which LlamaForCausalLM has"),
-    "shape": (_replace(f"{Q}.weight", torch.ones(4, 48)), r"\[48, 48\], got F32 \[4, 48\]"),
-    "dtype": (
-        _replace(f"{Q}.weight", torch.ones(48, 48, dtype=torch.int32)),
-        r"q_proj.weight must be F32 or BF16 or F16 of shape \[48, 48\], got I32",
+FILES: dict[str, Any] = {
+    rf"has no {Q}.weight, which LlamaForCausalLM has": _replace(f"{Q}.weight", None),
+    r"\[48, 48\], got F32 \[4, 48\]": _replace(f"{Q}.weight", torch.ones(4, 48)),
+    r"q_proj.weight must be F32 or BF16 or F16 of shape \[48, 48\], got I32": _replace(
+        f"{Q}.weight", torch.ones(48, 48, dtype=torch.int32)
     ),
-    "scaled": (_add(f"{Q}.weight", f"{Q}.weight_scale"), r"q_proj.weight_scale already, without"),
-}  # fmt: skip
+    r"q_proj.weight_scale already, without": _add(f"{Q}.weight", f"{Q}.weight_scale"),
+}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_files_that_are_refused(name: str, source: Path, tmp_path: Path) -> None:
-    change, said = FILES[name]
+@pytest.mark.parametrize(("said", "change"), rows(FILES))
+def test_files_that_are_refused(said: str, change: Any, source: Path, tmp_path: Path) -> None:
     _change(source, change)
     with pytest.raises(ValueError, match=said):
         quantize_checkpoint(source, tmp_path / "out")

@@ -215,9 +215,6 @@ def test_int8_mm_and_column_sums() -> None:
         assert reference.azp_with_adj(b, azp).tolist() == [wrapped]
 
 
-# --- quantisers -----------------------------------------------------------------------------------
-
-
 def quantized_in_torch(
     x: torch.Tensor,
     *,

@@ -207,8 +207,6 @@ def test_checkpoints_are_rotated_file_by_file(
         assert validate(model, quantised, [IDS], thresholds=loose, stride=31).ok
 
 
-# --- at run time ----------------------------------------------------------------------------------
-
 KEPT = ("*.down_proj", "dynamic")  # of 80 inputs
 ONLINE = {
     "static": QuantConfig("static-rotate32", overrides=(KEPT,)),
@@ -308,12 +306,7 @@ def test_online_rotations_that_do_not_fit_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("kind", "batches", "rotation", "message"),
     [
-        (
-            "Llama",
-            None,
-            Rotation(),
-            "^batches must be given for .* or rotation, got None",
-        ),
+        ("Llama", None, Rotation(), "^batches must be given for .* or rotation, got None"),
         ("Llama", [IDS], Rotation(block=64), r"^block must divide the width of model\S+ \(96\)"),
         ("Gemma", [IDS], Rotation(), "^rotation must leave the model's output as it was"),
         ("GPTNeoX", [IDS], Rotation(), "^model must have model.embed_tokens, a Embedding"),
@@ -342,10 +335,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     command = ["validate", f"{tmp_path}/out", "--float", f"{tmp_path}/float", *tokens]
     assert main([*command, "--min-cosine", "0.9"]) == 0
     for wrong, said in (
-        (
-            ["--rotate"],
-            "given with a static scheme, --alpha, --search or --rotate, got nei",
-        ),
+        (["--rotate"], "given with a static scheme, --alpha, --search or --rotate, got nei"),
         (["--seed", "5"], "--seed must come with --rotate, got 5 alone"),
     ):
         assert main(["quantize", *options, *wrong]) == 2
@@ -356,17 +346,9 @@ REFUSED: dict[str, tuple[Any, Rotation, str]] = {
     "block": (None, Rotation(block=64), r"block must divide the width of model\S+ \(96\), got 64"),
     "head": (None, Rotation(head_block=16), r"head_block must divide a head of .* \(24\), got 16"),
     "ranks": (None, Rotation(ranks=8), r"^head_block .*layers.0.self_attn.o_proj of each of 8 r"),
-    "linear": (
-        "model.layers.1.mlp.up_proj",
-        Rotation(),
-        r"mlp\.up_proj, a Linear, .* a Identity$",
-    ),
+    "linear": ("model.layers.1.mlp.up_proj", Rotation(), r"mlp\.up_proj, a Linear, .* a Identity$"),
     "norm": ("model.norm", Rotation(), r"^model\.norm must be an RMSNorm, got a Identity$"),
-    "embedding": (
-        "model.embed_tokens",
-        Rotation(),
-        r"embed_tokens, a Embedding, .*a Identity$",
-    ),
+    "embedding": ("model.embed_tokens", Rotation(), r"embed_tokens, a Embedding, .*a Identity$"),
 }
 
 

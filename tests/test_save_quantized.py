@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import Model, files_of, state_of
-from helpers import assert_bits, assert_same_state, extra
+from helpers import assert_bits, assert_same_state, extra, rows
 from llamas import IDS, llama, relative
 from test_checkpoint_llama import DTYPES
 from torch import Tensor, nn
@@ -157,9 +157,6 @@ def test_a_quantised_head_is_tied_no_more(tmp_path: Path) -> None:
     assert theirs.lm_head.weight is not theirs.model.embed_tokens.weight
 
 
-# ---- Any module ----------------------------------------------------------------------------------
-
-
 class Odd(nn.Module):
     """Tensors of several dtypes, a module in two places, and buffers of both kinds."""
 
@@ -266,9 +263,6 @@ def test_awq_layers_are_saved_as_packed_ones(tmp_path: Path, act_order: bool) ->
     assert (made(x).float() - layer(x).float()).abs().max() < 0.05 * layer(x).float().abs().max()
 
 
-# ---- Refused, and nothing left -------------------------------------------------------------------
-
-
 def smoothed_in_the_quantiser() -> nn.Module:
     config = QuantConfig(smoothing=Smoothing(0.5, layers=("*.o_proj",)))
     return quantize_model(llama(), config, [IDS])
@@ -285,22 +279,20 @@ def gpt2() -> nn.Module:
     return quantize_model(transformers.GPT2LMHeadModel(config).eval())
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "input-smooth": (smoothed_in_the_quantiser, r"self_attn.o_proj: input_smooth has no place in"),
-    "int8-elsewhere": (with_other_int8, r"head.table must be float, got torch.int8 of a Linear"),
-    "conv1d": (gpt2, r"h.0.attn.c_attn: is a Conv1D in the float model, and compressed-tensors'"),
-    "float": (llama, "must hold a quantised layer, such as a ScaledLinear, got none"),
-    "a-layer": (lambda: ScaledLinear(4, 4), "under names, got one by itself"),
-    "meta": (
-        lambda: nn.Sequential(ScaledLinear(4, 4), nn.Linear(4, 4, device="meta")),
-        r"1.weight must be a tensor with values, got one on the meta device",
+REFUSED: dict[str, Any] = {
+    r"self_attn.o_proj: input_smooth has no place in": smoothed_in_the_quantiser,
+    r"head.table must be float, got torch.int8 of a Linear": with_other_int8,
+    r"h.0.attn.c_attn: is a Conv1D in the float model, and compressed-tensors'": gpt2,
+    "must hold a quantised layer, such as a ScaledLinear, got none": llama,
+    "under names, got one by itself": lambda: ScaledLinear(4, 4),
+    r"1.weight must be a tensor with values, got one on the meta device": lambda: nn.Sequential(
+        ScaledLinear(4, 4), nn.Linear(4, 4, device="meta")
     ),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, tmp_path: Path) -> None:
-    made, said = REFUSED[name]
+@pytest.mark.parametrize(("said", "made"), rows(REFUSED))
+def test_refused(said: str, made: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         save_quantized(made(), tmp_path / "out")
     assert not list(tmp_path.iterdir())

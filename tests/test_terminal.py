@@ -148,9 +148,6 @@ def test_progress_and_what_is_printed_meanwhile(monkeypatch):
         assert hostile not in text
 
 
-# --- whole commands -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A checkpoint among files with hostile names, one of which is no UTF-8."""

@@ -95,9 +95,6 @@ def test_fake_metadata_is_real(count: int) -> None:
         assert_fake(scaled_mm.quantize_int8, quantize_case.build(rng=rng))
 
 
-# --- compile and export ---------------------------------------------------------------------------
-
-
 def function_and_backend(function: Callable[..., Tensor], backend: str) -> Any:
     """In `make test` inductor compiles functions that have each op once, aot_eager compiles all."""
     again = function in (asymmetric, residual, gated, activations)
@@ -125,8 +122,6 @@ def test_compile_packed_argument() -> None:
 def test_export(function: Callable[..., Tensor]) -> None:
     assert_exports(Module(function), x_of)
 
-
-# --- modes and subclasses -------------------------------------------------------------------------
 
 EAGER = [dynamic, asymmetric, static, residual, gated]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from awq_cases import explain_awq
-from helpers import run_python
+from helpers import rows, run_python
 
 import scaled_mm
 from scaled_mm import _library
@@ -184,10 +184,7 @@ def test_the_fingerprint_is_of_the_tables() -> None:
 @pytest.mark.parametrize(
     ("text", "version"),
     [
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1.04  Re",
-            "580.1.04",
-        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1.04  Re", "580.1.04"),
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug", "535.104.05"),
         ("nothing", "unknown"),
         (None, "unknown"),
@@ -213,44 +210,42 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 
 
 ROW = "sm90/int8/stream_8x64"
-REFUSED: dict[str, tuple[Any, str]] = {
-    "no JSON": ("{", "Expecting property name"),
-    "empty": ("", "Expecting value"),
-    "a list": ("[]", "must hold a JSON object, got list"),
-    "deep": ("[" * 10_000, "nested too deep"),
-    "nan": ('{"format": NaN}', "NaN is not JSON"),
-    "twice": ('{"format": 1, "format": 1}', "the name 'format' stands twice"),
-    "format": ({"format": 2, "gpus": []}, "format must be an integer in 1..1, got 2"),
-    "no gpus": ({"format": 1}, "gpus must be a list of at most 64 objects"),
-    "gpus": ({"format": 1, "gpus": [{}] * 65}, "gpus must be a list of at most 64 objects"),
-    "gpu": ({"format": 1, "gpus": [1]}, "gpus[0] must be an object, got 1"),
-    "same": ({"format": 1, "gpus": [asdict(entry())] * 2}, "gpus must have each GPU once"),
-    "device": (changed("device", None), "gpus[0].device must be a string, got None"),
-    "device empty": (changed("device", ""), "gpus[0].device must be 1 to 256 printable"),
-    "device escapes": (changed("device", "\x1b[2J"), "gpus[0].device must be 1 to 256 printable"),
-    "sms": (changed("sms", 0), "gpus[0].sms must be an integer in 1..1000000, got 0"),
-    "share": (
-        changed("memory_share", 0),
-        "memory_share must be a number in 0.05..2, got 0",
-    ),
-    "share vast": (changed("memory_share", 10**400), "must be a number in 0.05..2, got 1000"),
-    "rows": (changed("rows", [1]), "gpus[0].rows must be an object, got [1]"),
-    "row": (changed("rows", {ROW: [1]}), "gpus[0].rows must be pairs of numbers"),
-    "row of text": (changed("rows", {ROW: "12"}), "gpus[0].rows must be pairs of numbers"),
-    "time": (changed("rows", {ROW: [-1, 1]}), "must be a number in 0..10000, got -1"),
-    "rate": (changed("rows", {ROW: [1, 0]}), "must be a number in 0.001..1000, got 0"),
-    "name": (changed("rows", {"sm90/int8/x": [1, 1]}), "of kernels of sm90, got 'sm90/int8/x'"),
-    "arch": (
-        changed("rows", {"sm80/int8/multistage_128x128": [1, 1]}),
-        "gpus[0].rows must be of kernels of sm90, got 'sm80/int8/multistage_128x128'",
+REFUSED: dict[str, Any] = {
+    "Expecting property name": "{",
+    "Expecting value": "",
+    "must hold a JSON object, got list": "[]",
+    "nested too deep": "[" * 10_000,
+    "NaN is not JSON": '{"format": NaN}',
+    "the name 'format' stands twice": '{"format": 1, "format": 1}',
+    "format must be an integer in 1..1, got 2": {"format": 2, "gpus": []},
+    "gpus must be a list of at most 64 objects": [{"format": 1}, {"format": 1, "gpus": [{}] * 65}],
+    "gpus[0] must be an object, got 1": {"format": 1, "gpus": [1]},
+    "gpus must have each GPU once": {"format": 1, "gpus": [asdict(entry())] * 2},
+    "gpus[0].device must be a string, got None": changed("device", None),
+    "gpus[0].device must be 1 to 256 printable": [
+        changed("device", ""),
+        changed("device", "\x1b[2J"),
+    ],
+    "gpus[0].sms must be an integer in 1..1000000, got 0": changed("sms", 0),
+    "memory_share must be a number in 0.05..2, got 0": changed("memory_share", 0),
+    "must be a number in 0.05..2, got 1000": changed("memory_share", 10**400),
+    "gpus[0].rows must be an object, got [1]": changed("rows", [1]),
+    "gpus[0].rows must be pairs of numbers": [
+        changed("rows", {ROW: [1]}),
+        changed("rows", {ROW: "12"}),
+    ],
+    "must be a number in 0..10000, got -1": changed("rows", {ROW: [-1, 1]}),
+    "must be a number in 0.001..1000, got 0": changed("rows", {ROW: [1, 0]}),
+    "of kernels of sm90, got 'sm90/int8/x'": changed("rows", {"sm90/int8/x": [1, 1]}),
+    "gpus[0].rows must be of kernels of sm90, got 'sm80/int8/multistage_128x128'": changed(
+        "rows", {"sm80/int8/multistage_128x128": [1, 1]}
     ),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("reason", "made"), rows(REFUSED))
+def test_refused(reason: str, made: Any, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As a whole, in words; and nothing but the choice would have depended on it."""
-    made, reason = REFUSED[name]
     path.parent.mkdir()
     path.write_text(made if isinstance(made, str) else json.dumps(made))
     with pytest.raises(ValueError, match=f"^{path}: "):

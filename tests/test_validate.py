@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from blocks import WIDTH, PreNorm, Tied, inputs, seeded
-from helpers import extra
+from helpers import extra, refuses
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -137,9 +137,6 @@ def test_padding_does_not_count(scheme: str) -> None:
         assert report.layers[0].off_r1 == 0
 
 
-# --- what is wrong is found -----------------------------------------------------------------------
-
-
 def wrong_bit(model: nn.Module) -> None:
     model.k.register_forward_hook(
         lambda m, x, y: (
@@ -189,26 +186,21 @@ def test_agreement() -> None:
         first_tensor(3)
 
 
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (
-            lambda m, q: validate(m, m, inputs()),
-            "quantised must hold a ScaledLinear or WeightOnlyLinear, got none",
-        ),
-        (lambda m, q: validate(nn.ReLU(), q, inputs()), "model must have a Linear named 'q'"),
-        (lambda m, q: validate(m, q, []), "batches must hold at least one batch"),
-        (lambda m, q: validate(m, q, [torch.ones(1, 0, WIDTH)]), "batches must reach every layer"),
-    ],
-    ids=["nothing", "another-model", "no-batch", "no-token"],
-)
-def test_refused(act: Any, message: str) -> None:
-    model = seeded(PreNorm)
-    with pytest.raises(ValueError, match=f"^{message}"):
-        act(model, quantize_model(model))
+def refused(batches: Any = None, model: Any = None, quantised: Any = None) -> Any:
+    whole = seeded(PreNorm)
+    made = quantised or quantize_model(whole)
+    return validate(model or whole, made, inputs() if batches is None else batches)
 
 
-# --- its looks ------------------------------------------------------------------------------------
+REFUSED = {
+    "quantised must hold a ScaledLinear or WeightOnlyLinear, got none": {
+        "quantised": seeded(PreNorm)
+    },
+    "model must have a Linear named 'q'": {"model": nn.ReLU()},
+    "batches must hold at least one batch": {"batches": []},
+    "batches must reach every layer": {"batches": [torch.ones(1, 0, WIDTH)]},
+}
+test_refused = refuses(REFUSED, refused)
 
 
 def test_report_as_table_json_and_picture(tmp_path: Path) -> None:
@@ -259,11 +251,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "pass": (["test_validate:mine", "--stride", "1"], 0, "PASS"),
     "json": (["test_validate:mine", "--json"], 0, '"ok": true'),
     "fail": (["test_validate:mine", "--min-sqnr", "90"], 1, "FAIL"),
-    "no-function": (
-        ["test_validate:none"],
-        2,
-        "test_validate:none must name a function of test_v",
-    ),
+    "no-function": (["test_validate:none"], 2, "test_validate:none must name a function of test_v"),
     "no-colon": (["other"], 2, "TARGET must be minilm, module:function or a quantised"),
     "not-three": (["test_validate:nothing"], 2, "must return (model, quantised, batches)"),
     "no-module": (["no_such_module:f"], 2, "No module named 'no_such_module'"),

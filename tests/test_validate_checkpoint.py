@@ -312,10 +312,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

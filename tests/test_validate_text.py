@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers import extra
+from helpers import extra, refuses
 from torch import Tensor, nn
 
 from scaled_mm.validate import perplexity, windows_of
@@ -34,17 +33,12 @@ def test_windows(tokens: int, length: int, stride: int | None) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((5, 1), "length must be at least 2, got 1"),
-        ((5, 4, 5), r"stride must be from 1 to the window's length \(4\), got 5"),
-        ((5, 6), r"the text must fill a window \(6 tokens\), got 5 tokens"),
-    ],
-)
-def test_windows_that_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        windows_of(torch.arange(arguments[0]), *arguments[1:])
+REFUSED_WINDOWS = {
+    "length must be at least 2, got 1": {"length": 1},
+    r"stride must be from 1 to the window's length \(4\), got 5": {"length": 4, "stride": 5},
+    r"the text must fill a window \(6 tokens\), got 5 tokens": {"length": 6},
+}
+test_windows_that_are_refused = refuses(REFUSED_WINDOWS, windows_of, end="$", ids=torch.arange(5))
 
 
 class Bigram(nn.Module):
@@ -91,9 +85,6 @@ def test_models_that_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             perplexity(table, model, windows)
-
-
-# ---- The command ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +160,3 @@ def test_refused(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(folder, *options, source=source) == 2
     printed, errors = capsys.readouterr()
     assert not printed and errors.count("\n") == 1 and said in errors
-
-
-def test_a_function_has_no_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "minilm", "--perplexity", "x"]) == 2
-    assert "--perplexity must come with a checkpoint, and the folder" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Ops, assert_bits, assert_compiles, assert_exports
+from helpers import Ops, assert_bits, assert_compiles, assert_exports, refuses
 from torch import Tensor, nn
 from weight_only_cases import ACTIVATIONS, assert_within_the_bound, weight_of
 
@@ -70,9 +70,6 @@ def empty(like: WeightOnlyLinear, **more: Any) -> WeightOnlyLinear:
 
 def x_of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(*shape, K, generator=torch.Generator().manual_seed(5)).to(dtype)
-
-
-# --- what it computes -----------------------------------------------------------------------------
 
 
 @kinds
@@ -145,9 +142,6 @@ def test_smooth(folded: bool) -> None:
     assert_bits(weight_of(module), (made.q.float() * made.scales.float()).bfloat16())
     assert_bits(module.pre_scale, None if folded else 1 / PRE_SCALE)
     assert_bits(module.folded_smooth, PRE_SCALE if folded else None)
-
-
-# --- its state ------------------------------------------------------------------------------------
 
 
 @kinds
@@ -283,53 +277,37 @@ def test_meta_device(kind: str) -> None:
     assert_bits(made(x_of(2)), filled(x_of(2)))
 
 
-REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
-    "bits": (lambda: WeightOnlyLinear(K, N, bits=2), "bits must be 4 or 8, got 2"),
-    "group": (
-        lambda: WeightOnlyLinear(K, N, group_size=36),
-        r"group_size must divide K=96 \(or be -1\), got 36",
+REFUSALS = {
+    "bits must be 4 or 8, got 2": lambda: WeightOnlyLinear(K, N, bits=2),
+    r"group_size must divide K=96 \(or be -1\), got 36": lambda: WeightOnlyLinear(
+        K, N, group_size=36
     ),
-    "zero": (
-        lambda: WeightOnlyLinear(K, N, zero="real"),
-        "zero must be one of none, integer, float, got real",
+    "zero must be one of none, integer, float, got real": lambda: WeightOnlyLinear(
+        K, N, zero="real"
     ),
-    "dtype": (
-        lambda: WeightOnlyLinear(K, N, dtype=torch.float32),
-        "dtype must be float16 or bfloat16, got float32",
+    "dtype must be float16 or bfloat16, got float32": lambda: WeightOnlyLinear(
+        K, N, dtype=torch.float32
     ),
-    "activation": (lambda: WeightOnlyLinear(K, N, activation="tanh"), "activation must be .*tanh"),
-    "folded": (
-        lambda: WeightOnlyLinear.from_linear(linear(), folded=True),
-        "smooth must be given with folded=True, got None",
+    "activation must be .*tanh": lambda: WeightOnlyLinear(K, N, activation="tanh"),
+    "smooth must be given with folded=True, got None": lambda: WeightOnlyLinear.from_linear(
+        linear(), folded=True
     ),
-    "smooth": (
-        lambda: WeightOnlyLinear.from_linear(linear(), smooth=-PRE_SCALE),
-        "smooth must be positive and finite",
+    "smooth must be positive and finite": lambda: WeightOnlyLinear.from_linear(
+        linear(), smooth=-PRE_SCALE
     ),
-    "bias": (
-        lambda: layer("w8", bias=torch.ones(K)),
-        r"bias must be floating of shape \(21,\), got float32 of shape \(96,\)",
+    r"bias must be floating of shape \(21,\), got float32 of shape \(96,\)": lambda: layer(
+        "w8", bias=torch.ones(K)
     ),
-    "pre_scale": (
-        lambda: layer("w8", pre_scale=torch.ones(K, dtype=torch.int32)),
-        r"pre_scale must be floating of shape \(96,\), got int32",
+    r"pre_scale must be floating of shape \(96,\), got int32": lambda: layer(
+        "w8", pre_scale=torch.ones(K, dtype=torch.int32)
     ),
-    "g_idx": (
-        lambda: WeightOnlyLinear.from_grouped(
-            quantize_weight_grouped(linear().weight, bits=8, group_size=32),
-            bits=8,
-            g_idx=torch.zeros(K, dtype=torch.int32),
-        ),
-        "g_idx must give each of the 3 groups",
+    "g_idx must give each of the 3 groups": lambda: WeightOnlyLinear.from_grouped(
+        quantize_weight_grouped(linear().weight, bits=8, group_size=32),
+        bits=8,
+        g_idx=torch.zeros(K, dtype=torch.int32),
     ),
 }
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refused(name: str) -> None:
-    made, said = REFUSALS[name]
-    with pytest.raises(ValueError, match=said):
-        made()
+test_refused = refuses(REFUSALS)
 
 
 def test_a_rank_without_features() -> None:

@@ -66,7 +66,7 @@ def build_toml(setup: ModuleType) -> dict[str, Any]:
             "include": ["csrc", "stubs/cpu"],
             "cxx-flags": _flags(setup.HOST_FLAGS),
             "src": sorted({_place(x) for x in cpu.sources} - {SCHEMAS}),
-        },
+        }
     }
     device = {
         "backend": "cuda",

@@ -33,19 +33,12 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional
 
 from scaled_mm import QuantConfig, quantize_model
-from scaled_mm.parallel import (
-    ColwiseQuantizedParallel,
-    ExpertParallel,
-    RowwiseQuantizedParallel,
-)
+from scaled_mm.parallel import ColwiseQuantizedParallel, ExpertParallel, RowwiseQuantizedParallel
 
 SIZES = {"cuda": (4096, 1024, 14336), "cpu": (64, 32, 96)}  # hidden, k and v, inner
 EXPERTS = {"cuda": (128, 8, 2048, 768), "cpu": (6, 2, 32, 16)}  # experts, of a token, hidden, inner
 TOKENS = {"layer": (1, 64, 2048), "experts": (16, 256, 4096)}
-SCHEMES = {
-    "layer": ("bf16", "dynamic", "static", "W4A16-g128"),
-    "experts": ("dynamic",),
-}
+SCHEMES = {"layer": ("bf16", "dynamic", "static", "W4A16-g128"), "experts": ("dynamic",)}
 ROUNDS, CALLS = {"cuda": 9, "cpu": 1}, {"cuda": 20, "cpu": 2}
 
 

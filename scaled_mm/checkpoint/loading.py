@@ -133,10 +133,7 @@ def whole(
 
 
 def load_layers(
-    model: nn.Module,
-    checkpoint: Checkpoint,
-    layers: dict[str, QuantisedLayer],
-    make: Make = whole,
+    model: nn.Module, checkpoint: Checkpoint, layers: dict[str, QuantisedLayer], make: Make = whole
 ) -> nn.Module:
     """Puts a checkpoint into a model: the quantised layers as `make` makes them, the other tensors
     as they are."""

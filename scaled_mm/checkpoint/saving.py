@@ -108,9 +108,7 @@ def save_quantized(
     ]
     config = _config(model, source)
     config["quantization_config"] = quantization_config(
-        schemes,
-        _float_linears(model),
-        rotation_of(model),
+        schemes, _float_linears(model), rotation_of(model)
     )
     with _whole(path) as folder:
         for shard in shards:

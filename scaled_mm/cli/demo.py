@@ -34,12 +34,7 @@ def chosen_device(device: str) -> str:
 
 
 def command(
-    out: Path,
-    as_json: bool,
-    rounds: int | None,
-    check_all: bool,
-    threads: int | None,
-    device: str,
+    out: Path, as_json: bool, rounds: int | None, check_all: bool, threads: int | None, device: str
 ) -> None:
     if not out.absolute().parent.is_dir():  # better now than after the work
         raise ValueError(f"--out must lie in a folder that exists, got {out}")

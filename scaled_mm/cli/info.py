@@ -207,9 +207,7 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def command(
-    as_json: bool,
-) -> None:
+def command(as_json: bool) -> None:
     known = facts()
     checks = [self_check(isa) for isa in _library.cpu_isas()]
     if _library.serves_gpu():

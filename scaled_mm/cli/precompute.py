@@ -47,17 +47,11 @@ def show(report: PrecomputeReport, console: RichConsole) -> None:
     lines(console, *found)
 
 
-def command(
-    checkpoint: Path,
-    out: Path,
-    as_json: bool,
-) -> None:
+def command(checkpoint: Path, out: Path, as_json: bool) -> None:
     with progress_display() as display:
         bar = display.add_task("precompute")
         report = precompute(
-            checkpoint,
-            out,
-            lambda done, total: display.update(bar, advance=done, total=total),
+            checkpoint, out, lambda done, total: display.update(bar, advance=done, total=total)
         )
     if as_json:
         print_json(asdict(report))

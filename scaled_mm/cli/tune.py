@@ -55,12 +55,7 @@ def measured(
     """Measures, keeping what there is after each shape."""
     device = served_gpu()
     share = memory_share(device)
-    result: Times = {
-        "format": FORMAT,
-        "device": asdict(device),
-        "memory_share": share,
-        "times": {},
-    }
+    result: Times = {"format": FORMAT, "device": asdict(device), "memory_share": share, "times": {}}
     for family in families:
         shapes: list[dict[str, Any]] = result["times"].setdefault(family, [])
         all_ = SHAPES[family].count

@@ -121,11 +121,7 @@ def _ask_for_extras(target: str, original: str | None, out: Path | None) -> None
 
 
 def _compared(
-    target: str,
-    original: str | None,
-    config: QuantConfig,
-    text: Path | None,
-    tokens: Path | None,
+    target: str, original: str | None, config: QuantConfig, text: Path | None, tokens: Path | None
 ) -> tuple[nn.Module, nn.Module | Path, Any]:
     """Float model, quantised model or its checkpoint, and batches, as the command was told."""
     if _is_checkpoint(target):

@@ -36,11 +36,7 @@ OPERANDS = {
 
 GATED = {"relu": "reglu", "silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
 """Function -> the gated linear unit by it."""
-QUANTISED = {
-    "to_int8": torch.int8,
-    "to_int8_azp": torch.int8,
-    "to_e4m3": torch.float8_e4m3fn,
-}
+QUANTISED = {"to_int8": torch.int8, "to_int8_azp": torch.int8, "to_e4m3": torch.float8_e4m3fn}
 ZERO_POINTS: dict[tuple[str, ...], str] = {
     (): "ScaledEpilogue",
     ("azp_with_adj",): "ScaledEpilogueAzp",
@@ -155,11 +151,7 @@ class BuiltIn:
         return True
 
     def __call__(
-        self,
-        a: Tensor,
-        b: Tensor | PackedWeight,
-        operands: list[Tensor],
-        out_dtype: torch.dtype,
+        self, a: Tensor, b: Tensor | PackedWeight, operands: list[Tensor], out_dtype: torch.dtype
     ) -> Tensor:
         options: dict[str, Any] = dict(zip(self.names, operands, strict=True))
         options["out_dtype"] = self.out_dtype or out_dtype

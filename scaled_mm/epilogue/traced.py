@@ -115,12 +115,7 @@ class Epilogue:
         return made[0] if len(made) == 1 else tuple(made)
 
     def reference(
-        self,
-        a: Tensor,
-        b: Tensor,
-        *,
-        out_dtype: torch.dtype = torch.bfloat16,
-        **operands: Tensor,
+        self, a: Tensor, b: Tensor, *, out_dtype: torch.dtype = torch.bfloat16, **operands: Tensor
     ) -> Any:
         """The same in plain, exact numpy, on the CPU: the definition."""
         dtypes = self.program.dtypes(out_dtype)
@@ -141,10 +136,7 @@ class Epilogue:
         return explained(self.program, self._built_in, m, n, k, device)
 
     def compile(
-        self,
-        arch: str,
-        *shapes: tuple[int, int, int],
-        out_dtype: torch.dtype = torch.bfloat16,
+        self, arch: str, *shapes: tuple[int, int, int], out_dtype: torch.dtype = torch.bfloat16
     ) -> list[str]:
         """Compiles for GPUs of an arch ahead of the first call, which a GPU need not be there for,
         and keeps the libraries where a call looks for them.

@@ -119,12 +119,7 @@ def to_awq(weight: Int4) -> Awq:
 
 
 def from_gptq(
-    qweight: Tensor,
-    scales: Tensor,
-    qzeros: Tensor,
-    g_idx: Tensor | None = None,
-    *,
-    version: int,
+    qweight: Tensor, scales: Tensor, qzeros: Tensor, g_idx: Tensor | None = None, *, version: int
 ) -> Int4:
     """A GPTQ checkpoint's weight, unpacked.
 

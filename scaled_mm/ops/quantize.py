@@ -129,11 +129,7 @@ def _in_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_weight_int8(
-    w: Tensor,
-    *,
-    per_channel: bool = True,
-    rotate: int | None = None,
-    block_size: int | None = None,
+    w: Tensor, *, per_channel: bool = True, rotate: int | None = None, block_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Quantises a linear layer's weight to int8, symmetrically; `w ~ scale.t() * q`.
 

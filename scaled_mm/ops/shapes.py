@@ -89,12 +89,7 @@ def product_sizes(a: Tensor, b: Tensor, b_shape: Sequence[int] | None) -> list[i
     must_have_dim("a", a, a.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("a", a, b=b)
     k, n = weight_sizes(b, b_shape)
-    must(
-        "a",
-        a.shape[-1] == k,
-        lambda: f"have K={k} columns, the rows of b",
-        lambda: shape_text(a),
-    )
+    must("a", a.shape[-1] == k, lambda: f"have K={k} columns, the rows of b", lambda: shape_text(a))
     return [*a.shape[:-1], n]
 
 

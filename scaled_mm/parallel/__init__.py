@@ -21,8 +21,4 @@ from .experts import ExpertParallel as ExpertParallel
 from .loading import load_quantized_sharded
 from .styles import ColwiseQuantizedParallel, RowwiseQuantizedParallel
 
-__all__ = [
-    "ColwiseQuantizedParallel",
-    "RowwiseQuantizedParallel",
-    "load_quantized_sharded",
-]
+__all__ = ["ColwiseQuantizedParallel", "RowwiseQuantizedParallel", "load_quantized_sharded"]

@@ -44,11 +44,7 @@ class RowwiseScaledLinear(ScaledLinear):
         if self.input_smooth is not None:
             x = x.float() * self.input_smooth
         return ranges_quantized(
-            x,
-            self.mesh,
-            symmetric=self.symmetric,
-            per_token=self.per_token,
-            rotate=self.rotate,
+            x, self.mesh, symmetric=self.symmetric, per_token=self.per_token, rotate=self.rotate
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,16 +10,7 @@ from typing import Any
 from torch import nn
 
 from .config import TARGETS, QuantConfig
-from .layers import (
-    classes,
-    linears_in,
-    matching,
-    matrices,
-    multiplied,
-    named,
-    readers,
-    why_float,
-)
+from .layers import classes, linears_in, matching, matrices, multiplied, named, readers, why_float
 from .rotation import Rotation
 from .schemes import name_of
 from .smoothquant import Smooth

@@ -13,10 +13,4 @@ from .report import Thresholds, ValidationReport
 from .text import TextReport, perplexity
 from .text import windows_of as windows_of
 
-__all__ = [
-    "TextReport",
-    "Thresholds",
-    "ValidationReport",
-    "perplexity",
-    "validate",
-]
+__all__ = ["TextReport", "Thresholds", "ValidationReport", "perplexity", "validate"]

@@ -46,8 +46,7 @@ def options(
         ),
     ] = None,
     tokens: Annotated[
-        Path | None,
-        typer.Option(help="Of a checkpoint: token ids instead, a sequence a line."),
+        Path | None, typer.Option(help="Of a checkpoint: token ids instead, a sequence a line.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="A picture: noise and ranges of every layer, .png.")
