@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import checkpoint_cases as int8_files
 import int4_cases as int4_files
@@ -24,6 +27,7 @@ from scaled_mm.parallel import (
     RowwiseQuantizedParallel,
     load_quantized_sharded,
 )
+from scaled_mm.precompute import precompute
 
 PLAN: dict[str, ParallelStyle] = {
     "up": ColwiseQuantizedParallel(),
@@ -31,23 +35,21 @@ PLAN: dict[str, ParallelStyle] = {
 }
 
 
-def files(me: Rank, name: str) -> Path:
-    """A folder that the first rank fills; `written` says when."""
-    return me.folder / re.sub(r"\W+", "-", name)
-
-
-def written() -> None:
+def filled(me: Rank, name: str, fill: Callable[[Path], Any]) -> Path:
+    """A folder that the first rank has filled."""
+    folder = me.folder / re.sub(r"\W+", "-", name)
+    if me.rank == 0:
+        fill(folder)
     dist.barrier()
+    return folder
 
 
 @case("int8 checkpoints")
 def _(me: Rank) -> None:
     """As if it were loaded whole and cut afterwards."""
     for name, shards, channel in itertools.product(int8_files.VARIANTS, (1, 3), (True, False)):
-        folder = files(me, f"{name}-{shards}-{channel}")
-        if me.rank == 0:
-            int8_files.variant(folder, name, shards, channel=channel)
-        written()
+        write = partial(int8_files.variant, name=name, shards=shards, channel=channel)
+        folder = filled(me, f"{name}-{shards}-{channel}", write)
         whole = scaled_mm.load_quantized(int8_files.Model(), folder).to(me.device)
         cut = parallelize_module(copy.deepcopy(whole), me.mesh, PLAN)
         for device in (me.device, "meta"):
@@ -63,14 +65,12 @@ def _(me: Rank) -> None:
 def _(me: Rank) -> None:
     """They are those of the whole weight; another is refused, by every rank."""
     for name, term in (("dynamic-asymmetric", "azp_adj"), ("static-asymmetric", "azp_with_adj")):
-        good, bad = files(me, f"{term}-good"), files(me, f"{term}-bad")
-        if me.rank == 0:
-            plain = int8_files.variant(files(me, f"{term}-plain"), name)
-            scaled_mm_precompute(plain, good)
-            state = load_file(good / "model.safetensors")
-            state[f"down.{term}"][0, 0] += 1
-            int8_files.write(bad, state, int8_files.quantization_config(*int8_files.VARIANTS[name]))
-        written()
+        plain = filled(me, f"{term}-plain", partial(int8_files.variant, name=name))
+        good = filled(me, f"{term}-good", partial(precompute, plain))
+        state = load_file(good / "model.safetensors")
+        state[f"down.{term}"][0, 0] += 1
+        config = int8_files.quantization_config(*int8_files.VARIANTS[name])
+        bad = filled(me, f"{term}-bad", partial(int8_files.write, state=state, config=config))
         whole = scaled_mm.load_quantized(int8_files.Model(), good).to(me.device)
         empty = int8_files.Model().to(me.device)
         got = load_quantized_sharded(empty, good, me.mesh, PLAN)
@@ -79,20 +79,11 @@ def _(me: Rank) -> None:
             load_quantized_sharded(int8_files.Model().to(me.device), bad, me.mesh, PLAN)
 
 
-def scaled_mm_precompute(folder: Path, out: Path) -> None:
-    from scaled_mm.precompute import precompute
-
-    precompute(folder, out)
-
-
 @case("AWQ and GPTQ checkpoints")
 def _(me: Rank) -> None:
     """Columns of qkv, and rows of down in two groups or in one, as if loaded whole and cut then."""
     for name, form in int4_files.FORMS.items():
-        folder = files(me, f"words-{name}")
-        if me.rank == 0:
-            int4_files.write_toy(folder, form)
-        written()
+        folder = filled(me, f"words-{name}", partial(int4_files.write_toy, form=form))
         styles = {"qkv": ColwiseQuantizedParallel()}
         if form.group == -1 or (me.world == 2 and not form.act_order):
             styles |= {"down": RowwiseQuantizedParallel()}
@@ -113,10 +104,7 @@ def _(me: Rank) -> None:
 @case("GPTQ by rows")
 def _(me: Rank) -> None:
     form = int4_files.Form(act_order=True)
-    folder = files(me, "act-order")
-    if me.rank == 0:
-        int4_files.write_toy(folder, form)
-    written()
+    folder = filled(me, "act-order", partial(int4_files.write_toy, form=form))
     if me.world == 2:
         with refused(ValueError, r"down.g_idx is in act-order, which is not read in parts"):
             load_quantized_sharded(
@@ -125,12 +113,11 @@ def _(me: Rank) -> None:
         with refused(ValueError, r"^qkv: in_features must be cut into multiples of 16 "):
             plan = {"qkv": RowwiseQuantizedParallel()}
             load_quantized_sharded(int4_files.toy(), folder, me.mesh, plan)
-    form, folder = int4_files.Form(group=4, version=2), files(me, "small-groups")
+    form = int4_files.Form(group=4, version=2)
     model = nn.Sequential(nn.Linear(4 * me.world, 8, bias=False)).half().requires_grad_(False)
-    if me.rank == 0:
-        state = int4_files.state_of_int4(model, form, ())
-        int8_files.write(folder, state, form.config())
-    written()
+    state = int4_files.state_of_int4(model, form, ())
+    write = partial(int8_files.write, state=state, config=form.config())
+    folder = filled(me, "small-groups", write)
     with refused(ValueError, r"multiples of 8 \(the rows in a word\), got"):
         load_quantized_sharded(model, folder, me.mesh, {"0": RowwiseQuantizedParallel()})
 
@@ -142,10 +129,9 @@ def _(me: Rank) -> None:
     for bits, symmetric, group in ((4, True, 16), (4, False, 16), (8, True, None), (8, False, 16)):
         if me.world > 2 and group is not None:
             continue  # two groups of rows
-        folder = files(me, f"packed-{bits}-{symmetric}-{group}")
-        if me.rank == 0:
-            int4_files.write_packed_toy(folder, symmetric=symmetric, bits=bits, group=group)
-        written()
+        options = {"symmetric": symmetric, "bits": bits, "group": group}
+        write = partial(int4_files.write_packed_toy, **options)
+        folder = filled(me, f"packed-{bits}-{symmetric}-{group}", write)
         empty = int4_files.toy().to(me.device, torch.float16)
         whole = scaled_mm.load_quantized(copy.deepcopy(empty), folder)
         got = load_quantized_sharded(empty, folder, me.mesh, styles)
@@ -154,11 +140,9 @@ def _(me: Rank) -> None:
 
 @case("packed checkpoints that cannot be cut")
 def _(me: Rank) -> None:
-    folder, ordered = files(me, "packed-words"), files(me, "packed-order")
-    if me.rank == 0:
-        int4_files.write_packed_toy(folder)
-        int4_files.write_packed_toy(ordered, act_order=True)
-    written()
+    write = int4_files.write_packed_toy
+    folder = filled(me, "packed-words", write)
+    ordered = filled(me, "packed-order", partial(write, act_order=True))
     plan = {"down": ColwiseQuantizedParallel()}  # 40 columns are five words of zero points
     with refused(ValueError, r"^out_features must be cut into multiples of 8 \(the zero points in"):
         load_quantized_sharded(int4_files.toy(), folder, me.mesh, plan)
@@ -191,16 +175,15 @@ def _(me: Rank) -> None:
     """Of the layers in the plan each rank reads its share, by columns and by rows."""
     plan = {"0": ColwiseQuantizedParallel(), "2": RowwiseQuantizedParallel()}
     for name in ("int8", "awq", "gptq"):
-        folder, int4 = files(me, f"bytes-{name}"), name != "int8"
-        form = int4_files.Form(name, group=64)
-        if me.rank == 0 and int4:
+        form, int4 = int4_files.Form(name, group=64), name != "int8"
+        if int4:
             state = int4_files.state_of_int4(big_model(True).requires_grad_(False), form, ())
-            int8_files.write(folder, state, form.config())
-        elif me.rank == 0:
-            quantised = scaled_mm.quantize_model(big_model(False))
-            config = int8_files.quantization_config(True, True)
-            int8_files.write(folder, quantised.state_dict(), {**config, "ignore": []})
-        written()
+            config = form.config()
+        else:
+            state = scaled_mm.quantize_model(big_model(False)).state_dict()
+            config = {**int8_files.quantization_config(True, True), "ignore": []}
+        write = partial(int8_files.write, state=state, config=config)
+        folder = filled(me, f"bytes-{name}", write)
         counts = []
         for _ in range(2):  # the first imports what the second does not
             before = bytes_read()
@@ -216,10 +199,7 @@ def _(me: Rank) -> None:
 
 @case("plans")
 def _(me: Rank) -> None:
-    folder = files(me, "plans")
-    if me.rank == 0:
-        int8_files.variant(folder, "dynamic-symmetric")
-    written()
+    folder = filled(me, "plans", partial(int8_files.variant, name="dynamic-symmetric"))
 
     def load(plan: dict[str, ParallelStyle]) -> nn.Module:
         return load_quantized_sharded(int8_files.Model().to(me.device), folder, me.mesh, plan)
@@ -234,10 +214,8 @@ def _(me: Rank) -> None:
     with refused(TypeError, r"^plan must hold a Colwise.* for up, got ColwiseParallel$"):
         load({"up": ColwiseParallel()})
     with refused(ValueError, r"float checkpoint"):
-        float_folder = files(me, "float")
-        if me.rank == 0:
-            int8_files.write(float_folder, int8_files.Model().state_dict(), None)
-        written()
+        write = partial(int8_files.write, state=int8_files.Model().state_dict(), config=None)
+        float_folder = filled(me, "float", write)
         load_quantized_sharded(int8_files.Model(), float_folder, me.mesh, {"up": column})
     model = load({"u[p]": column, "head": ColwiseQuantizedParallel()})
     assert type(model.up) is ScaledLinear
@@ -247,8 +225,7 @@ def _(me: Rank) -> None:
 @case("one rank refuses")
 def _(me: Rank) -> None:
     """Its file is broken; the others would wait for it in the next product."""
-    folder = files(me, f"own-{me.rank}")
-    int8_files.variant(folder, "dynamic-asymmetric")
+    folder = int8_files.variant(me.folder / f"own-{me.rank}", "dynamic-asymmetric")
     last = me.world - 1
     if me.rank == last:
         state: dict[str, Tensor] = load_file(folder / "model.safetensors")

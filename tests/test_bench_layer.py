@@ -1,4 +1,4 @@
-"""`scaled-mm bench --layer`: its layers compute the same, and its tables."""
+"""`scaled-mm bench --layer`, `--grouped` and `--endings`: contenders compute the same; tables."""
 
 from __future__ import annotations
 
@@ -8,32 +8,40 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import extra
 
-from scaled_mm.bench import layer, table
+from scaled_mm.bench import endings, grouped, grouped_contenders, layer, table
+from scaled_mm.bench.clocks import CpuClock
+from scaled_mm.bench.grouped_contenders import Block, Stacks
 from scaled_mm_cli.main import main
 
-TINY = {
+LAYERS = {
     "tiny-llama": layer.Shape(64, 96, 64, 128),
     "tiny-bert": layer.Shape(64, 192, 64, 128, llama=False),
 }
+BLOCKS = {"wide": Block(4, 2, 256, 512), "many": Block(20, 3, 192, 128)}
 COMPILED = tuple(c.name for c in layer.CONTENDERS if c.compiled)
+BOUNDS = {"ours": 0.03, "bf16 compiled": 0.01, "bf16 loop": 0.01}
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, shape in TINY.items():
-        monkeypatch.setitem(layer.LAYERS, name, shape)
+    for known, own in ((layer.LAYERS, LAYERS), (grouped.BLOCKS, BLOCKS)):
+        for name, shape in own.items():
+            monkeypatch.setitem(known, name, shape)
 
 
-def result_of(name: str) -> dict[str, Any]:
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile makes is torch's to test."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_contender_computes_the_layer(name: str) -> None:
     settings = layer.LayerSettings(name, rounds=1, without=COMPILED)
     (*_, result) = layer.growing(settings, [3, 5])
-    return result
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_every_contender_computes_the_layer(name: str) -> None:
-    for measured in result_of(name)["layers"]:
+    for measured in result["layers"]:
         for row in measured["rows"]:
             assert row["verdict"] == ""
             assert row["microseconds"] > 0
@@ -41,7 +49,7 @@ def test_every_contender_computes_the_layer(name: str) -> None:
             assert row["error"] <= bound
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.filterwarnings("ignore")
 def test_ours_compiles_to_the_same_bits(name: str) -> None:
     torch._dynamo.reset()
@@ -56,16 +64,110 @@ def test_ours_compiles_to_the_same_bits(name: str) -> None:
         assert all(torch.equal(x, y) for x, y in outputs)
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, text = tmp_path / "layer.json", tmp_path / "layer.md"
-    options = [x for name in COMPILED for x in ("--without", name)]
+@pytest.mark.usefixtures("uncompiled")
+def test_every_contender_computes_the_block() -> None:
+    settings = grouped.GroupedSettings(tuple(BLOCKS), rounds=1)
+    (*_, result) = grouped.growing(settings, [1, 30])
+    cases = result["blocks"]
+    assert [(case["block"], case["tokens"]) for case in cases] == [
+        (name, count) for name in BLOCKS for count in (1, 30)
+    ]
+    for case in cases:
+        assert {row["name"] for row in case["rows"]} == BOUNDS.keys()
+        for row in case["rows"]:
+            assert row["verdict"] == "" and row["microseconds"] > 0
+            assert row["error"] <= BOUNDS[row["name"]]
+    assert cases[0]["hit"] == 2 and 3 <= cases[1]["hit"] <= 4
+    assert cases[0]["weight_bytes"] == 2 * 3 * 64 * 128
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_sums_of_all_tokens() -> None:
+    """The comparison looks at the first tokens: here at all."""
+    block = BLOCKS["many"]
+    stacks, tokens = Stacks(block, "cpu"), grouped.drawn(block, grouped.JUDGED, "cpu", 1)
+    exact = stacks.exact(tokens)
+    for contender in grouped_contenders.CONTENDERS:
+        if "cpu" in contender.devices:
+            off = (contender.prepare(stacks)(tokens).float() - exact).norm(dim=-1)
+            assert (off <= 2 * BOUNDS[contender.name] * exact.norm(dim=-1)).all()
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_every_way_computes_the_ending() -> None:
+    ways = endings.contenders(9, 64, 96, "cpu", CpuClock())
+    names = dict.fromkeys(name for name, _ in ways)
+    assert len(names) == 11
+    for name in names:
+        own = {way: ways[name, way][0]().float() for way in endings.WAYS if (name, way) in ways}
+        expected = own.pop("in the product")
+        if name == "swiglu to int8":  # the kernel is given halves, not pairs
+            assert own.pop("two kernels").shape == expected.shape
+        for way, got in own.items():
+            # The product rounds once; a kernel behind it takes bfloat16. Int8 steps are whole.
+            atol = 2 if "int8" in name else 0.02 * float(expected.abs().max())
+            assert (got - expected).abs().max() <= atol, (name, way)
+
+
+COMMANDS: dict[str, tuple[list[str], str, str, Any]] = {
+    # what is asked for, what is shown, what the text has, and sizes
+    "layers": (
+        ["--layer", "tiny-llama", *(x for name in COMPILED for x in ("--without", name))],
+        "tiny-llama",
+        "- ours: int8 per token",
+        [2],
+    ),
+    "blocks": (
+        ["--grouped", "many", "--without", "bf16 loop"],
+        "best other / ours",
+        "- ours: int8 per token",
+        [2],
+    ),
+    "endings": (["--endings", "--weight", "32x64", "--m", "3"], "gelu_tanh", "", [2, 3]),
+}
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The JSON alone gives the tables again."""
+    extra("matplotlib")
+    asked, shown, said, sizes = COMMANDS[kind]
+    path, text, png = tmp_path / "x.json", tmp_path / "x.md", tmp_path / "x.svg"
     files = ["--json", str(path), "--markdown", str(text)]
-    asked = ["bench", "--layer", "tiny-llama", "--m", "2", "--rounds", "1"]
-    assert main([*asked, *options, *files]) == 0
-    assert "ours" in capsys.readouterr().out
+    files += ["--png", str(png)] if kind == "endings" else []
+    assert main(["bench", *asked, "--m", "2", "--rounds", "1", *files]) == 0
+    assert shown in capsys.readouterr().out
     result = json.loads(path.read_text())
-    assert [m["m"] for m in result["layers"]] == [2]
-    assert table.markdown(result) == text.read_text()
-    assert "- ours: int8 per token" in text.read_text()
+    assert sorted(case["tokens" if kind == "blocks" else "m"] for case in result[kind]) == sizes
+    assert table.markdown(result) == text.read_text() and said in text.read_text()
+    if kind == "endings":
+        assert "M=3" in png.read_text()
+        assert {(case["n"], case["k"]) for case in result[kind]} == {(32, 64)}
+        assert all(us > 0 for c in result[kind] for own in c["us"].values() for us in own.values())
     assert main(["bench", "--read", str(path)]) == 0
-    assert "tiny-llama" in capsys.readouterr().out
+    assert shown in capsys.readouterr().out
+
+
+OWN = """
+import torch
+from scaled_mm import epilogue as ep
+
+@ep.epilogue
+def own(acc: ep.Acc, s: ep.Scalar, c: ep.Row, z: ep.Col[torch.int32], r: ep.Full):
+    gate, value = ep.pairs(s * (c * ep.to_float(acc - z)))
+    return ep.relu(gate) * value + r
+"""
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_an_epilogue_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, result = tmp_path / "own.py", tmp_path / "own.json"
+    file.write_text(OWN)
+    asked = ["bench", "--endings", "--weight", "32x64", "--m", "3", "--rounds", "1"]
+    assert main([*asked, "--epilogue", f"{file}:own", "--json", str(result)]) == 0
+    (case,) = json.loads(result.read_text())["endings"]
+    assert list(case["us"]) == ["plain", "own"] and case["us"]["own"][endings.WAYS[0]] > 0
+    assert "own" in capsys.readouterr().out
+    assert main([*asked, "--epilogue", f"{file}:ep"]) == 2
+    assert f"--epilogue must name an epilogue of {file}, got ep" in capsys.readouterr().err

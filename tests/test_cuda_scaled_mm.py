@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, random_case
-from cuda_support import DEVICE, GPU, ON_CPU, assert_products, fma, replay
+from cuda_support import DEVICE, GPU, ON_CPU, assert_products, fma, random_large_case, replay
 from helpers import assert_bits
 from test_epilogues import int8, operands
 from test_scaled_epilogue import SERVED as SUMS_END_BY
@@ -99,3 +99,30 @@ def test_packed_weight_is_k_major() -> None:
         width = max(16, (k + 15) // 16 * 16)
         assert (data.dtype, tuple(data.shape)) == (torch.uint8, (n * width,))
         assert torch.equal(data.view(n, width)[:, :k].view(torch.int8), b.t())
+
+
+@pytest.mark.parametrize("seed", range(200, 205))
+def test_small(seed: int) -> None:
+    """Every kind of operand; each tenth case against the reference too."""
+    rng = np.random.default_rng(seed)
+    for i in range(80):
+        case = random_case(rng)
+        assert_products(case, case.build(rng=rng), r1=i % 10 == 0)
+
+
+@pytest.mark.parametrize("seed", range(300, 305))
+def test_large(seed: int) -> None:
+    """Several tiles in each direction, several turns of the pipeline."""
+    rng = np.random.default_rng(seed)
+    for i in range(20):
+        case = random_large_case(rng)
+        assert_products(case, case.build(rng=rng), r1=i == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(400, 420))
+def test_many(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for i in range(1000):
+        case = random_case(rng) if i % 4 else random_large_case(rng)
+        assert_products(case, case.build(rng=rng))

@@ -9,7 +9,13 @@ import re
 import subprocess
 from pathlib import Path
 
+import torch
+from helpers import assert_bits
+from program_cases import played_library, problem
 from torch.utils import cpp_extension
+
+from scaled_mm._program import decoded
+from scaled_mm.compiled.source import ending
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -80,3 +86,21 @@ def test_no_read_only_loads_behind_the_wait():
         if re.search(r"__ldg\(|ld\.global\.nc", re.sub(r"//.*", "", file.read_text()))
     }
     assert not loads
+
+
+COUNT = 40
+
+
+def test_random_programs(tmp_path: Path) -> None:
+    text = ["#pragma once"]
+    for seed in range(COUNT):
+        program, dtypes = decoded(problem(seed).ints)
+        text.append(f"namespace program{seed} {{\n{ending(program, dtypes, False)}\n}}")
+    text.append("#define PROGRAMS " + " ".join(f"PROGRAM({seed})" for seed in range(COUNT)))
+    (tmp_path / "endings.h").write_text("\n".join(text) + "\n")
+    played_library("compiled", tmp_path, "-O0", f"-I{tmp_path}")
+    op = torch.ops.scaled_mm_compiled.epilogue_mm.default
+    for seed in range(COUNT):
+        a, b, operands, ints, expected, told = problem(seed)
+        for i, (x, y) in enumerate(zip(op(a, b, operands, ints, seed), expected, strict=True)):
+            assert_bits(x, y, i, told)

@@ -20,7 +20,7 @@ from int4_cases import FORMS
 from llamas import IDS, assert_same_tensors, llama
 from safetensors.torch import save_file
 from test_checkpoint_llama import written as written_int8
-from test_checkpoint_llama_int4 import written as written_int4
+from test_checkpoint_llama import written_int4
 from torch import nn
 
 from scaled_mm import load_quantized

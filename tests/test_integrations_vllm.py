@@ -9,10 +9,11 @@ import logging
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import assert_bits, rows
 from test_awq import assert_bounded
 from torch import Tensor
 from vllm_cases import INT4_CASES, INT8_CASES, W8A16_CASES, Int8Case, WeightOnlyCase, along
@@ -175,39 +176,37 @@ def test_zero_points_of_either_layout() -> None:
 
 
 GOOD = WeightOnlyShape(256, 64, 128, "uint4b8", False, torch.bfloat16, None)
-REFUSED = {
-    "8-bit": (GOOD._replace(type_name="uint8b128"), "weight_type must be uint4b8 with zero_points"),
-    "signed": (GOOD._replace(type_name="int4"), "uint4b8 with zero_points=False, got int4"),
-    "zeros-and-bias": (GOOD._replace(zero_points=True), "must be uint4 with zero_points=True, got"),
-    "no-zeros": (GOOD._replace(type_name="uint4"), "zero_points=False, got uint4"),
-    "float8": (GOOD._replace(dtype=torch.float8_e4m3fn), "float16 or bfloat16, got float8_e4m3fn"),
-    "int8": (GOOD._replace(dtype=torch.int8), "act_type must be float16 or bfloat16, got int8"),
-    "float32": (GOOD._replace(dtype=torch.float32), "float16 or bfloat16, got float32"),
-    "output": (GOOD._replace(out_dtype=torch.float32), "out_type must be act_type, bfloat16, got"),
-    "n": (GOOD._replace(n=60), "output features must be a multiple of 8, got 60"),
-    "k": (GOOD._replace(k=252, group=-1), "input features must be a multiple of 8, got 252"),
-    "group": (GOOD._replace(k=192), "group_size must divide the 192 input features of a rank, got"),
-    "group-0": (GOOD._replace(group=0), "got 0"),
+REFUSED: dict[str, Any] = {
+    "weight_type must be uint4b8 with zero_points": GOOD._replace(type_name="uint8b128"),
+    "uint4b8 with zero_points=False, got int4": GOOD._replace(type_name="int4"),
+    "must be uint4 with zero_points=True, got": GOOD._replace(zero_points=True),
+    "zero_points=False, got uint4": GOOD._replace(type_name="uint4"),
+    "float16 or bfloat16, got float8_e4m3fn": GOOD._replace(dtype=torch.float8_e4m3fn),
+    "act_type must be float16 or bfloat16, got int8": GOOD._replace(dtype=torch.int8),
+    "float16 or bfloat16, got float32": GOOD._replace(dtype=torch.float32),
+    "out_type must be act_type, bfloat16, got": GOOD._replace(out_dtype=torch.float32),
+    "output features must be a multiple of 8, got 60": GOOD._replace(n=60),
+    "input features must be a multiple of 8, got 252": GOOD._replace(k=252, group=-1),
+    "group_size must divide the 192 input features of a rank, got": GOOD._replace(k=192),
+    "got 0": GOOD._replace(group=0),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_layers_that_are_refused(case: str) -> None:
-    shape, said = REFUSED[case]
+@pytest.mark.parametrize(("said", "shape"), rows(REFUSED))
+def test_layers_that_are_refused(said: str, shape: WeightOnlyShape) -> None:
     assert said in (why_not_weight_only(shape, 4) or "nothing")
 
 
 BYTES = GOOD._replace(type_name="uint8b128")
-REFUSED_OF_BYTES = {
-    "4-bit": (GOOD, "weight_type must be uint8b128 with zero_points=False, got uint4b8"),
-    "zeros": (BYTES._replace(zero_points=True), "must be uint8 with zero_points=True, got uint8b1"),
-    "n": (BYTES._replace(n=62), "output features must be a multiple of 4, got 62"),
+REFUSED_OF_BYTES: dict[str, Any] = {
+    "weight_type must be uint8b128 with zero_points=False, got uint4b8": GOOD,
+    "must be uint8 with zero_points=True, got uint8b1": BYTES._replace(zero_points=True),
+    "output features must be a multiple of 4, got 62": BYTES._replace(n=62),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED_OF_BYTES)
-def test_layers_of_bytes_that_are_refused(case: str) -> None:
-    shape, said = REFUSED_OF_BYTES[case]
+@pytest.mark.parametrize(("said", "shape"), rows(REFUSED_OF_BYTES))
+def test_layers_of_bytes_that_are_refused(said: str, shape: WeightOnlyShape) -> None:
     assert said in (why_not_weight_only(shape, 8) or "nothing")
 
 

@@ -1,7 +1,9 @@
-"""`scaled-mm precompute`: what is added, that nothing else changes, and what happens in between."""
+"""`scaled-mm precompute`: what is added, that nothing else changes, what happens in between, its
+report and its memory."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import (
+    INT8,
     VARIANTS,
     VOCAB,
     ZERO_POINTS,
@@ -21,7 +24,7 @@ from checkpoint_cases import (
     variant,
     write,
 )
-from helpers import assert_bits
+from helpers import assert_bits, run_python
 from torch import Tensor
 
 from scaled_mm import reference
@@ -305,3 +308,50 @@ def test_a_float_checkpoint_has_nothing_to_add(
     assert "is a float checkpoint, without quantization_config" in refused(arguments, capsys)
     assert "Missing option '--out'" in refused([f"{tmp_path}/in"], capsys)
     assert "no such file" in refused([f"{tmp_path}/none", "-o", f"{tmp_path}/out"], capsys)
+
+
+def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = quantization_config(True, False)
+    symmetric = {**INT8, "dynamic": True, "strategy": "token", "symmetric": True}
+    group = config["config_groups"]["group_0"]
+    config["config_groups"]["b"] = {**group, "targets": ["up"], "input_activations": symmetric}
+    write(tmp_path / "in", tensors(True, False), config)
+    assert main(["precompute", f"{tmp_path}/in", "-o", f"{tmp_path}/out", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["terms"] == [
+        {
+            "layer": "down",
+            "name": "azp_adj",
+            "channels": 21,
+            "zero_point": None,
+            "rounded_from": None,
+            "added": True,
+        }
+    ]
+    assert report["symmetric"] == ["up"]
+    size = (tmp_path / "out" / "model.safetensors").stat().st_size
+    assert report["bytes"] == size == report["shards"][0]["bytes"]
+
+
+def test_memory_does_not_grow_with_the_shards(tmp_path: Path) -> None:
+    """Two shards of one weight each, 64 MB: the process grows by far less than one."""
+    k, n = 8192, 8192
+    weight = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    state = {"a.weight": weight, "b.weight": weight.flip(0)}
+    for layer in ("a", "b"):
+        state[f"{layer}.weight_scale"] = torch.ones(n, 1)
+    # In the order of the names: a.weight, a.weight_scale, b.weight, b.weight_scale, in turn.
+    source = write(tmp_path / "in", state, quantization_config(True, False), shards=4)
+    grown = run_python(
+        "import resource, sys\n"
+        "from scaled_mm.precompute import precompute\n"
+        "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = used()\n"
+        "precompute(*sys.argv[1:])\n"
+        "print(used() - before)",
+        str(source),
+        str(tmp_path / "out"),
+    )
+    assert int(grown) < 24 * 1024, f"{grown} kB"
+    out = state_of(tmp_path / "out")
+    assert_bits(out["a.azp_adj"], reference.azp_adj(weight.t()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import random
 import re
@@ -12,20 +13,24 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from checkpoint_cases import Model, encoded, entry, quantization_config, tensors, variant, write
-from helpers import assert_bits, run_python
+from helpers import assert_bits, extra, run_python
 from int4_cases import FORMS, toy, write_packed_toy, write_toy
 from mutated_files import mutate_folder
 from safetensors.torch import load_file, save_file
+from test_quantize_blocks import batches, written
 from torch import nn
 
-from scaled_mm import load_quantized
+from scaled_mm import QuantConfig, load_quantized
+from scaled_mm.checkpoint import quantize_checkpoint
 from scaled_mm.checkpoint.config import W8A8
 from scaled_mm.checkpoint.fields import MAX_CONFIG, MAX_ITEMS, parse_json, read_json
 from scaled_mm.checkpoint.files import TensorFile
+from scaled_mm.checkpoint.float_model import tokenized
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.targets import Targets
 from scaled_mm.precompute import precompute
@@ -319,3 +324,53 @@ def test_a_file_of_holes_that_no_memory_takes(tmp_path: Path) -> None:
     assert part == str([0] * 9)
     assert whole == f"{path}: a has 274,877,906,944 bytes"
     assert most == f"{path}: a has 274,877,906,943 bytes"
+
+
+extra("transformers")
+
+CODE = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizer
+Path({mark!r}).touch()
+class Config(LlamaConfig):
+    model_type = "stranger"
+class Model(LlamaForCausalLM):
+    config_class = Config
+class Tokenizer(PreTrainedTokenizer):
+    pass
+"""
+AUTO = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+
+
+def quantize(folder: Path) -> Any:
+    return quantize_checkpoint(folder, folder.parent / "out", QuantConfig("static"), batches())
+
+
+def tokenize(folder: Path) -> Any:
+    return tokenized(folder, ["a line"])
+
+
+CALLS: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any]]] = {
+    "config": (quantize, "config.json", {"model_type": "stranger", "auto_map": AUTO}),
+    "tokenizer": (
+        tokenize,
+        "tokenizer_config.json",
+        {"tokenizer_class": "Tokenizer", "auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # If it were, its copy would go here.
+    cache = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
+    monkeypatch.setattr(cache, str(tmp_path / "modules"))
+    call, file, fields = CALLS[name]
+    folder, mark = written(tmp_path / "in", "llama", torch.float32), tmp_path / "was-run"
+    (folder / "code.py").write_text(CODE.format(mark=str(mark)))
+    path = folder / file
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(before | fields))
+    with pytest.raises(ValueError, match="custom code"):
+        call(folder)
+    assert not mark.exists()

@@ -21,7 +21,7 @@ from .._progress import progress
 from .._torch import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from ..quantization.calibration import Calibration, calibrated
 from ..quantization.config import QuantConfig
-from ..quantization.observe import Call, evaluating
+from ..quantization.observe import Call, evaluating, hooked
 from .streaming import NotInParts, StreamedModel
 
 SAME = -1
@@ -93,13 +93,8 @@ class Walk:
             enter, leave = self._enter(at), self._leave(at)
             hooks.append(block.register_forward_pre_hook(enter, with_kwargs=True))
             hooks.append(block.register_forward_hook(leave))
-        try:
-            with self._streamed.loaded(without=self._name), self._between:
-                yield
-        finally:
-            self._loaded.close()
-            for hook in hooks:
-                hook.remove()
+        with hooked(hooks), self._loaded, self._streamed.loaded(without=self._name), self._between:
+            yield
         if self._done != len(self._blocks):
             raise NotInParts(f"{self._done} of {len(self._blocks)} blocks of {self._name} ran")
 
@@ -224,12 +219,10 @@ class Blockwise:
 
         hook = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
         try:
-            with torch.no_grad(), evaluating(self._streamed.model):
+            with hooked([hook]), torch.no_grad(), evaluating(self._streamed.model):
                 call(self._streamed.model)
         except _Reached:
             return got
-        finally:
-            hook.remove()
         raise NotInParts(f"a batch does not reach {self._name}.0")
 
     def calibrate(self, layers: Mapping[str, nn.Module], config: QuantConfig) -> Calibration:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -73,9 +73,20 @@ class LowbitLayer(QuantisedLayer):
             return None
         return bias if bias.dtype == dtype else bias.float()
 
-    def refuse_g_idx(self, checkpoint: Checkpoint, error: ValueError) -> NoReturn:
-        """All else of the tensors was checked before a layer is made of them."""
-        self.refuse(checkpoint, self.g_idx_part, str(error).removeprefix("g_idx "))
+    @property
+    def kind(self) -> type[WeightOnlyLinear]:
+        return WeightOnlyLinear
+
+    def _made(
+        self, checkpoint: Checkpoint, weight: GroupedWeight, bias: Tensor | None
+    ) -> WeightOnlyLinear:
+        """The layer. What its g_idx says may be refused: all else was checked before."""
+        bits, part = self.scheme.bits, self.g_idx_part
+        g_idx = self.read(checkpoint, part) if part in self.parts else None
+        try:
+            return WeightOnlyLinear.from_grouped(weight, bits=bits, g_idx=g_idx, bias=bias)
+        except ValueError as error:
+            self.refuse(checkpoint, part, str(error).removeprefix("g_idx "))
 
 
 @dataclass(frozen=True)
@@ -88,26 +99,18 @@ class AwqGptqLayer(LowbitLayer):
     scale_part: ClassVar[str] = "scales"
     g_idx_part: ClassVar[str] = "g_idx"
 
-    @property
-    def kind(self) -> type[WeightOnlyLinear]:
-        return WeightOnlyLinear
-
     def module(self, checkpoint: Checkpoint, biased: bool) -> WeightOnlyLinear:
         scales, qzeros = self._scales(checkpoint), self._qzeros(checkpoint)
         bias = self._bias(checkpoint, biased, scales.dtype)
         qweight = self.read(checkpoint, "qweight")
         if self.scheme.method == "awq":
             return WeightOnlyLinear.from_awq(qweight, scales, qzeros, bias=bias)
-        g_idx = self.read(checkpoint, "g_idx") if "g_idx" in self.parts else None
         bits = self.scheme.bits
         q, zeros = from_gptq_words(qweight, qzeros, version=self.scheme.version, bits=bits)
         weight = GroupedWeight(q, scales, zeros)
         if self.scheme.symmetric:  # q s, for which kernels read no zero points
             weight = GroupedWeight(signed(q, bits), scales, None)
-        try:
-            made = WeightOnlyLinear.from_grouped(weight, bits=bits, g_idx=g_idx, bias=bias)
-        except ValueError as error:  # what g_idx says; all else is in order
-            self.refuse_g_idx(checkpoint, error)
+        made = self._made(checkpoint, weight, bias)
         if made.act_order and self.scheme.act_order is False:
             reason = f"must be k // {self.group}, for desc_act is false"
             self.refuse(checkpoint, "g_idx", reason)

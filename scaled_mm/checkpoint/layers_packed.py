@@ -46,23 +46,11 @@ class PackedLayer(LowbitLayer):
     scale_part: ClassVar[str] = "weight_scale"
     g_idx_part: ClassVar[str] = "weight_g_idx"
 
-    @property
-    def kind(self) -> type[WeightOnlyLinear]:
-        return WeightOnlyLinear
-
     def module(self, checkpoint: Checkpoint, biased: bool) -> WeightOnlyLinear:
-        scales = self._scales(checkpoint)
-        zeros = g_idx = None
-        if "weight_zero_point" in self.parts:
-            zeros = self.read(checkpoint, "weight_zero_point")
-        if "weight_g_idx" in self.parts:
-            g_idx = self.read(checkpoint, "weight_g_idx")
+        scales, part = self._scales(checkpoint), "weight_zero_point"
+        zeros = self.read(checkpoint, part) if part in self.parts else None
         weight = self._grouped(checkpoint, scales, zeros)
-        bits, bias = self.scheme.bits, self._bias(checkpoint, biased, scales.dtype)
-        try:
-            layer = WeightOnlyLinear.from_grouped(weight, bits=bits, g_idx=g_idx, bias=bias)
-        except ValueError as error:
-            self.refuse_g_idx(checkpoint, error)
+        layer = self._made(checkpoint, weight, self._bias(checkpoint, biased, scales.dtype))
         layer.int8_input = self.scheme.int8_input
         return layer
 

@@ -29,6 +29,7 @@ from ..quantization.compressed_tensors import (
     scheme_of_layer,
     stored_as,
 )
+from ..quantization.observe import hooked
 from ..quantization.report import rotation_of
 from ..quantization.stored_names import expert_layers, expert_schemes
 from .fields import read_json
@@ -213,11 +214,8 @@ def _floats(model: nn.Module, layers: Iterable[Quantised]) -> dict[str, Tensor]:
             del state[name]
 
     hooks = [layer.register_state_dict_post_hook(leave) for layer in layers]
-    try:
+    with hooked(hooks):
         found: dict[str, Any] = model.state_dict(keep_vars=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     for tensor, x in found.items():
         if not isinstance(x, Tensor) or x.is_meta:
             got = "one on the meta device" if isinstance(x, Tensor) else f"a {type(x).__name__}"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..bench.clocks import Launch, clock_of
-from ..quantization.observe import Call, Visit
+from ..quantization.observe import Call, Visit, hooked
 from ..quantization.observe import observe as _observe
 from .bert import Encoder
 from .data import Batch
@@ -122,9 +122,8 @@ def linear_share(encoder: Encoder, batches: Sequence[Batch]) -> float:
         launches.append(partial(layer, inputs[0]))
 
     hooks = [layer.register_forward_hook(keep) for layer in encoder.linears().values()]
-    embed(encoder, batches)
-    for hook in hooks:
-        hook.remove()
+    with hooked(hooks):
+        embed(encoder, batches)
 
     def linears() -> None:
         for launch in launches:

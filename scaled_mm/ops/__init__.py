@@ -1,6 +1,5 @@
 """The ops: public signatures over `torch.ops.scaled_mm.*`.
 
-    arguments.py   what every op asks of its arguments, and makes of its errors
     shapes.py      what every shape-only kernel asks
     int8.py        scaled_mm, int8_mm, interleave_gate_up, pack_weight_int8; PackedWeight is in
                    packed_weight.py, and the short way of eager calls in eager.py

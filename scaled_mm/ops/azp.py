@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, explained
-from .arguments import weight_arguments
-from .packed_weight import PackedWeight
+from .packed_weight import PackedWeight, weight_arguments
 from .shapes import must_share_device, weight_sizes
 
 _azp_adj = torch.ops.scaled_mm.azp_adj.default

@@ -12,8 +12,7 @@ from torch import Tensor
 from .. import _library
 from .._arguments import accept, explained
 from .._program import decoded
-from .arguments import factor_arguments
-from .packed_weight import PackedWeight
+from .packed_weight import PackedWeight, factor_arguments
 from .shapes import must, must_share_device, product_sizes
 
 INTERPRETED = (

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, explained, must_be_size
-from .arguments import weight_arguments
-from .packed_weight import PackedWeight
+from .packed_weight import PackedWeight, weight_arguments
 from .shapes import must, must_have_dim, must_share_device, out_columns, shape_text, sizes_text
 
 _grouped_mm = torch.ops.scaled_mm.grouped_mm.default

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from .._arguments import accept, accept_out, are_tensors, explained, written
-from .arguments import factor_arguments
 from .eager import plain_product
-from .packed_weight import PackedWeight, settle
+from .packed_weight import PackedWeight, factor_arguments, settle
 from .shapes import (
     must,
     must_have_dim,

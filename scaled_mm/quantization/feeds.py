@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .._torch import tree_leaves
-from .observe import Call, evaluating
+from .observe import Call, evaluating, hooked
 
 _RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous"}
 _READS = {"tolist", "item", "numpy", "equal", "allclose", "__bool__", "__float__", "__array__"}
@@ -141,12 +141,8 @@ def find_feeds(model: nn.Module, linears: Mapping[str, nn.Module], call: Call) -
     for name, linear in linears.items():
         hooks.append(linear.register_forward_pre_hook(partial(trace.enter, name)))
         hooks.append(linear.register_forward_hook(trace.leave))
-    try:
-        with evaluating(model), trace:
-            out = call(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), evaluating(model), trace:
+        out = call(model)
     trace.changed |= trace.origins(out)  # whoever gets it may change it
     groups = trace.groups()
     return Feeds(

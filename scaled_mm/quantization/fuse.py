@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from ..nn import ScaledLinear
 from ..nn.fused import FusedGatedMLP, FusedSequential, activation_of, pair_of, readable, unhooked
-from .observe import as_call, evaluating
+from .observe import as_call, evaluating, hooked
 from .readers import join, readers_of_one
 from .swap import Swap
 
@@ -106,12 +106,8 @@ def _gated(model: nn.Module, call: Any) -> list[tuple[nn.Module, nn.Module]]:
         seen[module].append(x.detach().clone())
 
     hooks = [module.register_forward_hook(keep) for module in roles]
-    try:
-        with evaluating(model):
-            call(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), evaluating(model):
+        call(model)
     with evaluating(model):
         return [
             (module, FusedGatedMLP(module, *roles[module]))

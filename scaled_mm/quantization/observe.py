@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..nn import ScaledExperts
 from ..nn.float_experts import expert_linear, is_experts, steps
@@ -117,14 +118,10 @@ def observe(
 
     hooks = [m.register_forward_hook(partial(show, name)) for name, m in layers.items()]
     outputs = []
-    try:
-        with evaluating(model):
-            for call in calls:
-                outputs.append(call(model))
-                tick()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), evaluating(model):
+        for call in calls:
+            outputs.append(call(model))
+            tick()
     return outputs
 
 
@@ -138,6 +135,16 @@ def _linear_of(experts: nn.Module) -> Callable[[str], nn.Module]:
 def one_scale(layer: nn.Module) -> bool:
     """Whether the layer is a ScaledLinear whose rows depend on each other: dynamic per tensor."""
     return bool(getattr(layer, "dynamic", False)) and not getattr(layer, "per_token", True)
+
+
+@contextmanager
+def hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """The hooks are gone afterwards."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

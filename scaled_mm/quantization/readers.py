@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..nn import ScaledLinear
 from ..nn.fused import unhooked
 from ..nn.together import Together, fit, version_of
-from .observe import Call, evaluating
+from .observe import Call, evaluating, hooked
 
 Readers = tuple[ScaledLinear, ...]
 DEVICES = ("cuda",)
@@ -33,12 +33,8 @@ def readers_of_one(model: nn.Module, call: Call) -> list[Readers]:
     layers = [m for m in model.modules() if type(m) is ScaledLinear and unhooked(m)]
     layers = [layer for layer in layers if layer.weight_scale.device.type in DEVICES]
     hooks = [layer.register_forward_pre_hook(seen) for layer in layers]
-    try:
-        with evaluating(model):
-            call(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), evaluating(model):
+        call(model)
     of: dict[ScaledLinear, set[Readers]] = {}
     for run in map(tuple, runs):
         for layer in run:
