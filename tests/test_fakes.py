@@ -27,6 +27,7 @@ AWQ = AwqCase("fakes", k=64, n=24, group=32, rows=(3,), bias=torch.float16)
 WEIGHT = AWQ.weight()
 COLUMN = torch.zeros(1, INT8_N, dtype=torch.int32)
 ONE, ZERO = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+X, V = torch.ones(3, 4), torch.ones(4)
 PACKED = scaled_mm.pack_weight_int8(GOOD["int8_mm"]()["b"]).data
 PRODUCT = {**GOOD["scaled_mm"](), "bias": torch.ones(INT8_N), "residual": torch.ones(128, INT8_N)}
 BUFFER = {"b": PACKED, "b_shape": (INT8_K, INT8_N)}
@@ -43,33 +44,16 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "int8_mm packed": ("int8_mm", {**GOOD["int8_mm"](), **BUFFER}),
     "int8_mm out": ("int8_mm.out", {**GOOD["int8_mm"](), **INT_OUT}),
     "azp_with_adj": ("azp_with_adj", GOOD["azp_with_adj"]()),
-    "quantize_int8_static": ("quantize_int8_static", {"x": torch.ones(3, 4), "scale": ONE}),
-    "quantize_int8_static azp": (
-        "quantize_int8_static",
-        {"x": torch.ones(3, 4), "scale": ONE, "azp": ZERO},
-    ),
+    "quantize_int8_static": ("quantize_int8_static", {"x": X, "scale": ONE}),
+    "quantize_int8_static azp": ("quantize_int8_static", {"x": X, "scale": ONE, "azp": ZERO}),
     "produce_int8 norm": (
         "produce_int8",
-        {
-            "producer": "layer_norm",
-            "x": torch.ones(3, 4),
-            "residual": torch.ones(3, 4),
-            "weight": torch.ones(4),
-            "bias": torch.ones(4),
-            "smooth": torch.ones(4),
-            "normed": True,
-        },
+        {"producer": "layer_norm", "x": X, "residual": X, "weight": V, "bias": V, "smooth": V}
+        | {"normed": True},
     ),
     "produce_int8 function": (
         "produce_int8",
-        {
-            "producer": "gelu",
-            "x": torch.ones(3, 4),
-            "times": torch.ones(3, 4),
-            "scale": ONE,
-            "azp": ZERO,
-            "symmetric": False,
-        },
+        {"producer": "gelu", "x": X, "times": X, "scale": ONE, "azp": ZERO, "symmetric": False},
     ),
     "awq_dequantize": ("awq_dequantize", WEIGHT),
     "awq_gemm": ("awq_gemm", GEMM),
@@ -143,19 +127,14 @@ PUBLIC: dict[str, dict[str, Any]] = {
     "azp_adj": GOOD["azp_adj"](),
     "azp_with_adj": {**GOOD["azp_with_adj"](), "azp": ZERO[None]},
     "pack_weight_int8": GOOD["pack_weight_int8"](),
-    "quantize_int8": {
-        "x": torch.ones(3, 4),
-        "scale": ONE[None],
-        "azp": ZERO[None],
-        "symmetric": False,
-    },
+    "quantize_int8": {"x": X, "scale": ONE[None], "azp": ZERO[None], "symmetric": False},
     "quantize_weight_int8": GOOD["quantize_weight_int8"](),
     "rms_norm_quantize_int8": {
         **GOOD["rms_norm_quantize_int8"](),
         "weight": torch.ones(1, INT8_K),
         "residual": torch.ones(INT8_M, INT8_K),
     },
-    "silu_mul_quantize_int8": {"x": torch.ones(3, 4), "times": torch.ones(3, 4)},
+    "silu_mul_quantize_int8": {"x": X, "times": X},
     "awq_dequantize": WEIGHT,
     "awq_gemm": {**GEMM, "bias": GEMM["bias"][None]},
 }
@@ -207,13 +186,8 @@ MISFITS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "out of swiglu in 8 bits": (
         "scaled_mm.out",
-        {
-            **GOOD["scaled_mm"](),
-            "activation": "swiglu",
-            "out_dtype": torch.int8,
-            "out_scale": ONE,
-            **OUT,
-        },
+        {**GOOD["scaled_mm"](), "activation": "swiglu", "out_dtype": torch.int8, "out_scale": ONE}
+        | OUT,
     ),
     "azp_adj b 1d": ("azp_adj", {"b": int8(3)}),
     "azp_with_adj b 3d": ("azp_with_adj", {"b": int8(3, 1, 1), "azp": ZERO}),

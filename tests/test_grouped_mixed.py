@@ -124,7 +124,7 @@ def test_weights_prepared_for_other_engines(bits: int) -> None:
 Q, SCALES = torch.ones(3, 32, 8, dtype=torch.int8), torch.ones(3, 2, 8).half()
 W, ENDS = pack_weight(Q, SCALES, bits=4), torch.tensor([2, 5, 9], dtype=torch.int32)
 GOOD: dict[str, Any] = {"x": torch.ones(10, 32).half(), "w": W, "offsets": ENDS}
-ROWS, PAST = torch.zeros(10, dtype=torch.int32), torch.full((3, 32), 32, dtype=torch.int32)
+ROWS = torch.zeros(10, dtype=torch.int32)
 
 
 REFUSED = {

@@ -55,12 +55,6 @@ class Memory:
         return getattr(torch.ops.scaled_mm, self.raw or self.op)(**self.operands)
 
 
-def product(a: Tensor, n: int, **more: Any) -> dict[str, Any]:
-    """A product with scales of one element; n = 0 has an output of no bytes."""
-    options = {"scale_b": ONE if n == 1 else torch.ones(n), **more}
-    return {"a": a, "b": torch.ones(K, n, dtype=torch.int8), "scale_a": ONE, **options}
-
-
 def int4(rows: int, n: int = 16, copied: str = "") -> dict[str, Tensor]:
     """A weight of `rows` rows in one group; the operand `copied` has no elements side by side."""
     made = {
@@ -78,43 +72,39 @@ def int4(rows: int, n: int = 16, copied: str = "") -> dict[str, Tensor]:
     return made
 
 
-x = {"dtype": HALF}
+def scaled(size: int, a: Tensor, n: int, **more: Any) -> Memory:
+    """A product with scales of one element; n = 0 has an output of no bytes."""
+    options = {"scale_b": ONE if n == 1 else torch.ones(n), **more}
+    operands = {"a": a, "b": torch.ones(K, n, dtype=torch.int8), "scale_a": ONE, **options}
+    return Memory("scaled_mm", operands, size)
+
+
+def quantised(size: int, x: Tensor, op: str = "", **more: Any) -> Memory:
+    return Memory("quantize_int8", {"x": x, **more}, size, op)
+
+
+def awq(size: int, copied: str = "") -> Memory:
+    return Memory("awq_dequantize", int4(HUGE, copied=copied), size)
+
+
+NONE, ZERO, STATIC = torch.ones(0).int(), torch.ones(1, dtype=INT), "quantize_int8_static"
+EXPANDED, SLICED = (x.expand(HUGE, 4) for x in (torch.ones(4).bfloat16(), torch.ones(8)[::2]))
 MEMORY = {
-    "output": Memory("scaled_mm", product(ones(HUGE, K), 4), HUGE * 4 * 2),
-    "output in float32": Memory(
-        "scaled_mm", product(ones(HUGE, K), 4, out_dtype=FLOAT), HUGE * 4 * 4
+    "output": scaled(HUGE * 8, ones(HUGE, K), 4),
+    "output in float32": scaled(HUGE * 16, ones(HUGE, K), 4, out_dtype=FLOAT),
+    "output with a residual": scaled(HUGE * 8, ones(HUGE, K), 4, residual=EXPANDED),
+    "output of pairs": scaled(HUGE * 4, ones(HUGE, K), 4, activation="reglu"),
+    "output of three dimensions": scaled(HUGE * 24, ones(HUGE, 3, K), 4),
+    "copy of a": scaled(HUGE * 2 * K, apart((K,)), 0),
+    "copy of a transposed": scaled(HUGE * 2 * K, apart((K,)).transpose(0, 1), 0),
+    "copy of scale_a": scaled(HUGE * 8, ones(HUGE, 2, K), 0, scale_a=apart(dtype=FLOAT)),
+    "copy of azp": scaled(HUGE * 8, ones(HUGE, 2, K), 0, azp=apart((1,), INT), azp_adj=NONE),
+    "copy of a sliced residual": scaled(HUGE * 16, ones(HUGE, K), 4, residual=SLICED),
+    "copy of a residual of stride 0": scaled(
+        HUGE * 16, ones(HUGE, K), 4, residual=ones(HUGE, 4, dtype=FLOAT)
     ),
-    "output with a residual": Memory(
-        "scaled_mm",
-        product(ones(HUGE, K), 4, residual=torch.ones(4).bfloat16().expand(HUGE, 4)),
-        HUGE * 4 * 2,
-    ),
-    "output of pairs": Memory(
-        "scaled_mm", product(ones(HUGE, K), 4, activation="reglu"), HUGE * 2 * 2
-    ),
-    "output of three dimensions": Memory("scaled_mm", product(ones(HUGE, 3, K), 4), HUGE * 3 * 8),
-    "copy of a": Memory("scaled_mm", product(apart((K,)), 0), HUGE * 2 * K),
-    "copy of a transposed": Memory(
-        "scaled_mm", product(apart((K,)).transpose(0, 1), 0), HUGE * 2 * K
-    ),
-    "copy of scale_a": Memory(
-        "scaled_mm", product(ones(HUGE, 2, K), 0, scale_a=apart(dtype=FLOAT)), HUGE * 2 * 4
-    ),
-    "copy of azp": Memory(
-        "scaled_mm",
-        product(ones(HUGE, 2, K), 0, azp=apart((1,), INT), azp_adj=torch.ones(0).int()),
-        HUGE * 2 * 4,
-    ),
-    "copy of a sliced residual": Memory(
-        "scaled_mm",
-        product(ones(HUGE, K), 4, residual=torch.ones(8)[::2].expand(HUGE, 4)),
-        HUGE * 4 * 4,
-    ),
-    "copy of a residual of stride 0": Memory(
-        "scaled_mm", product(ones(HUGE, K), 4, residual=ones(HUGE, 4, dtype=FLOAT)), HUGE * 4 * 4
-    ),
-    "copy of a residual of two strides": Memory(
-        "scaled_mm", product(ones(HUGE, 2, K), 1, residual=apart((1,), FLOAT)), HUGE * 2 * 4
+    "copy of a residual of two strides": scaled(
+        HUGE * 8, ones(HUGE, 2, K), 1, residual=apart((1,), FLOAT)
     ),
     "int8_mm": Memory("int8_mm", {"a": ones(HUGE, K), "b": ones(K, 4)}, HUGE * 4 * 4),
     "int8_mm, copy of a": Memory("int8_mm", {"a": apart((K,)), "b": ones(K, 0)}, HUGE * 2 * K),
@@ -122,39 +112,26 @@ MEMORY = {
         "int8_mm", {"a": ones(2**58, K), "b": ones(K, 64)}, 2**63 - 1
     ),
     "azp_adj": Memory("azp_adj", {"b": ones(K, HUGE)}, HUGE * 4),
-    "azp_with_adj": Memory(
-        "azp_with_adj", {"b": ones(K, HUGE), "azp": torch.ones(1, dtype=INT)}, HUGE * 4
+    "azp_with_adj": Memory("azp_with_adj", {"b": ones(K, HUGE), "azp": ZERO}, HUGE * 4),
+    "quantize_int8": quantised(HUGE * K, ones(HUGE, K, dtype=HALF)),
+    "quantize_int8, scales": quantised(HUGE * 4, ones(HUGE, 0, dtype=HALF)),
+    "quantize_int8, copy of x": quantised(HUGE * 4 * K, apart((K,), HALF)),
+    "quantize_weight_int8": Memory(
+        "quantize_weight_int8", {"w": ones(HUGE, K, dtype=HALF)}, HUGE * K
     ),
-    "quantize_int8": Memory("quantize_int8", {"x": ones(HUGE, K, **x)}, HUGE * K),
-    "quantize_int8, scales": Memory("quantize_int8", {"x": ones(HUGE, 0, **x)}, HUGE * 4),
-    "quantize_int8, copy of x": Memory("quantize_int8", {"x": apart((K,), HALF)}, HUGE * 2 * K * 2),
-    "quantize_weight_int8": Memory("quantize_weight_int8", {"w": ones(HUGE, K, **x)}, HUGE * K),
     "quantize_weight_int8, scales": Memory(
-        "quantize_weight_int8", {"w": ones(HUGE, 0, **x)}, HUGE * 4
+        "quantize_weight_int8", {"w": ones(HUGE, 0, dtype=HALF)}, HUGE * 4
     ),
-    "static": Memory(
-        "quantize_int8", {"x": ones(HUGE, K, **x), "scale": ONE}, HUGE * K, "quantize_int8_static"
+    "static": quantised(HUGE * K, ones(HUGE, K, dtype=HALF), STATIC, scale=ONE),
+    "static, copy of the scale": quantised(
+        HUGE * 8, ones(HUGE, 2, 0, dtype=HALF), STATIC, scale=apart(dtype=FLOAT)
     ),
-    "static, copy of the scale": Memory(
-        "quantize_int8",
-        {"x": ones(HUGE, 2, 0, **x), "scale": apart(dtype=FLOAT)},
-        HUGE * 2 * 4,
-        "quantize_int8_static",
-    ),
-    "awq_dequantize": Memory("awq_dequantize", int4(HUGE), HUGE * 16 * 2),
-    "awq_dequantize, copy of words": Memory(
-        "awq_dequantize", int4(HUGE, copied="qweight"), HUGE * 2 * 4
-    ),
-    "awq_dequantize, copy of scales": Memory(
-        "awq_dequantize", int4(HUGE, copied="scales"), HUGE * 16 * 2
-    ),
-    "awq_dequantize, copy of zeros": Memory(
-        "awq_dequantize", int4(HUGE, copied="qzeros"), HUGE * 2 * 4
-    ),
-    "awq_gemm": Memory("awq_gemm", {"x": ones(HUGE, K, **x), **int4(K)}, HUGE * 16 * 2),
-    "awq_gemm, copy of x": Memory(
-        "awq_gemm", {"x": apart((K,), HALF), **int4(K)}, HUGE * 2 * K * 2
-    ),
+    "awq_dequantize": awq(HUGE * 32),
+    "awq_dequantize, copy of words": awq(HUGE * 8, "qweight"),
+    "awq_dequantize, copy of scales": awq(HUGE * 32, "scales"),
+    "awq_dequantize, copy of zeros": awq(HUGE * 8, "qzeros"),
+    "awq_gemm": Memory("awq_gemm", {"x": ones(HUGE, K, dtype=HALF), **int4(K)}, HUGE * 32),
+    "awq_gemm, copy of x": Memory("awq_gemm", {"x": apart((K,), HALF), **int4(K)}, HUGE * 4 * K),
 }
 
 

@@ -18,7 +18,6 @@ from scaled_mm import reference
 from scaled_mm.reference.arithmetic import FLOAT32, FORMATS, Format, fma32, round_to, sum_to_odd
 
 DTYPE_IDS = [str(dtype)[6:] for dtype in OUT_DTYPES]
-FLT_MAX = float(np.finfo(np.float32).max)
 
 
 def nearest(x: Fraction, to: Format, zero: float = 0.0) -> float:
