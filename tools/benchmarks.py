@@ -51,13 +51,14 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
     shown = [c for c in cases if not many or (c["m"] in SHOWN and (c["n"], c["k"]) in PANELS)]
     fewer = {**result, "results": shown}
     if "endings" in result:
-        weights = list(dict.fromkeys((c["n"], c["k"]) for c in result["endings"]))
+        of_weights: dict[Any, list[Any]] = {}
+        for case in result["endings"]:
+            of_weights.setdefault((case["n"], case["k"]), []).append(case)
         fewer["endings"] = [
-            c
-            for weight in weights[:3]
-            for of in [[c for c in result["endings"] if (c["n"], c["k"]) == weight]]
-            for c in of
-            if len(of) <= len(ENDED) or c["m"] in ENDED
+            case
+            for cases in [*of_weights.values()][:3]
+            for case in cases
+            if len(cases) <= len(ENDED) or case["m"] in ENDED
         ]
     return fewer
 

@@ -3,9 +3,8 @@
 //
 // Tokens lie on the M side of wgmma, 64 for each warpgroup, the channels of a block of the weight
 // on its N side. A stage of the ring is a block of K. Its int32 sums go to the chain of their slice
-// while other products run. Of more than 128 tokens two tiles with the same
-// channels are a cluster's: each of its blocks loads half of the weight for both. In a block of
-// threads
+// while other products run. Of more than 128 tokens two tiles with the same channels are a
+// cluster's: each of its blocks loads half of the weight for both. In a block of threads
 //
 //    warpgroups 0, 1    multiply
 //    warp 8             loads, by TMA, into the ring

@@ -13,7 +13,7 @@ namespace scaled_mm::cuda::sm90 {
 namespace grouped {
 namespace {
 
-// Of int8.table's lines of such tiles, about.
+// Of all streaming tiles of grouped.table, fitted to an H100.
 constexpr Fit kFit{2.5, 0.7};
 
 int8::Stream ungrouped(const Stream& tile) {

@@ -120,11 +120,6 @@ class Multiplier {
     for (uint32_t& x : acc_) cute::warpgroup_fence_operand(x);
   }
 
-  // The products that were issued have ended.
-  __device__ __forceinline__ void end_products() {
-    cute::warpgroup_wait<0>();
-    fence();
-  }
   // The next weights take the place of these. Products read the weights' registers until they have
   // ended, which ptxas (13.0) does not know: it would give the registers to others. A use that
   // waits for a sum keeps them.
@@ -193,27 +188,19 @@ class Multiplier {
   }
 
   __device__ __forceinline__ void multiply_chunk(const Cursor& next, bool is_last) {
+    constexpr int kEach = kSteps / kSets;  // steps of a set
     const uint64_t tokens = descriptor(tokens_ + at_.stage * Block::kTokenBytes);
-    if constexpr (kOfSteps) {
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const uint32_t scale = scale_at(at_.stage, s);
-        issue(tokens, s, s + 1);
-        if (kAhead && s == 0 && !is_last) {
-          wait(next);
-          prepare(next.stage);
-        }
-        end_rows(s, 32, s == kSteps - 1, scale);
-      }
-    } else {
-      const uint32_t scale = scale_at(at_.stage, 0);
-      issue(tokens, 0, kSteps);
-      if (kAhead && !is_last) {
+    for (int set = 0; set < kSets; ++set) {
+      const uint32_t scale = scale_at(at_.stage, set);
+      issue(tokens, set * kEach, (set + 1) * kEach);
+      if (kAhead && set == 0 && !is_last) {
         wait(next);
         prepare(next.stage);
       }
-      end_rows(0, kUnitRows, true, scale);
+      end_rows(set, 32 * kEach, scale);
     }
+    Empty::arrive(&fixed_.empty[at_.stage]);
   }
 
   // The products of steps [begin, end).
@@ -238,13 +225,13 @@ class Multiplier {
   }
 
   // Behind the products of a set's rows: a group may end, and a slice.
-  __device__ __forceinline__ void end_rows(int set, int rows, bool ends_chunk, uint32_t scale) {
+  __device__ __forceinline__ void end_rows(int set, int rows, uint32_t scale) {
     row_ += rows;
+    cute::warpgroup_wait<0>();
+    fence();
     if constexpr (kOne) {
-      end_products();
       fresh_ = false;
     } else {
-      end_products();
       fresh_ = row_ - begin_ == p_.group;
       if (fresh_) {
         if (row_ <= p_.k) {
@@ -254,7 +241,6 @@ class Multiplier {
         begin_ = row_;
       }
     }
-    if (ends_chunk) Empty::arrive(&fixed_.empty[at_.stage]);
   }
 
   // No sum of 16 times its weights leaves int32: K is below 2^17.
