@@ -63,6 +63,11 @@ class Rows {
   explicit Rows(const Program& program)
       : program_(program), floats_(elements()), ints_(elements()) {
     for (size_t i = 0; i < elements(); ++i) floats_[i] = 0.0f, ints_[i] = 0;
+    for (size_t i = 0; i < program_.nodes.size(); ++i) {
+      const int stride = program_.nodes[i].varies ? kColBlock : 0;
+      const size_t at = i * kRows * kColBlock;
+      results_.push_back({{floats_.data() + at, stride}, {ints_.data() + at, stride}});
+    }
   }
 
   // For columns [col, col + count) of B.
@@ -76,21 +81,21 @@ class Rows {
   // Rows [m, m + rows) of D, of `n` columns of B, from their sums, which lie kColBlock apart.
   void write(const int32_t* acc, int64_t m, int rows, int64_t n) {
     for (int first = 0; first < rows; first += kRows) {
-      acc_ = acc + first * kColBlock;
+      for (size_t i = 0; i < program_.nodes.size(); ++i) {
+        if (program_.nodes[i].op == Op::acc) results_[i].i.data = acc + first * kColBlock;
+      }
       write_few(m + first, std::min(kRows, rows - first), n / program_.columns);
     }
   }
 
  private:
-  size_t elements() const { return program_.nodes.size() * kRows * kColBlock; }
-  int64_t at(int node) const { return int64_t{node} * kRows * kColBlock; }
-  int stride(int node) const { return program_.nodes[node].varies ? kColBlock : 0; }
+  // Of a node: one of the two, by its type.
+  struct Result {
+    Values<float> f;
+    Values<int32_t> i;
+  };
 
-  Values<float> floats(int node) const { return {floats_.data() + at(node), stride(node)}; }
-  Values<int32_t> ints(int node) const {
-    if (program_.nodes[node].op == Op::acc) return {acc_, kColBlock};
-    return {ints_.data() + at(node), stride(node)};
-  }
+  size_t elements() const { return program_.nodes.size() * kRows * kColBlock; }
 
   void write_few(int64_t m, int rows, int64_t out_columns) {
     for (size_t i = 0; i < program_.nodes.size(); ++i) {
@@ -106,8 +111,9 @@ class Rows {
 
   void store(const Program::Output& out, int row, void* to) const {
     const int count = count_ / program_.columns;
-    const float* const f = floats(out.node).data + row * stride(out.node);
-    const int32_t* const i = ints(out.node).data + row * stride(out.node);
+    const Result& result = results_[out.node];
+    const float* const f = result.f.data + row * result.f.stride;
+    const int32_t* const i = result.i.data + row * result.i.stride;
     if (!out.dtype) {
       std::memcpy(to, i, count * sizeof(int32_t));
     } else if (is_8_bit(*out.dtype)) {
@@ -127,12 +133,13 @@ class Rows {
     if (leaf.axis == epilogue::Axis::Col) {
       for (int r = 0; r < rows && !leaf.is_float; ++r) fill(i + r * kColBlock, ints(m + r, 0));
       for (int r = 0; r < rows && leaf.is_float; ++r) {
+        float value = 0;
         if (of.dtype == DType::float32) {
-          f[r * kColBlock] = static_cast<const float*>(of.data)[(m + r) * of.row_stride];
+          value = static_cast<const float*>(of.data)[(m + r) * of.row_stride];
         } else {
-          widen_columns(of, m + r, 0, f + r * kColBlock, 1);
+          widen_columns(of, m + r, 0, &value, 1);
         }
-        fill(f + r * kColBlock, f[r * kColBlock]);
+        fill(f + r * kColBlock, value);
       }
       return;
     }
@@ -161,21 +168,21 @@ class Rows {
   const Program& program_;
   Buffer<float> floats_;
   Buffer<int32_t> ints_;
-  const int32_t* acc_ = nullptr;
+  std::vector<Result> results_;
   int64_t col_ = 0;
   int count_ = 0;
 };
 
 inline void Rows::evaluate(int index, int64_t m, int rows) {
   const Node& node = program_.nodes[index];
-  float* const f = floats_.data() + at(index);
-  int32_t* const i = ints_.data() + at(index);
-  if (node.op == Op::acc) return;
+  float* const f = floats_.data() + int64_t{index} * kRows * kColBlock;
+  int32_t* const i = ints_.data() + int64_t{index} * kRows * kColBlock;
   if (node.op == Op::operand) {
     return load_operand(program_.leaves[node.args[0]], f, i, m, rows);
   }
-  const auto x = floats(node.args[0]), y = floats(node.args[1]), z = floats(node.args[2]);
-  const auto a = ints(node.args[0]), b = ints(node.args[1]), c = ints(node.args[2]);
+  const auto& [x, a] = results_[node.args[0]];
+  const auto& [y, b] = results_[node.args[1]];
+  const auto& [z, c] = results_[node.args[2]];
   const auto whole = [&](const auto& op, auto... of) { each(rows, i, op, of...); };
   const auto real = [&](const auto& op, auto... of) { each(rows, f, op, of...); };
   constexpr auto u = unsigned_of;

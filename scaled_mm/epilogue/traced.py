@@ -81,6 +81,7 @@ class Epilogue:
         floats = [dtype for dtype, letter in DTYPES.items() if letter == "f"]
         self._ints = {dtype: self.program.encoded(dtype) for dtype in floats}
         self._built_in = recognised(self.program)
+        self._names = [each.name for each in self.program.operands]
         self.scalars = [name for name, kind in self.kinds.items() if issubclass(kind, Scalar)]
 
     @property
@@ -168,17 +169,17 @@ class Epilogue:
         return self._ints[out_dtype]
 
     def _ordered(self, operands: dict[str, Tensor]) -> list[Tensor]:
-        names = [each.name for each in self.program.operands]
-        for name in names:
+        for name in self._names:
             if not isinstance(operands.get(name), Tensor):
                 raise TypeError(f"{name} must be a Tensor, got {_kind_name(operands.get(name))}")
-        for name in operands.keys() - set(names):
-            raise TypeError(f"operands must be {', '.join(names) or 'none'}, got {name}")
+        if len(operands) != len(self._names):
+            name = next(name for name in operands if name not in self._names)
+            raise TypeError(f"operands must be {', '.join(self._names) or 'none'}, got {name}")
         for name in self.scalars:
             if operands[name].numel() != 1:
                 shape = tuple(operands[name].shape)
                 raise ValueError(f"{name} must have 1 element, got shape {shape}")
-        return [operands[name] for name in names]
+        return [operands[name] for name in self._names]
 
 
 def epilogue(function: Callable[..., Any]) -> Epilogue:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _library
 from .._arguments import accept, explained
-from .._program import decoded
+from .._program import MAX_OPERANDS, decoded
 from .packed_weight import PackedWeight, factor_arguments
 from .shapes import must, must_share_device, product_sizes
 
@@ -19,6 +19,8 @@ INTERPRETED = (
     "on CUDA an epilogue of one's own is interpreted: the sums go to memory, and one more kernel "
     "reads them (print(epilogue.explain(m, n, k)) says how many bytes)"
 )
+
+OPERANDS = [f"operands[{i}]" for i in range(MAX_OPERANDS)]
 
 _epilogue_mm = torch.ops.scaled_mm.epilogue_mm.default
 
@@ -28,12 +30,12 @@ def epilogue_mm(
 ) -> list[Tensor]:
     """The outputs of a program in its form as integers (csrc/problems/program.h) over A B."""
     weight, packed = factor_arguments(b)
-    named = {f"operands[{i}]": x for i, x in enumerate(operands)}
-    accept({"a": a, "b": weight, **named})
+    given = {"a": a, "b": weight, **dict(zip(OPERANDS, operands, strict=False))}
+    accept(given)
     try:
         made: list[Tensor] = _epilogue_mm(a, weight, operands, program, **packed)
     except (MemoryError, RuntimeError) as error:
-        raise explained(error, {"a": a, "b": weight, **named}) from None
+        raise explained(error, given) from None
     if a.is_cuda and not torch.compiler.is_compiling() and _library.jit_mode() == "off":
         note_interpreted()
     return made
