@@ -1,10 +1,10 @@
 // The lowbit kernels that no arch has for itself: W at the speed of memory, and D where K is 0.
-#include "cuda/common/columns.cuh"
 #include "cuda/common/formats.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/lowbit_end.cuh"
-#include "cuda/common/units.cuh"
 #include "cuda/lowbit.h"
+#include "cuda/lowbit/columns.cuh"
+#include "cuda/lowbit/end.cuh"
+#include "cuda/lowbit/units.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda {

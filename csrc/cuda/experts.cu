@@ -1,11 +1,11 @@
 // Sorting of tokens by their experts, and the sum of what these make of a token (moe_sort,
 // moe_combine): launches.
-#include "cuda/common/experts.cuh"
-#include "cuda/common/groups.cuh"
+#include "cuda/experts.cuh"
 
 #include <algorithm>
 #include <type_traits>
 
+#include "cuda/common/groups.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/grouped.h"
 #include "integers.h"

@@ -1,8 +1,8 @@
-// Products with scales along K, by the kernel that all GPUs have (common/k_scales_tile.cuh):
+// Products with scales along K, by the kernel that all GPUs have (k_scales/tile.cuh):
 // launches.
 #include "cuda/k_scales.h"
 
-#include "cuda/common/k_scales_tile.cuh"
+#include "cuda/k_scales/tile.cuh"
 #include "cuda/mma_sync/k_scales.h"
 
 namespace scaled_mm::cuda {

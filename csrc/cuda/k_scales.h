@@ -11,7 +11,7 @@ void multiply_blocks(Checked<KScalesProblem>& checked);
 
 // The tokens of a weight of 4 bits as rows of whole units, zeros behind K: their columns in the
 // order of the weight's rows, and each 16 as the lanes of the tensor cores have rows of units
-// (common/k_scales_tile.cuh). Memory of the scope.
+// (k_scales/tile.cuh). Memory of the scope.
 Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope);
 
 // D where K is 0: what the ending makes of sums of 0.

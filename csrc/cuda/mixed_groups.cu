@@ -1,10 +1,10 @@
 // What grouped products by weights of few bits need beside an arch's kernels: rows in the order of
 // their experts' weights, and a product by weights that lie in words.
-#include "cuda/common/columns.cuh"
 #include "cuda/common/formats.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/lowbit_groups.cuh"
 #include "cuda/lowbit.h"
+#include "cuda/lowbit/columns.cuh"
+#include "cuda/lowbit/groups.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda {

@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "cuda/common/launch.cuh"
-#include "cuda/common/program.cuh"
+#include "cuda/epilogue/program.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda {

@@ -1,8 +1,8 @@
 // The vocabulary of an epilogue: what is left to compute once the int32 accumulator of one element
 // D[m, n] stands. An epilogue is a type built from these words; it has no code of its own. Each
-// backend lowers the type to code once (cpu/lower.h, cuda/common/lower.cuh, cuda/cutlass3/lower.h).
-// Everything else about an epilogue is read off the type: `reads`, its operands; `form`, what the
-// call's activation makes of the columns.
+// backend lowers the type to code once (cpu/lower.h, cuda/epilogue/lower.cuh,
+// cuda/cutlass3/lower.h). Everything else about an epilogue is read off the type: `reads`, its
+// operands; `form`, what the call's activation makes of the columns.
 #pragma once
 
 #include <cstdint>

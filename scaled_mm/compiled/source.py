@@ -1,4 +1,4 @@
-"""A program as CUDA source for one kernel: a type as csrc/cuda/common/compiled.cuh wants it.
+"""A program as CUDA source for one kernel: a type as csrc/cuda/epilogue/compiled.cuh wants it.
 
 Nothing but the typed program is written: operations by their names, numbers by their bits.
 """
@@ -85,7 +85,7 @@ extern "C" __attribute__((visibility("default"))) int32_t scaled_mm_launch(
 
 
 def ending(program: Program, dtypes: Sequence[torch.dtype], light: bool) -> str:
-    """The type `Ending`, the program's, for csrc/cuda/common/compiled.cuh."""
+    """The type `Ending`, the program's, for csrc/cuda/epilogue/compiled.cuh."""
     writer = _Writer(program)
     body = "\n".join(f"    {text}" for text in writer.body())
     held = ", ".join(str(_PLACES[dtype]) for dtype in dtypes)

@@ -148,9 +148,9 @@ def _hash_of_cutlass(tree: Path) -> str:
 @cache
 def hash_of_headers(arch: str) -> str:
     """Of the library's own headers that a compiled epilogue may include."""
-    rooms = ("", "epilogue", "problems", "dispatch", "cuda", "cuda/common", "cuda/cutlass3")
+    device = ("common", "cutlass3", "epilogue", "quantize", arch)
     made = hashlib.sha256()
-    for room in (*rooms, "cuda/quantize", f"cuda/{arch}"):
+    for room in ("", "epilogue", "problems", "dispatch", "cuda", *(f"cuda/{x}" for x in device)):
         for path in sorted((CSRC / room).iterdir()):
             if path.suffix in (".h", ".cuh", ".def", ".table"):
                 made.update(f"{room}/{path.name}\n".encode())

@@ -2,7 +2,7 @@
 
 A unit is 64 channels by 128 rows. Its words come first, then its sets of scales and zero points, of
 which each serves as many of the unit's rows as a group allows. csrc/problems/lowbit.h has the same
-sizes, csrc/cuda/common/units.cuh reads them.
+sizes, csrc/cuda/lowbit/units.cuh reads them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/common/compiled.cuh"
+#include "cuda/epilogue/compiled.cuh"
 #include "problems/program.h"
 
 #include "endings.h"

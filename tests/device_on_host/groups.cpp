@@ -6,8 +6,8 @@
 
 #include <random>
 
-#include "cuda/common/experts.cuh"
 #include "cuda/common/groups.cuh"
+#include "cuda/experts.cuh"
 #include "problems/groups.h"
 
 namespace {

@@ -2,7 +2,7 @@
 // zero points. Each sum over groups must have the bits of docs/numerics.md, section 8.
 #include "k_scales.h"
 
-#include "cuda/common/k_scales_tile.cuh"
+#include "cuda/k_scales/tile.cuh"
 
 namespace {
 

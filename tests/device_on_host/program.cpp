@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/common/program.cuh"
+#include "cuda/epilogue/program.cuh"
 
 namespace scaled_mm {
 

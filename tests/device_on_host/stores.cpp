@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "cuda/common/finish.cuh"
+#include "cuda/epilogue/finish.cuh"
 #include "epilogue/registry.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cutlass/array.h>
 
-#include "cuda/common/lower.cuh"
+#include "cuda/epilogue/lower.cuh"
 
 namespace scaled_mm::cuda {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/common/finish.cuh"
+#include "cuda/epilogue/finish.cuh"
 #include "epilogue/registry.h"
 #include "integers.h"
 

@@ -13,11 +13,11 @@
 #include <cutlass/gemm/threadblock/default_mma_core_sm80.h>
 
 #include "cuda/common/device.h"
-#include "cuda/common/finish.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/lowbit_end.cuh"
 #include "cuda/cutlass2/multiplied.h"
 #include "cuda/cutlass2/rows.h"
+#include "cuda/epilogue/finish.cuh"
+#include "cuda/lowbit/end.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda::cutlass2 {

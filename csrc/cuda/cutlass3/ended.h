@@ -14,9 +14,9 @@
 
 #include <algorithm>
 
-#include "cuda/common/finish.cuh"
+#include "cuda/epilogue/finish.cuh"
 #ifdef SCALED_MM_COMPILED
-#include "cuda/common/compiled.cuh"
+#include "cuda/epilogue/compiled.cuh"
 #endif
 
 namespace scaled_mm::cuda::cutlass3 {

@@ -24,8 +24,8 @@ CUresult call_cuTensorMapEncodeTiled(Args... args) {
 #include <cutlass/device_kernel.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
-#include "cuda/common/finish.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/epilogue/finish.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {
 

@@ -22,7 +22,7 @@
 #include <algorithm>
 
 #ifdef SCALED_MM_COMPILED
-#include "cuda/common/compiled.cuh"
+#include "cuda/epilogue/compiled.cuh"
 #endif
 #include "cuda/cutlass3/end.h"
 

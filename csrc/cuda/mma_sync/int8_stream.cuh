@@ -18,9 +18,9 @@
 //                         w0  w1  w2  w3                                second: words 2 and 3
 #pragma once
 
-#include "cuda/common/finish.cuh"
 #include "cuda/common/groups.cuh"
 #include "cuda/common/unaligned.cuh"
+#include "cuda/epilogue/finish.cuh"
 #include "cuda/mma_sync/kinds.h"
 
 namespace scaled_mm::cuda::mma_sync {

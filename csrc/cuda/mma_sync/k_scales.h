@@ -1,4 +1,4 @@
-// The kernels for products with scales along K that every arch has (common/k_scales_tile.cuh). No
+// The kernels for products with scales along K that every arch has (k_scales/tile.cuh). No
 // CUDA here: the CPU library reads the same.
 #pragma once
 

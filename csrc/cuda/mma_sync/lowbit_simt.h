@@ -1,8 +1,8 @@
 // Lines of a lowbit.table without tensor cores: those of 7.5 have no bfloat16. setup.py compiles
 // this for a few lines at a time, behind arch.h of their folder, with SCALED_MM_KERNEL_NAMES(X)
 // defined as X(name) of each.
-#include "cuda/common/lowbit_end.cuh"
 #include "cuda/lowbit.h"
+#include "cuda/lowbit/end.cuh"
 #include "cuda/mma_sync/model.h"
 
 namespace scaled_mm::cuda::mma_sync {

@@ -2,9 +2,9 @@
 // memory is laid out, and the copies that fill it.
 #pragma once
 
-#include "cuda/common/lowbit_end.cuh"
 #include "cuda/common/unaligned.cuh"
-#include "cuda/common/units.cuh"
+#include "cuda/lowbit/end.cuh"
+#include "cuda/lowbit/units.cuh"
 #include "cuda/mma_sync/kinds.h"
 #include "integers.h"
 

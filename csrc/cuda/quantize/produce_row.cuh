@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/common/functions.cuh"
+#include "cuda/epilogue/functions.cuh"
 #include "cuda/quantize/group.cuh"
 #include "cuda/quantize/produce_team.cuh"
 #include "cuda/quantize/quantizer.cuh"

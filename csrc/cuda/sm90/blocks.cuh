@@ -20,8 +20,8 @@
 #include <cute/arch/mma_sm90_gmma_ext.hpp>
 #include <utility>
 
-#include "cuda/common/k_scales_end.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/k_scales/end.cuh"
 #include "cuda/sm90/k_scales.h"
 #include "cuda/sm90/lowbit_block.cuh"
 #include "cuda/sm90/wgmma.cuh"

@@ -7,7 +7,7 @@
 // for the weight, as there.
 #pragma once
 
-#include "cuda/common/lowbit_groups.cuh"
+#include "cuda/lowbit/groups.cuh"
 #include "cuda/sm90/lowbit_packed.cuh"
 
 namespace scaled_mm::cuda::sm90::grouped_lowbit {

@@ -25,9 +25,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "cuda/common/finish.cuh"
+#include "cuda/epilogue/finish.cuh"
 #ifdef SCALED_MM_COMPILED
-#include "cuda/common/compiled.cuh"
+#include "cuda/epilogue/compiled.cuh"
 #endif
 #include "cuda/common/groups.cuh"
 #include "cuda/common/launch.cuh"

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "cuda/common/lowbit_end.cuh"
+#include "cuda/lowbit/end.cuh"
 #include "cuda/sm90/arch.h"
 
 namespace scaled_mm::cuda::sm90::lowbit {

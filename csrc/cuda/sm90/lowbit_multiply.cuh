@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "cuda/common/convert.cuh"
+#include "cuda/lowbit/convert.cuh"
 #include "cuda/sm90/lowbit_block.cuh"
 #include "cuda/sm90/wgmma.cuh"
 

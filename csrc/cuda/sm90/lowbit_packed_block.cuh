@@ -2,7 +2,7 @@
 // shared memory is laid out, and which parts of which tiles are its own.
 #pragma once
 
-#include "cuda/common/units.cuh"
+#include "cuda/lowbit/units.cuh"
 #include "cuda/sm90/lowbit_block.cuh"
 
 namespace scaled_mm::cuda::sm90::lowbit {

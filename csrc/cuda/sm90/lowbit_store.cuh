@@ -2,7 +2,7 @@
 // cluster have.
 #pragma once
 
-#include "cuda/common/lowbit_end.cuh"
+#include "cuda/lowbit/end.cuh"
 
 namespace scaled_mm::cuda::sm90::lowbit {
 

@@ -6,8 +6,8 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include "cuda/common/k_scales_end.cuh"
-#include "cuda/common/units_int8.cuh"
+#include "cuda/k_scales/end.cuh"
+#include "cuda/k_scales/units_int8.cuh"
 #include "cuda/sm90/k_scales.h"
 #include "cuda/sm90/lowbit_packed_block.cuh"
 

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "cuda/common/functions.cuh"
 #include "cuda/common/formats.cuh"
+#include "cuda/epilogue/functions.cuh"
 #include "problems/lowbit.h"
 
 namespace scaled_mm::cuda {

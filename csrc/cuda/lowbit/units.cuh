@@ -2,7 +2,7 @@
 // its words become the A operand of mma.m16n8k16 or, four warps together, of wgmma.m64k16.
 #pragma once
 
-#include "cuda/common/convert.cuh"
+#include "cuda/lowbit/convert.cuh"
 #include "problems/lowbit.h"
 
 namespace scaled_mm::cuda {

@@ -2,10 +2,10 @@
 // neighbouring elements of a row.
 #pragma once
 
-#include "cuda/common/functions.cuh"
-#include "cuda/common/lower.cuh"
+#include "cuda/epilogue/functions.cuh"
+#include "cuda/epilogue/lower.cuh"
+#include "cuda/epilogue/store.cuh"
 #include "cuda/quantize/quantizer.cuh"
-#include "cuda/common/store.cuh"
 #include "problems/int8.h"
 
 namespace scaled_mm::cuda {

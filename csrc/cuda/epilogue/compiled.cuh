@@ -20,7 +20,7 @@
 
 #include <utility>
 
-#include "cuda/common/compiled_ops.cuh"
+#include "cuda/epilogue/compiled_ops.cuh"
 
 namespace scaled_mm::cuda {
 

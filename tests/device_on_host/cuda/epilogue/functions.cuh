@@ -2,7 +2,7 @@
 #pragma once
 
 #define FunctionOps FunctionOpsByAssembly
-#include_next "cuda/common/functions.cuh"
+#include_next "cuda/epilogue/functions.cuh"
 #undef FunctionOps
 
 namespace scaled_mm::cuda {

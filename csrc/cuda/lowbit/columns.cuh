@@ -1,7 +1,7 @@
 // A weight in words, eight columns of a row at a time: words to weights in registers.
 #pragma once
 
-#include "cuda/common/convert.cuh"
+#include "cuda/lowbit/convert.cuh"
 #include "problems/lowbit.h"
 
 namespace scaled_mm::cuda {

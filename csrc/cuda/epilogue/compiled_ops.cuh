@@ -2,7 +2,7 @@
 // once, as scaled_mm/reference/program.py says.
 #pragma once
 
-#include "cuda/common/finish.cuh"
+#include "cuda/epilogue/finish.cuh"
 
 namespace scaled_mm::cuda::compiled {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/common/groups.cuh"
-#include "cuda/common/lowbit_end.cuh"
+#include "cuda/lowbit/end.cuh"
 #include "problems/mixed_groups.h"
 
 namespace scaled_mm::cuda {

@@ -11,10 +11,10 @@
 // shared memory, as tokens do, and both keep their order.
 #pragma once
 
-#include "cuda/common/k_scales_end.cuh"
-#include "cuda/common/mma_int8.cuh"
 #include "cuda/common/unaligned.cuh"
-#include "cuda/common/units_int8.cuh"
+#include "cuda/k_scales/end.cuh"
+#include "cuda/k_scales/mma_int8.cuh"
+#include "cuda/k_scales/units_int8.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "cuda/common/lower.cuh"
-#include "cuda/common/store.cuh"
+#include "cuda/epilogue/lower.cuh"
+#include "cuda/epilogue/store.cuh"
 #include "problems/groups.h"
 
 namespace scaled_mm::cuda {

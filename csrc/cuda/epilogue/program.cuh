@@ -2,7 +2,7 @@
 // and kProgramRows rows at a time, step after step. All threads take the same branches.
 #pragma once
 
-#include "cuda/common/finish.cuh"
+#include "cuda/epilogue/finish.cuh"
 #include "cuda/program.h"
 
 namespace scaled_mm::cuda {

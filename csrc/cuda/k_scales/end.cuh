@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/common/finish.cuh"
+#include "cuda/epilogue/finish.cuh"
 #include "epilogue/registry.h"
 #include "problems/k_scales.h"
 
