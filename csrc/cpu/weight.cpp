@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops/azp.h"
+#include "ops/int8.h"
 #include "ops/namespace.h"
 
 namespace scaled_mm {

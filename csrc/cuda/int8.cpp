@@ -1,7 +1,6 @@
 // scaled_mm and int8_mm on CUDA: problem -> kernel -> launch.
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/common/partials.h"
 #include "cuda/compiled.h"
 #include "cuda/int8.h"
 #include "cuda/k_scales.h"

@@ -26,4 +26,8 @@ inline void align_factors(Int8Problem& p, const Scope& scope) {
 // Launches the kernel chosen for a product of at least one row and column.
 void multiply(Int8Problem& p, const Scope& scope);
 
+// D = epilogue(the sum of the slices): partials is int32 [slices, M, N], the products of slices of
+// K.
+void finish_partials(const int32_t* partials, int slices, const Int8Problem& p, const Scope& scope);
+
 }  // namespace scaled_mm::cuda

@@ -5,7 +5,6 @@
 
 #include "cuda/int8.h"
 #include "dispatch/choose.h"
-#include "dispatch/k_scales.h"
 #include "ops/k_scales.h"
 #include "ops/namespace.h"
 

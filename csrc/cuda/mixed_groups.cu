@@ -4,7 +4,7 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/lowbit.h"
 #include "cuda/lowbit/columns.cuh"
-#include "cuda/lowbit/groups.cuh"
+#include "cuda/lowbit/end.cuh"
 #include "integers.h"
 
 namespace scaled_mm::cuda {
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) words_gemm(const __grid_constant__ W
   }
   float bias[8];
 #pragma unroll
-  for (int c = 0; c < 8; ++c) bias[c] = bias_of(p.end, 8 * eight + c, tile.expert);
+  for (int c = 0; c < 8; ++c) bias[c] = bias_at(p.end, 8 * eight + c, tile.expert);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= rows) return;

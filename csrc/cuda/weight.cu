@@ -8,7 +8,7 @@
 #include "cuda/common/relayout.h"
 #include "cuda/common/unaligned.cuh"
 #include "integers.h"
-#include "ops/azp.h"
+#include "ops/int8.h"
 #include "ops/namespace.h"
 #include "problems/int8.h"
 

@@ -2,7 +2,6 @@
 #include "archs.h"
 
 #include "dispatch/choose.h"
-#include "dispatch/k_scales.h"
 
 namespace scaled_mm {
 

@@ -7,7 +7,6 @@
 
 #include "dispatch/choose.h"
 #include "dispatch/json.h"
-#include "dispatch/k_scales.h"
 #include "ops/namespace.h"
 #include "problems/program.h"
 

@@ -17,6 +17,7 @@
 #include "dispatch/predict.h"
 #include "problems/groups.h"
 #include "problems/int8.h"
+#include "problems/k_scales.h"
 #include "problems/lowbit.h"
 #include "problems/mixed_groups.h"
 
@@ -78,6 +79,9 @@ inline std::span<const Kernel<GroupedLowbitProblem>> kernels_of<GroupedLowbitPro
     const Arch& arch) {
   return arch.grouped_lowbit;
 }
+// Beside those of an Arch.
+template <>
+std::span<const Kernel<KScalesProblem>> kernels_of<KScalesProblem>(const Arch& arch);
 
 // The architectures of this library, the oldest first: all folders in the CPU library, those that
 // were built in the CUDA library.

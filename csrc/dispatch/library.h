@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "dispatch/choose.h"
-#include "dispatch/k_scales.h"
 
 namespace scaled_mm {
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "dispatch/k_scales.h"
+#include "dispatch/kernel.h"
 #include "refuse.h"
 
 namespace scaled_mm {

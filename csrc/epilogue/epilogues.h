@@ -33,6 +33,9 @@ using ScaledEpilogueActivated = Quantised<Activated<ScaledEpilogueAzp>>;
 // D[m, j] = RN(f(RN(x[m, 2 j])) * RN(x[m, 2 j + 1])), or q of it
 using ScaledEpilogueGated = Quantised<Gated<ScaledEpilogueAzp>>;
 
+// A product of floats before its activation. D = RN(acc + bias[n])
+using BiasedSum = Apply<Add, Accumulator<float>, Bias>;
+
 // int8_mm: the accumulator itself, written as int32.
 using RawAccumulator = Acc;
 

@@ -1,4 +1,4 @@
-// The int8 products as the dispatcher calls them.
+// The int8 products, and column sums of their weights, as the dispatcher calls them.
 #pragma once
 
 #include "problems/k_scales.h"
@@ -82,6 +82,16 @@ struct Int8Ops {
   static Tensor computed(Checked<Int8Problem> checked) {
     run(checked);
     return checked.outputs[0];
+  }
+};
+
+template <Tensor (*sum)(const Checked<ColumnSums>&)>
+struct AzpOps {
+  static Tensor azp_adj(const Tensor& b, Shape b_shape) {
+    return sum(check_azp_adj(b, std::nullopt, b_shape));
+  }
+  static Tensor azp_with_adj(const Tensor& b, const Tensor& azp, Shape b_shape) {
+    return sum(check_azp_adj(b, azp, b_shape));
   }
 };
 

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "epilogue/expr.h"
+#include "problems/mixed_groups.h"
 
 namespace scaled_mm::cuda {
 
@@ -33,6 +33,15 @@ struct Groups {
     return rows == nullptr ? row : min(max(rows[row], 0), a_rows - 1);
   }
 };
+
+inline Groups groups_of(const GroupedInt8Problem& p) {
+  return {p.offsets, static_cast<int>(p.size.experts), static_cast<int>(p.size.m), p.rows,
+          static_cast<int>(p.a_rows)};
+}
+inline Groups groups_of(const GroupedLowbitProblem& p) {
+  return {p.offsets, static_cast<int>(p.experts), static_cast<int>(p.product.m), p.rows,
+          static_cast<int>(p.x_rows)};
+}
 
 struct GroupTile {
   int expert;  // -1: there is no such tile; the number of experts: its rows are no expert's

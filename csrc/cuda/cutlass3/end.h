@@ -2,7 +2,8 @@
 // them. Which of both dtypes is told when the kernel runs: one branch for a fragment.
 #pragma once
 
-#include "cuda/common/elementwise.cuh"
+#include <cutlass/array.h>
+
 #include "cuda/common/formats.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {

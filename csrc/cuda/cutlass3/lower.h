@@ -25,6 +25,7 @@
 #include "cuda/epilogue/compiled.cuh"
 #endif
 #include "cuda/cutlass3/end.h"
+#include "cuda/epilogue/lower.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {
 
@@ -258,6 +259,22 @@ struct Tree<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>, Tile> {
   static typename type::Arguments arguments(const EpilogueOperand* operands) {
     return {{}, {operands[static_cast<int>(Id)].dtype}};
   }
+};
+
+// An operation of the vocabulary on fragments, in the form that CUTLASS's compute nodes take.
+template <class Op>
+struct Elementwise {
+  template <class>
+  struct Function {
+    template <class T, int kSize, class... Ts>
+    CUTLASS_DEVICE auto operator()(const cutlass::Array<T, kSize>& first,
+                                   const cutlass::Array<Ts, kSize>&... rest) const {
+      cutlass::Array<decltype(apply(Op{}, first[0], rest[0]...)), kSize> result;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kSize; ++i) result[i] = apply(Op{}, first[i], rest[i]...);
+      return result;
+    }
+  };
 };
 
 template <class Op, class First, class... Rest, class Tile>

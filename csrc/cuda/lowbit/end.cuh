@@ -24,9 +24,9 @@ inline LowbitEnd end_of(const LowbitProblem& p) {
   return {p.bias, p.residual, static_cast<int>(p.columns), p.function, p.gated, p.d, p.ldd};
 }
 
-// What the bias adds to a channel. RN(x - 0.0) is x for every x.
-__device__ inline float bias_at(const LowbitEnd& end, int channel) {
-  return end.bias.data && channel < end.channels ? load_float(end.bias, 0, channel) : -0.0f;
+// What the bias, or an expert's, adds to a channel. RN(x - 0.0) is x for every x.
+__device__ inline float bias_at(const LowbitEnd& end, int channel, int expert = 0) {
+  return end.bias.data && channel < end.channels ? load_float(end.bias, expert, channel) : -0.0f;
 }
 
 template <DType dtype, int kCount>

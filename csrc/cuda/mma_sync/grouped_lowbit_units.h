@@ -1,8 +1,8 @@
 // Lines of a grouped_lowbit.table for packed weights. setup.py compiles this for a few lines at a
 // time, behind arch.h of their folder, with SCALED_MM_KERNEL_NAMES(X) defined as X(name) of each.
+#include "cuda/common/groups.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/lowbit.h"
-#include "cuda/lowbit/groups.cuh"
 #include "cuda/mma_sync/lowbit_units.cuh"
 #include "cuda/mma_sync/model.h"
 

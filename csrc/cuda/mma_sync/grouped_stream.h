@@ -26,8 +26,7 @@ void launch_grouped(const GroupedInt8Problem& p, const Scope& scope) {
   params.token_tiles = static_cast<int>(p.size.most_tiles(kTile.tile_m));
   std::copy(std::begin(product.operands), std::end(product.operands), params.operands);
   params.to = destination<E>(product);
-  params.groups = {p.offsets, static_cast<int>(p.size.experts), params.m, p.rows,
-                   static_cast<int>(p.a_rows)};
+  params.groups = groups_of(p);
   allow_all_shared_memory<kKernel>(scope.device);
   const int64_t blocks = params.token_tiles * ceil_div(p.size.n, int64_t{kTile.tile_n});
   kKernel<<<static_cast<unsigned>(blocks), Block::kThreads, sizeof(typename Block::Shared),

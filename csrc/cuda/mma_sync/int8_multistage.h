@@ -1,9 +1,9 @@
 // Lines of an int8.table whose tiles go through shared memory. setup.py compiles this for a few
 // lines at a time, behind arch.h of their folder, with SCALED_MM_KERNEL_NAMES(X) defined as X(name)
 // of each.
-#include "cuda/common/partials.h"
 #include "cuda/common/relayout.h"
 #include "cuda/cutlass2/gemm.h"
+#include "cuda/int8.h"
 #include "cuda/mma_sync/model.h"
 #include "epilogue/registry.h"
 

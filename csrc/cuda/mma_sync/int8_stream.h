@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/common/launch.cuh"
-#include "cuda/common/partials.h"
+#include "cuda/int8.h"
 #include "cuda/mma_sync/int8_stream.cuh"
 #include "cuda/mma_sync/model.h"
 #include "epilogue/registry.h"

@@ -2,7 +2,6 @@
 // CUDA here: the CPU library reads the same.
 #pragma once
 
-#include "dispatch/k_scales.h"
 #include "dispatch/table.h"
 #include "integers.h"
 

@@ -1,11 +1,11 @@
 // Lines of a lowbit.table that dequantise W to memory and multiply by CUTLASS. setup.py compiles
 // this for a few lines at a time, behind arch.h of their folder, with SCALED_MM_KERNEL_NAMES(X)
 // defined as X(name) of each.
-#include "cuda/common/dense.h"
 #include "cuda/common/relayout.h"
 #include "cuda/cutlass2/gemm.h"
 #include "cuda/lowbit.h"
 #include "cuda/mma_sync/model.h"
+#include "epilogue/epilogues.h"
 
 namespace scaled_mm::cuda::mma_sync {
 
@@ -39,8 +39,8 @@ void run_dense(const LowbitProblem& p, const Scope& scope) {
   using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
   with_dtype16(p.w.dtype, [&](auto dtype) {
     if constexpr (kGpus.multistage || dtype == DType::float16) {  // else it was refused
-      using T = typename CutlassHalf<dtype>::type;
-      cutlass2::Gemm<BiasedSum, cutlass2::Multiplied<T, kGpus.multistage>, Tile, WarpTile,
+      using T = std::conditional_t<dtype == DType::float16, cutlass::half_t, cutlass::bfloat16_t>;
+      cutlass2::Gemm<epilogue::BiasedSum, cutlass2::Multiplied<T, kGpus.multistage>, Tile, WarpTile,
                      kTile.stages, kTile.swizzle>::run(args, scope);
     }
   });

@@ -4,8 +4,7 @@
 #define CUTLASS_ENABLE_GDC_FOR_SM100 1  // the kernel waits for the one before where it reads
 
 #include "cuda/cutlass3/gemm.h"
-#include "cuda/common/alignment.h"
-#include "cuda/common/partials.h"
+#include "cuda/int8.h"
 #include "cuda/sm100/arch.h"
 #include "epilogue/registry.h"
 

@@ -7,7 +7,7 @@
 // for the weight, as there.
 #pragma once
 
-#include "cuda/lowbit/groups.cuh"
+#include "cuda/common/groups.cuh"
 #include "cuda/sm90/lowbit_packed.cuh"
 
 namespace scaled_mm::cuda::sm90::grouped_lowbit {
@@ -151,8 +151,8 @@ __device__ void store_tile(const GroupedParams& p, const GroupTile& rows, int co
 #pragma unroll
   for (int j = 0; j < Block::kPanels; ++j) {
     const int channel = col + lane.channel + j * kUnitChannels;
-    bias[j][0] = bias_of(p.end, channel, rows.expert);
-    bias[j][1] = bias_of(p.end, channel + 1, rows.expert);
+    bias[j][0] = bias_at(p.end, channel, rows.expert);
+    bias[j][1] = bias_at(p.end, channel + 1, rows.expert);
   }
   lane.each(sums, [&](int, int channel, float& x, float& y) {
     const float* const b = bias[(channel - lane.channel) / kUnitChannels];

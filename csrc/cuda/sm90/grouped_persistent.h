@@ -28,8 +28,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   params.stages = Block::stages(scope.device.shared_memory);
   std::copy(std::begin(product.operands), std::end(product.operands), params.operands);
   params.to = destination<E>(product);
-  params.groups = {p.offsets, static_cast<int>(p.size.experts), static_cast<int>(m), p.rows,
-                   static_cast<int>(p.a_rows)};
+  params.groups = groups_of(p);
 
   allow_all_shared_memory<kKernel>(scope.device);
   const int64_t tiles = p.size.most_tiles(kTile.tile_m) * params.pairs;

@@ -35,8 +35,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   params.a = product.a.data;
   params.a_stride = product.a.row_stride;
   params.k = static_cast<int>(k);
-  params.groups = {p.offsets, static_cast<int>(p.size.experts), params.m, p.rows,
-                   static_cast<int>(p.a_rows)};
+  params.groups = groups_of(p);
 
   allow_all_shared_memory<kKernel>(device);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.blocks)),

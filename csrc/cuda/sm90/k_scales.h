@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/sm90/arch.h"
-#include "dispatch/k_scales.h"
 
 namespace scaled_mm::cuda::sm90::k_scales {
 

@@ -2,10 +2,10 @@
 // compiles this with SCALED_MM_KERNEL_NAME defined as its name.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
 
-#include "cuda/common/dense.h"
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/lowbit.h"
 #include "cuda/sm90/arch.h"
+#include "epilogue/epilogues.h"
 #include "integers.h"
 
 namespace scaled_mm::cuda::sm90::lowbit {
@@ -40,7 +40,8 @@ void run(const LowbitProblem& p, const Scope& scope) {
       .to = {{p.d, p.w.dtype, true}, p.ldd, p.function, true},
       .swizzle = choose_swizzle(8, ceil_div(p.m, kTile.tile_m), ceil_div(p.w.n, kTile.tile_n))};
   with_dtype16(p.w.dtype, [&](auto dtype) {
-    using T = typename CutlassHalf<decltype(dtype)::value>::type;
+    using T = std::conditional_t<dtype == DType::float16, cutlass::half_t, cutlass::bfloat16_t>;
+    using epilogue::BiasedSum;
     using Residual = epilogue::Apply<epilogue::Add, BiasedSum, epilogue::Residual>;
     if (p.gated) {
       DenseGemm<T, epilogue::Gated<BiasedSum>, kTile>::run(args, scope.device, scope);

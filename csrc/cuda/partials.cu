@@ -1,8 +1,8 @@
-#include "cuda/common/partials.h"
-
+// Sums of slices of K that went to memory, ended.
 #include <algorithm>
 
 #include "cuda/epilogue/finish.cuh"
+#include "cuda/int8.h"
 #include "epilogue/registry.h"
 #include "integers.h"
 
