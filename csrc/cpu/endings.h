@@ -45,7 +45,7 @@ inline void quantise_output(const RowContext& row, const float* d, uint8_t* q, i
   const float scale = read(static_cast<const float*>(scales.data), scales.row_stride);
   if (row.p.size.out_dtype == DType::int8) {
     const auto* azp = static_cast<const int32_t*>(azps.data);
-    const Quantizer by{scale, azp ? read(azp, azps.row_stride) : 0};
+    const QParams by{scale, azp ? read(azp, azps.row_stride) : 0};
     return quantize_row(d, count, by, azp ? -128.0f : -127.0f, reinterpret_cast<int8_t*>(q));
   }
   const float reciprocal = 1.0f / scale;

@@ -233,7 +233,7 @@ constexpr InstructionSet table(const char* name, bool (*available)()) {
           finish,
           quantize_rows,
           range_rows,
-          quantizer,
+          qparams,
           produce_rows,
           lowbit_dequantize,
           lowbit_prepare,

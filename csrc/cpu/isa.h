@@ -33,7 +33,7 @@ struct Range {
   bool finite = true;
 };
 
-struct Quantizer {
+struct QParams {
   float scale;
   int32_t azp;
 };
@@ -53,7 +53,7 @@ struct InstructionSet {
   void (*quantize)(const QuantizeProblem& p, const float* smooth, int64_t begin, int64_t end);
   // For one scale per tensor: the range of rows [begin, end), and what the whole range makes.
   Range (*range)(const QuantizeProblem& p, const float* smooth, int64_t begin, int64_t end);
-  Quantizer (*quantizer)(const Range& range, bool symmetric);
+  QParams (*qparams)(const Range& range, bool symmetric);
   // Produces and quantises rows [begin, end).
   void (*produce)(const ProduceProblem& p, int64_t begin, int64_t end);
 

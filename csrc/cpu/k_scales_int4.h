@@ -70,7 +70,7 @@ struct NibblePanels {
   //
   // With dpbusd no nibble is moved: bytes u + 16 v times A, less 16 v times A, are the sums of u.
   // The larger are below 2^8 2^7 depth, so they fit.
-  template <int R, int First, int Pairs>
+  template <int R, int First, int Count>
   static void multiply(const char* const* a, const int32_t* a_sums, const uint32_t* words,
                        int64_t stride, int64_t depth, const V (*zeros)[kVectors], int32_t* sums) {
 #if defined(SCALED_MM_HAS_DPBUSD)
@@ -80,14 +80,14 @@ struct NibblePanels {
 #endif
     for (int c = 0; c < kVectors; ++c) {
       const int at = c * static_cast<int>(sizeof(V));
-      V first[R][Pairs] = {}, second[R][Pairs] = {};
+      V first[R][Count] = {}, second[R][Count] = {};
       for (int64_t k = 0; k < depth; k += 4) {
         const uint32_t* const from = words + k * stride;
         const uint32_t* const rows[4] = {from, from + stride, from + 2 * stride, from + 3 * stride};
         if (c == 0 && First == 0) {
           for (const uint32_t* row : rows) __builtin_prefetch(row + kWordsAhead);
         }
-        V pairs[Pairs];
+        V pairs[Count];
         interleave<First>(rows, at, pairs);
         V x[R];
 #pragma GCC unroll 8
@@ -97,7 +97,7 @@ struct NibblePanels {
           x[r] = broadcast(four);
         }
 #pragma GCC unroll 8
-        for (int i = 0; i < Pairs; ++i) {
+        for (int i = 0; i < Count; ++i) {
 #if defined(SCALED_MM_HAS_DPBUSD)
           const V u = pairs[i], v = pairs[i] & upper;
 #else
@@ -114,7 +114,7 @@ struct NibblePanels {
       for (int r = 0; r < R; ++r) {
         const Ints of_row = __builtin_bit_cast(Ints, broadcast(a_sums[r]));
 #pragma GCC unroll 8
-        for (int i = 0; i < Pairs; ++i) {
+        for (int i = 0; i < Count; ++i) {
           const int panel = 2 * (First + i);
           Ints made[2] = {__builtin_bit_cast(Ints, first[r][i]),
                           __builtin_bit_cast(Ints, second[r][i])};

@@ -43,7 +43,7 @@ Range whole_range(const QuantizeProblem& p, const float* smooth, const Instructi
 void run(QuantizeProblem p, const float* smooth = nullptr) {
   const InstructionSet& isa = instruction_set();
   if (!p.given && !p.per_token) {  // one scale for all: make it, and go on as if it were given
-    const Quantizer all = isa.quantizer(whole_range(p, smooth, isa), p.symmetric);
+    const QParams all = isa.qparams(whole_range(p, smooth, isa), p.symmetric);
     *p.scale = all.scale;
     if (p.azp) *p.azp = all.azp;
     p.given = true;

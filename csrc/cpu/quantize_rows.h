@@ -132,7 +132,7 @@ inline void extend(Range& range, const float* x, int64_t count, bool symmetric) 
   range.finite &= largest < 0x7f800000;
 }
 
-inline Quantizer quantizer(const Range& range, bool symmetric) {
+inline QParams qparams(const Range& range, bool symmetric) {
   const FloatEnvironment environment;
   if (!range.finite) return {std::numeric_limits<float>::quiet_NaN(), 0};
   if (symmetric) return {std::max(range.hi / 127.0f, FLT_MIN), 0};
@@ -155,7 +155,7 @@ inline float round_even(float x) {
 
 // q = clamp(round(x / scale) + azp). Dividing is not what takes the time: multiplying by 1 / scale,
 // and dividing only where that comes near half an integer, was slower.
-inline void quantize_row(const float* x, int64_t count, Quantizer by, float lowest, int8_t* q) {
+inline void quantize_row(const float* x, int64_t count, QParams by, float lowest, int8_t* q) {
   const float azp = static_cast<float>(by.azp);
   for (int64_t k = 0; k < count; ++k) {
     float value = round_even(x[k] / by.scale) + azp;
@@ -184,7 +184,7 @@ inline void quantize_one(const QuantizeProblem& p, int64_t row, const float* x) 
   if (!p.given) {
     Range range;
     extend(range, x, p.cols, p.symmetric);
-    const Quantizer own = quantizer(range, p.symmetric);
+    const QParams own = qparams(range, p.symmetric);
     scale = own.scale;
     azp = own.azp;
   }

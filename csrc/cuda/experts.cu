@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/common/groups.cuh"
+#include "cuda/common/expert_rows.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/grouped.h"
 #include "integers.h"
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kSortThreads)
 
 // Row i of `to` is row rows[i] of A [.., k], and zeros up to whole words of 16 bytes.
 __global__ void __launch_bounds__(kThreads)
-    gather(const Matrix<const int8_t> a, const int k, const Groups groups, uint4* const to) {
+    gather(const Matrix<const int8_t> a, const int k, const ExpertRows groups, uint4* const to) {
   launch_dependents();
   wait_for_dependencies();
   const int words = (k + 15) / 16;
@@ -81,10 +81,9 @@ Matrix<const int8_t> sorted_rows(const GroupedInt8Problem& p, const Scope& scope
   if (p.rows == nullptr || p.size.k == 0) return a;
   const int64_t words = ceil_div(p.size.k, int64_t{16});
   auto* const copy = scope.allocate<uint4>(p.size.m * words);
-  const Groups groups{p.offsets, 0, static_cast<int>(p.size.m), p.rows, static_cast<int>(p.a_rows)};
   const int64_t blocks = std::min<int64_t>(ceil_div(p.size.m * words, kThreads), 1 << 16);
   launch_early(gather, {static_cast<unsigned>(blocks), kThreads}, scope, a,
-               static_cast<int>(p.size.k), groups, copy);
+               static_cast<int>(p.size.k), expert_rows(p), copy);
   return {reinterpret_cast<const int8_t*>(copy), 16 * words, 1};
 }
 

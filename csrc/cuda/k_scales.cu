@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(Block::kThreads)
 
 // Adds up the slices in their order, and ends: four channels of a token a thread. No slices: K is
 // 0. The second bound: as in partials.cu.
-__global__ void __launch_bounds__(kThreads, 4) join_slices(const __grid_constant__ GroupsParams p) {
+__global__ void __launch_bounds__(kThreads, 4)
+    reduce_slices(const __grid_constant__ GroupsParams p) {
   const int64_t quads = (p.n + 3) / 4, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.m * quads) return;
   const int64_t token = i / quads, channel = i % quads * 4;
@@ -80,13 +81,13 @@ unsigned blocks_for(int64_t threads) {
 
 void launch_join(const GroupsParams& params, const Scope& scope) {
   const int64_t quads = ceil_div(int64_t{params.n}, int64_t{4});
-  join_slices<<<blocks_for(params.m * quads), kThreads, 0, scope.stream>>>(params);
-  check(cudaGetLastError(), "join_slices");
+  reduce_slices<<<blocks_for(params.m * quads), kThreads, 0, scope.stream>>>(params);
+  check(cudaGetLastError(), "reduce_slices");
 }
 
-template <class Weights, int kTokens, bool kAzp>
+template <class WeightChunk, int kTokens, bool kAzp>
 void launch_tiles(const GroupsParams& params, int64_t tiles, const Scope& scope) {
-  using Block = GroupsBlock<Weights, kTokens, kAzp>;
+  using Block = GroupsBlock<WeightChunk, kTokens, kAzp>;
   const dim3 grid(static_cast<unsigned>(tiles), params.slices);
   multiply_tile<Block><<<grid, Block::kThreads, 0, scope.stream>>>(params);
   check(cudaGetLastError(), "multiply_tile");

@@ -16,7 +16,7 @@ constexpr int kRows = 8;  // of a tile of multiply_words
 // to[i, c] = x[source(i), order[e, c]], e being the expert of row i; or without an order its column
 // c. A block has a row.
 __global__ void __launch_bounds__(kThreads)
-    arrange(const Matrix<const uint16_t> x, const Groups groups, const int64_t k,
+    arrange(const Matrix<const uint16_t> x, const ExpertRows groups, const int64_t k,
             const int32_t* const order, uint16_t* const to, const int64_t stride) {
   const int row = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   launch_dependents();
@@ -41,7 +41,7 @@ struct WordsParams {
   int64_t expert_bytes;
   int eights;  // columns of a row by eight
   int across;  // blocks along N
-  Groups groups;
+  ExpertRows groups;
   LowbitEnd end;
 };
 
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) words_gemm(const __grid_constant__ W
   const int eight = block % p.across * kThreads + thread;
   launch_dependents();
   wait_for_dependencies();
-  const GroupTile tile = find_tile<kRows>(p.groups, block / p.across, thread % 32);
+  const ExpertTile tile = find_tile<kRows>(p.groups, block / p.across, thread % 32);
   if (tile.expert < 0 || eight >= p.eights) return;
   const int rows = min(kRows, tile.end - tile.row);
   const bool is_theirs = tile.expert < p.groups.experts;
@@ -123,7 +123,7 @@ void launch_words(const GroupedLowbitProblem& p, const Scope& scope) {
   params.expert_bytes = p.expert_bytes;
   params.eights = static_cast<int>(product.w.padded_n() / 8);
   params.across = ceil_div(params.eights, kThreads);
-  params.groups = groups_of(p);
+  params.groups = expert_rows(p);
   params.end = end_of(product);
   const int64_t blocks = p.size().most_tiles(kRows) * params.across;
   with_zero_point(product.w.zero_point, [&](auto zero) {
@@ -139,7 +139,7 @@ Matrix<const uint16_t> arrange_rows(const GroupedLowbitProblem& p, const Scope& 
   const int64_t k = product.w.k, stride = std::max<int64_t>(8, round_up(k, 8));
   auto* const to = scope.allocate<uint16_t>(product.m * stride);
   launch_early(arrange, {static_cast<unsigned>(product.m), kThreads}, scope, product.x,
-               groups_of(p), k, product.order, to, stride);
+               expert_rows(p), k, product.order, to, stride);
   return {to, stride, 1};
 }
 

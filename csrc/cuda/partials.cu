@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-struct JoinParams {
+struct PartialsParams {
   const int32_t* partials;
   int slices;
   int m;
@@ -23,7 +23,8 @@ struct JoinParams {
 // A thread has four channels of a token at a time. Without the second bound ptxas spills on sm_80,
 // to keep within 32 registers.
 template <class E>
-__global__ __launch_bounds__(kThreads, 4) void join(const __grid_constant__ JoinParams p) {
+__global__ __launch_bounds__(kThreads,
+                             4) void reduce_partials(const __grid_constant__ PartialsParams p) {
   const int64_t quads = (p.n + 3) / 4, all = int64_t{p.m} * quads, step = int64_t{p.m} * p.n;
   const bool vectors = p.n % 4 == 0;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all;
@@ -65,15 +66,15 @@ void finish_partials(const int32_t* partials, int slices, const Int8Problem& p,
                      const Scope& scope) {
   epilogue::with_epilogue(p.size.epilogue, [&](auto e) {
     using E = typename decltype(e)::type;
-    JoinParams params{
+    PartialsParams params{
         partials, slices,           static_cast<int>(p.size.m), static_cast<int>(p.size.n),
         {},       destination<E>(p)};
     std::copy(std::begin(p.operands), std::end(p.operands), params.operands);
     const int64_t blocks = ceil_div(p.size.m * ceil_div(p.size.n, int64_t{4}), kThreads);
-    join<E>
+    reduce_partials<E>
         <<<static_cast<unsigned>(std::min<int64_t>(blocks, 1 << 20)), kThreads, 0, scope.stream>>>(
             params);
-    check(cudaGetLastError(), "join");
+    check(cudaGetLastError(), "reduce_partials");
   });
 }
 

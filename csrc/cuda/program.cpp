@@ -20,13 +20,13 @@ bool is_commutative(StepOp op) {
 // Two operations that are one step: `second` has the result of `first` as its argument `at`. The
 // step's x, y and z are, by `args`, the arguments 0 and 1 of `first`, the other one of `second`
 // (2), and none (3).
-struct Join {
+struct Fusion {
   Op first, second;
   int at;
-  StepOp both;
+  StepOp op;
   int args[3];
 };
-constexpr Join kJoins[] = {
+constexpr Fusion kFusions[] = {
     {Op::to_float, Op::mul, 0, StepOp::mul_of_int, {0, 2, 3}},
     {Op::to_float, Op::mul, 1, StepOp::mul_of_int, {0, 2, 3}},
     {Op::mul, Op::add, 0, StepOp::mul_add, {0, 1, 2}},
@@ -42,7 +42,7 @@ class Steps {
         uses_(program.nodes.size()),
         added_(program.nodes.size()),
         last_use_(program.nodes.size(), -1) {
-    join();
+    fuse();
     const auto each = [&](bool varies, auto use) {
       for (int i = 0; i < static_cast<int>(program.nodes.size()); ++i) {
         if (program.nodes[i].varies == varies) use(i);
@@ -81,7 +81,7 @@ class Steps {
   struct Operation {
     StepOp op;
     Args args;
-    bool joined = false;  // into another node's
+    bool fused = false;  // into another node's
   };
   struct Ordered {
     ProgramStep step;  // without its places
@@ -107,7 +107,7 @@ class Steps {
                                                      : ProgramStep::kFirstConstant + node);
   }
 
-  void join() {
+  void fuse() {
     for (const Program::Output& output : program_.outputs) ++uses_[output.node];
     for (const Program::Node& node : program_.nodes) {
       Args args{-1, -1, -1};
@@ -115,22 +115,22 @@ class Steps {
       operations_.push_back({static_cast<StepOp>(node.op), args});
     }
     for (size_t i = 0; i < operations_.size(); ++i) {
-      for (const Join& join : kJoins) {
+      for (const Fusion& both : kFusions) {
         const Args& args = operations_[i].args;
-        if (program_.nodes[i].op != join.second || !is_alone(args[join.at])) continue;
-        Operation& first = operations_[args[join.at]];
-        if (first.op != static_cast<StepOp>(join.first)) continue;
-        const int from[] = {first.args[0], first.args[1], args[1 - join.at], -1};
-        first.joined = true;
-        operations_[i] = {join.both, {from[join.args[0]], from[join.args[1]], from[join.args[2]]}};
+        if (program_.nodes[i].op != both.second || !is_alone(args[both.at])) continue;
+        Operation& first = operations_[args[both.at]];
+        if (first.op != static_cast<StepOp>(both.first)) continue;
+        const int from[] = {first.args[0], first.args[1], args[1 - both.at], -1};
+        first.fused = true;
+        operations_[i] = {both.op, {from[both.args[0]], from[both.args[1]], from[both.args[2]]}};
         break;
       }
     }
   }
 
   void add(int node) {
-    auto [op, args, joined] = operations_[node];
-    if (added_[node] || joined) return;
+    auto [op, args, fused] = operations_[node];
+    if (added_[node] || fused) return;
     added_[node] = true;
     ProgramStep step;
     if (is_leaf(program_.nodes[node].op)) {

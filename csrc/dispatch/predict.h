@@ -30,8 +30,8 @@ inline double beside(double memory, double busy) {
 
 // us = fixed_us + (memory^4 + max(busy / rate, least)^4)^(1/4) + waves; scaled_mm/tuning/fit.py has
 // the same.
-inline Prediction joined(const Fit& fit, double memory, double busy, double waves,
-                         double least = 0) {
+inline Prediction prediction_of(const Fit& fit, double memory, double busy, double waves,
+                                double least = 0) {
   const double us = fit.fixed_us + beside(memory, std::fmax(busy / fit.rate, least)) + waves;
   return {us, memory, busy, waves, least};
 }

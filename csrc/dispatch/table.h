@@ -4,8 +4,8 @@
 //
 // where Kind is a struct of the arch's folder that holds the numbers and says, as member functions,
 // what every kernel of the kind describes, refuses and predicts. A line is those with its own
-// numbers. A kind with members `fixed_us` and `rate` that predicts by `joined` (predict.h) of them
-// can be tuned: a prediction for a GPU with numbers of its own is made with those instead.
+// numbers. A kind with members `fixed_us` and `rate` that predicts by `prediction_of` (predict.h)
+// of them can be tuned: a prediction for a GPU with numbers of its own is made with those instead.
 #pragma once
 
 #include "dispatch/kernel.h"

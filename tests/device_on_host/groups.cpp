@@ -6,7 +6,7 @@
 
 #include <random>
 
-#include "cuda/common/groups.cuh"
+#include "cuda/common/expert_rows.cuh"
 #include "cuda/experts.cuh"
 #include "problems/groups.h"
 
@@ -22,7 +22,7 @@ int cases = 0, faults = 0;
 void check(const char* what, const std::vector<int32_t>& offsets, int count, bool sorted) {
   constexpr int kRows = 16;
   const int experts = static_cast<int>(offsets.size());
-  const cuda::Groups groups{offsets.data(), experts, count, nullptr, count};
+  const cuda::ExpertRows groups{offsets.data(), experts, count, nullptr, count};
   GroupedInt8Problem::Size size;
   size.m = count;
   size.experts = experts;
@@ -37,7 +37,7 @@ void check(const char* what, const std::vector<int32_t>& offsets, int count, boo
   Block::run(64, [&] { table.fill(groups, threadIdx.x, 64); });
   blockDim = {32, 1, 1};
   for (int tile = 0; tile < size.most_tiles(kRows) + 3; ++tile) {
-    cuda::GroupTile of[32];
+    cuda::ExpertTile of[32];
     Block::run(32, [&] {
       const int lane = threadIdx.x;
       of[lane] = cuda::find_tile<kRows>(groups, tile, lane);
@@ -45,7 +45,7 @@ void check(const char* what, const std::vector<int32_t>& offsets, int count, boo
     const auto [expert, row, end, alone] = of[0];
     wrong += (tile < table.count()) != (expert >= 0);
     if (expert >= 0) {
-      const cuda::GroupTile again = table.find(tile);
+      const cuda::ExpertTile again = table.find(tile);
       wrong += again.expert != expert || again.row != row || again.end != end;
       wrong += again.alone != alone;
       theirs += expert < experts;
@@ -67,7 +67,7 @@ void check(const char* what, const std::vector<int32_t>& offsets, int count, boo
   std::vector<int> columns_of(count);
   for (int tile = 0; tile < table.count() * columns; ++tile) {
     int column = -1;
-    const cuda::GroupTile at = table.find(tile, columns, column);
+    const cuda::ExpertTile at = table.find(tile, columns, column);
     wrong += column < 0 || column >= columns || at.row < 0 || at.row >= at.end;
     for (int i = at.row; i < std::min({at.row + kRows, at.end, count}); ++i) {
       columns_of[i] += 1 << 4 * column;

@@ -11,7 +11,7 @@
 namespace {
 
 using namespace scaled_mm::cuda::sm90;
-using k_scales::Groups;
+using k_scales::Grouping;
 using k_scales::Units;
 
 constexpr Units kUnits8{8, 4, 1, 1, 1}, kUnits16{16, 2, 1, 1, 1}, kUnits64{64, 4, 1, 1, 1},
@@ -42,7 +42,7 @@ cuda::GroupsEnd end_in(std::vector<float>& d, int n) {
   return end;
 }
 
-template <const Units& kTile, Groups kGroups>
+template <const Units& kTile, Grouping kGroups>
 void play(const Product& product, bool arranged, int sms) {
   using Played = k_scales::Block<kTile, kGroups>;
   const int m = product.m, n = product.n, k = product.k, stride = (k + 127) / 128 * 128;
@@ -69,7 +69,7 @@ void play(const Product& product, bool arranged, int sms) {
   p.azp = product.azp ? product.zero_points.data() : nullptr, p.azp_stride = 1;
   p.end = end_in(d, n);
   const auto& plan = p.pieces.plan;
-  const int slots = kGroups == Groups::one ? plan.slots() : plan.units();
+  const int slots = kGroups == Grouping::one ? plan.slots() : plan.units();
   std::vector<uint32_t> partials(slots * Played::kTokens * Played::kChannels + 4, 0x7fc00000);
   Aligned sums(4 * partials.size());
   p.partials = sums.data<uint32_t>();
@@ -88,7 +88,7 @@ void play(const Product& product, bool arranged, int sms) {
       for (int y = 0; y < ceil_div(quads, 128); ++y) {
         blockIdx = {cut, y, 0};
         for (threadIdx.x = 0; threadIdx.x < 128; ++threadIdx.x) {
-          k_scales::join_parts<kGroups>(p, Played::kTokens, Played::kChannels);
+          k_scales::reduce_parts<kGroups>(p, Played::kTokens, Played::kChannels);
         }
       }
     }
@@ -104,9 +104,9 @@ void play(const Product& product, bool arranged, int sms) {
 template <const Units& kTile>
 void check(int m, int n, int k, int group, bool azp, bool arranged, int sms) {
   const Product product(m, n, k, group, false, azp);
-  if (group == k) return play<kTile, Groups::one>(product, arranged, sms);
-  if (group % 128 == 0) return play<kTile, Groups::of_chunks>(product, arranged, sms);
-  play<kTile, Groups::of_steps>(product, arranged, sms);
+  if (group == k) return play<kTile, Grouping::one>(product, arranged, sms);
+  if (group % 128 == 0) return play<kTile, Grouping::of_chunks>(product, arranged, sms);
+  play<kTile, Grouping::of_steps>(product, arranged, sms);
 }
 
 void check_blocks(int m, int n, int k, int clusters) {

@@ -34,10 +34,10 @@ struct Leaves {
   static constexpr bool has_full = ((Ls::axis == epilogue::Axis::Full) || ...);
 };
 template <class... As>
-Leaves<As...> join(Leaves<As...>);
+Leaves<As...> concat(Leaves<As...>);
 template <class... As, class... Bs, class... Rest>
-auto join(Leaves<As...>, Leaves<Bs...>, Rest... rest) {
-  return join(Leaves<As..., Bs...>{}, rest...);
+auto concat(Leaves<As...>, Leaves<Bs...>, Rest... rest) {
+  return concat(Leaves<As..., Bs...>{}, rest...);
 }
 
 // Lower<E>::at(acc, get): the value of E at one element, where get(leaf) is an operand's value.
@@ -66,7 +66,7 @@ struct Lower<epilogue::Leaf<Id, T, A, ScalarOk>> {
 
 template <class Op, class... Args>
 struct Lower<epilogue::Apply<Op, Args...>> {
-  using List = decltype(join(typename Lower<Args>::List{}...));
+  using List = decltype(concat(typename Lower<Args>::List{}...));
   template <class Acc, class Get>
   __device__ static auto at(Acc acc, const Get& get) {
     return apply(Op{}, Lower<Args>::at(acc, get)...);
@@ -81,7 +81,7 @@ struct Lower<epilogue::Gated<E>> : Lower<E> {};
 template <class E>
 struct Lower<epilogue::Quantised<E>> : Lower<E> {
   using List =
-      decltype(join(typename Lower<E>::List{}, Leaves<epilogue::OutScale, epilogue::OutAzp>{}));
+      decltype(concat(typename Lower<E>::List{}, Leaves<epilogue::OutScale, epilogue::OutAzp>{}));
 };
 
 // --- operands ------------------------------------------------------------------------------------

@@ -141,16 +141,16 @@ struct Bytes128 : Rows128<kUnitChannels, 128> {
 
 // --- a tile --------------------------------------------------------------------------------------
 
-template <class Weights_, int kTokens_, bool kAzp_>
+template <class WeightChunk_, int kTokens_, bool kAzp_>
 struct GroupsBlock {
-  using Weights = Weights_;
+  using WeightChunk = WeightChunk_;
   static constexpr int kTokens = kTokens_, kThreads = 128;
-  static constexpr bool kAzp = kAzp_, kBlocks = std::is_same_v<Weights, Bytes128>;
+  static constexpr bool kAzp = kAzp_, kBlocks = std::is_same_v<WeightChunk, Bytes128>;
   using Tokens = Rows128<kTokens, kThreads>;
   static constexpr int kSumsPitch = kUnitChannels + 4;
   struct alignas(16) Stage {
     uint8_t tokens[Tokens::kSharedBytes];
-    uint8_t weights[std::max(Weights::kSharedBytes, 16)];
+    uint8_t weights[std::max(WeightChunk::kSharedBytes, 16)];
     float scales[kTokens];  // of the tokens, in blocks
   };
   struct Shared {
@@ -200,7 +200,7 @@ class GroupsTile {
 
  private:
   static constexpr int kTokens = Block::kTokens, kTiles = kTokens / 8;
-  using Weights = typename Block::Weights;
+  using WeightChunk = typename Block::WeightChunk;
   using Tokens = typename Block::Tokens;
 
   const GroupsParams& p_;
@@ -210,7 +210,7 @@ class GroupsTile {
   float sum_[kTiles][4], chain_[kTiles][4];
   int32_t acc_[kTiles][4], ones_[4];
 
-  __device__ void load(Tokens& tokens, Weights& weights, float& scale, int chunk) const {
+  __device__ void load(Tokens& tokens, WeightChunk& weights, float& scale, int chunk) const {
     tokens.load(p_.tokens, p_.tokens_stride, row_, p_.m, chunk * 128, p_.columns, thread_);
     weights.load(p_, panel_, chunk, warp_, lane_);
     if constexpr (Block::kBlocks) {
@@ -218,7 +218,7 @@ class GroupsTile {
       scale = there ? load_float(p_.row_scales, row_ + thread_, chunk) : 0.0f;
     }
   }
-  __device__ void keep(const Tokens& tokens, const Weights& weights, float scale,
+  __device__ void keep(const Tokens& tokens, const WeightChunk& weights, float scale,
                        typename Block::Stage& stage) const {
     tokens.store(stage.tokens, thread_);
     weights.store(stage.weights, thread_);
@@ -241,7 +241,7 @@ class GroupsTile {
     const int last = (end + 127) / 128;
     int chunk = begin / 128, left = p_.group;  // rows of the group that are to come
     Tokens tokens;
-    Weights now, next;
+    WeightChunk now, next;
     float scale = 0.0f;
     if (begin < end) {
       load(tokens, now, scale, chunk);
@@ -272,7 +272,7 @@ class GroupsTile {
   }
 
   // 32 rows, of which `there` are in K.
-  __device__ void multiply_step(const Weights& weights, const typename Block::Stage& stage,
+  __device__ void multiply_step(const WeightChunk& weights, const typename Block::Stage& stage,
                                 int step, int there) {
     uint32_t w[4];
     weights.weights(w, p_, stage.weights, step, warp_, lane_);
@@ -291,7 +291,8 @@ class GroupsTile {
   }
 
   // A group's sums to their chains.
-  __device__ void promote(const Weights& weights, const typename Block::Stage& stage, int step) {
+  __device__ void promote(const WeightChunk& weights, const typename Block::Stage& stage,
+                          int step) {
     const float scale[2] = {weights.scale(p_, step, 0), weights.scale(p_, step, 1)};
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {

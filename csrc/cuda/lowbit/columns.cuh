@@ -38,7 +38,7 @@ struct Columns<T, 8> {
   static __device__ Pair base(Pair lifted, int) { return lifted; }
   static __device__ Pair fixed(int) { return Bytes<T>::kOf128; }
   static __device__ Pair subtract(Pair lifted, Pair base, int) {
-    return Pairs<T>::subtract(lifted, base);
+    return Half2Ops<T>::subtract(lifted, base);
   }
 };
 
@@ -67,9 +67,9 @@ struct ColumnGroup {
     for (int j = 0; j < 4; ++j) {
       const Pair value = Of::subtract(pair[j], base[j], j);
       if constexpr (kZero == ZeroPoint::real) {
-        pair[j] = Pairs<T>::fma(value, scale[j], zero[j]);
+        pair[j] = Half2Ops<T>::fma(value, scale[j], zero[j]);
       } else {
-        pair[j] = Pairs<T>::multiply(value, scale[j]);
+        pair[j] = Half2Ops<T>::multiply(value, scale[j]);
       }
     }
   }

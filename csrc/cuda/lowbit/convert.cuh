@@ -5,7 +5,7 @@
 //   bfloat16   128 = 0x4300: 0|10000110|0000000       0x4300 | v  is  128 + v       v <  128
 //   float32   2^23 = 0x4B000000                   0x4B000000 | v  is 2^23 + v       v < 2^23
 //
-// "Lifted" is such a number, the constant still in it. Plain equivalents: cpu/widen.cpp.
+// "Lifted" is such a number, the constant still in it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,10 +34,10 @@ __device__ inline uint32_t not_and_or(uint32_t a, uint32_t mask, uint32_t value)
 
 // Arithmetic on pairs, each operation rounded by itself.
 template <class T>
-struct Pairs;
+struct Half2Ops;
 
 template <>
-struct Pairs<__half> {
+struct Half2Ops<__half> {
   static __device__ __half2 as(Pair x) { return *reinterpret_cast<__half2*>(&x); }
   static __device__ Pair of(__half2 x) { return *reinterpret_cast<Pair*>(&x); }
   // One of the two in both halves; free where the instruction that takes it can select.
@@ -50,7 +50,7 @@ struct Pairs<__half> {
 };
 
 template <>
-struct Pairs<__nv_bfloat16> {
+struct Half2Ops<__nv_bfloat16> {
   static __device__ __nv_bfloat162 as(Pair x) { return *reinterpret_cast<__nv_bfloat162*>(&x); }
   static __device__ Pair of(__nv_bfloat162 x) { return *reinterpret_cast<Pair*>(&x); }
   static __device__ Pair both(Pair x, int which) {
@@ -104,15 +104,15 @@ struct Nibbles<__half> {
   }
   // 1024 + z stays, 1024 + 16 z becomes -(64 + z).
   static __device__ Pair base(Pair lifted, int i) {
-    return i % 2 ? Pairs<__half>::multiply(lifted, 0xac00ac00) : lifted;  // -1/16
+    return i % 2 ? Half2Ops<__half>::multiply(lifted, 0xac00ac00) : lifted;  // -1/16
   }
   static __device__ Pair fixed(bool is_signed, int i) {
     if (i % 2) return is_signed ? 0xd480d480 : 0xd400d400;  // -72, -64
     return is_signed ? 0x64086408 : 0x64006400;             // 1032, 1024
   }
   static __device__ Pair subtract_base(Pair lifted, Pair base, int i) {
-    return i % 2 ? Pairs<__half>::fma(lifted, 0x2c002c00, base)  // 1/16
-                 : Pairs<__half>::subtract(lifted, base);
+    return i % 2 ? Half2Ops<__half>::fma(lifted, 0x2c002c00, base)  // 1/16
+                 : Half2Ops<__half>::subtract(lifted, base);
   }
 };
 
@@ -129,7 +129,7 @@ struct Nibbles<__nv_bfloat16> {
     return is_signed ? 0x43084308 : 0x43004300;  // 136, 128
   }
   static __device__ Pair subtract_base(Pair lifted, Pair base, int) {
-    return Pairs<__nv_bfloat16>::subtract(lifted, base);
+    return Half2Ops<__nv_bfloat16>::subtract(lifted, base);
   }
 };
 
@@ -165,8 +165,8 @@ struct Bytes<__nv_bfloat16> {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t bytes = word >> 8 * i;
-      pair[i] = Pairs<__nv_bfloat16>::subtract(and_or(bytes, 0x007f007f, 0x43004300),
-                                               not_and_or(bytes, 0x00800080, 0x43004300));
+      pair[i] = Half2Ops<__nv_bfloat16>::subtract(and_or(bytes, 0x007f007f, 0x43004300),
+                                                  not_and_or(bytes, 0x00800080, 0x43004300));
     }
   }
 };

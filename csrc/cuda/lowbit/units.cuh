@@ -32,9 +32,9 @@ struct UnitFormat {
 template <class T, class Format>
 __device__ Pair scaled_weight(Pair value, Pair scale, Pair zero) {
   if constexpr (Format::kZero == ZeroPoint::real) {
-    return Pairs<T>::fma(value, scale, zero);
+    return Half2Ops<T>::fma(value, scale, zero);
   } else {
-    return Pairs<T>::multiply(value, scale);
+    return Half2Ops<T>::multiply(value, scale);
   }
 }
 
@@ -83,8 +83,9 @@ struct UnitGroup<T, Format, 4> {
       } else {
         of_zero = base[i % 2];
       }
-      w[i] = scaled_weight<T, Format>(Nibbles<T>::subtract_base(w[i], of_zero, i),
-                                      Pairs<T>::both(scale, i % 2), Pairs<T>::both(zero, i % 2));
+      w[i] =
+          scaled_weight<T, Format>(Nibbles<T>::subtract_base(w[i], of_zero, i),
+                                   Half2Ops<T>::both(scale, i % 2), Half2Ops<T>::both(zero, i % 2));
     }
   }
 };
@@ -120,12 +121,12 @@ struct UnitGroup<T, Format, 8> {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         if constexpr (kZero == ZeroPoint::integer) {
-          lifted[h] = Pairs<T>::subtract(lifted[h], base[h]);
+          lifted[h] = Half2Ops<T>::subtract(lifted[h], base[h]);
         } else if constexpr (Bytes<T>::kOf128 != 0) {
-          lifted[h] = Pairs<T>::subtract(lifted[h], Bytes<T>::kOf128);
+          lifted[h] = Half2Ops<T>::subtract(lifted[h], Bytes<T>::kOf128);
         }
-        w[2 * i + h] =
-            scaled_weight<T, Format>(lifted[h], Pairs<T>::both(scale, h), Pairs<T>::both(zero, h));
+        w[2 * i + h] = scaled_weight<T, Format>(lifted[h], Half2Ops<T>::both(scale, h),
+                                                Half2Ops<T>::both(zero, h));
       }
     }
   }

@@ -1,6 +1,6 @@
 // Lines of a grouped_lowbit.table for packed weights. setup.py compiles this for a few lines at a
 // time, behind arch.h of their folder, with SCALED_MM_KERNEL_NAMES(X) defined as X(name) of each.
-#include "cuda/common/groups.cuh"
+#include "cuda/common/expert_rows.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/lowbit.h"
 #include "cuda/mma_sync/lowbit_units.cuh"
@@ -12,12 +12,12 @@ namespace scaled_mm::cuda::mma_sync {
 struct GroupedUnitsParams : UnitsParams {
   int64_t expert_bytes;  // of the units, to the next expert's
   int bias_bytes;        // of its elements
-  Groups groups;         // rows are sorted in memory
+  ExpertRows groups;     // rows are sorted in memory
 };
 
 // D is 0 in the tile.
 template <class Block>
-__device__ void clear_tile(const UnitsParams& p, const GroupTile& tile, int panel) {
+__device__ void clear_tile(const UnitsParams& p, const ExpertTile& tile, int panel) {
   const int columns = p.end.gated ? 2 : 1, begin = panel * kUnitChannels / columns;
   const int end = min(p.n / columns, begin + Block::kChannels / columns);
   for (int row = tile.row; row < min(tile.row + Block::kTokens, tile.end); ++row) {
@@ -36,8 +36,8 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void grouped_units_g
   constexpr int kStages = Block::kStages;
   const int index = static_cast<int>(blockIdx.x);
   const int panel = index / given.token_tiles * Block::kPanels;
-  const GroupTile tile = find_tile<Block::kTokens>(given.groups, index % given.token_tiles,
-                                                   static_cast<int>(threadIdx.x % 32));
+  const ExpertTile tile = find_tile<Block::kTokens>(given.groups, index % given.token_tiles,
+                                                    static_cast<int>(threadIdx.x % 32));
   if (tile.expert < 0) return;
   if (tile.expert == given.groups.experts) return clear_tile<Block>(given, tile, panel);
   UnitsParams p = given;
@@ -70,7 +70,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void grouped_units_g
   }
   wait_for_copies<0>();
   __syncthreads();
-  join_warps<Block>(sums, shared);
+  reduce_warps<Block>(sums, shared);
   store_tile<Block>(p, sums, tile.row, panel);
 }
 
@@ -90,7 +90,7 @@ void run_grouped_units(const GroupedLowbitProblem& p, const Scope& scope) {
   params.slice = static_cast<int>(ceil_div(product.w.k, int64_t{kUnitRows}));
   params.end = end_of(product);
   params.bias_bytes = size_of(product.bias.dtype);
-  params.groups = groups_of(p);
+  params.groups = expert_rows(p);
   params.groups.rows = nullptr;
   const int64_t tiles = params.token_tiles * ceil_div(product.w.n, int64_t{kTile.tile_n});
   with_dtype16(product.w.dtype, [&](auto dtype) {

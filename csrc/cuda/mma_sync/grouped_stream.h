@@ -12,7 +12,7 @@ namespace scaled_mm::cuda::mma_sync {
 
 template <const auto& kTile, class E>
 void launch_grouped(const GroupedInt8Problem& p, const Scope& scope) {
-  using Block = StreamBlock<kTile.tile_m, kTile.tile_n, kTile.warps, kTile.step, kTile.live, E>;
+  using Block = StreamTile<kTile.tile_m, kTile.tile_n, kTile.warps, kTile.step, kTile.live, E>;
   constexpr auto kKernel = stream_gemm<Block, GroupedParams>;
   const Int8Problem& product = p.product;
   GroupedParams params = {};
@@ -26,7 +26,7 @@ void launch_grouped(const GroupedInt8Problem& p, const Scope& scope) {
   params.token_tiles = static_cast<int>(p.size.most_tiles(kTile.tile_m));
   std::copy(std::begin(product.operands), std::end(product.operands), params.operands);
   params.to = destination<E>(product);
-  params.groups = groups_of(p);
+  params.groups = expert_rows(p);
   allow_all_shared_memory<kKernel>(scope.device);
   const int64_t blocks = params.token_tiles * ceil_div(p.size.n, int64_t{kTile.tile_n});
   kKernel<<<static_cast<unsigned>(blocks), Block::kThreads, sizeof(typename Block::Shared),

@@ -18,7 +18,7 @@
 //                         w0  w1  w2  w3                                second: words 2 and 3
 #pragma once
 
-#include "cuda/common/groups.cuh"
+#include "cuda/common/expert_rows.cuh"
 #include "cuda/common/unaligned.cuh"
 #include "cuda/epilogue/finish.cuh"
 #include "cuda/mma_sync/kinds.h"
@@ -42,7 +42,7 @@ struct StreamParams {
 
 // Of a grouped product: the weights of all experts are one matrix [E * N, K], one below the other.
 struct GroupedParams : StreamParams {
-  Groups groups;
+  ExpertRows groups;
 };
 
 // sums += two rows' 16 bytes (g, g + 8) times a token's.
@@ -84,7 +84,7 @@ __device__ inline uint4 load_once(const int8_t* from) {
 }
 
 template <int kTokens_, int kChannels_, int kWarps_, int kStep_, int kLive_, class E>
-struct StreamBlock {
+struct StreamTile {
   using Epilogue = E;
   static constexpr int kTokens = kTokens_, kChannels = kChannels_, kWarps = kWarps_;
   static constexpr int kStep = kStep_, kLive = kLive_;
@@ -112,7 +112,7 @@ __global__ __launch_bounds__(Block::kThreads,
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int tile = static_cast<int>(blockIdx.x);
-  [[maybe_unused]] GroupTile place = {};
+  [[maybe_unused]] ExpertTile place = {};
   if constexpr (kGrouped) {
     place = find_tile<kTokens>(p.groups, tile % p.token_tiles, lane);
     if (place.expert < 0) return;
@@ -188,7 +188,7 @@ __global__ __launch_bounds__(Block::kThreads,
   if (k < whole) next = load(k);
   if constexpr (kGrouped) {
     shared.operands.load(p.operands, row, col, place.end, p.n, thread, Block::kThreads,
-                         GroupElements{p.groups, place.expert});
+                         ExpertElements{p.groups, place.expert});
   } else {
     shared.operands.load(p.operands, row, col, p.m, p.n, thread, Block::kThreads);
   }

@@ -12,7 +12,7 @@ namespace scaled_mm::cuda::mma_sync {
 
 template <const auto& kTile, class E>
 void launch_stream(const Int8Problem& p, int slices, int32_t* partials, const Scope& scope) {
-  using Block = StreamBlock<kTile.tile_m, kTile.tile_n, kTile.warps, kTile.step, kTile.live, E>;
+  using Block = StreamTile<kTile.tile_m, kTile.tile_n, kTile.warps, kTile.step, kTile.live, E>;
   constexpr auto kKernel = stream_gemm<Block, StreamParams>;
   const auto [m, n, k, epilogue, out_dtype] = p.size;
   StreamParams params;

@@ -19,8 +19,9 @@ struct GroupTiles {
   Prediction predict(const KScalesProblem::Size& size, const Machine& machine) const {
     const double tiles = double(ceil_div(size.m, tokens) * ceil_div(size.n, kUnitChannels));
     const double rows = double(kUnitChannels + 2 * tokens) * double(size.k);
-    return joined({fixed_us, rate}, size.bytes() / (machine.memory_share * machine.bytes_per_us),
-                  tiles * rows / (3e4 * machine.sms), 0);
+    return prediction_of({fixed_us, rate},
+                         size.bytes() / (machine.memory_share * machine.bytes_per_us),
+                         tiles * rows / (3e4 * machine.sms), 0);
   }
 };
 inline constexpr GroupTiles groups_16{16, 7.0, 1.06}, groups_64{64, 3.6, 0.79};  // fitted on 9.0

@@ -139,7 +139,7 @@ class UnitsMultiplier {
 
 // Adds the sums of the warps that share channels, in the order of their rows; the first has them.
 template <class Block>
-__device__ void join_warps(typename Block::Sums& sums, uint8_t* shared) {
+__device__ void reduce_warps(typename Block::Sums& sums, uint8_t* shared) {
   if constexpr (Block::kWarpsK > 1) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
     constexpr int kSums = sizeof(sums) / 4;
@@ -233,14 +233,14 @@ __global__ __launch_bounds__(Block::kThreads,
   }
   wait_for_copies<0>();
   __syncthreads();
-  join_warps<Block>(sums, shared);
+  reduce_warps<Block>(sums, shared);
   store_tile<Block>(p, sums, row, panel);
 }
 
 // Adds up the slices in their order; a thread has four channels of a token.
 template <class T>
 __global__ void __launch_bounds__(256)
-    join_slices(const __grid_constant__ UnitsParams p, int slices) {
+    reduce_slices(const __grid_constant__ UnitsParams p, int slices) {
   const int quads = p.n / 4;
   const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x, step = int64_t{p.m} * p.n;
   if (i >= int64_t{p.m} * quads) return;

@@ -15,10 +15,10 @@ void launch_units(UnitsParams params, unsigned tiles, int slices, const Scope& s
   check(cudaGetLastError(), "units_gemm, launch");
   if (slices == 1) return;
   const int64_t quads = int64_t{params.m} * (params.n / 4);
-  join_slices<typename Block::T>
+  reduce_slices<typename Block::T>
       <<<static_cast<unsigned>(ceil_div(quads, int64_t{256})), 256, 0, scope.stream>>>(params,
                                                                                        slices);
-  check(cudaGetLastError(), "join_slices, launch");
+  check(cudaGetLastError(), "reduce_slices, launch");
 }
 
 template <const auto& kTile, const Gpus& kGpus>

@@ -12,7 +12,7 @@
 
 namespace scaled_mm::cuda::mma_sync {
 
-inline constexpr double kJoinUs = 2.0;  // of the kernel that adds up slices, on an H200
+inline constexpr double kReduceUs = 2.0;  // of the kernel that adds up slices, on an H200
 
 // Of device memory, at best.
 inline double memory_rate(const Machine& machine) {
@@ -65,10 +65,10 @@ int slices_of(const Stream<kGpus>& tile, const Int8Problem::Size& size, const Ma
 }
 
 // What slices cost beside the product: their sums are written, read and added up.
-inline double join_us(int slices, const Int8Problem::Size& size, const Machine& machine) {
+inline double reduce_us(int slices, const Int8Problem::Size& size, const Machine& machine) {
   if (slices == 1) return 0;
   const double bytes = 8.0 * slices * double(size.m) * double(size.n);  // L2 holds them
-  return kJoinUs * machine.latency + bytes / (machine.l2_bytes_per_us * machine.sms);
+  return kReduceUs * machine.latency + bytes / (machine.l2_bytes_per_us * machine.sms);
 }
 
 // Blocks of the tile that a multiprocessor has room for: shared memory, and 65536 registers, about
@@ -97,8 +97,8 @@ Prediction predict_rounds(const Tile& tile, double rounds, double tokens, double
   const double products = slower * rounds * tile.tile_m * tile.tile_n * k;
   const double loads = rounds * (tokens + tile.tile_n) * k;
   const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
-  return joined({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy, waits,
-                products / machine.most_products_per_us);
+  return prediction_of({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy, waits,
+                       products / machine.most_products_per_us);
 }
 
 template <const Gpus& kGpus>
@@ -130,7 +130,7 @@ Prediction Multistage<kGpus>::predict(const Int8Problem::Size& size, const Machi
   const double rounds = double(ceil_div(blocks, int64_t{machine.sms}));
   const double tokens = double(std::min<int64_t>(tile_m, size.m));  // others are not loaded
   const double turns = live_of(*this, machine) > 1 ? 0.0 : std::max(rounds - 1, 0.0);
-  const double waits = join_us(slices, size, machine) + turns * kTurnUs * machine.latency;
+  const double waits = reduce_us(slices, size, machine) + turns * kTurnUs * machine.latency;
   return predict_rounds(*this, rounds, tokens, k, 1.0, size, waits, machine);
 }
 
@@ -153,8 +153,8 @@ Prediction Stream<kGpus>::predict(const Int8Problem::Size& size, const Machine& 
   const double rounds = double(ceil_div(blocks, int64_t{live} * machine.sms)) * live;
   // Blocks on a multiprocessor find each other's tokens in L1.
   const double tokens = double(std::min<int64_t>(tile_m, size.m)) / live;
-  const double join = join_us(slices, size, machine);
-  return predict_rounds(*this, rounds, tokens, k, kStreamProducts, size, join, machine);
+  const double reduce = reduce_us(slices, size, machine);
+  return predict_rounds(*this, rounds, tokens, k, kStreamProducts, size, reduce, machine);
 }
 
 // About that of the lines of Stream; no grouped kernel has been measured.
@@ -181,8 +181,8 @@ Prediction GroupedStream<kGpus>::predict(const GroupedInt8Problem::Size& size,
   const double products = kStreamProducts * rounds * tile_m * tile_n * k;
   const double loads = rounds * (double(tile_m) / live + tile_n) * k;
   const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
-  return joined(kGroupedFit, size.bytes() / memory_rate(machine), busy, 0,
-                products / machine.most_products_per_us);
+  return prediction_of(kGroupedFit, size.bytes() / memory_rate(machine), busy, 0,
+                       products / machine.most_products_per_us);
 }
 
 template <const Gpus& kGpus>
@@ -220,7 +220,7 @@ std::string Units<kGpus>::refuse(const LowbitProblem::Size& size, const Machine&
 
 // So many blocks, each with all of a tile and k rows; and what joining slices takes besides.
 template <const Gpus& kGpus, class Size>
-Prediction predict_units(const Units<kGpus>& tile, double blocks, double k, double join,
+Prediction predict_units(const Units<kGpus>& tile, double blocks, double k, double reduce,
                          const Size& size, const Machine& machine) {
   const double rounds = std::ceil(blocks / (double(tile.live) * machine.sms)) * tile.live;
   // Tokens that are not there are not read, but multiplied.
@@ -228,8 +228,8 @@ Prediction predict_units(const Units<kGpus>& tile, double blocks, double k, doub
   const double products = 2 * rounds * tile.tile_m * tile.tile_n * k;  // at half of int8's rate
   const double loads = rounds * k * (2 * tokens + tile.tile_n * size.bits / 8.0);
   const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
-  return joined({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy, join,
-                products / machine.most_products_per_us);
+  return prediction_of({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy,
+                       reduce, products / machine.most_products_per_us);
 }
 
 template <const Gpus& kGpus>
@@ -238,9 +238,10 @@ Prediction Units<kGpus>::predict(const LowbitProblem::Size& size, const Machine&
   const int64_t blocks = tiles_of(*this, size) * slices;
   const double k = double(round_up(ceil_div(size.k, slices), kUnitRows));
   const double sums = 8.0 * slices * double(size.m) * double(size.n);  // L2 holds them
-  const double join =
-      slices == 1 ? 0 : kJoinUs * machine.latency + sums / (machine.l2_bytes_per_us * machine.sms);
-  return predict_units(*this, double(blocks), k, join, size, machine);
+  const double reduce =
+      slices == 1 ? 0
+                  : kReduceUs * machine.latency + sums / (machine.l2_bytes_per_us * machine.sms);
+  return predict_units(*this, double(blocks), k, reduce, size, machine);
 }
 
 template <const Gpus& kGpus>
@@ -279,10 +280,10 @@ std::string Dense<kGpus>::refuse(const LowbitProblem::Size& size, const Machine&
 inline Prediction predict_dense(const Fit& fit, double products, double times,
                                 const LowbitProblem::Size& size, const Machine& machine) {
   const double dense = 2 * double(size.n) * double(size.k);
-  return joined(fit, (dense + size.bytes() - size.weight_bytes()) / memory_rate(machine),
-                times * products / machine.products_per_us,
-                (size.weight_bytes() + dense) / memory_rate(machine),
-                times * products / machine.most_products_per_us);
+  return prediction_of(fit, (dense + size.bytes() - size.weight_bytes()) / memory_rate(machine),
+                       times * products / machine.products_per_us,
+                       (size.weight_bytes() + dense) / memory_rate(machine),
+                       times * products / machine.most_products_per_us);
 }
 
 template <const Gpus& kGpus>

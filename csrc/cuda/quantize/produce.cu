@@ -30,19 +30,19 @@ constexpr int64_t kMostColumns = (int64_t{1} << 31) - kSumLanes * kSumGroup;
 
 // A row of a team, group by group.
 template <class P, class A, class T>
-class Groups {
+class TeamRow {
  public:
   static constexpr int kHeld = A::kHeld;
   using Exchange = typename T::Exchange;
 
   // Of inputs that were fetched.
-  __device__ Groups(const P& producer, const T& team, Exchange& exchange, int64_t row,
-                    const typename P::Given* inputs)
+  __device__ TeamRow(const P& producer, const T& team, Exchange& exchange, int64_t row,
+                     const typename P::Given* inputs)
       : producer_(producer), team_(team), exchange_(exchange), row_(row) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) producer_.take(row, group(i), inputs[i], held_[i]);
   }
-  __device__ Groups(const P& producer, const T& team, Exchange& exchange, int64_t row)
+  __device__ TeamRow(const P& producer, const T& team, Exchange& exchange, int64_t row)
       : producer_(producer), team_(team), exchange_(exchange), row_(row) {
     // Loads in flight together: of more the registers would spill, from 10.0 on sooner.
 #if __CUDA_ARCH__ >= 1000
@@ -159,7 +159,7 @@ class Groups {
 template <Producer producer, class P, class A, class T>
 __device__ __forceinline__ void quantize_row(const ProduceProblem& p, const P& from, const T& team,
                                              typename T::Exchange& exchange, int64_t index,
-                                             Groups<P, A, T>& row) {
+                                             TeamRow<P, A, T>& row) {
   const auto finish = from.finisher(row);
   const auto change = [&](int group, float (&v)[kSumGroup]) {
     finish(group, v);
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
   if (index >= p.rows) return;
   P from(p);
   from.keep(team.thread());
-  Groups<P, A, Team<kClusters>> row(from, team, exchange, index);
+  TeamRow<P, A, Team<kClusters>> row(from, team, exchange, index);
   quantize_row<producer>(p, from, team, exchange, index, row);
 }
 
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kTabledThreads) produce_tabled(const ProducePr
     auto& exchange = *reinterpret_cast<TeamOfBlock::Exchange*>(memory[threadIdx.y][turn]);
     typename P::Given given[kTabledHeld];
     from.template fetch<kTabledHeld>(given, index, team.thread(), team.size());
-    Groups<P, A, TeamOfBlock> row(from, team, exchange, index, given);
+    TeamRow<P, A, TeamOfBlock> row(from, team, exchange, index, given);
     quantize_row<producer>(p, from, team, exchange, index, row);
   }
 }

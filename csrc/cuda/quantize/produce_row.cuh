@@ -154,9 +154,10 @@ class FunctionRow : public RowBase<A> {
 // A weight or bias of a norm: read once for all rows where a thread holds one group, else again for
 // each, out of the nearest cache.
 template <class A, uint32_t kNeutralBits>
-class Weights {
+class NormVector {
  public:
-  __device__ Weights(const EpilogueOperand& operand, int cols) : operand_(operand), cols_(cols) {}
+  __device__ NormVector(const EpilogueOperand& operand, int cols)
+      : operand_(operand), cols_(cols) {}
 
   __device__ void keep(int group) {
     if constexpr (kKept) kept_ = read(group);
@@ -223,7 +224,7 @@ class SummedRow : public RowBase<A> {
     return __fdiv_rn(1.0f, __fsqrt_rn(mean + this->p_.eps));
   }
 
-  Weights<A, 0x3f800000> weight_;  // 1 where it is absent
+  NormVector<A, 0x3f800000> weight_;  // 1 where it is absent
 
  private:
   using Of = Format<A::dtype>;
@@ -316,7 +317,7 @@ class LayerNormRow : public SummedRow<A> {
   }
 
  private:
-  Weights<A, 0x80000000> bias_;  // -0 where it is absent
+  NormVector<A, 0x80000000> bias_;  // -0 where it is absent
 };
 
 template <class A, Producer producer>

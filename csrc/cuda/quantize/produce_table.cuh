@@ -28,13 +28,13 @@ class TeamOfBlock {
 
   // The range of all threads' elements, in every thread. Calls take two exchanges in turn.
   __device__ Range range(Extremes mine, Exchange& exchange, bool symmetric) const {
-    mine.join_warp(symmetric);
+    mine.reduce_warp(symmetric);
     if (size() == 32) return mine.range();
     const int lane = threadIdx.x % 32;
     if (lane == 0) exchange[threadIdx.x / 32] = mine;
     asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
     if (lane < blockDim.x / 32) mine = exchange[lane];
-    mine.join_warp(symmetric);
+    mine.reduce_warp(symmetric);
     return mine.range();
   }
 };

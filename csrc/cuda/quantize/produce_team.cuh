@@ -55,7 +55,7 @@ struct Extremes {
       }
     }
   }
-  __device__ void join_warp(bool symmetric) {
+  __device__ void reduce_warp(bool symmetric) {
     hi = max_of_warp(hi);
     if (!symmetric) minus_lo = max_of_warp(minus_lo);
   }
@@ -121,7 +121,7 @@ class Team {
 
   // The range of all threads' elements, in every thread.
   __device__ __forceinline__ Range range(Extremes mine, Exchange& exchange, bool symmetric) const {
-    mine.join_warp(symmetric);
+    mine.reduce_warp(symmetric);
     if (size() == 32) return mine.range();
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int all = warps;
@@ -143,7 +143,7 @@ class Team {
       mine.hi = max_or_nan(mine.hi, other.hi);
       mine.minus_lo = max_or_nan(mine.minus_lo, other.minus_lo);
     }
-    mine.join_warp(symmetric);
+    mine.reduce_warp(symmetric);
     return mine.range();
   }
 

@@ -29,13 +29,13 @@ __device__ inline Quantizer quantizer_of_row(const QuantizeProblem& p, int64_t r
   Extremes mine;
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) mine.extend(v[i], p.symmetric);
-  mine.join_warp(p.symmetric);
+  mine.reduce_warp(p.symmetric);
   if (blockDim.x > 32) {
     const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
     if (lane == 0) found[threadIdx.x / 32] = mine;
     __syncthreads();
     mine = lane < warps ? found[lane] : Extremes{};
-    mine.join_warp(p.symmetric);
+    mine.reduce_warp(p.symmetric);
   }
   const Quantizer by = quantizer_of(mine.range(), p.symmetric);
   if (threadIdx.x == 0) {

@@ -95,9 +95,9 @@ class Slots {
   __device__ __forceinline__ void rotate(float (&v)[kSlots][kSumGroup]) const {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) rotate_group(v[i]);
-    if constexpr (kStages > 0) join<1>(v, signed_by(kWithin));
-    if constexpr (kStages > 1) join<2>(v, signed_by(kWithin + 1));
-    if constexpr (kStages > 2) join<4>(v, signed_by(kWithin + 2));
+    if constexpr (kStages > 0) butterfly<1>(v, signed_by(kWithin));
+    if constexpr (kStages > 1) butterfly<2>(v, signed_by(kWithin + 1));
+    if constexpr (kStages > 2) butterfly<4>(v, signed_by(kWithin + 2));
     if constexpr (kSent > 0) send<0>(v);
     if constexpr (kSent > 1) send<1>(v);
     if constexpr (kSent > 2) send<2>(v);
@@ -128,7 +128,7 @@ class Slots {
   }
 
   template <int kBit>
-  static __device__ __forceinline__ void join(float (&v)[kSlots][kSumGroup], float g) {
+  static __device__ __forceinline__ void butterfly(float (&v)[kSlots][kSumGroup], float g) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       if (i & kBit) continue;
@@ -149,7 +149,7 @@ class Slots {
       for (int e = 0; e < kSumGroup; ++e)
         v[i][e] = __shfl_xor_sync(~0u, v[i][e], 1 << (4 - kStage));
     }
-    join<1 << kStage>(v, signed_by(kAfter + kStage));
+    butterfly<1 << kStage>(v, signed_by(kAfter + kStage));
   }
 };
 

@@ -23,10 +23,11 @@ Prediction Tcgen05::predict(const Int8Problem::Size& size, const Machine& machin
   const double rounds = double(ceil_div(tiles * sms, int64_t{machine.sms}));
   const double products = rounds / sms * tile_m * tile_n * double(round_up(size.k, tile_k));
   const double sums = 8.0 * double(size.m) * double(size.n);  // where they are written and read
-  return joined({fixed_us, rate}, size.bytes() / mma_sync::memory_rate(machine),
-                products / machine.products_per_us,
-                size.has_ending() ? mma_sync::kJoinUs + sums / mma_sync::memory_rate(machine) : 0.0,
-                products / machine.most_products_per_us);
+  return prediction_of(
+      {fixed_us, rate}, size.bytes() / mma_sync::memory_rate(machine),
+      products / machine.products_per_us,
+      size.has_ending() ? mma_sync::kReduceUs + sums / mma_sync::memory_rate(machine) : 0.0,
+      products / machine.most_products_per_us);
 }
 
 }  // namespace scaled_mm::cuda::sm100::int8

@@ -83,7 +83,7 @@ __device__ void each_tile(const BlocksParams& p, const F& f) {
   const int step = static_cast<int>(gridDim.x) / p.cluster;
 #pragma unroll 1
   for (int tile = static_cast<int>(blockIdx.x) / p.cluster; tile < p.tiles; tile += step) {
-    lowbit::Place place(tile, p.tiles, p.token_tiles, p.cluster * kSide, kSide);
+    lowbit::TileOrigin place(tile, p.tiles, p.token_tiles, p.cluster * kSide, kSide);
     place.row += rank_of(p) * kSide;
     f(place);
   }
@@ -93,7 +93,7 @@ __device__ inline void load_blocks(const BlocksParams& p, uint8_t* ring, BlocksT
   const auto often = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
   const int half = rank_of(p) * (BlocksTile::kSide / 2);
   lowbit::Cursor at{.phase = 1};
-  each_tile(p, [&](const lowbit::Place& place) {
+  each_tile(p, [&](const lowbit::TileOrigin& place) {
 #pragma unroll 1
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       uint64_t* const full = &fixed.full[at.stage];
@@ -119,7 +119,7 @@ __device__ inline void load_scales(const BlocksParams& p, BlocksTile::Fixed& fix
                                    int lane) {
   lowbit::Cursor at{.phase = 1};
   int turn = BlocksTile::kScalers - mine;
-  each_tile(p, [&](const lowbit::Place& place) {
+  each_tile(p, [&](const lowbit::TileOrigin& place) {
 #pragma unroll 1
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       if (--turn == 0) {
@@ -265,7 +265,7 @@ class BlocksMultiplier {
 // D of all tiles, by threads of their own.
 __device__ inline void end_tiles(const BlocksParams& p, BlocksTile::Fixed& fixed, int thread) {
   int phase = 0;
-  each_tile(p, [&](const lowbit::Place& place) {
+  each_tile(p, [&](const lowbit::TileOrigin& place) {
     lowbit::Empty::wait(&fixed.summed, phase);
     phase ^= 1;
     const int tokens = min(BlocksTile::kSide, p.m - place.row);
@@ -302,7 +302,7 @@ __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* 
   if (warp < Tile::kConsumers / 32) {
     cutlass::arch::warpgroup_reg_alloc<Tile::kRegisters>();
     BlocksMultiplier multiplier(p, shared, fixed);
-    each_tile(p, [&](const lowbit::Place&) { multiplier.run(); });
+    each_tile(p, [&](const lowbit::TileOrigin&) { multiplier.run(); });
   } else if (warp < Tile::kConsumers / 32 + 4) {
     cutlass::arch::warpgroup_reg_dealloc<Tile::kLoaderRegisters>();
     const int role = warp - Tile::kConsumers / 32;

@@ -29,7 +29,7 @@ void launch(const GroupedLowbitProblem& p, const Scope& scope) {
   const int table = Block::table_bytes(static_cast<int>(p.experts));
   const int bytes = (device.shared_memory + 1024) / Block::kLive - 1024 - table;
   params.stages = Block::stages(2 * params.chunks, bytes, false);
-  params.groups = groups_of(p);
+  params.groups = expert_rows(p);
   params.end = end_of(product);
   allow_all_shared_memory<kKernel>(device);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, Block::kLive * device.sms));

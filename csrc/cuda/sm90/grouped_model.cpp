@@ -46,7 +46,7 @@ std::string Stream::refuse(const GroupedInt8Problem::Size&, const Machine& machi
 Prediction Stream::predict(const GroupedInt8Problem::Size& size, const Machine& machine) const {
   const Int8Problem::Size full = filled(*this, size, size.usual_tiles(tile_m));
   const Prediction p = ungrouped(*this).predict(full, machine);
-  return joined(kFit, size.bytes() / rate_of(machine), p.busy, p.waves, p.least);
+  return prediction_of(kFit, size.bytes() / rate_of(machine), p.busy, p.waves, p.least);
 }
 
 std::string Persistent::describe(const GroupedInt8Problem::Size&, const Machine&) const {
@@ -68,10 +68,10 @@ Prediction Persistent::predict(const GroupedInt8Problem::Size& size, const Machi
   const double pace = rounds - kIdleShare * (rounds - blocks / machine.sms);
   const double sums = double(size.m) * double(size.n);
   const double us = kExposedEpilogueUs + (int8::is_plain(size) ? 0 : kTileEndingUs * sums);
-  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                std::max(pace * operations / machine.products_per_us,
-                         rounds * loads / machine.l2_bytes_per_us),
-                us * machine.latency, rounds * operations / machine.most_products_per_us);
+  return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
+                       std::max(pace * operations / machine.products_per_us,
+                                rounds * loads / machine.l2_bytes_per_us),
+                       us * machine.latency, rounds * operations / machine.most_products_per_us);
 }
 
 constinit const Kernel<GroupedInt8Problem> kKernels[kLines] = {
@@ -106,7 +106,8 @@ Prediction Packed::predict(const GroupedLowbitProblem::Size& size, const Machine
   const double pairs = tiles > machine.sms ? of.pair_factor : 1;
   const double rounds = std::ceil(tiles / per_round);
   const double busy = rounds * double(ceil_div(size.k, kUnitRows)) * of.chunk_us * pairs;
-  return joined({of.fixed_us, of.rate}, size.bytes() / rate_of(machine), machine.latency * busy, 0);
+  return prediction_of({of.fixed_us, of.rate}, size.bytes() / rate_of(machine),
+                       machine.latency * busy, 0);
 }
 
 constinit const Kernel<GroupedLowbitProblem> kKernels[kLines] = {

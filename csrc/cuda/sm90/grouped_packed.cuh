@@ -7,7 +7,7 @@
 // for the weight, as there.
 #pragma once
 
-#include "cuda/common/groups.cuh"
+#include "cuda/common/expert_rows.cuh"
 #include "cuda/sm90/lowbit_packed.cuh"
 
 namespace scaled_mm::cuda::sm90::grouped_lowbit {
@@ -24,7 +24,7 @@ struct GroupedParams : lowbit::PackedParams {
   int k;
   int chunks;
   int channel_tiles;  // tiles of D along N
-  Groups groups;
+  ExpertRows groups;
 };
 
 template <const lowbit::Packed& kTile, class Format, int kSets>
@@ -56,7 +56,7 @@ class GroupedLoader {
     Cursor at{.phase = 1};
 #pragma unroll 1
     for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
-      const GroupTile rows = table.find(tile / p_.channel_tiles);
+      const ExpertTile rows = table.find(tile / p_.channel_tiles);
       const int col = tile % p_.channel_tiles * Block::kChannels;
       const uint8_t* const units = p_.units + rows.expert * p_.expert_bytes;
 #pragma unroll 1
@@ -111,7 +111,7 @@ class GroupedLoader {
 
   // In boxes of 64 columns, to where TMA's swizzle would have them: eight lanes copy 128 bytes of a
   // token. What is not there is zeros, and not read.
-  __device__ void copy_tokens(const GroupTile& rows, int piece, uint8_t* stage) const {
+  __device__ void copy_tokens(const ExpertTile& rows, int piece, uint8_t* stage) const {
     constexpr int kLines = Block::kTokens * Block::kRows / 64, kCopies = kLines / 16;
     // Or registers would spill.
     constexpr int kTogether = Block::kLive == 2 ? 1 : std::min(kCopies, 4);
@@ -144,7 +144,7 @@ class GroupedLoader {
 
 // A tile's sums to D.
 template <class T, class Block>
-__device__ void store_tile(const GroupedParams& p, const GroupTile& rows, int col,
+__device__ void store_tile(const GroupedParams& p, const ExpertTile& rows, int col,
                            typename lowbit::PackedMultiplier<T, Block>::Sums& sums) {
   const lowbit::LaneSums<Block> lane;
   float bias[Block::kPanels][2];
@@ -179,7 +179,7 @@ __device__ void store_tile(const GroupedParams& p, const GroupTile& rows, int co
 
 // Rows that are no expert's: D is 0 there.
 template <class T, class Block>
-__device__ void clear(const GroupedParams& p, const GroupTile& rows, int col) {
+__device__ void clear(const GroupedParams& p, const ExpertTile& rows, int col) {
   const int tokens = min(Block::kTokens, rows.end - rows.row);
   const int pairs = min(Block::kChannels, p.n - col) / 2;
   for (int i = static_cast<int>(threadIdx.x); i < tokens * pairs; i += Block::kConsumers) {
@@ -221,13 +221,13 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_grouped(
     for (; tile < table.of_experts() * p.channel_tiles; tile += gridDim.x) {
       typename lowbit::PackedMultiplier<T, Block>::Sums sums = {};
       multiplier.run(sums, 0, p.chunks);
-      const GroupTile rows = table.find(tile / p.channel_tiles);  // here: or registers would spill
+      const ExpertTile rows = table.find(tile / p.channel_tiles);  // here: or registers would spill
       const int col = tile % p.channel_tiles * Block::kChannels;
       store_tile<T, Block>(p, rows, col, sums);
     }
 #pragma unroll 1
     for (; tile < table.count() * p.channel_tiles; tile += gridDim.x) {
-      const GroupTile rows = table.find(tile / p.channel_tiles);
+      const ExpertTile rows = table.find(tile / p.channel_tiles);
       clear<T, Block>(p, rows, tile % p.channel_tiles * Block::kChannels);
     }
   }

@@ -42,7 +42,7 @@ struct PersistentParams {
   int stages;  // of the ring
   EpilogueOperand operands[kNumOperands];
   Destination to;
-  Groups groups;  // `rows` for the operands alone
+  ExpertRows groups;  // `rows` for the operands alone
 };
 
 template <int kTokens_, class E>
@@ -73,20 +73,20 @@ struct PersistentBlock {
 
 // The tiles of a pair of blocks, in turn.
 template <class Block>
-struct Walk : GroupTile {
+struct Walk : ExpertTile {
   const PersistentParams& p;
   const TileTable<Block::kTokens> tiles;
   int turn = -1;
   int col = 0;  // the first channel of this block
 
   __device__ Walk(const PersistentParams& params, typename Block::Fixed& fixed)
-      : GroupTile{}, p(params), tiles(fixed.tiles, params.groups.experts) {}
+      : ExpertTile{}, p(params), tiles(fixed.tiles, params.groups.experts) {}
 
   __device__ bool next() {
     const int tile = static_cast<int>(blockIdx.x) / 2 + ++turn * static_cast<int>(gridDim.x) / 2;
     if (tile >= tiles.count() * p.pairs) return false;
     int pair;
-    static_cast<GroupTile&>(*this) = tiles.find(tile, p.pairs, pair);
+    static_cast<ExpertTile&>(*this) = tiles.find(tile, p.pairs, pair);
     col = (2 * pair + static_cast<int>(blockIdx.x) % 2) * kChannels;
     return true;
   }
@@ -124,7 +124,7 @@ __device__ void load_operands(const PersistentParams& p, typename Block::Fixed& 
     const int whose = at.turn % 2, phase = at.turn / 2 & 1;
     cutlass::arch::ClusterBarrier::wait(&fixed.ended[whose], phase ^ 1);
     fixed.operands[whose].load(p.operands, at.row, at.col, at.end, p.n, lane, 32,
-                               GroupElements{p.groups, at.expert});
+                               ExpertElements{p.groups, at.expert});
     cutlass::arch::ClusterBarrier::arrive(&fixed.ready[whose]);
   }
 }

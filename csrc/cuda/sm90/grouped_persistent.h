@@ -28,7 +28,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   params.stages = Block::stages(scope.device.shared_memory);
   std::copy(std::begin(product.operands), std::end(product.operands), params.operands);
   params.to = destination<E>(product);
-  params.groups = groups_of(p);
+  params.groups = expert_rows(p);
 
   allow_all_shared_memory<kKernel>(scope.device);
   const int64_t tiles = p.size.most_tiles(kTile.tile_m) * params.pairs;

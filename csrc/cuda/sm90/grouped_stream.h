@@ -35,7 +35,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   params.a = product.a.data;
   params.a_stride = product.a.row_stride;
   params.k = static_cast<int>(k);
-  params.groups = groups_of(p);
+  params.groups = expert_rows(p);
 
   allow_all_shared_memory<kKernel>(device);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.blocks)),

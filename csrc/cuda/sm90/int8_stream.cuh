@@ -29,7 +29,7 @@
 #ifdef SCALED_MM_COMPILED
 #include "cuda/epilogue/compiled.cuh"
 #endif
-#include "cuda/common/groups.cuh"
+#include "cuda/common/expert_rows.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/arch.h"
 #include "cuda/sm90/wgmma.cuh"
@@ -73,7 +73,7 @@ struct GroupedParams : StreamParams {
   const int8_t* a;  // rows aligned to 16 bytes
   int64_t a_stride;
   int k;
-  Groups groups;
+  ExpertRows groups;
 };
 
 template <int kTokens>
@@ -183,7 +183,7 @@ __device__ void prefetch_matrix(const StreamParams& p, int row, const End& end, 
 // The loader of a grouped product: a whole warp. Eight lanes copy the 128 bytes of a row, to where
 // TMA's swizzle has them.
 template <class Block, class SendWeight>
-__device__ void load_rows(const GroupedParams& p, const GroupTile& place, int first, int last,
+__device__ void load_rows(const GroupedParams& p, const ExpertTile& place, int first, int last,
                           uint8_t* ring, typename Block::Fixed& fixed, int lane,
                           const SendWeight& send_weight) {
   constexpr int kCopies = Block::kTokens / 4;            // of a lane, in a chunk
@@ -234,7 +234,7 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   const int split = static_cast<int>(cute::cluster_shape().x);
   const int slice = static_cast<int>(cute::block_rank_in_cluster());
   const int tile = static_cast<int>(blockIdx.x) / split;
-  [[maybe_unused]] GroupTile place = {};
+  [[maybe_unused]] ExpertTile place = {};
   if constexpr (kGrouped) {  // tokens and offsets may be the kernel before's
     launch_dependents();
     wait_for_dependencies();
@@ -319,7 +319,7 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
     if constexpr (kGrouped) {
       if (finishes) {
         fixed.operands.load(p.operands, row, col, end(), p.n, thread, Block::kConsumers,
-                            GroupElements{p.groups, place.expert});
+                            ExpertElements{p.groups, place.expert});
       }
     } else {
       if (finishes) {

@@ -11,8 +11,8 @@
 namespace scaled_mm::cuda::sm90::k_scales {
 namespace {
 
-constexpr double kJoinUs = 3.0;            // of adding up the parts of tiles
-constexpr double kJoinBytesPerUs = 3.3e6;  // what those go to L2 and back at
+constexpr double kReduceUs = 3.0;            // of adding up the parts of tiles
+constexpr double kReduceBytesPerUs = 3.3e6;  // what those go to L2 and back at
 
 double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces& pieces) {
   const lowbit::PackedPlan& plan = pieces.plan;
@@ -23,7 +23,7 @@ double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces
   if (plan.cut() == 0) return whole;
   const double tokens = double(std::min<int64_t>(size.m, tile.tokens));
   const double slots = pieces.depth == 1 ? plan.slots() : plan.units();
-  return whole + kJoinUs + 8 * slots * tokens * tile.channels() / kJoinBytesPerUs +
+  return whole + kReduceUs + 8 * slots * tokens * tile.channels() / kReduceBytesPerUs +
          double(ceil_div(plan.units(), plan.blocks)) * piece_us;
 }
 
@@ -74,8 +74,8 @@ std::string Units::refuse(const KScalesProblem::Size& size, const Machine& machi
 
 Prediction Units::predict(const KScalesProblem::Size& size, const Machine& machine) const {
   const Pieces pieces = plan_pieces(*this, size, machine.sms);
-  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                machine.latency * busy_us(*this, size, pieces), 0);
+  return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
+                       machine.latency * busy_us(*this, size, pieces), 0);
 }
 
 std::string Blocks::describe(const KScalesProblem::Size&, const Machine&) const {
@@ -89,8 +89,8 @@ std::string Blocks::refuse(const KScalesProblem::Size& size, const Machine& mach
 Prediction Blocks::predict(const KScalesProblem::Size& size, const Machine& machine) const {
   const double tiles = double(ceil_div(size.m, kBlock) * ceil_div(size.n, kBlock));
   const double chunks = std::ceil(tiles / machine.sms) * double(ceil_div(size.k, kBlock));
-  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                machine.latency * chunk_us * chunks, 0);
+  return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
+                       machine.latency * chunk_us * chunks, 0);
 }
 
 constexpr Kernel<KScalesProblem> kKernels[] = {

@@ -25,7 +25,7 @@ bool arranges(const KScalesProblem& p) {
          (is_one || (a.row_stride % 16 == 0 && a.row_stride >= p.product.size.k));
 }
 
-template <const Units& kTile, Groups kGroups>
+template <const Units& kTile, Grouping kGroups>
 void launch(const KScalesProblem& p, const Scope& scope) {
   using Block = Block<kTile, kGroups>;
   const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
@@ -52,9 +52,9 @@ void launch(const KScalesProblem& p, const Scope& scope) {
   params.azp = static_cast<const int32_t*>(azp.data);
   params.azp_stride = azp.row_stride;
   params.end = groups_end(p.product);
-  const int64_t slots = kGroups == Groups::one ? plan.slots()
-                        : plan.has_shares()    ? plan.units()
-                                               : 0;
+  const int64_t slots = kGroups == Grouping::one ? plan.slots()
+                        : plan.has_shares()      ? plan.units()
+                                                 : 0;
   params.partials = scope.allocate<uint32_t>(slots * (Block::kTokens * Block::kChannels));
 
   constexpr auto kKernel = multiply<Block>;
@@ -68,7 +68,7 @@ void launch(const KScalesProblem& p, const Scope& scope) {
     constexpr int kThreads = 128;
     const auto quads =
         static_cast<int>(std::min<int64_t>(m, Block::kTokens)) * (Block::kChannels / 4);
-    launch_early(join_parts<kGroups>,
+    launch_early(reduce_parts<kGroups>,
                  {.grid = dim3(plan.cut(), ceil_div(quads, kThreads)), .block = dim3(kThreads)},
                  scope, params, Block::kTokens, Block::kChannels);
   }
@@ -78,9 +78,9 @@ void launch(const KScalesProblem& p, const Scope& scope) {
 
 template <const Units& kTile>
 void run(const KScalesProblem& p, const Scope& scope) {
-  if (p.group == p.product.size.k) return launch<kTile, Groups::one>(p, scope);
-  if (p.group % kUnitRows == 0) return launch<kTile, Groups::of_chunks>(p, scope);
-  launch<kTile, Groups::of_steps>(p, scope);
+  if (p.group == p.product.size.k) return launch<kTile, Grouping::one>(p, scope);
+  if (p.group % kUnitRows == 0) return launch<kTile, Grouping::of_chunks>(p, scope);
+  launch<kTile, Grouping::of_steps>(p, scope);
 }
 
 template void run<SCALED_MM_KERNEL_NAME>(const KScalesProblem&, const Scope&);

@@ -84,11 +84,11 @@ struct WordsBlock {
 
 // A tile of D. Blocks that run at the same time have tiles near each other: kBand of tokens, and as
 // many of channels as it takes.
-struct Place {
+struct TileOrigin {
   static constexpr int kBand = 16;
   int row, col;  // the first token and channel
 
-  __device__ Place(int tile, int tiles, int token_tiles, int tokens, int channels) {
+  __device__ TileOrigin(int tile, int tiles, int token_tiles, int tokens, int channels) {
     const int channel_tiles = tiles / token_tiles;
     const int band = tile / (kBand * channel_tiles) * kBand;
     const int width = min(kBand, token_tiles - band);
@@ -96,8 +96,8 @@ struct Place {
     row = (band + tile % width) * tokens;
     col = tile / width * channels;
   }
-  __device__ Place(const StreamParams& p, int tile, int tokens)
-      : Place(tile, p.plan.tiles, p.token_tiles, tokens, tile_channels(tokens)) {}
+  __device__ TileOrigin(const StreamParams& p, int tile, int tokens)
+      : TileOrigin(tile, p.plan.tiles, p.token_tiles, tokens, tile_channels(tokens)) {}
 };
 
 // A part of the product: a tile, or a slice of one. A block has every gridDim.x-th.

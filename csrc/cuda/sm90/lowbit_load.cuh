@@ -9,7 +9,7 @@ namespace scaled_mm::cuda::sm90::lowbit {
 
 // A stage's words, box by box: by copy(box, the first byte of a row).
 template <int kTokens, class Copy>
-__device__ void each_box(const Place& place, const Copy& copy) {
+__device__ void each_box(const TileOrigin& place, const Copy& copy) {
   using Block = WordsBlock<kTokens>;
 #pragma unroll
   for (int box = 0; box < Block::kRowBytes / Block::kBoxBytes; ++box) {
@@ -23,7 +23,7 @@ template <int kTokens>
 __device__ void fetch_words(const StreamParams& p) {
   constexpr int kAhead = 4;  // stages
   const WorkTile work(p.plan, blockIdx.x);
-  const Place place(p, work.tile, kTokens);
+  const TileOrigin place(p, work.tile, kTokens);
 #pragma unroll 1
   for (int chunk = work.first; chunk < min(work.first + kAhead, work.last); ++chunk) {
     each_box<kTokens>(place, [&](int, int byte) {
@@ -47,7 +47,7 @@ __device__ void load(const StreamParams& p, uint8_t* ring,
 #pragma unroll 1
   for (int index = blockIdx.x; index < work_tiles; index += gridDim.x) {
     const WorkTile work(p.plan, index);
-    const Place place(p, work.tile, kTokens);
+    const TileOrigin place(p, work.tile, kTokens);
     const int64_t first_group = int64_t{work.first / group_stages} * kGroups;
     // Other channels are neither read nor stored.
     const int channels = min(Block::kChannels, p.n - place.col);

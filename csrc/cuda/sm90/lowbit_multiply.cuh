@@ -55,8 +55,9 @@ struct LaneGroup {
   }
   // Two rows of channel 2 j + odd.
   __device__ Pair weight(Pair lifted, int odd, int j) const {
-    return Pairs<T>::multiply(Nibbles<T>::subtract_base(lifted, Pairs<T>::both(base[j], odd), j),
-                              Pairs<T>::both(scale[j], odd));
+    return Half2Ops<T>::multiply(
+        Nibbles<T>::subtract_base(lifted, Half2Ops<T>::both(base[j], odd), j),
+        Half2Ops<T>::both(scale[j], odd));
   }
 };
 

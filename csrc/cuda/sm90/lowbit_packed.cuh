@@ -44,7 +44,7 @@ struct LaneSums {
 template <class T, class Block>
 __device__ void store_share(const PackedParams& p, const Share& share,
                             typename PackedMultiplier<T, Block>::Sums& sums) {
-  const Place place = place_of<Block>(p, share.tile);
+  const TileOrigin place = place_of<Block>(p, share.tile);
   const LaneSums<Block> lane;
   if (share.is_part) {
     const int64_t slot = p.plan.slot(static_cast<int>(blockIdx.x), share.tile);
@@ -87,10 +87,10 @@ __device__ void store_share(const PackedParams& p, const Share& share,
 // Adds up the slices' sums of a tile through the cluster's shared memory, each block for its share
 // of the tokens, in the order of the slices.
 template <class T, class Block>
-__device__ void join_cluster(const PackedParams& p, const Share& share,
-                             const typename PackedMultiplier<T, Block>::Sums& sums,
-                             float* exchange) {
-  const Place place = place_of<Block>(p, share.tile);
+__device__ void reduce_cluster(const PackedParams& p, const Share& share,
+                               const typename PackedMultiplier<T, Block>::Sums& sums,
+                               float* exchange) {
+  const TileOrigin place = place_of<Block>(p, share.tile);
   const int tokens = min(Block::kTokens, p.m - place.row), slices = p.plan.slices;
   asm volatile("bar.sync 1, %0;" ::"n"(Block::kConsumers) : "memory");  // the ring is free
   LaneSums<Block>().each(sums, [&](int token, int channel, float x, float y) {
@@ -153,7 +153,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_packed(
       typename PackedMultiplier<T, Block>::Sums sums = {};
       multiplier.run(sums, share.first, share.last);
       if (p.plan.slices > 1) {
-        join_cluster<T, Block>(p, share, sums, reinterpret_cast<float*>(shared));
+        reduce_cluster<T, Block>(p, share, sums, reinterpret_cast<float*>(shared));
       } else {
         store_share<T, Block>(p, share, sums);
       }
@@ -163,11 +163,11 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_packed(
 
 // D of the tiles that were cut, from the sums of their parts, in the order of K.
 template <class T>
-__global__ __launch_bounds__(128) void join_shares(const __grid_constant__ PackedParams p,
-                                                   const int tokens, const int channels) {
+__global__ __launch_bounds__(128) void reduce_shares(const __grid_constant__ PackedParams p,
+                                                     const int tokens, const int channels) {
   const PackedPlan& plan = p.plan;
   const int cut = static_cast<int>(blockIdx.x), tile = plan.whole + cut, quads = channels / 4;
-  const Place place(tile, plan.tiles, p.token_tiles, tokens, channels);
+  const TileOrigin place(tile, plan.tiles, p.token_tiles, tokens, channels);
   const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   const int token = thread / quads, channel = thread % quads * 4;
   const int first = plan.owner(cut * plan.chunks), last = plan.owner((cut + 1) * plan.chunks - 1);

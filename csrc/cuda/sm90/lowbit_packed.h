@@ -47,7 +47,7 @@ void launch(const LowbitProblem& p, const Scope& scope) {
     constexpr int kThreads = 128;
     const int quads =
         static_cast<int>(std::min<int64_t>(p.m, Block::kTokens)) * (Block::kChannels / 4);
-    launch_early(join_shares<T>,
+    launch_early(reduce_shares<T>,
                  {.grid = dim3(plan.cut(), ceil_div(quads, kThreads)), .block = dim3(kThreads)},
                  scope, params, Block::kTokens, Block::kChannels);
   }

@@ -127,8 +127,8 @@ class Share {
 };
 
 template <class Block>
-__device__ Place place_of(const PackedParams& p, int tile) {
-  return Place(tile, p.plan.tiles, p.token_tiles, Block::kTokens, Block::kChannels);
+__device__ TileOrigin place_of(const PackedParams& p, int tile) {
+  return TileOrigin(tile, p.plan.tiles, p.token_tiles, Block::kTokens, Block::kChannels);
 }
 
 }  // namespace scaled_mm::cuda::sm90::lowbit

@@ -23,7 +23,7 @@ class Loader {
     Share before(p_.plan);
 #pragma unroll 1
     while (p_.settled && early < p_.stages && before.next()) {
-      const Place place = place_of<Block>(p_, before.tile);
+      const TileOrigin place = place_of<Block>(p_, before.tile);
       int piece = before.first * Block::kPieces;
 #pragma unroll 1
       for (; piece < before.last * Block::kPieces && early < p_.stages; ++piece, ++early) {
@@ -35,7 +35,7 @@ class Loader {
     Cursor at{.phase = 1};
 #pragma unroll 1
     while (share.next()) {
-      const Place place = place_of<Block>(p_, share.tile);
+      const TileOrigin place = place_of<Block>(p_, share.tile);
       int piece = share.first * Block::kPieces;
 #pragma unroll 1
       for (; piece < share.last * Block::kPieces; ++piece, --early) {
@@ -67,7 +67,7 @@ class Loader {
         : "memory");
   }
   // And announces all bytes of the stage.
-  __device__ void load_words(int stage, const Place& place, int piece) const {
+  __device__ void load_words(int stage, const TileOrigin& place, int piece) const {
     const int chunk = piece / Block::kPieces, part = piece % Block::kPieces;
     const int panel = place.col / kUnitChannels;
     const int panels = min(Block::kAllPanels, p_.panels - panel);
@@ -88,7 +88,7 @@ class Loader {
     }
   }
   // In boxes of 64 columns of X.
-  __device__ void load_tokens(int stage, const Place& place, int piece) const {
+  __device__ void load_tokens(int stage, const TileOrigin& place, int piece) const {
     constexpr int kBoxes = Block::kRows / 64;
     uint8_t* to = tokens_ + stage * Block::kTokenBytes;
 #pragma unroll

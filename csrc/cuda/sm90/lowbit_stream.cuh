@@ -2,7 +2,7 @@
 //
 // Channels lie on the M side of the tensor cores' products and tokens on their N side. A block goes
 // from work tile to work tile: a tile of kTokens tokens by tile_channels(kTokens) channels, or a
-// slice of K of one, whose sums join_slices adds up in a fixed order. No bit depends on when a
+// slice of K of one, whose sums reduce_slices adds up in a fixed order. No bit depends on when a
 // block ran.
 //
 //   a stage: 64 rows of q, half a byte for each channel, kTokens rows of x, 128 bytes of each, both
@@ -38,7 +38,7 @@ template <class T, int kTokens, int kPairs>
 __device__ void store_sums(const StreamParams& p, const WorkTile& work,
                            float (&sums)[kPairs][kTokens / 8][4], int unit, int t) {
   constexpr int kChannels = 2 * kPairs;
-  const Place place(p, work.tile, kTokens);
+  const TileOrigin place(p, work.tile, kTokens);
   const int channel = place.col + kChannels * unit;
   if (channel >= p.n) return;
   // use(the token in its tile, the sum of channel c of it) for each of the lane's tokens.
@@ -158,11 +158,11 @@ __global__ __launch_bounds__(
 
 // D of the tiles that were cut, from their partial sums, slice by slice.
 template <class T>
-__global__ __launch_bounds__(128) void join_slices(const __grid_constant__ StreamParams p,
-                                                   const int tokens) {
+__global__ __launch_bounds__(128) void reduce_slices(const __grid_constant__ StreamParams p,
+                                                     const int tokens) {
   const int channels = tile_channels(tokens), quads = channels / 4;
   const int cut = static_cast<int>(gridDim.x), index = static_cast<int>(blockIdx.x);
-  const Place place(p, p.plan.whole + index, tokens);
+  const TileOrigin place(p, p.plan.whole + index, tokens);
   const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   const int token = thread / quads, channel = thread % quads * 4;
   launch_dependents();

@@ -52,7 +52,7 @@ void launch(const LowbitProblem& p, const Scope& scope) {
     constexpr int kThreads = 128;
     const int quads = static_cast<int>(std::min<int64_t>(p.m, kTokens)) * Block::kChannels / 4;
     const dim3 grid(plan.cut(), ceil_div(quads, kThreads));
-    launch_early(join_slices<T>, {.grid = grid, .block = dim3(kThreads)}, scope, params, kTokens);
+    launch_early(reduce_slices<T>, {.grid = grid, .block = dim3(kThreads)}, scope, params, kTokens);
   }
 }
 

@@ -72,9 +72,9 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
   if (tile_n > 64 && most > 1) us += kWideBlocksUs;
   if (plan.split > 1) us += kExchangeUs * std::ceil(tokens) * tile_n * sizeof(int32_t);
   if (!is_plain(size)) us += kStreamEndingUs * double(size.m) * double(size.n);
-  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                std::max(machine.latency * loads, operations / machine.products_per_us),
-                us * machine.latency, operations / machine.most_products_per_us);
+  return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
+                       std::max(machine.latency * loads, operations / machine.products_per_us),
+                       us * machine.latency, operations / machine.most_products_per_us);
 }
 
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
@@ -110,10 +110,10 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
     const double exposed = hidden ? double(tile_m) * tile_n : rounds * tile_m * tile_n / 2;
     us += kTileEndingUs * double(size.m) * double(size.n) + kExposedEndingUs * exposed;
   }
-  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                std::max(pace * operations / machine.products_per_us,
-                         blocks * loads / (machine.l2_bytes_per_us * machine.sms)),
-                us * machine.latency, rounds * operations / machine.most_products_per_us);
+  return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
+                       std::max(pace * operations / machine.products_per_us,
+                                blocks * loads / (machine.l2_bytes_per_us * machine.sms)),
+                       us * machine.latency, rounds * operations / machine.most_products_per_us);
 }
 
 namespace {
@@ -161,8 +161,8 @@ namespace lowbit {
 namespace {
 
 constexpr double kProductsPerUs = 5.34e6;  // machine.products_per_us where Dense was measured
-constexpr double kStreamJoinUs = 2.0;      // of adding up partial sums, besides
-constexpr double kJoinBytesPerUs = 5e6;    // what they go to L2 and back at
+constexpr double kStreamReduceUs = 2.0;    // of adding up partial sums, besides
+constexpr double kReduceBytesPerUs = 5e6;  // what they go to L2 and back at
 constexpr int kMostRounds = 4;             // of slices
 
 // What the blocks take for their chunks, and partial sums.
@@ -174,12 +174,12 @@ double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& 
   const double tokens = double(std::min<int64_t>(size.m, tile.tokens));
   const double partials =
       double(plan.partials()) * tokens * tile_channels(tile.tokens) * sizeof(float);
-  return whole + kStreamJoinUs + 2 * partials / kJoinBytesPerUs +
+  return whole + kStreamReduceUs + 2 * partials / kReduceBytesPerUs +
          rounds(int64_t{plan.cut()} * plan.slices) * double(ceil_div(plan.chunks, plan.slices)) *
              chunk_us;
 }
 
-constexpr double kShareJoinUs = 1.4;         // of adding up the parts of packed kernels' tiles
+constexpr double kShareReduceUs = 1.4;       // of adding up the parts of packed kernels' tiles
 constexpr double kShareBytesPerUs = 3.3e6;   // what those go to L2 and back at
 constexpr double kTwoTilesUs = 1.4;          // of a share of two tiles, where tokens are few
 constexpr double kExchangeUs = 2.5;          // of a cluster's blocks adding up their sums
@@ -204,7 +204,7 @@ double busy_us(const Packed& tile, const LowbitProblem::Size& size, const Packed
   const double whole = double(ceil_div(plan.whole, plan.blocks)) * plan.chunks * chunk_us;
   if (plan.cut() == 0) return whole;
   const double second = tile.live == 2 && one_tile_shares(plan) ? 0 : kTwoTilesUs;
-  return whole + kShareJoinUs + second + 2 * plan.slots() * sums / kShareBytesPerUs +
+  return whole + kShareReduceUs + second + 2 * plan.slots() * sums / kShareBytesPerUs +
          double(ceil_div(plan.units(), plan.blocks)) * chunk_us;
 }
 
@@ -232,9 +232,9 @@ std::string Stream::refuse(const LowbitProblem::Size& size, const Machine& machi
 
 Prediction Stream::predict(const LowbitProblem::Size& size, const Machine& machine) const {
   const Plan plan = plan_stream(*this, size, machine.sms);
-  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                machine.latency * busy_us(*this, size, plan, machine.sms),
-                plan.blocks > machine.sms ? pair_us : 0);
+  return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
+                       machine.latency * busy_us(*this, size, plan, machine.sms),
+                       plan.blocks > machine.sms ? pair_us : 0);
 }
 
 std::string Packed::describe(const LowbitProblem::Size& size, const Machine& machine) const {
@@ -254,8 +254,8 @@ std::string Packed::refuse(const LowbitProblem::Size& size, const Machine& machi
 
 Prediction Packed::predict(const LowbitProblem::Size& size, const Machine& machine) const {
   const PackedPlan plan = plan_packed(*this, size, machine.sms);
-  return joined({fixed_us, rate}, size.bytes() / rate_of(machine),
-                machine.latency * busy_us(*this, size, plan, machine.sms), 0);
+  return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
+                       machine.latency * busy_us(*this, size, plan, machine.sms), 0);
 }
 
 std::string Dense::describe(const LowbitProblem::Size&, const Machine&) const {
@@ -271,8 +271,9 @@ Prediction Dense::predict(const LowbitProblem::Size& size, const Machine& machin
   const double tiles = double(ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n));
   const double busy = chunk_us * double(ceil_div(size.k, kDepth)) * std::ceil(tiles / machine.sms);
   const double before = (size.weight_bytes() + dense) / rate_of(machine);
-  return joined({fixed_us, rate}, (dense + size.bytes() - size.weight_bytes()) / rate_of(machine),
-                busy * kProductsPerUs / machine.products_per_us, before);
+  return prediction_of({fixed_us, rate},
+                       (dense + size.bytes() - size.weight_bytes()) / rate_of(machine),
+                       busy * kProductsPerUs / machine.products_per_us, before);
 }
 
 namespace {

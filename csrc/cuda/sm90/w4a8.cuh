@@ -21,7 +21,7 @@ namespace scaled_mm::cuda::sm90::k_scales {
 // A tile's sums, or those of a part of its K, are in shared memory: D, or the part to its place.
 template <class Block>
 __device__ __forceinline__ void end_part(const Params& p, const typename Block::Fixed& fixed,
-                                         const Place& place, bool is_part, int64_t slot,
+                                         const TileOrigin& place, bool is_part, int64_t slot,
                                          int thread) {
   const int tokens = min(Block::kTokens, p.m - place.row);
   const auto sums = [&](int token, int channel) {
@@ -41,9 +41,9 @@ __device__ __forceinline__ void end_part(const Params& p, const typename Block::
 }
 
 // Where the sums of a share of pieces from `piece` on are, of a cut tile.
-template <Groups kGroups>
+template <Grouping kGroups>
 __device__ inline int64_t slot_of(const lowbit::PackedPlan& plan, int block, int tile, int piece) {
-  if constexpr (kGroups == Groups::one) return plan.slot(block, tile);
+  if constexpr (kGroups == Grouping::one) return plan.slot(block, tile);
   return int64_t{tile - plan.whole} * plan.chunks + piece;
 }
 
@@ -53,9 +53,9 @@ __device__ __forceinline__ void each_part(const Params& p, const F& f) {
   Share share(p.pieces.plan);
 #pragma unroll 1
   while (share.next()) {
-    const Place place = place_of<Block>(p, share.tile);
+    const TileOrigin place = place_of<Block>(p, share.tile);
     // Parts behind the tile's first one: slice by slice.
-    const bool whole = Block::kGroups == Groups::one || share.first == 0;
+    const bool whole = Block::kGroups == Grouping::one || share.first == 0;
 #pragma unroll 1
     for (int piece = share.first; piece < share.last;) {
       const int next = whole ? share.last : piece + 1;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void each_part(const Params& p, const F& f) {
 
 // The zero points of a tile's tokens, for all who multiply; what is in shared memory is done with.
 template <class Block>
-__device__ void begin_part(const Params& p, typename Block::Fixed& fixed, const Place& place,
+__device__ void begin_part(const Params& p, typename Block::Fixed& fixed, const TileOrigin& place,
                            int thread) {
   if (Block::kEnds && p.azp == nullptr) return;
   cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
     } else if constexpr (Block::kEnds) {
       wait_for_dependencies();
       int phase = 0;
-      each_part<Block>(p, [&](const Place& place, const Chunks&, bool is_part, int64_t slot) {
+      each_part<Block>(p, [&](const TileOrigin& place, const Chunks&, bool is_part, int64_t slot) {
         Empty::wait(&fixed.summed, phase);
         phase ^= 1;
         end_part<Block>(p, fixed, place, is_part, slot, thread - Block::kConsumers - 32);
@@ -123,27 +123,28 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
     cutlass::arch::warpgroup_reg_alloc<Block::kRegisters>();
     wait_for_dependencies();
     Multiplier<Block> multiplier(p, shared, words, fixed);
-    each_part<Block>(p, [&](const Place& place, const Chunks& chunks, bool is_part, int64_t slot) {
-      begin_part<Block>(p, fixed, place, thread);
-      multiplier.run(chunks.first, chunks.last, is_part);
-      if constexpr (Block::kEnds) {
-        Empty::arrive(&fixed.summed);
-      } else {
-        cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
-        end_part<Block>(p, fixed, place, is_part, slot, thread);
-      }
-    });
+    each_part<Block>(
+        p, [&](const TileOrigin& place, const Chunks& chunks, bool is_part, int64_t slot) {
+          begin_part<Block>(p, fixed, place, thread);
+          multiplier.run(chunks.first, chunks.last, is_part);
+          if constexpr (Block::kEnds) {
+            Empty::arrive(&fixed.summed);
+          } else {
+            cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
+            end_part<Block>(p, fixed, place, is_part, slot, thread);
+          }
+        });
   }
 }
 
 // D of the tiles that were cut, from the sums of their parts, in the order of K: four channels of a
 // token a thread.
-template <Groups kGroups>
-__global__ __launch_bounds__(128) void join_parts(const __grid_constant__ Params p,
-                                                  const int tokens, const int channels) {
+template <Grouping kGroups>
+__global__ __launch_bounds__(128) void reduce_parts(const __grid_constant__ Params p,
+                                                    const int tokens, const int channels) {
   const lowbit::PackedPlan& plan = p.pieces.plan;
   const int cut = static_cast<int>(blockIdx.x), tile = plan.whole + cut, quads = channels / 4;
-  const Place place(tile, plan.tiles, p.token_tiles, tokens, channels);
+  const TileOrigin place(tile, plan.tiles, p.token_tiles, tokens, channels);
   const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   const int token = thread / quads, channel = thread % quads * 4;
   launch_dependents();
@@ -158,7 +159,7 @@ __global__ __launch_bounds__(128) void join_parts(const __grid_constant__ Params
   };
   float sum[4];
   uint4 all = load(first, 0);
-  if constexpr (kGroups == Groups::one) {
+  if constexpr (kGroups == Grouping::one) {
 #pragma unroll 2
     for (int block = first + 1; block <= last; ++block) {
       const uint4 x = load(block, 0);

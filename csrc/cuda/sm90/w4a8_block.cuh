@@ -16,8 +16,8 @@ namespace scaled_mm::cuda::sm90::k_scales {
 using lowbit::Cursor;
 using lowbit::Empty;
 using lowbit::Full;
-using lowbit::Place;
 using lowbit::Share;
+using lowbit::TileOrigin;
 
 struct Params {
   const uint8_t* units;  // [chunks][panels]
@@ -41,11 +41,11 @@ struct Params {
 
 // How often sums of int32 go on to floats: at the end of K; where groups of whole chunks end; where
 // other groups end.
-enum class Groups { one, of_chunks, of_steps };
+enum class Grouping { one, of_chunks, of_steps };
 
-template <const Units& kTile, Groups kGroups_>
+template <const Units& kTile, Grouping kGroups_>
 struct Block {
-  static constexpr Groups kGroups = kGroups_;
+  static constexpr Grouping kGroups = kGroups_;
   static constexpr int kTokens = kTile.tokens, kPanels = kTile.warpgroups;
   static constexpr int kChannels = kTile.channels();
   static constexpr int kConsumers = 128 * kPanels;  // threads that multiply
@@ -59,7 +59,7 @@ struct Block {
   static constexpr int kRegisters =
       std::min((kAtLaunch * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 
-  static constexpr int kMostSets = kGroups == Groups::of_steps ? 4 : 1;
+  static constexpr int kMostSets = kGroups == Grouping::of_steps ? 4 : 1;
   static constexpr int kTokenBytes = kTokens * kUnitRows;
   static constexpr int kWordBytes = kPanels * unit_bytes(4, ZeroPoint::integer, kMostSets);
   static constexpr int kMaxStages = 16;
@@ -92,8 +92,8 @@ __device__ inline Chunks chunks_of(const Pieces& pieces, int first, int last) {
 }
 
 template <class Block>
-__device__ Place place_of(const Params& p, int tile) {
-  return Place(tile, p.pieces.plan.tiles, p.token_tiles, Block::kTokens, Block::kChannels);
+__device__ TileOrigin place_of(const Params& p, int tile) {
+  return TileOrigin(tile, p.pieces.plan.tiles, p.token_tiles, Block::kTokens, Block::kChannels);
 }
 
 }  // namespace scaled_mm::cuda::sm90::k_scales

@@ -16,7 +16,7 @@ __device__ void each_chunk(const Params& p, const F& f) {
   Share share(p.pieces.plan);
 #pragma unroll 1
   while (share.next()) {
-    const Place place = place_of<Block>(p, share.tile);
+    const TileOrigin place = place_of<Block>(p, share.tile);
     const Chunks chunks = chunks_of(p.pieces, share.first, share.last);
 #pragma unroll 1
     for (int chunk = chunks.first; chunk < chunks.last; ++chunk) f(place, chunk);
@@ -25,10 +25,10 @@ __device__ void each_chunk(const Params& p, const F& f) {
 
 // The units of a chunk of a tile.
 template <class Block>
-struct Words {
+struct ChunkUnits {
   const uint8_t* from;
   int bytes;
-  __device__ Words(const Params& p, const Place& place, int chunk) {
+  __device__ ChunkUnits(const Params& p, const TileOrigin& place, int chunk) {
     const int unit_size = unit_bytes(4, ZeroPoint::integer, p.sets);
     const int panel = place.col / kUnitChannels;
     bytes = min(Block::kPanels, p.panels - panel) * unit_size;
@@ -43,11 +43,11 @@ __device__ void fetch_words(const Params& p) {
   constexpr int kAhead = 4;  // chunks
   Share share(p.pieces.plan);
   if (!share.next()) return;
-  const Place place = place_of<Block>(p, share.tile);
+  const TileOrigin place = place_of<Block>(p, share.tile);
   const Chunks chunks = chunks_of(p.pieces, share.first, share.last);
 #pragma unroll 1
   for (int chunk = chunks.first; chunk < min(chunks.first + kAhead, chunks.last); ++chunk) {
-    const Words<Block> words(p, place, chunk);
+    const ChunkUnits<Block> words(p, place, chunk);
     bulk_prefetch(words.from, words.bytes);
   }
 }
@@ -59,8 +59,8 @@ __device__ void load_stages(const Params& p, uint8_t* tokens, uint8_t* words,
   const auto often = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
   const uint64_t hint = p.token_tiles == 1 ? once : often;
   Cursor at{.phase = 1};
-  each_chunk<Block>(p, [&](const Place& place, int chunk) {
-    const Words<Block> of_chunk(p, place, chunk);
+  each_chunk<Block>(p, [&](const TileOrigin& place, int chunk) {
+    const ChunkUnits<Block> of_chunk(p, place, chunk);
     uint64_t* const full = &fixed.full[at.stage];
     Empty::wait(&fixed.empty[at.stage], at.phase);
     Full::arrive_and_expect_tx(full, Block::kTokenBytes + of_chunk.bytes);
@@ -76,7 +76,7 @@ template <class Block>
 __device__ void arrange_stages(const Params& p, uint8_t* tokens, typename Block::Fixed& fixed,
                                int thread) {
   Cursor at;
-  each_chunk<Block>(p, [&](const Place&, int) {
+  each_chunk<Block>(p, [&](const TileOrigin&, int) {
     Full::wait(&fixed.full[at.stage], at.phase);
     auto* const pieces = reinterpret_cast<uint4*>(tokens + at.stage * Block::kTokenBytes);
 #pragma unroll 2

@@ -72,14 +72,14 @@ class Multiplier {
 
  private:
   static constexpr int kTokens = Block::kTokens;
-  static constexpr bool kOne = Block::kGroups == Groups::one;
-  static constexpr bool kOfSteps = Block::kGroups == Groups::of_steps;
+  static constexpr bool kOne = Block::kGroups == Grouping::one;
+  static constexpr bool kOfSteps = Block::kGroups == Grouping::of_steps;
   static constexpr bool kAhead = Block::kConsumers < 512;  // weights are made ahead
   static constexpr int kSums = kTokens / 2;                // of a lane
   static constexpr int kSteps = kUnitRows / 32, kSets = kOfSteps ? kSteps : 1;  // of a chunk
 
   // What a chunk multiplies.
-  struct Weights {
+  struct LaneWeights {
     uint32_t step[kSteps][4];  // bytes
     uint32_t scale, zeros;     // of the lane's two channels, where all of K is a group
     uint32_t sixteenfold;      // a bit a set: weights are 16 times theirs, their zero points 8
@@ -96,7 +96,7 @@ class Multiplier {
   int row_, begin_;  // the rows that follow what has been multiplied; those of their group
   bool fresh_;       // a group begins
   bool first_slice_;
-  Weights now_, next_;
+  LaneWeights now_, next_;
   // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
   // the next: sums of groups; of a slice.
   uint32_t acc_[kSums];

@@ -16,7 +16,7 @@
 
 namespace scaled_mm::cuda {
 
-struct Groups {
+struct ExpertRows {
   const int32_t* offsets;  // [experts]: where each expert's rows end
   int experts;
   int count;            // of all rows
@@ -34,16 +34,16 @@ struct Groups {
   }
 };
 
-inline Groups groups_of(const GroupedInt8Problem& p) {
+inline ExpertRows expert_rows(const GroupedInt8Problem& p) {
   return {p.offsets, static_cast<int>(p.size.experts), static_cast<int>(p.size.m), p.rows,
           static_cast<int>(p.a_rows)};
 }
-inline Groups groups_of(const GroupedLowbitProblem& p) {
+inline ExpertRows expert_rows(const GroupedLowbitProblem& p) {
   return {p.offsets, static_cast<int>(p.experts), static_cast<int>(p.product.m), p.rows,
           static_cast<int>(p.x_rows)};
 }
 
-struct GroupTile {
+struct ExpertTile {
   int expert;  // -1: there is no such tile; the number of experts: its rows are no expert's
   int row;     // the first
   int end;     // of the expert's rows
@@ -53,7 +53,7 @@ struct GroupTile {
 // Tile `tile` of at most kRows rows, counted expert by expert. A whole warp asks: each lane counts
 // the tiles of neighbouring experts, and the lane that has the tile finds it among its own.
 template <int kRows>
-__device__ inline GroupTile find_tile(const Groups& groups, int tile, int lane) {
+__device__ inline ExpertTile find_tile(const ExpertRows& groups, int tile, int lane) {
   const int all = groups.experts + 1, share = (all + 31) / 32;
   const int first = min(lane * share, all), last = min(first + share, all);
   const auto tiles_of = [](int begin, int end) {
@@ -73,7 +73,7 @@ __device__ inline GroupTile find_tile(const Groups& groups, int tile, int lane) 
   const unsigned reached = __ballot_sync(~0u, through > tile);
   if (reached == 0) return {-1, 0, 0, true};
   const int owner = __ffs(static_cast<int>(reached)) - 1;
-  GroupTile found = {};
+  ExpertTile found = {};
   if (lane == owner) {
     int left = tile - (through - mine);
     for (int expert = first; expert < last; ++expert) {
@@ -104,7 +104,7 @@ class TileTable {
       : experts_(experts), ends_(memory), tiles_(memory + experts + 2) {}
 
   // All threads of the block call it.
-  __device__ void fill(const Groups& groups, int thread, int threads) {
+  __device__ void fill(const ExpertRows& groups, int thread, int threads) {
     for (int i = thread; i < experts_ + 2; i += threads) ends_[i] = groups.end(i - 1);
     __syncthreads();
     if (thread < 32) count_tiles(thread);
@@ -114,13 +114,13 @@ class TileTable {
   __device__ int count() const { return tiles_[experts_ + 1]; }
   __device__ int of_experts() const { return tiles_[experts_]; }
   // tile < count().
-  __device__ GroupTile find(int tile) const {
+  __device__ ExpertTile find(int tile) const {
     int column;
     return find(tile, 1, column);
   }
   // Of a grid that has `columns` tiles along N: an expert's lie together, down the rows first.
   // Tells the column too.
-  __device__ GroupTile find(int tile, int columns, int& column) const {
+  __device__ ExpertTile find(int tile, int columns, int& column) const {
     int expert = 0, above = experts_ + 1;  // whose first tiles are not behind this one, and behind
     while (above - expert > 1) {
       const int middle = (expert + above) / 2;
@@ -163,8 +163,8 @@ class TileTable {
 
 // Which element of an operand belongs to row `row` of D: of one along the columns the expert's; of
 // A's scales and zero points those of the row of A.
-struct GroupElements {
-  const Groups& groups;
+struct ExpertElements {
+  const ExpertRows& groups;
   int expert;
   template <class L>
   __device__ int64_t operator()(L, int64_t row) const {
