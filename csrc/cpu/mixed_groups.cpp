@@ -2,13 +2,10 @@
 // of them are run together.
 #include <torch/csrc/stable/library.h>
 
-#include <cstring>
-
 #include "cpu/experts_work.h"
 #include "cpu/isa.h"
 #include "ops/grouped.h"
 #include "ops/namespace.h"
-#include "refuse.h"
 
 namespace scaled_mm::cpu {
 

@@ -1,5 +1,6 @@
 // What grouped products by weights of few bits need beside an arch's kernels: rows in the order of
 // their experts' weights, and a product by weights that lie in words.
+#include "cuda/common/expert_rows.cuh"
 #include "cuda/common/formats.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/lowbit.h"

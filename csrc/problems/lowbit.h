@@ -31,7 +31,6 @@ inline constexpr int kBlockColumns = 128;  // layout 2 of a packed weight, for t
 //   real:    q s + z     q signed, z a float of the scales' dtype
 enum class ZeroPoint : uint8_t { none, integer, real };
 inline constexpr int kNumZeroPoints = 3;
-inline constexpr const char* kZeroPointNames[kNumZeroPoints] = {"none", "integer", "float"};
 
 // Bits that a group takes for a column besides its rows' values.
 constexpr int group_bits(int bits, ZeroPoint zero_point) {

@@ -19,8 +19,6 @@
 #include <cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp>
 #include <cutlass/epilogue/fusion/sm90_visitor_load_tma_warpspecialized.hpp>
 
-#include <algorithm>
-
 #ifdef SCALED_MM_COMPILED
 #include "cuda/epilogue/compiled.cuh"
 #endif

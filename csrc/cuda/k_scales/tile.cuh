@@ -11,9 +11,9 @@
 // shared memory, as tokens do, and both keep their order.
 #pragma once
 
+#include "cuda/common/mma.cuh"
 #include "cuda/common/unaligned.cuh"
 #include "cuda/k_scales/end.cuh"
-#include "cuda/k_scales/mma_int8.cuh"
 #include "cuda/k_scales/units_int8.cuh"
 #include "integers.h"
 

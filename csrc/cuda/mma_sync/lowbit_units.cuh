@@ -17,18 +17,12 @@
 #pragma once
 
 #include "cuda/common/formats.cuh"
+#include "cuda/common/mma.cuh"
 #include "cuda/mma_sync/lowbit_units_load.cuh"
 
 namespace scaled_mm::cuda::mma_sync {
 
 // --- products ------------------------------------------------------------------------------------
-
-__device__ inline void load_matrices(uint32_t (&to)[4], const uint8_t* from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from)))
-               : "memory");
-}
 
 // sums += 16 channels x 16 rows of W times 16 rows x 8 tokens of X.
 template <class T>

@@ -7,7 +7,6 @@
 
 #include <cuda.h>
 
-#include <cstring>
 #include <stdexcept>
 #include <string>
 

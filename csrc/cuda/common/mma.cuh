@@ -1,5 +1,4 @@
-// The tensor cores' products of int8 by mma.sync: 16 channels x 32 rows of a weight times 32 rows x
-// 8 tokens.
+// The tensor cores by mma.sync: loads of their operands from shared memory, and products of int8.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +14,10 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const uint8_t* from) {
                : "memory");
 }
 
-// Lane 4 g + t has bytes [4 t, 4 t + 4) and [16 + 4 t, 16 + 4 t + 4) of the weight's rows g (w[0],
-// w[2]) and g + 8 (w[1], w[3]) and of token g (x0, x1); and the sums of row g with tokens 2 t and
-// 2 t + 1, then those of row g + 8.
+// sums += 16 channels x 32 rows of a weight times 32 rows x 8 tokens. Lane 4 g + t has bytes
+// [4 t, 4 t + 4) and [16 + 4 t, 16 + 4 t + 4) of the weight's rows g (w[0], w[2]) and g + 8 (w[1],
+// w[3]) and of token g (x0, x1); and the sums of row g with tokens 2 t and 2 t + 1, then those of
+// row g + 8.
 __device__ inline void multiply_add(int32_t (&sums)[4], const uint32_t (&w)[4], uint32_t x0,
                                     uint32_t x1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
