@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 _shown: list[Progress] = []
 
 
 @contextmanager
-def progress_display() -> Iterator[Progress]:
-    """The display that is shown already, or a new one, which goes when this is done."""
+def progress_display(console: Console | None = None) -> Iterator[Progress]:
+    """The display that is shown already, or a new one on this console, None being stderr. It goes
+    when this is done."""
     if _shown:
         yield _shown[-1]
         return
     # Here, so that `import scaled_mm` does without rich.
+    import rich.console
     from rich.progress import Progress, TextColumn
 
-    from scaled_mm_cli.terminal import Console, guarded, is_guarded
-
-    console = Console(stderr=True)
+    console = console or rich.console.Console(stderr=True)
     columns = (
         TextColumn("{task.description}", style="progress.description", markup=False),
         *Progress.get_default_columns()[1:],
     )
     bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    # While they show, streams of rich's stand before those that were guarded.
-    again = guarded() if is_guarded() else nullcontext()
-    with bars as display, again:
+    with bars as display:
         _shown.append(display)
         try:
             yield display
@@ -41,7 +40,7 @@ def progress_display() -> Iterator[Progress]:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar: yields what advances it by one."""
+    """A bar, whose title no file has written: yields what advances it by one."""
     with progress_display() as display:
         task = display.add_task(title, total=total)
         try:

@@ -1,5 +1,5 @@
-"""Every private name of torch and transformers that the library uses, why, and what serves where it
-is missing.
+"""Every private name of torch, transformers and vLLM that the library uses, why, and what serves
+where it is missing.
 
 They may go in any release. Nothing else in the package has them, but for `integrations.inductor`,
 which is a part of inductor, and `bench`, which times what torch has.
@@ -16,11 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-# How torch and transformers flatten arguments; it has no public name, nor anything in its place.
-from torch.utils._pytree import TreeSpec as TreeSpec
-from torch.utils._pytree import tree_flatten as tree_flatten
-from torch.utils._pytree import tree_leaves as tree_leaves
-from torch.utils._pytree import tree_unflatten as tree_unflatten
+try:  # torch's knows containers that transformers registers; it has no public name
+    from torch.utils._pytree import TreeSpec as TreeSpec
+    from torch.utils._pytree import tree_flatten as tree_flatten
+    from torch.utils._pytree import tree_leaves as tree_leaves
+    from torch.utils._pytree import tree_unflatten as tree_unflatten
+except ImportError:
+    from ._trees import TreeSpec as TreeSpec
+    from ._trees import tree_flatten as tree_flatten  # type: ignore[assignment]
+    from ._trees import tree_leaves as tree_leaves  # type: ignore[assignment]
+    from ._trees import tree_unflatten as tree_unflatten  # type: ignore[assignment]
 
 levels: Any = (
     forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
@@ -28,6 +33,10 @@ levels: Any = (
 """`levels._current_level` is at least 0 where tensors may have tangents: torch asks it first, too.
 Reading it takes 20 ns, and asking each tensor (`forward_ad.unpack_dual`) some 500. Without it every
 tensor is asked."""
+
+COUNTS_WRITES = hasattr(Tensor, "_version")
+"""Whether `x._version` grows when x is written in place, which layers that share a product look at.
+Reading it takes 30 ns; without it no layers share."""
 
 
 def short(overload: Any) -> Callable[..., Any]:
@@ -124,8 +133,14 @@ def made_by_the_model(model: nn.Module, name: str) -> bool:
 
 def gate_of(experts: Any) -> Callable[[Tensor], Tensor]:
     """What a module of transformers' stacked experts makes of gate and up. Every implementation
-    that is registered with transformers' `ExpertsInterface` calls it by this name."""
-    gate: Callable[[Tensor], Tensor] = experts._apply_gate
+    that is registered with transformers' `ExpertsInterface` calls it by this name.
+
+    Raises:
+        ValueError: it has none; a function that is only likely would give other results.
+    """
+    gate: Callable[[Tensor], Tensor] | None = getattr(experts, "_apply_gate", None)
+    if gate is None:
+        raise ValueError(f"experts must have _apply_gate, got a {type(experts).__name__} without")
     return gate
 
 
@@ -134,3 +149,20 @@ def has_usual_gate(experts: nn.Module) -> bool:
     where another function does, the module's own gate is run."""
     gate = getattr(type(experts), "_apply_gate", None)
     return getattr(gate, "__module__", "") == "transformers.integrations.moe"
+
+
+def vllm_tables(linear: Any) -> tuple[Any, Any]:
+    """vLLM's kernels for int8 and for weights of few bits, by platform. It asks them in the order
+    of these lists, and `register_linear_kernel` puts a new one last.
+
+    Raises:
+        AttributeError: this vLLM has no such lists, or not what its own kernels get a layer's
+            tensors by, which those of `integrations.vllm_kernels` inherit. It is left as it is.
+    """
+    for kernel, name in (
+        (linear.Int8ScaledMMLinearKernel, "_get_layer_params"),
+        (linear.MPLinearKernel, "_get_weight_params"),
+    ):
+        if not hasattr(kernel, name):
+            raise AttributeError(f"{kernel.__name__} has no {name}")
+    return linear._POSSIBLE_INT8_KERNELS, linear._POSSIBLE_KERNELS

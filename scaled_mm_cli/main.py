@@ -1,8 +1,9 @@
 """The `scaled-mm` command: its table of commands, its exit codes, and what becomes of an error.
 
 A command is two functions of the same parameters, each in the module of its name: `options` in
-`scaled_mm_cli.options` says how they are written and what they mean, `command` in `scaled_mm.cli`
-does the work. The latter, and torch with it, is imported when the command is called.
+`scaled_mm_cli.options` says how they are written and what they mean, `command` in
+`scaled_mm_cli.commands` does the work. The latter, and torch with it, is imported when the command
+is called.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def load(name: str) -> Any:
 
     @functools.wraps(options)
     def command(**given: Any) -> None:
-        importlib.import_module(f"scaled_mm.cli.{name}").command(**given)
+        importlib.import_module(f"scaled_mm_cli.commands.{name}").command(**given)
 
     alone = typer.Typer(add_completion=False)
     alone.command(name, help=COMMANDS[name], epilog=f"Example: {EXAMPLES[name]}")(command)

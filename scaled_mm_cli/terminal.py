@@ -121,7 +121,3 @@ def guarded() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
-
-
-def is_guarded() -> bool:
-    return isinstance(sys.stderr, _Guarded)

@@ -10,7 +10,7 @@ from scaled_mm.bench import host, measure, peers, picture, table
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.contenders import CONTENDERS
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
-from scaled_mm.cli import bench as command
+from scaled_mm_cli.commands import bench as command
 from scaled_mm_cli.main import main
 
 VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none

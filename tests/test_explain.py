@@ -13,8 +13,8 @@ from rich.console import Console
 
 import scaled_mm
 from scaled_mm import _library
-from scaled_mm.cli.explain import show
 from scaled_mm.explain import DEVICES, Device, explain
+from scaled_mm_cli.commands.explain import show
 from scaled_mm_cli.main import main
 
 

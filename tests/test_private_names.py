@@ -1,29 +1,40 @@
-"""Private names of torch: which are used where, and what serves where one is missing."""
+"""Private names of other packages: which are used where, and what serves where one is missing."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import logging
 import sys
+from collections import namedtuple
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from helpers import assert_bits, run_python
-from torch import nn
+from torch import fx, nn
+from torch.distributed.tensor.parallel import ParallelStyle
 
 import scaled_mm
-from scaled_mm import _torch
-from scaled_mm._torch import not_unexpected
-from scaled_mm.nn import scaled_linear
+from scaled_mm import _torch, integrations
+from scaled_mm.integrations import vllm
+from scaled_mm.nn import scaled_linear, together
 from scaled_mm.ops import eager
 
 PACKAGE = Path(scaled_mm.__file__).parent
-# Beside _torch.py: a graph pass has nothing but inductor's names, bench times what torch offers
-# under private ones, and vLLM's are looked for with a way out (test_integrations_vllm.py).
-KNOWN = ("_torch.py", "integrations/inductor.py", "integrations/vllm", "bench/")
-OF_OBJECTS = {"_buffers", "_current_level", "_replace"}
-"""A layer's buffers, which a property may stand in front of; `_torch.levels`'; NamedTuple's, which
-is public."""
+# Beside _torch.py: a graph pass has nothing but inductor's names, and bench times what torch offers
+# under private ones.
+KNOWN = ("_torch.py", "integrations/inductor.py", "bench/")
+PUBLIC = {"_apply", "_load_from_state_dict", "_replace", "_save_to_state_dict"}
+"""nn.Module's and ParallelStyle's, which classes of a user's override, and NamedTuple's."""
+OF_OBJECTS = {
+    "_buffers",  # a layer's own, in front of which a property stands
+    "_current_level",  # _torch.levels
+    "_get_layer_params",  # _torch.vllm_tables
+    "_get_weight_params",
+    "_version",  # _torch.COUNTS_WRITES
+}
 
 
 def private_names(path: Path) -> set[str]:
@@ -52,7 +63,7 @@ def test_no_other_file_uses_one() -> None:
 
 
 def test_private_attributes_are_our_own() -> None:
-    """Those that are read are defined somewhere in the package."""
+    """Those that are read are defined somewhere in the package, and are not also torch's."""
     nodes = [node for path in others() for node in ast.walk(ast.parse(path.read_text()))]
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -60,7 +71,107 @@ def test_private_attributes_are_our_own() -> None:
     own |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
     assert "__class__" not in {ast.unparse(node).rpartition(".")[2] for node in attributes}
     read = {node.attr for node in attributes if node.attr[0] == "_" != node.attr[1]}
-    assert read - own == OF_OBJECTS
+    assert read - own <= OF_OBJECTS | PUBLIC
+    kinds = (torch.Tensor, nn.Linear(1, 1), ParallelStyle, fx.Graph, fx.Node)
+    torchs = {name for kind in kinds for name in dir(kind)}
+    of_others = {
+        node.attr
+        for node in attributes
+        if node.attr in read and ast.unparse(node.value) not in ("self", "cls")
+    }
+    assert of_others & torchs <= OF_OBJECTS | PUBLIC
+
+
+def test_every_one_has_a_case() -> None:
+    """In this file, where it is missing."""
+    tree = ast.parse((PACKAGE / "_torch.py").read_text())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names |= {node.asname for x in tree.body for node in ast.walk(x) if isinstance(node, ast.alias)}
+    here = {
+        node.attr
+        for node in ast.walk(ast.parse(Path(__file__).read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    assert names - {None, "become"} <= here  # any object has a class
+
+
+Pair = namedtuple("Pair", "one two")
+
+
+def test_without_torchs_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils._pytree", None)
+    path = PACKAGE / "_torch.py"
+    spec = importlib.util.spec_from_file_location("scaled_mm._torch_alone", path)
+    assert spec is not None and spec.loader is not None
+    alone = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(alone)
+    assert alone.TreeSpec is not _torch.TreeSpec
+    tree = ((1, {"a": [2, None], "b": Pair("x", ())}), {}, [])
+    leaves, made = alone.tree_flatten(tree)
+    assert leaves == _torch.tree_flatten(tree)[0] == _torch.tree_leaves(tree)
+    assert alone.tree_leaves(tree) == leaves
+    doubled = [x if x is None else 2 * x for x in leaves]
+    again = alone.tree_unflatten(doubled, made)
+    assert again == _torch.tree_unflatten(doubled, _torch.tree_flatten(tree)[1])
+    assert type(again[0][1]["b"]) is Pair
+
+
+def test_without_counted_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [scaled_linear.ScaledLinear.from_linear(nn.Linear(16, 16)) for _ in range(2)]
+    assert together.fit(layers)
+    monkeypatch.setattr(together, "COUNTS_WRITES", False)
+    assert not together.fit(layers)
+    x = torch.randn(3, 16)
+    wanted = [layer(x) for layer in layers]
+    together.Together(layers)
+    for layer, y in zip(layers, wanted, strict=True):
+        assert_bits(layer(x), y)
+
+
+def test_without_a_gate() -> None:
+    """Where another function does, the module's own gate is run; without one it is refused."""
+    assert not _torch.has_usual_gate(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="experts must have _apply_gate, got a Linear without"):
+        _torch.gate_of(nn.Linear(1, 1))
+
+
+def vllm_without(missing: str) -> SimpleNamespace:
+    """As much of `vllm.model_executor.kernels.linear` as is asked for."""
+    kernels = {
+        "Int8ScaledMMLinearKernel": "_get_layer_params",
+        "MPLinearKernel": "_get_weight_params",
+    }
+    kinds = {
+        name: type(name, (), {} if method == missing else {method: None})
+        for name, method in kernels.items()
+    }
+    lists = {"_POSSIBLE_INT8_KERNELS", "_POSSIBLE_KERNELS"} - {missing}
+    tables: dict[str, object] = {name: {} for name in lists}
+    return SimpleNamespace(**kinds, **tables)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_POSSIBLE_INT8_KERNELS", "_POSSIBLE_KERNELS", "_get_layer_params", "_get_weight_params"],
+)
+def test_without_a_name_of_vllm(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning, and vLLM as it is."""
+    assert _torch.vllm_tables(vllm_without("")) == ({}, {})
+    for each in ("vllm", "vllm.model_executor", "vllm.platforms"):
+        monkeypatch.setitem(sys.modules, each, ModuleType(each))
+    sys.modules["vllm.platforms"].PlatformEnum = None  # type: ignore[attr-defined]
+    kernels = ModuleType("vllm.model_executor.kernels")
+    kernels.linear = vllm_without(name)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    ours = "scaled_mm.integrations.vllm_kernels"
+    monkeypatch.setitem(sys.modules, ours, ModuleType(ours))
+    monkeypatch.setattr(integrations, "vllm_kernels", sys.modules[ours], raising=False)
+    with caplog.at_level(logging.WARNING, "vllm.scaled_mm"):
+        vllm.register()
+    (record,) = caplog.records
+    assert name in record.getMessage()
 
 
 WITHOUT_LEVELS = """
@@ -106,6 +217,7 @@ def test_without_the_question_for_memory() -> None:
 
 def test_without_the_check_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "_check_value")
+    _torch.check_value(True, str)
     a, b = (torch.ones(shape, dtype=torch.int8, device="meta") for shape in ((2, 3), (4, 5)))
     with pytest.raises(ValueError, match="must"):
         torch.ops.scaled_mm.int8_mm(a, b)
@@ -171,8 +283,8 @@ def test_errors_whose_type_torch_does_not_keep(
 
 def test_keys_that_a_quantiser_reads_without_transformers_attribute() -> None:
     model = nn.Module()
-    not_unexpected(model, "^x$")
-    not_unexpected(model, "^y$")
+    _torch.not_unexpected(model, "^x$")
+    _torch.not_unexpected(model, "^y$")
     assert model._keys_to_ignore_on_load_unexpected == {"^x$", "^y$"}
 
 

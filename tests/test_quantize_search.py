@@ -12,7 +12,7 @@ from helpers import extra
 from llamas import llama
 
 from scaled_mm.checkpoint.folder import Checkpoint
-from scaled_mm.cli.search import Trial, _sorted
+from scaled_mm_cli.commands.search import Trial, _sorted
 from scaled_mm_cli.main import main
 
 transformers = extra("transformers")

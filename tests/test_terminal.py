@@ -16,8 +16,9 @@ from torch import nn
 
 from scaled_mm import _progress, quantize_model
 from scaled_mm.validate import validate
-from scaled_mm.validate.show import plot, show
+from scaled_mm_cli.commands import progress_display
 from scaled_mm_cli.main import main
+from scaled_mm_cli.reports.show import plot, show
 from scaled_mm_cli.terminal import Console, cell, guarded, lines, print_json, printable
 
 # ESC, BEL, the C1 form of ESC [, bidirectional overrides, line and paragraph separators, a byte
@@ -136,7 +137,7 @@ def test_progress_and_what_is_printed_meanwhile(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(sys, "stdout", screen)
-    with guarded(), _progress.progress(f"[b]{HOSTILE}", 2) as tick:
+    with guarded(), progress_display(), _progress.progress(f"[b]{HOSTILE}", 2) as tick:
         tick()
         print("print", HOSTILE)
         logging.StreamHandler(sys.stderr).handle(logging.makeLogRecord({"msg": f"log {HOSTILE}"}))

@@ -157,7 +157,7 @@ def test_info_and_explain_say_it(path: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "predicted by published rates of the H100: not measured" in out
     assert "is ignored: Expecting" in out
-    from scaled_mm.cli.info import facts
+    from scaled_mm_cli.commands.info import facts
 
     assert facts()["tuning"].startswith(f"{path} is ignored: Expecting")
 
@@ -176,7 +176,7 @@ def test_on_a_gpu(
 
     few = {family: measure.Shapes(((512, 512),), (1, 64)) for family in FAMILIES}
     monkeypatch.setattr(measure, "SHAPES", few)
-    monkeypatch.setattr("scaled_mm.cli.tune.SHAPES", few)
+    monkeypatch.setattr("scaled_mm_cli.commands.tune.SHAPES", few)
     assert main(["tune"]) == 0
     device = local_device()
     assert device is not None

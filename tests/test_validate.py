@@ -21,9 +21,9 @@ from scaled_mm.demo import data
 from scaled_mm.quantization.schemes import SCHEMES
 from scaled_mm.validate import Thresholds, ValidationReport, validate
 from scaled_mm.validate.compare import agreement, first_tensor
-from scaled_mm.validate.show import plot, show
 from scaled_mm.validate.targets import config_of
 from scaled_mm_cli.main import main
+from scaled_mm_cli.reports.show import plot, show
 
 CONFIGS: dict[str, QuantConfig] = {
     **{name: QuantConfig(name) for name in SCHEMES},

@@ -16,8 +16,8 @@ from test_validate import CONFIGS, validated
 
 from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.validate import Thresholds, ValidationReport
-from scaled_mm.validate.html import COLUMNS, page
 from scaled_mm_cli.main import main
+from scaled_mm_cli.reports.html import COLUMNS, page
 
 VOID = {"meta", "circle", "line", "polyline", "polygon", "rect"}
 """Elements without a content, or that close themselves."""

@@ -1,15 +1,10 @@
-"""The tables of `scaled-mm bench`, for the terminal and for Markdown, from its JSON."""
+"""The tables of `scaled-mm bench`, as rows and in Markdown, from its JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-
-from scaled_mm_cli.terminal import cell, lines
 
 from .cases import EPILOGUES, shape_text
 from .contenders import CONTENDERS
@@ -302,16 +297,3 @@ def markdown(result: dict[str, Any]) -> str:
     taken = [c for c in contenders if settings["device"] in c.devices and c.name in named]
     what = "\n".join(f"- {c.name}: {c.what}" for c in taken)
     return "\n\n".join([*parts, *totals(result), what]) + "\n"
-
-
-def show(result: dict[str, Any], console: Console) -> None:
-    lines(console, machine_line(result))
-    for title, (header, *rows) in tables(result):
-        table = Table(title=cell(title), title_justify="left")
-        for i, name in enumerate(header):
-            table.add_column(cell(name), justify="right" if 0 < i < len(header) - 1 else "left")
-        for row in rows:
-            bold = row[0] in SUMMARY or row[0].startswith(FLOORS)
-            table.add_row(*map(cell, row), style="bold" if bold else None)
-        console.print(table)
-    lines(console, *totals(result), *warnings_of(result))

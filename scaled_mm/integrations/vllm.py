@@ -17,6 +17,8 @@ from __future__ import annotations
 import logging
 import os
 
+from .._torch import vllm_tables
+
 __all__ = ["register"]
 
 
@@ -38,7 +40,7 @@ def register() -> None:
 
         from . import vllm_kernels as ours
 
-        int8, mixed = linear._POSSIBLE_INT8_KERNELS, linear._POSSIBLE_KERNELS
+        int8, mixed = vllm_tables(linear)
         kernels = (
             ("int8", ours.ScaledMMInt8LinearKernel, int8),
             ("mp", ours.ScaledMMW8A16LinearKernel, mixed),

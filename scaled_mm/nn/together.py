@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._torch import COUNTS_WRITES
 from ..ops.packed_weight import PackedWeight, settle, settle_written
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ class Together:
 def fit(layers: Sequence[ScaledLinear]) -> bool:
     """Whether one product can stand for theirs: packed on one device, of one scheme."""
     first = layers[0]
+    if not COUNTS_WRITES:
+        return False
     for layer in layers:
         packed = layer.packed
         if packed is None or packed.data.device != first.weight_scale.device:

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from .._torch import become
 from ..nn import ScaledLinear, WeightOnlyLinear
@@ -52,8 +57,7 @@ class QuantizedParallel(ParallelStyle):
                 output_layouts=self.output_layouts,
                 use_local_output=self.use_local_output,
             )
-            style.src_data_rank = self.src_data_rank
-            return style._apply(module, device_mesh)
+            return parallelize_module(module, device_mesh, style, src_data_rank=self.src_data_rank)
         must_be_whole(module)
         layer = cast(Quantised, module)
         features = getattr(layer, self.side.value)

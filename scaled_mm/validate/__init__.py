@@ -3,7 +3,6 @@
 compare.py    validate(model, quantised, batches), of any model
 layers.py     what is gathered of a layer; folds.py what a norm in front was divided by
 report.py     the findings and their thresholds
-show.py       their table and picture; html.py the same as a page, with svg.py and report.css
 text.py       perplexity and KL divergence of a language model on a text
 targets.py    what `scaled-mm validate` is pointed at
 """

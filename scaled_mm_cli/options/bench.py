@@ -77,4 +77,4 @@ def options(
         typer.Option(help="Show the result in this JSON; of several, as one. Measures nothing."),
     ] = None,
 ) -> None:
-    """See `scaled_mm.cli.bench.command`."""
+    """See `scaled_mm_cli.commands.bench.command`."""

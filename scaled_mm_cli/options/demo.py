@@ -28,4 +28,4 @@ def options(
         str, typer.Option(help="cpu, cuda, or auto: a GPU when there is one that is served.")
     ] = "auto",
 ) -> None:
-    """See `scaled_mm.cli.demo.command`."""
+    """See `scaled_mm_cli.commands.demo.command`."""

@@ -46,4 +46,4 @@ def options(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """See `scaled_mm.cli.explain.command`."""
+    """See `scaled_mm_cli.commands.explain.command`."""

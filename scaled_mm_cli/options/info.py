@@ -10,4 +10,4 @@ import typer
 def options(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """See `scaled_mm.cli.info.command`."""
+    """See `scaled_mm_cli.commands.info.command`."""

@@ -19,4 +19,4 @@ def options(
         bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
     ] = False,
 ) -> None:
-    """See `scaled_mm.cli.precompute.command`."""
+    """See `scaled_mm_cli.commands.precompute.command`."""

@@ -27,4 +27,4 @@ def options(
         bool, typer.Option("--remove", help="Forget what was measured on this GPU.")
     ] = False,
 ) -> None:
-    """See `scaled_mm.cli.tune.command`."""
+    """See `scaled_mm_cli.commands.tune.command`."""

@@ -86,4 +86,4 @@ def options(
         float, typer.Option(min=0, max=1, help="Passes: part of a layer's inputs beyond the grid.")
     ] = SATURATED,
 ) -> None:
-    """See `scaled_mm.cli.validate.command`."""
+    """See `scaled_mm_cli.commands.validate.command`."""

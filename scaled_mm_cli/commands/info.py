@@ -16,14 +16,14 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from scaled_mm_cli.terminal import Console, cell, print_json
+from scaled_mm import _library, reference
+from scaled_mm._version import VERSION
+from scaled_mm.ops.int8 import pack_weight_int8, scaled_mm
+from scaled_mm.ops.lowbit import awq_dequantize, awq_gemm
+from scaled_mm.ops.quantize import quantize_int8
+from scaled_mm.tuning import cache
 
-from .. import _library, reference
-from .._version import VERSION
-from ..ops.int8 import pack_weight_int8, scaled_mm
-from ..ops.lowbit import awq_dequantize, awq_gemm
-from ..ops.quantize import quantize_int8
-from ..tuning import cache
+from ..terminal import Console, cell, print_json
 
 _ISA = "SCALED_MM_CPU_ISA"
 _SIZES = (37, 84, 203)  # M, N, K: no multiple of any tile, so that body and tails both run

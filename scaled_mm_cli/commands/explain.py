@@ -10,11 +10,11 @@ from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from scaled_mm_cli.terminal import Console, cell, lines, print_json
+from scaled_mm.explain import Explanation, explain, explain_mixed
+from scaled_mm.gpus import DEVICES, Device, local_device
+from scaled_mm.ops.mixed_weight import ZEROS
 
-from ..explain import Explanation, explain, explain_mixed
-from ..gpus import DEVICES, Device, local_device
-from ..ops.mixed_weight import ZEROS
+from ..terminal import Console, cell, lines, print_json
 
 
 def command(

@@ -12,16 +12,16 @@ from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from scaled_mm_cli.terminal import Console, cell, lines
+from scaled_mm import _library
+from scaled_mm._version import VERSION
+from scaled_mm.bench.clocks import CudaGraphClock
+from scaled_mm.checkpoint.fields import Fields, read_json
+from scaled_mm.gpus import Device, local_device
+from scaled_mm.tuning import cache
+from scaled_mm.tuning.fit import Loss, Measured, Result, fit
+from scaled_mm.tuning.measure import SHAPES, ask, measure
 
-from .. import _library
-from .._version import VERSION
-from ..bench.clocks import CudaGraphClock
-from ..checkpoint.fields import Fields, read_json
-from ..gpus import Device, local_device
-from ..tuning import cache
-from ..tuning.fit import Loss, Measured, Result, fit
-from ..tuning.measure import SHAPES, ask, measure
+from ..terminal import Console, cell, lines
 from .bench import progress
 
 FORMAT = 1  # of the file of times

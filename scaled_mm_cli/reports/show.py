@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scaled_mm_cli.terminal import cell, lines, printable
+from scaled_mm._extras import needed
+from scaled_mm.validate.report import LayerReport, ValidationReport
+from scaled_mm.validate.text import TextReport
 
-from .._extras import needed
-from .report import LayerReport, ValidationReport
-from .text import TextReport
+from ..terminal import cell, lines, printable
 
 SHOWN = 2  # outlier channels named
 LABELS = 40  # names along an axis; more would touch each other

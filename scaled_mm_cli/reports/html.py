@@ -13,11 +13,11 @@ from importlib.resources import files
 from math import isfinite, isnan
 from pathlib import Path
 
-from scaled_mm_cli.terminal import printable
+from scaled_mm._version import VERSION
+from scaled_mm.checkpoint.writing import new_file
+from scaled_mm.validate.report import LayerReport, ValidationReport
 
-from .._version import VERSION
-from ..checkpoint.writing import new_file
-from .report import LayerReport, ValidationReport
+from ..terminal import printable
 from .show import labelled, middle_cut, noisiest, within
 from .svg import Chart
 

@@ -10,10 +10,10 @@ from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from scaled_mm_cli.terminal import Console, cell, lines, print_json
+from scaled_mm.checkpoint.precompute import PrecomputeReport, precompute
 
-from .._progress import progress_display
-from ..checkpoint.precompute import PrecomputeReport, precompute
+from ..terminal import Console, cell, lines, print_json
+from . import progress_display
 
 
 def show(report: PrecomputeReport, console: RichConsole) -> None:

@@ -12,19 +12,20 @@ from typing import Any
 import typer
 from torch import nn
 
-from scaled_mm_cli.terminal import Console, print_json
+from scaled_mm._extras import needed
+from scaled_mm.checkpoint import load_quantized
+from scaled_mm.checkpoint.folder import Checkpoint, rotation_in
+from scaled_mm.quantization.model import QuantConfig
+from scaled_mm.quantization.rotation import untie
+from scaled_mm.validate import TextReport, Thresholds, validate
+from scaled_mm.validate import perplexity as perplexity_of
+from scaled_mm.validate.targets import against, config_of, minilm, text_windows, users
+from scaled_mm.validate.text import Window
 
-from .._extras import needed
-from ..checkpoint import load_quantized
-from ..checkpoint.folder import Checkpoint, rotation_in
-from ..quantization.model import QuantConfig
-from ..quantization.rotation import untie
-from ..validate import TextReport, Thresholds, validate
-from ..validate import perplexity as perplexity_of
-from ..validate.html import write_html
-from ..validate.show import plot, show
-from ..validate.targets import against, config_of, minilm, text_windows, users
-from ..validate.text import Window
+from ..reports.html import write_html
+from ..reports.show import plot, show
+from ..terminal import Console, print_json
+from . import progress_display
 
 
 def command(
@@ -63,12 +64,13 @@ def command(
     windows = []
     if perplexity is not None:
         windows = text_windows(original, perplexity, window, window_stride)
-    model, quantised, batches = _compared(target, original, config, text, tokens)
     limits = Thresholds(min_cosine, min_sqnr, max_saturated)
-    report = validate(model, quantised, batches, thresholds=limits, stride=stride)
-    if windows:
-        read = read_text(model, [target, *map(str, compare or ())], windows)
-        report = replace(report, text=read)
+    with progress_display():
+        model, quantised, batches = _compared(target, original, config, text, tokens)
+        report = validate(model, quantised, batches, thresholds=limits, stride=stride)
+        if windows:
+            read = read_text(model, [target, *map(str, compare or ())], windows)
+            report = replace(report, text=read)
     if out is not None:
         plot(report, out)
     if html is not None:

@@ -13,27 +13,37 @@ from typing import Any
 
 import torch
 import typer
+from rich.console import Console as RichConsole
+from rich.table import Table
 
-from scaled_mm_cli.terminal import Console
+from scaled_mm._extras import needed
+from scaled_mm.bench import endings as ending_time
+from scaled_mm.bench import grouped as grouped_time
+from scaled_mm.bench import host as host_time
+from scaled_mm.bench import layer as layer_time
+from scaled_mm.bench import model as model_time
+from scaled_mm.bench.cases import DTYPES, EPILOGUES
+from scaled_mm.bench.clocks import clock_of
+from scaled_mm.bench.contenders import CONTENDERS
+from scaled_mm.bench.grouped_contenders import CONTENDERS as GROUPED_CONTENDERS
+from scaled_mm.bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
+from scaled_mm.bench.merge import merged
+from scaled_mm.bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
+from scaled_mm.bench.model_contenders import CONTENDERS as MODEL_CONTENDERS
+from scaled_mm.bench.peers import PEERS
+from scaled_mm.bench.picture import plot
+from scaled_mm.bench.table import (
+    FLOORS,
+    SUMMARY,
+    machine_line,
+    markdown,
+    tables,
+    totals,
+    warnings_of,
+)
+from scaled_mm.epilogue import Epilogue
 
-from .._extras import needed
-from ..bench import endings as ending_time
-from ..bench import grouped as grouped_time
-from ..bench import host as host_time
-from ..bench import layer as layer_time
-from ..bench import model as model_time
-from ..bench.cases import DTYPES, EPILOGUES
-from ..bench.clocks import clock_of
-from ..bench.contenders import CONTENDERS
-from ..bench.grouped_contenders import CONTENDERS as GROUPED_CONTENDERS
-from ..bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
-from ..bench.merge import merged
-from ..bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
-from ..bench.model_contenders import CONTENDERS as MODEL_CONTENDERS
-from ..bench.peers import PEERS
-from ..bench.picture import plot
-from ..bench.table import markdown, show
-from ..epilogue import Epilogue
+from ..terminal import Console, cell, lines
 
 DEFAULT_SHAPES = {  # device -> weights (N, K), M
     "cpu": ([(4096, 4096)], [1, 16, 64, 512]),
@@ -167,6 +177,19 @@ def no_result(paths: list[Path], error: Exception) -> ValueError:
     names = ", ".join(map(str, paths))
     rule = "must be a result of `scaled-mm bench --json`"
     return ValueError(f"{names}: {rule}: {type(error).__name__}: {error}")
+
+
+def show(result: dict[str, Any], console: RichConsole) -> None:
+    lines(console, machine_line(result))
+    for title, (header, *rows) in tables(result):
+        table = Table(title=cell(title), title_justify="left")
+        for i, name in enumerate(header):
+            table.add_column(cell(name), justify="right" if 0 < i < len(header) - 1 else "left")
+        for row in rows:
+            bold = row[0] in SUMMARY or row[0].startswith(FLOORS)
+            table.add_row(*map(cell, row), style="bold" if bold else None)
+        console.print(table)
+    lines(console, *totals(result), *warnings_of(result))
 
 
 def tell(result: dict[str, Any], markdown_file: Path | None, png_file: Path | None) -> bool:

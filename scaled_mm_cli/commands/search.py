@@ -17,20 +17,21 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 from torch import nn
 
-from scaled_mm_cli.terminal import Console, cell, lines, print_json
+from scaled_mm._progress import progress
+from scaled_mm.checkpoint.float_model import has_language_head, load_model
+from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.quantization.calibrate import CalibrationWarning
+from scaled_mm.quantization.compressed_tensors import NO_PLACE, Saved, homeless
+from scaled_mm.quantization.model import QuantConfig, quantize_model
+from scaled_mm.quantization.observe import Call, as_calls, evaluating
+from scaled_mm.quantization.report import QuantizationWarning
+from scaled_mm.quantization.rotation import Rotation
+from scaled_mm.quantization.smoothquant import Smoothing
+from scaled_mm.validate.compare import first_tensor
+from scaled_mm.validate.text import Window, perplexity
 
-from .._progress import progress
-from ..checkpoint.float_model import has_language_head, load_model
-from ..checkpoint.folder import Checkpoint
-from ..quantization.calibrate import CalibrationWarning
-from ..quantization.compressed_tensors import NO_PLACE, Saved, homeless
-from ..quantization.model import QuantConfig, quantize_model
-from ..quantization.observe import Call, as_calls, evaluating
-from ..quantization.report import QuantizationWarning
-from ..quantization.rotation import Rotation
-from ..quantization.smoothquant import Smoothing
-from ..validate.compare import first_tensor
-from ..validate.text import Window, perplexity
+from ..terminal import Console, cell, lines, print_json
+from . import progress_display
 
 _INT8 = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric")
 _WEIGHTS = ("w8a16", "w4a16-g128", "w4a16-g64", "w4a16-g32", "w4a16-g32-asymmetric")
@@ -99,7 +100,7 @@ def search(folder: Path, base: QuantConfig, batches: Sequence[Any], given: Seque
     calibration, calls = batches[0::2], as_calls(batches[1::2])
     found, refused, of_float = [], {}, None
     tried = list(candidates(base))
-    with progress("searching", len(tried)) as tick:
+    with progress_display(), progress("searching", len(tried)) as tick:
         for options, config in tried:
             try:
                 quantised = _quantised(model, config, calibration)

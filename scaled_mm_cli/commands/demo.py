@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 import typer
 
-from scaled_mm_cli.terminal import Console, print_json
+from scaled_mm._extras import needed
+from scaled_mm._library import serves_gpu
+from scaled_mm.demo.plot import plot
+from scaled_mm.demo.run import STRIDE, run
+from scaled_mm.demo.table import show
 
-from .._extras import needed
-from .._library import serves_gpu
-from .._progress import progress_display
-from ..demo.plot import plot
-from ..demo.run import STRIDE, run
-from ..demo.table import show
+from ..terminal import Console, print_json
+from . import progress_display
 
 
 def chosen_device(device: str) -> str:

@@ -12,17 +12,23 @@ from rich import box
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from scaled_mm_cli.terminal import Console, cell, lines, print_json
+from scaled_mm.checkpoint.float_model import (
+    read_lines,
+    read_tokens,
+    tokenized,
+    vocabulary,
+    with_decoder,
+)
+from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.checkpoint.quantizing import QuantizeReport, quantize_checkpoint
+from scaled_mm.quantization.compressed_tensors import FORMATS
+from scaled_mm.quantization.model import SCHEMES, QuantConfig
+from scaled_mm.quantization.rotation import Rotation
+from scaled_mm.quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
+from scaled_mm.quantization.smoothquant import ALPHAS, Smoothing
 
-from .._progress import progress_display
-from ..checkpoint.float_model import read_lines, read_tokens, tokenized, vocabulary, with_decoder
-from ..checkpoint.folder import Checkpoint
-from ..checkpoint.quantizing import QuantizeReport, quantize_checkpoint
-from ..quantization.compressed_tensors import FORMATS
-from ..quantization.model import SCHEMES, QuantConfig
-from ..quantization.rotation import Rotation
-from ..quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
-from ..quantization.smoothquant import ALPHAS, Smoothing
+from ..terminal import Console, cell, lines, print_json
+from . import progress_display
 from .search import search as find
 from .search import tell
 
