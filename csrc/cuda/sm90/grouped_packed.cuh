@@ -172,9 +172,7 @@ __device__ void store_tile(const GroupedParams& p, const ExpertTile& rows, int c
     });
   }
   lowbit::activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.end);
-  each_there([&](int token, int channel, float x, float y) {
-    lowbit::store_pair<T>(p.end, token, channel, x, y);
-  });
+  lowbit::store_pairs<T>(p.end, each_there);
 }
 
 // Rows that are no expert's: D is 0 there.
@@ -182,9 +180,11 @@ template <class T, class Block>
 __device__ void clear(const GroupedParams& p, const ExpertTile& rows, int col) {
   const int tokens = min(Block::kTokens, rows.end - rows.row);
   const int pairs = min(Block::kChannels, p.n - col) / 2;
-  for (int i = static_cast<int>(threadIdx.x); i < tokens * pairs; i += Block::kConsumers) {
-    lowbit::store_pair<T>(p.end, rows.row + i / pairs, col + i % pairs * 2, 0.0f, 0.0f);
-  }
+  lowbit::store_pairs<T>(p.end, [&](const auto& store) {
+    for (int i = static_cast<int>(threadIdx.x); i < tokens * pairs; i += Block::kConsumers) {
+      store(rows.row + i / pairs, col + i % pairs * 2, 0.0f, 0.0f);
+    }
+  });
 }
 
 template <class T, class Block>

@@ -79,9 +79,7 @@ __device__ void store_share(const PackedParams& p, const Share& share,
     });
   }
   activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.end);
-  each_there([&](int token, int channel, float x, float y) {
-    store_pair<T>(p.end, token, channel, x, y);
-  });
+  store_pairs<T>(p.end, each_there);
 }
 
 // Adds up the slices' sums of a tile through the cluster's shared memory, each block for its share

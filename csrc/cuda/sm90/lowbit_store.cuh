@@ -40,14 +40,18 @@ __device__ void activate_sums(float (&sums)[kCount], const LowbitEnd& end) {
   }
 }
 
-// Two channels of a token, or the column that activate_sums made of them.
-template <class T>
-__device__ void store_pair(const LowbitEnd& end, int token, int channel, float x, float y) {
-  uint16_t* const row = end.d + token * end.ldd;
+// D of pairs of channels, each(token, channel, x, y) of them, or of the columns that activate_sums
+// made of them: asked once, not for each.
+template <class T, class Each>
+__device__ void store_pairs(const LowbitEnd& end, const Each& each) {
   if (end.gated) {
-    store_narrow<DTypeOf<T>::value>(row + channel / 2, {x});
+    each([&](int token, int channel, float x, float) {
+      store_narrow<DTypeOf<T>::value>(end.d + token * end.ldd + channel / 2, {x});
+    });
   } else {
-    store_narrow<DTypeOf<T>::value>(row + channel, {x, y});
+    each([&](int token, int channel, float x, float y) {
+      store_narrow<DTypeOf<T>::value>(end.d + token * end.ldd + channel, {x, y});
+    });
   }
 }
 
