@@ -2,19 +2,8 @@
 #pragma once
 
 #include "cuda/common/device.h"
-#include "refuse.h"
 
 namespace scaled_mm::cuda {
-
-// Kernels over experts have run on compute capability 9.0 alone.
-inline void must_have_run(const char* argument, const Device& device) {
-  if (device.capability == 90) return;
-  refuse(
-      argument,
-      "be on the CPU or on a GPU of compute capability 9.0 (kernels over experts have not run on "
-      "others)",
-      cat(device.capability / 10, ".", device.capability % 10));
-}
 
 void sort_by_expert(const TopK& p, const Scope& scope);
 // The rows of A that those of D are of, beginning at multiples of 16 bytes: A itself, or a copy.
