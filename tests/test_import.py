@@ -12,7 +12,6 @@ PUBLIC = (
     "awq",
     "bench",
     "checkpoint",
-    "cli",
     "compat",
     "demo",
     "explain",
