@@ -3,14 +3,15 @@
 //
 // Tokens lie on the M side of wgmma, 64 for each warpgroup, the channels of a block of the weight
 // on its N side. A stage of the ring is a block of K. Its int32 sums go to the chain of their slice
-// while other products run. Of more than 128 tokens two tiles with the same channels are a
-// cluster's: each of its blocks loads half of the weight for both. In a block of threads
+// while the other warpgroup's products run. Chains and the sums of slices stay in registers: shared
+// memory has no time left for them beside the products. Of more than 128 tokens two tiles with the
+// same channels are a cluster's: each of its blocks loads half of the weight for both. In a block
+// of threads
 //
-//    warpgroups 0, 1    multiply
+//    warpgroups 0, 1    multiply, and each ends its tokens of a tile
 //    warp 8             loads, by TMA, into the ring
 //    warps 9 to 11      load scales, each of every third stage, and multiply a token's by the
-//    block's warpgroup 3        ends tiles: their sums wait in shared memory while the next one's
-//    products run
+//    block's
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -47,18 +48,17 @@ constexpr int cluster_of(int64_t m) { return m > 128 ? 2 : 1; }
 
 struct BlocksTile {
   static constexpr int kSide = 128;  // tokens, channels, and rows of K of a stage
-  static constexpr int kConsumers = 256, kThreads = kConsumers + 2 * 128;
+  static constexpr int kConsumers = 256, kThreads = kConsumers + 128;
   static constexpr int kScalers = 3;  // warps
-  static constexpr int kRegisters = 168, kLoaderRegisters = 40, kEnderRegisters = 128;
+  static constexpr int kRegisters = 232, kLoaderRegisters = 40;
   static constexpr int kHalfBytes = kSide * kSide, kStageBytes = 2 * kHalfBytes;
-  static constexpr int kMaxStages = 5;
+  static constexpr int kMaxStages = 4;
   struct Fixed {
-    alignas(16) float sums[kSide * kSide];  // of all slices of a tile that have ended: sum()
+    alignas(16) float sums[kSide * kSide];  // of a tile that ends: sum()
     float scales[kMaxStages][kSide];        // of a stage's tokens, times the block's
     uint64_t full[kMaxStages];
     uint64_t ready[kMaxStages];  // scales are there
     uint64_t empty[kMaxStages];  // of all blocks of the cluster
-    uint64_t summed, stored;     // a tile
     // What a warp stores or loads at a time lies in different banks.
     __device__ float& sum(int token, int channel) {
       return sums[token * kSide + (channel ^ token % 4 * 8)];
@@ -152,130 +152,116 @@ class BlocksMultiplier {
     lane_ = thread_ % 32;
   }
 
-  // A tile, to the sums in shared memory. The sums of one half of the channels go on to their chain
-  // while the products of the other run.
-  __device__ __forceinline__ void run() {
+  // D of a tile.
+  __device__ __forceinline__ void run(const lowbit::TileOrigin& place) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) clear(half);
-    first_slice_ = true;
+    for (int i = 0; i < kSums; ++i) sum_[i] = chain_[i] = -0.0f;
+    Operands operands = operands_of(at_);
 #pragma unroll 1
     for (int chunk = 0; chunk < p_.chunks; ++chunk) {
-      const bool ends_slice = chunk % kSliceChunks == kSliceChunks - 1 || chunk + 1 == p_.chunks;
-      lowbit::Full::wait(&fixed_.full[at_.stage], at_.phase);
-      multiply(0);
-      multiply(1);
+      multiply(operands);
+      // What the chunk that follows needs, while the products run.
+      const int stage = at_.stage;
       load_scales();
-      cute::warpgroup_wait<1>();
-      promote(0);
-      cute::warpgroup_wait<0>();
-      release(at_.stage);
-      promote(1);
-      if (ends_slice) end_slice();
       at_.advance(p_.stages);
+      if (chunk + 1 < p_.chunks) operands = operands_of(at_);
+      cute::warpgroup_wait<0>();
+      release(stage);
+      promote();
+      if (chunk % kSliceChunks == kSliceChunks - 1) end_slice();
     }
-    lowbit::Empty::arrive(&fixed_.summed);
+    if (p_.chunks % kSliceChunks != 0) end_slice();
+    end_tile(place);
   }
 
  private:
-  static constexpr int kChannels = BlocksTile::kSide / 2, kSums = kChannels / 2;  // of a lane
+  static constexpr int kSums = BlocksTile::kSide / 2;  // of a lane
   static constexpr int kSliceChunks = kSlice / BlocksTile::kSide;
+
+  struct Operands {  // descriptors
+    uint64_t tokens, weight;
+  };
 
   const BlocksParams& p_;
   const uint8_t* ring_;
   BlocksTile::Fixed& fixed_;
   int thread_, warp_, lane_;
   lowbit::Cursor at_;
-  int stored_ = 1;    // phase
-  bool first_slice_;  // of a tile
-  float scale_[2];    // of the sums' tokens
-  // Of a half: tokens g (4 i, 4 i + 1) and g + 8, channels 8 i + 2 t (4 i, 4 i + 2) and the next.
-  uint32_t acc_[2][kSums];
-  float chain_[2][kSums];
+  float scale_[2];  // of the sums' tokens
+  // Of tokens g (4 i, 4 i + 1) and g + 8, channels 8 i + 2 t (4 i, 4 i + 2) and the next: sums of a
+  // chunk, of a slice, of all slices.
+  uint32_t acc_[kSums];
+  float chain_[kSums], sum_[kSums];
 
   __device__ int token() const { return 16 * warp_ + lane_ / 4; }
-  __device__ float2& sums_of(int half, int i) const {
-    const int channel = half * kChannels + i / 4 * 8 + lane_ % 4 * 2;
-    return *reinterpret_cast<float2*>(&fixed_.sum(token() + i % 4 / 2 * 8, channel));
-  }
   __device__ void release(int stage) const {
     __syncwarp();
     lowbit::Empty::arrive(&fixed_.empty[stage], lane_, lane_ < p_.cluster);
   }
-  __device__ void clear(int half) {
+  __device__ void fence() {
 #pragma unroll
-    for (float& x : chain_[half]) x = -0.0f;
-  }
-  __device__ void fence(int half) {
-#pragma unroll
-    for (uint32_t& x : acc_[half]) cute::warpgroup_fence_operand(x);
+    for (uint32_t& x : acc_) cute::warpgroup_fence_operand(x);
   }
   __device__ void load_scales() {
     lowbit::Empty::wait(&fixed_.ready[at_.stage], at_.phase);
     scale_[0] = fixed_.scales[at_.stage][token()],
     scale_[1] = fixed_.scales[at_.stage][token() + 8];
   }
-
-  // The sums of a chunk go to their chain.
-  __device__ __forceinline__ void promote(int half) {
-    fence(half);
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const float t = __int2float_rn(static_cast<int32_t>(acc_[half][i]));
-      chain_[half][i] = __fmaf_rn(scale_[i % 4 / 2], t, chain_[half][i]);
-    }
+  // Of a stage, when they are there.
+  __device__ Operands operands_of(const lowbit::Cursor& at) const {
+    const uint8_t* const stage = ring_ + at.stage * BlocksTile::kStageBytes;
+    lowbit::Full::wait(&fixed_.full[at.stage], at.phase);
+    asm volatile("" ::: "memory");  // no product before
+    return {descriptor(stage + warp_ / 4 * 64 * BlocksTile::kSide),
+            descriptor(stage + BlocksTile::kHalfBytes)};
   }
-  __device__ __forceinline__ void end_slice() {
-    if (first_slice_) {
-      lowbit::Empty::wait(&fixed_.stored, stored_);
-      stored_ ^= 1;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < kSums; i += 2) {
-        const float2 slice = {chain_[half][i], chain_[half][i + 1]};
-        float2& sums = sums_of(half, i);  // of the first: -0, and the slice's sum is that
-        sums =
-            first_slice_ ? slice : float2{__fadd_rn(sums.x, slice.x), __fadd_rn(sums.y, slice.y)};
-      }
-      clear(half);
-    }
-    first_slice_ = false;
-  }
-  __device__ void multiply(int half) {
+  __device__ void multiply(const Operands& of) {
     using cute::SM90::GMMA::ScaleOut;
-    const uint8_t* const stage = ring_ + at_.stage * BlocksTile::kStageBytes;
-    const uint64_t tokens = descriptor(stage + warp_ / 4 * 64 * BlocksTile::kSide);
-    const uint64_t weight =
-        descriptor(stage + BlocksTile::kHalfBytes + half * kChannels * BlocksTile::kSide);
-    fence(half);
+    fence();
     cute::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {  // 32 bytes further
       [&]<size_t... I>(std::index_sequence<I...>) {
-        cute::SM90::GMMA::MMA_64x64x32_S32S8S8_SS_TN::fma(tokens + 2 * k, weight + 2 * k,
-                                                          acc_[half][I]...,
-                                                          k == 0 ? ScaleOut::Zero : ScaleOut::One);
+        cute::SM90::GMMA::MMA_64x128x32_S32S8S8_SS_TN::fma(of.tokens + 2 * k, of.weight + 2 * k,
+                                                           acc_[I]...,
+                                                           k == 0 ? ScaleOut::Zero : ScaleOut::One);
       }(std::make_index_sequence<kSums>{});
     }
     cute::warpgroup_commit_batch();
   }
-};
-
-// D of all tiles, by threads of their own.
-__device__ inline void end_tiles(const BlocksParams& p, BlocksTile::Fixed& fixed, int thread) {
-  int phase = 0;
-  each_tile(p, [&](const lowbit::TileOrigin& place) {
-    lowbit::Empty::wait(&fixed.summed, phase);
-    phase ^= 1;
-    const int tokens = min(BlocksTile::kSide, p.m - place.row);
+  // The sums of a chunk go to their chain.
+  __device__ __forceinline__ void promote() {
+    fence();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const float t = __int2float_rn(static_cast<int32_t>(acc_[i]));
+      chain_[i] = __fmaf_rn(scale_[i % 4 / 2], t, chain_[i]);
+    }
+  }
+  __device__ __forceinline__ void end_slice() {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sum_[i] = __fadd_rn(sum_[i], chain_[i]);
+      chain_[i] = -0.0f;
+    }
+  }
+  // D of the warpgroup's tokens, by way of shared memory.
+  __device__ __forceinline__ void end_tile(const lowbit::TileOrigin& place) {
+    const int group = warp_ / 4, row = place.row + 64 * group;
+    cutlass::arch::NamedBarrier::sync(128, 1 + group);  // the tile before has been read
+#pragma unroll
+    for (int i = 0; i < kSums; i += 2) {
+      const int channel = i / 4 * 8 + lane_ % 4 * 2;
+      *reinterpret_cast<float2*>(&fixed_.sum(token() + i % 4 / 2 * 8, channel)) = {sum_[i],
+                                                                                   sum_[i + 1]};
+    }
+    cutlass::arch::NamedBarrier::sync(128, 1 + group);
     finish_tile<BlocksTile::kSide, 128>(
-        p.end, place.row, place.col, tokens, thread, [&](int token, int channel) {
-          return *reinterpret_cast<const float4*>(&fixed.sum(token, channel));
+        p_.end, row, place.col, min(64, p_.m - row), thread_ % 128, [&](int token, int channel) {
+          return *reinterpret_cast<const float4*>(&fixed_.sum(64 * group + token, channel));
         });
-    lowbit::Empty::arrive(&fixed.stored);
-  });
-}
+  }
+};
 
 // A block, whose shared memory begins at a multiple of 1024 bytes.
 __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* shared) {
@@ -288,8 +274,6 @@ __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* 
       lowbit::Empty::init(&fixed.ready[s], 32);
       lowbit::Empty::init(&fixed.empty[s], p.cluster * (Tile::kConsumers / 32));
     }
-    lowbit::Empty::init(&fixed.summed, Tile::kConsumers);
-    lowbit::Empty::init(&fixed.stored, 128);
     cutlass::arch::fence_barrier_init();
   }
   if (p.cluster == 1) {
@@ -302,8 +286,8 @@ __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* 
   if (warp < Tile::kConsumers / 32) {
     cutlass::arch::warpgroup_reg_alloc<Tile::kRegisters>();
     BlocksMultiplier multiplier(p, shared, fixed);
-    each_tile(p, [&](const lowbit::TileOrigin&) { multiplier.run(); });
-  } else if (warp < Tile::kConsumers / 32 + 4) {
+    each_tile(p, [&](const lowbit::TileOrigin& place) { multiplier.run(place); });
+  } else {
     cutlass::arch::warpgroup_reg_dealloc<Tile::kLoaderRegisters>();
     const int role = warp - Tile::kConsumers / 32;
     if (role > 0) {
@@ -311,9 +295,6 @@ __device__ __forceinline__ void multiply_blocks(const BlocksParams& p, uint8_t* 
     } else if (cute::elect_one_sync()) {
       load_blocks(p, shared, fixed);
     }
-  } else {
-    cutlass::arch::warpgroup_reg_dealloc<Tile::kEnderRegisters>();
-    end_tiles(p, fixed, thread % 128);
   }
   if (p.cluster > 1) cluster_sync();  // the other block may still send to this one
 }

@@ -295,26 +295,6 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   if constexpr (!kGrouped) wait_for_dependencies();
   if (sends) cute::cluster_wait();  // `arrived` is ready in every block
 
-  // This block's share of the tile: four channels of a token at a time, of which each thread has
-  // some, and the elements of a matrix operand there, all on their way at once.
-  constexpr int kQuads = Block::kChannels / 4;
-  const int items = min(p.rows, end() - row) * kQuads;
-  const int step = (sends ? 1 : split) * Block::kConsumers,
-            own = slice * Block::kConsumers + thread;
-  [[maybe_unused]] float matrix[Block::kTogether][4];
-  const auto load_matrix = [&]([[maybe_unused]] int begin) {
-    if constexpr (Block::kHasMatrix) {
-#pragma unroll
-      for (int t = 0; t < Block::kTogether; ++t) {
-        const int i = begin + t * step, channel = col + i % kQuads * 4;
-        if (i < items) {
-          load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
-                                            row + i / kQuads, channel, p.n - channel, matrix[t]);
-        }
-      }
-    }
-  };
-
   const uint32_t sums_address = cute::cast_smem_ptr_to_uint(ring);
   if (warp == Block::kConsumers / 32) {
     // --- the loader ---
@@ -371,7 +351,6 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
       before = stage;
       if (++stage == p.stages) stage = 0, phase ^= 1;
     }
-    if (finishes) load_matrix(own);  // while the last products run
     cute::warpgroup_wait<0>();
     cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);  // all have done with the ring
 
@@ -401,10 +380,24 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   }
   if (split > 1 && !sends) cluster_sync();
 
-  // --- the end of this block's share ---
+  // --- this block's share of the tile: four channels of a token at a time ---
   if (warp < Block::kConsumers / 32) {
-    for (int begin = own; begin < items; begin += Block::kTogether * step) {
-      if (begin > own) load_matrix(begin);
+    constexpr int kQuads = Block::kChannels / 4;
+    const int items = min(p.rows, end() - row) * kQuads;
+    const int step = (sends ? 1 : split) * Block::kConsumers;
+    for (int begin = slice * Block::kConsumers + thread; begin < items;
+         begin += Block::kTogether * step) {
+      float matrix[Block::kTogether][4];  // elements of a matrix operand: all on their way at once
+      if constexpr (Block::kHasMatrix) {
+#pragma unroll
+        for (int t = 0; t < Block::kTogether; ++t) {
+          const int i = begin + t * step, channel = col + i % kQuads * 4;
+          if (i < items) {
+            load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
+                                              row + i / kQuads, channel, p.n - channel, matrix[t]);
+          }
+        }
+      }
 #pragma unroll
       for (int t = 0; t < Block::kTogether; ++t) {
         const int i = begin + t * step;

@@ -15,6 +15,8 @@ struct Units {
   double rate = 1;  // how much faster its chunks are, where that was fitted
 
   constexpr int channels() const { return kUnitChannels * warpgroups; }
+  // Whether warps have registers for sums of groups beside those of the tile.
+  constexpr bool takes_groups() const { return tokens * warpgroups <= 256; }
   std::string describe(const KScalesProblem::Size& size, const Machine& machine) const;
   std::string refuse(const KScalesProblem::Size& size, const Machine& machine) const;
   Prediction predict(const KScalesProblem::Size& size, const Machine& machine) const;

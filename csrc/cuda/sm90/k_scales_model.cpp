@@ -69,7 +69,9 @@ std::string Units::describe(const KScalesProblem::Size& size, const Machine& mac
 }
 
 std::string Units::refuse(const KScalesProblem::Size& size, const Machine& machine) const {
-  return size.in_blocks ? "takes weights of 4 bits" : refuse_machine(machine);
+  if (size.in_blocks) return "takes weights of 4 bits";
+  if (size.group != size.k && !takes_groups()) return "takes one scale along K";
+  return refuse_machine(machine);
 }
 
 Prediction Units::predict(const KScalesProblem::Size& size, const Machine& machine) const {

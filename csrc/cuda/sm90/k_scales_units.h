@@ -20,7 +20,7 @@ template <class Block>
 bool arranges(const KScalesProblem& p) {
   const Matrix<const int8_t>& a = p.product.a;
   const bool is_one = p.product.size.m == 1;
-  return !Block::kEnds && !p.order && (a.col_stride == 1 || p.product.size.k == 1) &&
+  return Block::kArranges && !p.order && (a.col_stride == 1 || p.product.size.k == 1) &&
          reinterpret_cast<uintptr_t>(a.data) % 16 == 0 &&
          (is_one || (a.row_stride % 16 == 0 && a.row_stride >= p.product.size.k));
 }
@@ -79,8 +79,10 @@ void launch(const KScalesProblem& p, const Scope& scope) {
 template <const Units& kTile>
 void run(const KScalesProblem& p, const Scope& scope) {
   if (p.group == p.product.size.k) return launch<kTile, Grouping::one>(p, scope);
-  if (p.group % kUnitRows == 0) return launch<kTile, Grouping::of_chunks>(p, scope);
-  launch<kTile, Grouping::of_steps>(p, scope);
+  if constexpr (kTile.takes_groups()) {
+    if (p.group % kUnitRows == 0) return launch<kTile, Grouping::of_chunks>(p, scope);
+    launch<kTile, Grouping::of_steps>(p, scope);
+  }
 }
 
 template void run<SCALED_MM_KERNEL_NAME>(const KScalesProblem&, const Scope&);

@@ -46,7 +46,7 @@ __device__ void store_share(const PackedParams& p, const Share& share,
                             typename PackedMultiplier<T, Block>::Sums& sums) {
   const TileOrigin place = place_of<Block>(p, share.tile);
   const LaneSums<Block> lane;
-  if (share.is_part) {
+  if (share.is_part()) {
     const int64_t slot = p.plan.slot(static_cast<int>(blockIdx.x), share.tile);
     float* const partial = p.partials + slot * (Block::kTokens * Block::kChannels);
     lane.each(sums, [&](int token, int channel, float x, float y) {

@@ -82,7 +82,6 @@ class Share {
  public:
   int tile = 0;
   int first = 0, last = 0;  // its chunks
-  bool is_part = false;     // of the tile's
 
   __device__ explicit Share(const PackedPlan& plan)
       : plan_(plan), whole_(static_cast<int>(blockIdx.x)) {
@@ -92,10 +91,12 @@ class Share {
       unit_ = plan.begin(blockIdx.x), end_ = plan.begin(blockIdx.x + 1);
     }
   }
+  // Whether they are some of the tile's.
+  __device__ bool is_part() const { return last - first < plan_.chunks; }
   __device__ bool next() {
     if (plan_.slices > 1) return next_slice();
     if (whole_ < plan_.whole) {
-      tile = whole_, first = 0, last = plan_.chunks, is_part = false;
+      tile = whole_, first = 0, last = plan_.chunks;
       whole_ += gridDim.x;
       return true;
     }
@@ -105,7 +106,6 @@ class Share {
     first = unit_ - cut * plan_.chunks;
     last = min(plan_.chunks, first + end_ - unit_);
     unit_ += last - first;
-    is_part = last - first < plan_.chunks;
     return true;
   }
 
@@ -120,7 +120,6 @@ class Share {
     const int least = plan_.chunks / plan_.slices, longer = plan_.chunks % plan_.slices;
     first = unit_ * least + min(unit_, longer);
     last = first + least + (unit_ < longer);
-    is_part = true;
     unit_ = end_;
     return true;
   }

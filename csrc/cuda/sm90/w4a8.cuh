@@ -18,65 +18,68 @@
 
 namespace scaled_mm::cuda::sm90::k_scales {
 
-// A tile's sums, or those of a part of its K, are in shared memory: D, or the part to its place.
+// A warpgroup's sums of a tile, or of a part of its K (`slot`), are in shared memory: D, or the
+// part to its place.
 template <class Block>
 __device__ __forceinline__ void end_part(const Params& p, const typename Block::Fixed& fixed,
-                                         const TileOrigin& place, bool is_part, int64_t slot,
-                                         int thread) {
-  const int tokens = min(Block::kTokens, p.m - place.row);
+                                         int tile, int slot, int panel, int thread) {
+  const TileOrigin place = place_of<Block>(p, tile);
+  const int tokens = min(Block::kTokens, p.m - place.row), first = panel * kUnitChannels;
   const auto sums = [&](int token, int channel) {
-    return *reinterpret_cast<const float4*>(&fixed.sums[token][channel]);
+    return *reinterpret_cast<const float4*>(&fixed.sums[token][first + channel]);
   };
-  if (!is_part) {
-    return finish_tile<Block::kChannels, Block::kEnders>(p.end, place.row, place.col, tokens,
-                                                         thread, sums);
+  if (slot < 0) {
+    return finish_tile<kUnitChannels, 128>(p.end, place.row, place.col + first, tokens, thread,
+                                           sums);
   }
-  constexpr int kQuads = Block::kChannels / 4;
-  auto* const to =
-      reinterpret_cast<float4*>(p.partials + slot * (Block::kTokens * Block::kChannels));
+  constexpr int kQuads = kUnitChannels / 4;
+  uint32_t* const to = p.partials + int64_t{slot} * (Block::kTokens * Block::kChannels) + first;
 #pragma unroll 4
-  for (int i = thread; i < tokens * kQuads; i += Block::kEnders) {
-    to[i] = sums(i / kQuads, i % kQuads * 4);
+  for (int i = thread; i < tokens * kQuads; i += 128) {
+    const int token = i / kQuads, channel = i % kQuads * 4;
+    *reinterpret_cast<float4*>(to + token * Block::kChannels + channel) = sums(token, channel);
   }
 }
 
 // Where the sums of a share of pieces from `piece` on are, of a cut tile.
 template <Grouping kGroups>
-__device__ inline int64_t slot_of(const lowbit::PackedPlan& plan, int block, int tile, int piece) {
+__device__ inline int slot_of(const lowbit::PackedPlan& plan, int block, int tile, int piece) {
   if constexpr (kGroups == Grouping::one) return plan.slot(block, tile);
-  return int64_t{tile - plan.whole} * plan.chunks + piece;
+  return (tile - plan.whole) * plan.chunks + piece;
 }
 
-// f(place, chunks, whether they are a part, its slot) of all that the block multiplies at a time.
+// f(tile, chunks, their slot or -1 where they are not a part) of all that the block multiplies at
+// a time.
 template <class Block, class F>
 __device__ __forceinline__ void each_part(const Params& p, const F& f) {
   Share share(p.pieces.plan);
 #pragma unroll 1
   while (share.next()) {
-    const TileOrigin place = place_of<Block>(p, share.tile);
-    // Parts behind the tile's first one: slice by slice.
-    const bool whole = Block::kGroups == Grouping::one || share.first == 0;
 #pragma unroll 1
     for (int piece = share.first; piece < share.last;) {
-      const int next = whole ? share.last : piece + 1;
-      f(place, chunks_of(p.pieces, piece, next), share.is_part,
-        slot_of<Block::kGroups>(p.pieces.plan, blockIdx.x, share.tile, piece));
+      // Parts behind the tile's first one: slice by slice.
+      const int next = Block::kGroups == Grouping::one || share.first == 0 ? share.last : piece + 1;
+      const int slot = slot_of<Block::kGroups>(p.pieces.plan, blockIdx.x, share.tile, piece);
+      f(share.tile, chunks_of(p.pieces, piece, next), share.is_part() ? slot : -1);
       piece = next;
     }
   }
 }
 
-// The zero points of a tile's tokens, for all who multiply; what is in shared memory is done with.
+// The threads of a warpgroup meet.
+__device__ inline void meet(int panel) { cutlass::arch::NamedBarrier::sync(128, 1 + panel); }
+
+// The zero points of a tile's tokens; what is in shared memory is done with.
 template <class Block>
-__device__ void begin_part(const Params& p, typename Block::Fixed& fixed, const TileOrigin& place,
+__device__ void begin_part(const Params& p, typename Block::Fixed& fixed, int tile, int panel,
                            int thread) {
-  if (Block::kEnds && p.azp == nullptr) return;
-  cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
+  meet(panel);
   if (p.azp == nullptr) return;
-  for (int i = thread; i < Block::kTokens; i += Block::kConsumers) {
-    fixed.azp[i] = place.row + i < p.m ? p.azp[(place.row + i) * p.azp_stride] : 0;
+  const TileOrigin place = place_of<Block>(p, tile);
+  for (int i = thread; i < Block::kTokens; i += 128) {
+    fixed.azp[panel][i] = place.row + i < p.m ? p.azp[(place.row + i) * p.azp_stride] : 0;
   }
-  cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
+  meet(panel);
 }
 
 // A block, whose shared memory begins at a multiple of 1024 bytes.
@@ -93,8 +96,6 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
       Empty::init(&fixed.ready[s], Block::kArrangers);
       Empty::init(&fixed.empty[s], Block::kConsumers);
     }
-    Empty::init(&fixed.summed, Block::kConsumers);
-    Empty::init(&fixed.stored, Block::kEnders);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
@@ -107,33 +108,20 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
       fetch_words<Block>(p);
       wait_for_dependencies();
       load_stages<Block>(p, shared, words, fixed);
-    } else if constexpr (Block::kEnds) {
-      wait_for_dependencies();
-      int phase = 0;
-      each_part<Block>(p, [&](const TileOrigin& place, const Chunks&, bool is_part, int64_t slot) {
-        Empty::wait(&fixed.summed, phase);
-        phase ^= 1;
-        end_part<Block>(p, fixed, place, is_part, slot, thread - Block::kConsumers - 32);
-        Empty::arrive(&fixed.stored);
-      });
-    } else if (!p.arranged) {
+    } else if (Block::kArranges && !p.arranged) {
       arrange_stages<Block>(p, shared, fixed, thread - Block::kConsumers - 32);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Block::kRegisters>();
     wait_for_dependencies();
+    const int panel = warp / 4;
     Multiplier<Block> multiplier(p, shared, words, fixed);
-    each_part<Block>(
-        p, [&](const TileOrigin& place, const Chunks& chunks, bool is_part, int64_t slot) {
-          begin_part<Block>(p, fixed, place, thread);
-          multiplier.run(chunks.first, chunks.last, is_part);
-          if constexpr (Block::kEnds) {
-            Empty::arrive(&fixed.summed);
-          } else {
-            cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
-            end_part<Block>(p, fixed, place, is_part, slot, thread);
-          }
-        });
+    each_part<Block>(p, [&](int tile, const Chunks& chunks, int slot) {
+      begin_part<Block>(p, fixed, tile, panel, thread % 128);
+      multiplier.run(chunks.first, chunks.last, slot >= 0);
+      meet(panel);
+      end_part<Block>(p, fixed, tile, slot, panel, thread % 128);
+    });
   }
 }
 

@@ -49,13 +49,12 @@ struct Block {
   static constexpr int kTokens = kTile.tokens, kPanels = kTile.warpgroups;
   static constexpr int kChannels = kTile.channels();
   static constexpr int kConsumers = 128 * kPanels;  // threads that multiply
-  // And a warpgroup of which a thread loads. Of few tokens its other warps arrange these; of many,
-  // which another kernel does once for all tiles, they end tiles while the next one's products run.
-  static constexpr bool kEnds = kTokens > 64;
+  // And a warpgroup of which a thread loads. Of few tokens its other warps arrange these; of many
+  // another kernel does so, once for all tiles.
+  static constexpr bool kArranges = kTokens <= 64;
   static constexpr int kArrangers = 96, kThreads = kConsumers + 128;
-  static constexpr int kEnders = kEnds ? 96 : kConsumers;
   static constexpr int kAtLaunch = std::min(65536 / kThreads / 8 * 8, 168);  // registers
-  static constexpr int kLoaderRegisters = kEnds ? 96 : 32;
+  static constexpr int kLoaderRegisters = kArranges ? 32 : 40;
   static constexpr int kRegisters =
       std::min((kAtLaunch * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 
@@ -66,11 +65,10 @@ struct Block {
   static constexpr int kSumsPitch = kChannels + 4;  // words
   struct Fixed {
     alignas(16) float sums[kTokens][kSumsPitch];  // of a tile, floats or int32
-    int32_t azp[kTokens];
-    uint64_t full[kMaxStages];   // words and tokens are there
-    uint64_t ready[kMaxStages];  // tokens are arranged
+    int32_t azp[kPanels][kTokens];                // each warpgroup's own
+    uint64_t full[kMaxStages];                    // words and tokens are there
+    uint64_t ready[kMaxStages];                   // tokens are arranged
     uint64_t empty[kMaxStages];
-    uint64_t summed, stored;  // a part
   };
   // The ring: all stages' tokens, all stages' words.
   static constexpr int shared_bytes(int stages) {

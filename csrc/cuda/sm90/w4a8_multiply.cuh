@@ -26,10 +26,9 @@ struct Mma<128> : cute::SM90::GMMA::MMA_64x128x32_S32S8S8_RS_TN {};
 
 // A warpgroup's part of every stage: 64 channels, 16 of them a warp's.
 //
-// The products of a chunk (wgmma) run while the weights of the next are made of its words, where a
-// block has few warps to do so; with many, other warps' products run meanwhile, as they do while
-// sums of groups go on to floats. Sums of slices wait in shared memory: registers are for products
-// and a slice's chain.
+// While a warpgroup makes weights of words, sends sums of groups on to floats, or ends a tile,
+// others' products (wgmma) run. Sums of slices stay in registers where a block has few warps; else
+// they wait in shared memory.
 template <class Block>
 class Multiplier {
  public:
@@ -41,7 +40,8 @@ class Multiplier {
     warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
     words_ = words + warp / 4 * unit_bytes(4, ZeroPoint::integer, p.sets);
     channel_ = warp / 4 * kUnitChannels + warp_ * 16 + lane_ / 4 * 2;
-    zero_ = p.n < 0, high_ = 0xf0f0f0f0 ^ zero_;
+    const uint32_t none = p.n < 0;  // 0, which the compiler does not know
+    high_ = 0xf0f0f0f0 ^ none;
   }
 
   // Chunks [chunk, last) of a tile; the first begins a slice. Sums to shared memory: of slices, or
@@ -50,32 +50,28 @@ class Multiplier {
     first_slice_ = true, fresh_ = true;
     row_ = chunk * kUnitRows, begin_ = row_;
     clear();
-    wait(at_);
-    prepare(at_.stage);
-    now_ = next_;
+    if constexpr (kSumsStay) {
+#pragma unroll
+      for (float& x : sum_) x = -0.0f;
+    }
 #pragma unroll 1
-    for (;; ++chunk) {
-      Cursor next = at_;
-      next.advance(p_.stages);
-      if (!Block::kEnds && !p_.arranged) Empty::wait(&fixed_.ready[at_.stage], at_.phase);
-      multiply_chunk(next, chunk + 1 == last);
-      at_ = next;
-      if (chunk + 1 == last) break;
-      if constexpr (!kAhead) {
-        wait(at_);
-        prepare(at_.stage);
-      }
-      advance_weights();
+    for (; chunk < last; ++chunk) {
+      wait(at_);
+      prepare(at_.stage);
+      if (Block::kArranges && !p_.arranged) Empty::wait(&fixed_.ready[at_.stage], at_.phase);
+      multiply_chunk();
+      at_.advance(p_.stages);
     }
     if constexpr (kOne) put_all(last * kUnitRows - p_.k, is_part);
+    if constexpr (kSumsStay) put_sums();
   }
 
  private:
   static constexpr int kTokens = Block::kTokens;
   static constexpr bool kOne = Block::kGroups == Grouping::one;
   static constexpr bool kOfSteps = Block::kGroups == Grouping::of_steps;
-  static constexpr bool kAhead = Block::kConsumers < 512;  // weights are made ahead
-  static constexpr int kSums = kTokens / 2;                // of a lane
+  static constexpr bool kSumsStay = !kOne && Block::kConsumers <= 256;  // of slices, in registers
+  static constexpr int kSums = kTokens / 2;                             // of a lane
   static constexpr int kSteps = kUnitRows / 32, kSets = kOfSteps ? kSteps : 1;  // of a chunk
 
   // What a chunk multiplies.
@@ -90,17 +86,15 @@ class Multiplier {
   typename Block::Fixed& fixed_;
   int warp_, lane_, channel_;
   uint32_t high_;  // the upper nibbles, in a register: an instruction has one constant
-  uint32_t zero_;  // 0, which the compiler does not know
   Cursor at_;
-  int stored_ = 1;   // phase: what is in shared memory has been done with
   int row_, begin_;  // the rows that follow what has been multiplied; those of their group
   bool fresh_;       // a group begins
   bool first_slice_;
-  LaneWeights now_, next_;
+  LaneWeights weights_;
   // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
   // the next: sums of groups; of a slice.
   uint32_t acc_[kSums];
-  float chain_[kOne ? 1 : kSums];
+  float chain_[kOne ? 1 : kSums], sum_[kSumsStay ? kSums : 1];
   int32_t ones_[2];  // of both channels' weights, in a lane's rows
 
   __device__ int token_of(int i) const { return i / 4 * 8 + lane_ % 4 * 2 + i % 2; }
@@ -118,21 +112,6 @@ class Multiplier {
   __device__ void fence() {
 #pragma unroll
     for (uint32_t& x : acc_) cute::warpgroup_fence_operand(x);
-  }
-
-  // The next weights take the place of these. Products read the weights' registers until they have
-  // ended, which ptxas (13.0) does not know: it would give the registers to others. A use that
-  // waits for a sum keeps them.
-  __device__ __forceinline__ void advance_weights() {
-    const uint32_t none = acc_[0] & zero_;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        now_.step[s][i] = kAhead ? next_.step[s][i] ^ (now_.step[s][i] & none) : next_.step[s][i];
-      }
-    }
-    now_.scale = next_.scale, now_.zeros = next_.zeros, now_.sixteenfold = next_.sixteenfold;
   }
 
   __device__ void wait(const Cursor& at) const {
@@ -161,43 +140,39 @@ class Multiplier {
     uint32_t zeros[kSets];
 #pragma unroll
     for (int i = 0; i < kSets; ++i) zeros[i] = zeros_at(stage, i);
-    next_.zeros = zeros[0], next_.scale = scale_at(stage, 0);
-    next_.sixteenfold = 0;
+    weights_.zeros = zeros[0], weights_.scale = scale_at(stage, 0);
+    weights_.sixteenfold = 0;
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
       constexpr int kEach = kSteps / kSets;
       const bool sixteenfold = __all_sync(~0u, zeros[i] == kEights);
-      if (sixteenfold) next_.sixteenfold |= 1 << i;
+      if (sixteenfold) weights_.sixteenfold |= 1 << i;
       const NibbleZeros zero(zeros[i]);
 #pragma unroll
       for (int s = i * kEach; s < (i + 1) * kEach; ++s) {
         const uint4& of = words[s / 2];
         const uint32_t first = s % 2 ? of.z : of.x, second = s % 2 ? of.w : of.y;
         if (sixteenfold) {
-          sixteen_times_less_eight(next_.step[s], first, second, high_);
+          sixteen_times_less_eight(weights_.step[s], first, second, high_);
         } else {
-          zero.subtract(next_.step[s], first, second);
+          zero.subtract(weights_.step[s], first, second);
         }
       }
     }
 #pragma unroll
-    for (auto& step : next_.step) {
+    for (auto& step : weights_.step) {
 #pragma unroll
       for (uint32_t& w : step) cute::warpgroup_fence_operand(w);  // here, not later
     }
   }
 
-  __device__ __forceinline__ void multiply_chunk(const Cursor& next, bool is_last) {
+  __device__ __forceinline__ void multiply_chunk() {
     constexpr int kEach = kSteps / kSets;  // steps of a set
     const uint64_t tokens = descriptor(tokens_ + at_.stage * Block::kTokenBytes);
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
       const uint32_t scale = scale_at(at_.stage, set);
       issue(tokens, set * kEach, (set + 1) * kEach);
-      if (kAhead && set == 0 && !is_last) {
-        wait(next);
-        prepare(next.stage);
-      }
       end_rows(set, 32 * kEach, scale);
     }
     Empty::arrive(&fixed_.empty[at_.stage]);
@@ -211,7 +186,7 @@ class Multiplier {
       for (int s = begin; s < end; ++s) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          ones_[i % 2] = __dp4a(static_cast<int>(now_.step[s][i]), 0x01010101, ones_[i % 2]);
+          ones_[i % 2] = __dp4a(static_cast<int>(weights_.step[s][i]), 0x01010101, ones_[i % 2]);
         }
       }
     }
@@ -219,7 +194,7 @@ class Multiplier {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int s = begin; s < end; ++s) {  // 32 rows: 32 bytes of a token
-      multiply_add(acc_, now_.step[s], tokens + 2 * s, s == begin && fresh_);
+      multiply_add(acc_, weights_.step[s], tokens + 2 * s, s == begin && fresh_);
     }
     cute::warpgroup_commit_batch();
   }
@@ -235,7 +210,7 @@ class Multiplier {
       fresh_ = row_ - begin_ == p_.group;
       if (fresh_) {
         if (row_ <= p_.k) {
-          promote(scale, now_.sixteenfold >> set & 1);
+          promote(scale, weights_.sixteenfold >> set & 1);
           if (row_ / kSlice != begin_ / kSlice || row_ == p_.k) end_slice();
         }
         begin_ = row_;
@@ -261,7 +236,8 @@ class Multiplier {
     }
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      acc_[i] -= static_cast<uint32_t>(fixed_.azp[token_of(i)]) * ones[i % 4 / 2];
+      const int32_t azp = fixed_.azp[channel_ / kUnitChannels][token_of(i)];
+      acc_[i] -= static_cast<uint32_t>(azp) * ones[i % 4 / 2];
     }
   }
 
@@ -280,36 +256,38 @@ class Multiplier {
       chain_[i] = __fmaf_rn(s[i % 4 / 2], t, chain_[i]);
     }
   }
-  // Before the first sums of a part.
-  __device__ void wait_for_room() {
-    if constexpr (Block::kEnds) {
-      Empty::wait(&fixed_.stored, stored_);
-      stored_ ^= 1;
-    }
-  }
   __device__ __forceinline__ void end_slice() {
-    if (first_slice_) wait_for_room();
+    if constexpr (kSumsStay) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      if (i % 4 >= 2) continue;
-      const float2 slice = {chain_[i], chain_[i + 2]};
-      float2& sums = sums_of<float2>(i);  // of the first: -0, and the slice's sum is that
-      sums = first_slice_ ? slice : float2{__fadd_rn(sums.x, slice.x), __fadd_rn(sums.y, slice.y)};
+      for (int i = 0; i < kSums; ++i) sum_[i] = __fadd_rn(sum_[i], chain_[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i % 4 >= 2) continue;
+        const float2 slice = {chain_[i], chain_[i + 2]};
+        float2& all = sums_of<float2>(i);  // of the first: -0, and the slice's sum is that
+        all = first_slice_ ? slice : float2{__fadd_rn(all.x, slice.x), __fadd_rn(all.y, slice.y)};
+      }
+      first_slice_ = false;
     }
     clear();
-    first_slice_ = false;
+  }
+  __device__ __forceinline__ void put_sums() {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (i % 4 < 2) sums_of<float2>(i) = {sum_[i], sum_[i + 2]};
+    }
   }
   // All of the sums are one group's; so many rows behind K have counted as values less zero points.
   __device__ __forceinline__ void put_all(int behind, bool is_part) {
     if (p_.azp != nullptr && behind > 0 && lane_ % 4 == 0) {
-      const int times = behind * (now_.sixteenfold ? 16 : 1);
-      ones_[0] += times * static_cast<int>(now_.zeros & 15);
-      ones_[1] += times * static_cast<int>(now_.zeros >> 4);
+      const int times = behind * (weights_.sixteenfold ? 16 : 1);
+      ones_[0] += times * static_cast<int>(weights_.zeros & 15);
+      ones_[1] += times * static_cast<int>(weights_.zeros >> 4);
     }
-    if (now_.sixteenfold) divide();
-    if (p_.azp != nullptr) subtract_azp(now_.sixteenfold != 0);
-    wait_for_room();
-    const float s[2] = {half_of(p_.dtype, now_.scale, 0), half_of(p_.dtype, now_.scale, 1)};
+    if (weights_.sixteenfold) divide();
+    if (p_.azp != nullptr) subtract_azp(weights_.sixteenfold != 0);
+    const float s[2] = {half_of(p_.dtype, weights_.scale, 0), half_of(p_.dtype, weights_.scale, 1)};
     const auto scaled = [&](int h, uint32_t t) {
       return __fmul_rn(s[h], __int2float_rn(static_cast<int32_t>(t)));
     };
