@@ -102,7 +102,7 @@ inline void write_row(const RowEpilogue& epilogue, const RowContext& row, void* 
   alignas(64) float d[kColBlock];
   epilogue.evaluate(row, d);
   const Form form = epilogue::entry(row.p.size.epilogue).form;
-  if (form != Form::none) activate(d, form, row.p.function);
+  if (form != Form::none) activate(d, form, row.p.size.function);
   const int count = row.count / epilogue::columns_of(form);
   const DType dtype = row.p.size.out_dtype;
   if (is_8_bit(dtype)) return quantise_output(row, d, static_cast<uint8_t*>(out), count);

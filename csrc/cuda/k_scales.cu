@@ -94,7 +94,7 @@ void launch_tiles(const GroupsParams& params, int64_t tiles, const Scope& scope)
 }
 
 GroupsParams params_of(const KScalesProblem& p) {
-  const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
+  const auto& [m, n, k, epilogue, out_dtype, function] = p.product.size;
   const EpilogueOperand& azp = p.product.operands[static_cast<int>(Operand::azp)];
   const Matrix<const int8_t>& b = p.product.b.plain;
   return {
@@ -125,7 +125,7 @@ GroupsParams params_of(const KScalesProblem& p) {
 }  // namespace
 
 Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope) {
-  const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
+  const auto& [m, n, k, epilogue, out_dtype, function] = p.product.size;
   const int64_t stride = round_up(k, kUnitRows);
   auto* const to = scope.allocate<int8_t>(m * stride);
   arrange<<<blocks_for(m * stride / 16), kThreads, 0, scope.stream>>>(

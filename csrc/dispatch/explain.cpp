@@ -112,10 +112,11 @@ Int8Problem::Size int8_size(int64_t m, int64_t n, int64_t k, ScalarType out_dtyp
   Int8Problem::Size size{.m = m, .n = n, .k = k};
   size.out_dtype = out_dtype_of(out_dtype).value_or(DType::bfloat16);
   const OperandSet scale = is_8_bit(size.out_dtype) ? bit(Operand::out_scale) : 0;
-  const Activation* const wanted = epilogue::find_activation(activation);
-  size.epilogue = out_dtype == ScalarType::Int
-                      ? epilogue::Id::RawAccumulator
-                      : epilogue::choose(scale, wanted ? *wanted : kActivations[0]);
+  const Activation* const found = epilogue::find_activation(activation);
+  const Activation& wanted = found ? *found : kActivations[0];
+  size.epilogue =
+      out_dtype == ScalarType::Int ? epilogue::Id::RawAccumulator : epilogue::choose(scale, wanted);
+  size.function = wanted.function;
   return size;
 }
 

@@ -155,7 +155,7 @@ Checked<GroupedInt8Problem> check_grouped_mm(const GroupedArguments& given) {
   operands.along_rows(Operand::out_azp, ending.out_azp, size.m);
   const Activation wanted = epilogue::check_activation(ending.activation, Form::gated);
   size.epilogue = epilogue::choose(operands.given(), wanted);
-  p.product.function = wanted.function;
+  size.function = wanted.function;
   if (size.n % epilogue::entry(size.epilogue).columns()) {
     refuse("b", cat("have an even number of columns for activation='", wanted.name, "'"),
            cat("N=", size.n));

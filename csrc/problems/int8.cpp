@@ -207,7 +207,7 @@ OperandSet check_operands(const Rows& rows, const Tensor& scale_a, const Tensor&
 
 void choose_epilogue(Int8Problem& p, OperandSet given, const Activation& activation) {
   p.size.epilogue = epilogue::choose(given, activation);
-  p.function = activation.function;
+  p.size.function = activation.function;
   if (given & bit(Operand::azp_with_adj)) {  // the product of both, for a zero point of 1
     p.operands[static_cast<int>(Operand::azp_adj)] =
         p.operands[static_cast<int>(Operand::azp_with_adj)];

@@ -32,7 +32,8 @@ struct Int8Problem {
     int64_t n = 0;
     int64_t k = 0;
     epilogue::Id epilogue = epilogue::Id::ScaledEpilogue;
-    DType out_dtype = DType::bfloat16;  // of D, unless it holds int32 accumulators
+    DType out_dtype = DType::bfloat16;   // of D, unless it holds int32 accumulators
+    Function function = Function::none;  // of an epilogue that has one
 
     bool operator==(const Size&) const = default;
     bool is_raw() const { return epilogue == epilogue::Id::RawAccumulator; }
@@ -54,7 +55,6 @@ struct Int8Problem {
   Weight b;
   EpilogueOperand acc;  // int32 [M, N], columns side by side: sums that stand in A and B's place
   EpilogueOperand operands[kNumOperands];  // by Operand
-  Function function = Function::none;      // of an epilogue that has one
   const Program* program = nullptr;        // what ends the sums in an epilogue's place
   void* d = nullptr;
 };

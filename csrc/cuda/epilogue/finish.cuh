@@ -22,7 +22,7 @@ Destination destination(const Int8Problem& p) {
   const int64_t columns = p.size.out_columns();
   return {{p.d, p.size.out_dtype, columns % (4 / epilogue::columns_of(E::form)) == 0},
           columns,
-          p.function,
+          p.size.function,
           p.operands[static_cast<int>(Operand::out_azp)].data == nullptr};
 }
 

@@ -22,7 +22,7 @@ inline Matrix<const int8_t> zero_padded(const int8_t* from, int64_t row_stride, 
 // p, with K a multiple of 16: CUTLASS 2.x reads whole vectors of 16 bytes, and at least one. And
 // with strides that rows.h can multiply by.
 inline Int8Problem with_whole_vectors(const Int8Problem& p, const Scope& scope) {
-  const auto [m, n, k, epilogue, out_dtype] = p.size;
+  const auto [m, n, k, epilogue, out_dtype, function] = p.size;
   const int64_t stride = std::max(p.a.row_stride, p.b.plain.col_stride);
   if (k % 16 == 0 && k > 0 && stride <= cutlass2::kMostRowStride) return p;
   Int8Problem padded = p;

@@ -14,7 +14,7 @@ template <const auto& kTile, class E>
 void launch_stream(const Int8Problem& p, int slices, int32_t* partials, const Scope& scope) {
   using Block = StreamTile<kTile.tile_m, kTile.tile_n, kTile.warps, kTile.step, kTile.live, E>;
   constexpr auto kKernel = stream_gemm<Block, StreamParams>;
-  const auto [m, n, k, epilogue, out_dtype] = p.size;
+  const auto [m, n, k, epilogue, out_dtype, function] = p.size;
   StreamParams params;
   params.weight = p.b.plain.data;
   params.weight_stride = p.b.plain.col_stride;

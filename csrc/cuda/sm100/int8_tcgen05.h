@@ -43,7 +43,7 @@ struct Gemm {
                                                       Epilogue, void>;
 
   static void run(const Int8Problem& p, const Destination& to, const Scope& scope) {
-    const auto [m, n, k, epilogue, out_dtype] = p.size;
+    const auto [m, n, k, epilogue, out_dtype, function] = p.size;
     const auto& residual = p.operands[static_cast<int>(Operand::residual)];
     Matrix<const uint16_t> c = {nullptr, to.ldd, 1};
     if constexpr (kHasC) {

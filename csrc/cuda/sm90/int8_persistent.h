@@ -12,7 +12,7 @@ namespace {
 
 template <const Persistent& kTile, class E, class Out>
 void launch(const Int8Problem& p, const Scope& scope) {
-  const auto [m, n, k, epilogue, out_dtype] = p.size;
+  const auto [m, n, k, epilogue, out_dtype, function] = p.size;
   EpilogueOperand operands[kNumOperands];
   std::copy(std::begin(p.operands), std::end(p.operands), operands);
   if constexpr (epilogue::has_residual<E> && !epilogue::has_ending<E>) {

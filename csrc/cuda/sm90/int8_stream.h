@@ -9,7 +9,7 @@ namespace {
 template <const Stream& kTile, class E>
 void launch(const Int8Problem& p, const Scope& scope) {
   using Block = StreamBlock<kTile.tile_m, kTile.tile_n / 64, E>;
-  const auto [m, n, k, epilogue, out_dtype] = p.size;
+  const auto [m, n, k, epilogue, out_dtype, function] = p.size;
   StreamParams params;
   std::copy(std::begin(p.operands), std::end(p.operands), params.operands);
   params.to = destination<E>(p);

@@ -18,7 +18,7 @@ __global__ __launch_bounds__(BlocksTile::kThreads,
 template <const Blocks&>
 void run(const KScalesProblem& p, const Scope& scope) {
   using Tile = BlocksTile;
-  const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
+  const auto& [m, n, k, epilogue, out_dtype, function] = p.product.size;
   const Matrix<const int8_t>&a = p.product.a, &b = p.product.b.plain;
   const Device& device = scope.device;
   BlocksParams params;

@@ -28,7 +28,7 @@ bool arranges(const KScalesProblem& p) {
 template <const Units& kTile, Grouping kGroups>
 void launch(const KScalesProblem& p, const Scope& scope) {
   using Block = Block<kTile, kGroups>;
-  const auto& [m, n, k, epilogue, out_dtype] = p.product.size;
+  const auto& [m, n, k, epilogue, out_dtype, function] = p.product.size;
   const bool arranged = !arranges<Block>(p);
   const Matrix<const int8_t> a = arranged ? arrange_columns(p, scope) : p.product.a;
   const EpilogueOperand& azp = p.product.operands[static_cast<int>(Operand::azp)];
