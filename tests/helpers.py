@@ -163,6 +163,10 @@ def extra(module: str) -> ModuleType:
         return pytest.fail(f"{module} is missing ({missing}): `make test` installs it", False)
 
 
+Cli = Callable[..., str]
+"""The fixture `cli`."""
+
+
 class Ops(TorchDispatchMode):
     """The names of the library's ops that run."""
 

@@ -24,7 +24,7 @@ from checkpoint_cases import (
     variant,
     write,
 )
-from helpers import assert_bits, run_python
+from helpers import Cli, assert_bits, run_python
 from torch import Tensor
 
 from scaled_mm import reference
@@ -32,7 +32,6 @@ from scaled_mm.checkpoint import load_quantized, writing
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.output import MANIFEST
 from scaled_mm.precompute import precompute
-from scaled_mm_cli.main import main
 
 IDS = torch.arange(VOCAB)
 TERMS = {"dynamic-asymmetric": "azp_adj", "static-asymmetric": "azp_with_adj"}
@@ -271,13 +270,6 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     assert names == {path.name for path in source.iterdir()} - {*left_out} | {MANIFEST}
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["precompute", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("scaled-mm: ") and err.count("\n") == 1
-    return err
-
-
 BAD: dict[str, dict[str, Any]] = {
     "has no int8 weight": {},
     "is not the one that weight and zero": {"up.azp_with_adj": torch.ones(1, 32).int()},
@@ -291,33 +283,30 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("said", BAD)
-def test_what_is_not_understood_is_named(
-    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_understood_is_named(said: str, tmp_path: Path, cli: Cli) -> None:
     state = tensors(False, False) | BAD[said] if BAD[said] else {"a.weight": torch.ones(2, 2)}
     write(tmp_path / "in", state, quantization_config(False, False))
-    assert said in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
+    assert said in cli(f"precompute {tmp_path}/in -o {tmp_path}/out", code=2)
     assert {path.name for path in (tmp_path / "out").glob("*")} <= {MANIFEST}
 
 
-def test_a_float_checkpoint_has_nothing_to_add(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_float_checkpoint_has_nothing_to_add(tmp_path: Path, cli: Cli) -> None:
     write(tmp_path / "in", {"a.weight": torch.ones(2, 2)}, None)
-    arguments = [f"{tmp_path}/in", "-o", f"{tmp_path}/out"]
-    assert "is a float checkpoint, without quantization_config" in refused(arguments, capsys)
-    assert "Missing option '--out'" in refused([f"{tmp_path}/in"], capsys)
-    assert "no such file" in refused([f"{tmp_path}/none", "-o", f"{tmp_path}/out"], capsys)
+    for given, said in (
+        ("{0}/in -o {0}/out", "is a float checkpoint, without quantization_config"),
+        ("{0}/in", "Missing option '--out'"),
+        ("{0}/none -o {0}/out", "no such file"),
+    ):
+        assert said in cli("precompute " + given.format(tmp_path), code=2)
 
 
-def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_as_json(tmp_path: Path, cli: Cli) -> None:
     config = quantization_config(True, False)
     symmetric = {**INT8, "dynamic": True, "strategy": "token", "symmetric": True}
     group = config["config_groups"]["group_0"]
     config["config_groups"]["b"] = {**group, "targets": ["up"], "input_activations": symmetric}
     write(tmp_path / "in", tensors(True, False), config)
-    assert main(["precompute", f"{tmp_path}/in", "-o", f"{tmp_path}/out", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(cli(f"precompute {tmp_path}/in -o {tmp_path}/out --json"))
     assert report["terms"] == [
         {
             "layer": "down",
