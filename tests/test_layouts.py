@@ -20,9 +20,6 @@ def weight(*shape: int, bits: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(values)
 
 
-# --- the published vectors ------------------------------------------------------------------------
-
-
 def test_the_published_bytes_of_int4() -> None:
     packed = layouts.pack_int4(torch.arange(-8, 8, dtype=torch.int8))
     assert packed.tolist() == [-104, -70, -36, -2, 16, 50, 84, 118]
@@ -42,37 +39,6 @@ def test_the_published_orders_of_rows() -> None:
         8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31,
     ]
     # fmt: on
-
-
-# --- what the steps are for -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("bits", "activation_bits"), KINDS)
-def test_ldmatrix_hands_each_lane_the_rows_that_it_multiplies(
-    bits: int, activation_bits: int
-) -> None:
-    # One ldmatrix: 8 channels of 16 bytes; lane l gets bytes 4 (l % 4) to + 3 of channel l // 4.
-    # mma.m16n8k16 (16-bit) wants rows 2 (l % 4) + {0, 1} and 8 more of channel l // 4 in lane l,
-    # m16n8k32 (fp8) rows 4 (l % 4) + {0, 1, 2, 3} and 16 more.
-    rows, in_lane, w = 128 // bits, 32 // bits, 32 // activation_bits
-    k_of = torch.arange(rows, dtype=torch.int8).unsqueeze(1).repeat(1, 8)
-    channels = layouts.permute_rows(k_of, bits, activation_bits).mT
-    for lane in range(32):
-        got = channels[lane // 4].tolist()[in_lane * (lane % 4) :][:in_lane]
-        first = [w * (lane % 4) + i for i in range(w)]
-        assert got == [4 * w * j + k for j in range(in_lane // w) for k in first]
-
-
-def test_a_converter_finds_neighbours_in_the_halves_of_a_word() -> None:
-    eight = layouts.bias_and_interleave(torch.arange(4, dtype=torch.int8), 8)
-    values = (eight.view(torch.uint8).to(torch.int16) - 128).tolist()
-    assert [values[0], values[2], values[1], values[3]] == [0, 1, 2, 3]  # selectors 0x5250, 0x5351
-    nibbles = layouts.pack_int4(
-        layouts.bias_and_interleave(torch.arange(8, dtype=torch.int8) - 8, 4)
-    )
-    word = int.from_bytes(bytes(nibbles.view(torch.uint8).tolist()), "little")
-    pairs = [(word >> shift & 15, word >> shift + 16 & 15) for shift in (0, 4, 8, 12)]
-    assert pairs == [(0, 1), (2, 3), (4, 5), (6, 7)]  # masks 0x000f000f of the word, shifted
 
 
 # --- the whole, against the engines' loops, written element by element ----------------------------
@@ -160,9 +126,6 @@ def test_any_strides_and_every_value() -> None:
     assert torch.equal(back, every)
 
 
-# --- the engines' quantiser -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_quantiser_of_the_engines(bits: int, dtype: torch.dtype) -> None:
@@ -196,25 +159,6 @@ def test_values_are_made_with_the_scale_before_it_is_rounded() -> None:
     assert q.flatten().tolist() == [7, -5]
 
 
-# --- the engines' signatures ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("mode", "bits"), [(torch.int8, 8), (torch.quint4x2, 4)])
-def test_the_engines_signatures(mode: torch.dtype, bits: int) -> None:
-    q = weight(64, 32, bits=bits)
-    plain = q if bits == 8 else layouts.pack_int4(q)
-    for sm in (80, 90, 100):
-        got = compat.preprocess_weights_for_mixed_gemm(plain, mode, torch.float16, sm)
-        layout = layouts.layout_of(sm, bits=bits)
-        assert torch.equal(got, layouts.preprocess_weights_for_mixed_gemm(q, layout))
-    w = torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).half()
-    prepared, scale = compat.symmetric_quantize_last_axis_of_batched_matrix(w, mode, 80)
-    values, expected = layouts.quantize_symmetric(w, bits=bits)
-    assert torch.equal(scale, expected)
-    back = layouts.restore_weights_of_mixed_gemm(prepared, layouts.layout_of(80, bits=bits))
-    assert torch.equal(back, values)
-
-
 def test_fp8_activations_have_wider_tiles() -> None:
     q = weight(128, 16, bits=4)
     got = compat.preprocess_weights_for_mixed_gemm(
@@ -224,8 +168,6 @@ def test_fp8_activations_have_wider_tiles() -> None:
     assert (layout.columns, layout.tile_rows) == (2, 128)
     assert torch.equal(layouts.restore_weights_of_mixed_gemm(got, layout), q)
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 EIGHT, FOUR = layouts.layout_of(80, bits=8), layouts.layout_of(80, bits=4)
 REFUSED = {
