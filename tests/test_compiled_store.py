@@ -132,29 +132,22 @@ def test_a_folder_that_others_may_write_is_left_alone(home: Path) -> None:
     assert not made.path.exists()
 
 
-def test_a_read_only_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(30, "Read-only file system")
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.Path, "mkdir", refuse)
-    made = make()
-    assert made.folder and runs(home) == 1
+
+def test_a_cache_that_is_not_to_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.Path, "mkdir", full)
+    assert make().folder and runs(home) == 1
 
 
 def test_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(store.tempfile, "mkdtemp", full)
     with pytest.raises(NotCompiled, match="No space left"):
         make()
-    monkeypatch.undo()
 
 
 def test_a_record_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as changed:
         changed.setattr(store.tempfile, "mkstemp", full)
         assert make().folder  # elsewhere

@@ -228,8 +228,6 @@ def test_the_reference_beside_workers_in_a_strange_mode(defined: str) -> None:
     assert got == defined
 
 
-# --- processes ------------------------------------------------------------------------------------
-
 FORK = """
 import os, sys, torch, test_environment
 from helpers import each_isa

@@ -77,9 +77,6 @@ def test_decode_reads_only_the_experts_hit() -> None:
     assert_bits(grouped_mixed_mm(x, w, ends), expected)
 
 
-# --- stacks ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("bits", "zero"), KINDS)
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_stack_of_weights(bits: int, zero: str, shuffled: bool) -> None:
@@ -118,8 +115,6 @@ def test_weights_prepared_for_other_engines(bits: int) -> None:
         own = {"x": x, "w": pack_weight(q, scales, zeros=z, bits=bits), "offsets": ends}
         assert_bits(grouped_mixed_mm(x, theirs, ends), one_by_one(mixed_mm, own))
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 Q, SCALES = torch.ones(3, 32, 8, dtype=torch.int8), torch.ones(3, 2, 8).half()
 W, ENDS = pack_weight(Q, SCALES, bits=4), torch.tensor([2, 5, 9], dtype=torch.int32)
@@ -170,9 +165,6 @@ def test_no_stacks() -> None:
         pack_weight(Q, SCALES[:2], bits=4)
     with pytest.raises(ValueError, match=r"^packed must be a contiguous buffer of shape \(\d+,\)"):
         mixed_mm(GOOD["x"], W)
-
-
-# --- as an op of torch ----------------------------------------------------------------------------
 
 
 def test_opcheck() -> None:

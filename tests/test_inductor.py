@@ -226,9 +226,6 @@ def test_smaller_shapes_are_the_same_program() -> None:
     assert len(graphs) <= 2  # the first may be of its own size
 
 
-# --- what stays -----------------------------------------------------------------------------------
-
-
 def quantized(y: Tensor, **options: Any) -> Tensor:
     q, scale, _ = scaled_mm.quantize_int8(y, **options)
     return q.float() * scale
@@ -333,9 +330,6 @@ def test_a_static_layer_that_reads_the_same_twice(normed: bool) -> None:
     assert producers(graphs[0]) == ({"layer_norm": 1} if normed else {})
     for one, two in zip(got, want, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
-
-
-# --- torch ----------------------------------------------------------------------------------------
 
 
 def test_what_it_needs_of_torch_is_there() -> None:

@@ -163,20 +163,6 @@ def test_values_that_were_changed_are_saved(made: Callable[..., Path], tmp_path:
     assert_bits(Auto.from_pretrained(tmp_path)(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_transformers_alone_reads_what_is_saved(
-    name: str, made: Callable[..., Path], tmp_path: Path, ours: ModuleType
-) -> None:
-    saved(Auto.from_pretrained(made(name)), tmp_path)
-    ours.unregister()
-    theirs = [Auto.from_pretrained(each) for each in (made(name), tmp_path)]
-    assert not any(isinstance(m, ScaledLinear) for m in theirs[0].modules())
-    assert_bits(theirs[1](IDS).logits.detach(), theirs[0](IDS).logits.detach())
-
-
-# ---- Generation under torch.compile --------------------------------------------------------------
-
-
 def generated(model: nn.Module, backend: Any = None) -> torch.Tensor:
     """Tokens by greedy choice; with a backend: a static cache, and each step compiled by it."""
     how: dict[str, Any] = {}
@@ -219,9 +205,6 @@ def test_generation_compiled_by_inductor(name: str, made: Callable[..., Path]) -
     torch._dynamo.reset()
     model = Auto.from_pretrained(made(name), dtype=torch.float32)
     assert torch.equal(generated(model, "inductor"), generated(model))
-
-
-# ---- Refusals ------------------------------------------------------------------------------------
 
 
 def _tensor(part: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
@@ -313,9 +296,6 @@ def test_a_config_of_the_caller_is_refused(made: Callable[..., Path], ours: Modu
     assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
 
 
-# ---- What is left to transformers ----------------------------------------------------------------
-
-
 def test_other_formats_are_left_to_transformers(
     made: Callable[..., Path], ours: ModuleType, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -347,9 +327,6 @@ def test_what_nobody_can_run(
     )
     with pytest.raises(ValueError, match=said):
         Auto.from_pretrained(tmp_path)
-
-
-# ---- Registration --------------------------------------------------------------------------------
 
 
 def test_registration_is_undone(ours: ModuleType) -> None:

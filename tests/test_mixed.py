@@ -153,9 +153,6 @@ def test_awq_and_mixed_products_are_one(isa: str) -> None:
     assert_bits(mixed_mm(x, pack_weight(**plain)), scaled_mm.awq_gemm(x, *words))
 
 
-# --- out ------------------------------------------------------------------------------------------
-
-
 @kinds
 def test_written_in_place(isa: str, bits: int, zero: str) -> None:
     case = MixedCase("out", bits, zero, n=21, rows=(2, 5), bias=torch.float32, shuffled=True)
@@ -167,8 +164,6 @@ def test_written_in_place(isa: str, bits: int, zero: str) -> None:
     assert_bits(out, expected)
     assert set(buffer[:3].tolist() + buffer[-5:].tolist()) == {77.0}
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 GOOD, _ = MixedCase("good", 8, "none", 64, 24, 32, rows=(5,)).product()
 W, X = GOOD["w"], GOOD["x"]
@@ -254,8 +249,6 @@ def test_the_op_refuses(name: str) -> None:
         with pytest.raises(ValueError, match=f"^{message}"):
             torch.ops.scaled_mm.mixed_dequantize(change.get("packed", W.data), change["sizes"])
 
-
-# --- as ops of torch ------------------------------------------------------------------------------
 
 FULL, _ = MixedCase(
     "full",

@@ -60,8 +60,6 @@ def test_threads_change_nothing(threads: None) -> None:
             assert_bits(one, two)
 
 
-# --- the public functions -------------------------------------------------------------------------
-
 X = torch.randn(5, 48, generator=torch.Generator().manual_seed(1))
 W, B = X[0], X[1]
 STATIC = {"scale": torch.tensor([0.02]), "azp": torch.tensor([3], dtype=torch.int32)}
@@ -157,9 +155,6 @@ def test_a_norm_as_floats_too() -> None:
         produce("gelu", X, normed=True)
 
 
-# --- order ----------------------------------------------------------------------------------------
-
-
 def test_the_order_of_a_sum_by_hand() -> None:
     """Numbers whose sum depends on the order: beside 2^24, 1 is lost."""
     big = 2.0**24
@@ -184,9 +179,6 @@ def by_hand(values: dict[int, float], cols: int = 8) -> float:
         for got, expected in zip(produce(**given), reference.produce_int8(**given), strict=True):
             assert_bits(got, expected, isa)
     return found
-
-
-# --- functions ------------------------------------------------------------------------------------
 
 
 def every_16_bit_float() -> Tensor:
@@ -224,18 +216,6 @@ def worst(name: str) -> float:
 @pytest.mark.parametrize("name", ["exp", "erf"])
 def test_within_one_ulp(name: str) -> None:
     assert worst(name) <= 1
-
-
-@pytest.mark.parametrize(
-    ("table", "name"), [("EXP2", "exp"), ("ERF_NEAR", "erf"), ("LOG2_ERFC", "erf")]
-)
-def test_every_coefficient_counts(monkeypatch: pytest.MonkeyPatch, table: str, name: str) -> None:
-    """One that is changed by a tenth breaks the bound."""
-    good = getattr(functions, table)
-    for i, c in enumerate(good):
-        changed = (*good[:i], np.float32(c * np.float32(1.1)), *good[i + 1 :])
-        monkeypatch.setattr(functions, table, changed)
-        assert worst(name) > 1, i
 
 
 @pytest.mark.parametrize("producer", FUNCTIONS)

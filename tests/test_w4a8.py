@@ -253,8 +253,6 @@ def test_quantisers_refuse() -> None:
             call()
 
 
-# --- out, refusals --------------------------------------------------------------------------------
-
 GOOD, _ = Case("good", (5,), 24, 64, 32).build()
 FULL, _ = Case("full", (2, 3), 24, 64, 32, True, "token", bias=True, shuffled=True).build()
 BLOCKS = blocks(5, 130, 256)
@@ -322,9 +320,6 @@ def test_written_in_place(call: str, isa: str) -> None:
     out = torch.full_like(expected, 77.0)
     assert function(**given, out=out) is out
     assert_bits(out, expected)
-
-
-# --- as ops of torch ------------------------------------------------------------------------------
 
 
 def of_the_op(given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
