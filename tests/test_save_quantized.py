@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model, save_quantized
 from scaled_mm.checkpoint import saving
 from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.checkpoint.shards import NewShard, Planned, split
 from scaled_mm.lowbit.grouped import GroupedWeight
 from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.precompute import precompute
@@ -47,9 +48,7 @@ def from_transformers(folder: Path) -> nn.Module:
 def test_it_is_read_back_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
     model = quantize_model(llama(DTYPES[dtype]), CONFIGS[name], [IDS])
     save_quantized(model, tmp_path / "out", max_shard_bytes=40_000)
-    files = Checkpoint(tmp_path / "out").files.values()
-    assert len(files) > 1
-    assert all(x.size - x.data <= 40_000 or len(x.entries) == 1 for x in files)
+    assert len(Checkpoint(tmp_path / "out").files) > 1
     loaded = load_quantized(llama(DTYPES[dtype]), tmp_path / "out")
     assert_same_state(loaded, model)
     assert_bits(loaded(IDS).logits, model(IDS).logits, name)
@@ -170,6 +169,9 @@ def test_any_module(tmp_path: Path) -> None:
         "first.weight", "first.weight_scale", "first.bias", "norm.weight", "norm.bias",
         "last.weight", "last.bias", "kept", "flag", "none",
     }  # fmt: skip
+    (file,) = Checkpoint(tmp_path / "out").files.values()
+    assert file.data % 8 == 0
+    assert not any(x.begin % state[name].itemsize for name, x in file.entries.items()), "aligned"
     assert state["norm.weight"].dtype == torch.float64
     assert state["last.weight"].dtype == torch.float16
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -307,3 +309,21 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="No space"):
         save_quantized(quantize_model(Model()), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("most", "cut"), [(100, "abcde"), (20, "ab c de"), (1, "a b c d e")])
+def test_shards_are_cut_by_size(most: int, cut: str) -> None:
+    sizes = {"a": 10, "b": 10, "c": 25, "d": 0, "e": 5}
+    planned = [Planned(name, "U8", (size,)) for name, size in sizes.items()]
+    assert ["".join(each.name for each in part) for part in split(planned, most)] == cut.split()
+
+
+def test_a_shard_is_written_as_planned(tmp_path: Path) -> None:
+    shard = NewShard("s.safetensors", [Planned("a", "F32", (2,))], {})
+    wrong = {"a must be F32": [("a", torch.zeros(3))], "a was not made": []}
+    for said, made in wrong.items():
+        with pytest.raises(ValueError, match=said):
+            shard.write(tmp_path / shard.name, made)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="two tensors would have the name a"):
+        NewShard("s", [Planned("a", "F32", (2,))] * 2, {})

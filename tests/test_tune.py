@@ -175,6 +175,17 @@ def test_the_fingerprint_is_of_the_tables() -> None:
     assert prints == {arch: _library.fingerprint(arch) for arch in prints}, "not of what is tuned"
 
 
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("NVRM: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat", "535.104.05"), ("", "unknown")],
+)
+def test_driver(text: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "DRIVER", tmp_path / "version")
+    assert cache.driver() == "unknown"
+    cache.DRIVER.write_text(text)
+    assert cache.driver() == version
+
+
 def changed(key: str, value: Any) -> dict[str, Any]:
     """The file with a field of its GPU changed, or taken out."""
     made = asdict(entry())

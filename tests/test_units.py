@@ -115,3 +115,19 @@ def test_as_drawn(k: int, n: int, group: int, bits: int, zero: int) -> None:
     begun = (row // (128 // sets) * (128 // sets) < k) & (column < n)
     for place, (found, plain) in enumerate(looked_up):
         assert torch.equal(found, torch.where(begun if place else inside, plain, 0))
+
+
+@pytest.mark.parametrize(
+    ("device", "k", "n", "group", "layout"),
+    [
+        ("cuda", 128, 64, 128, 1),
+        ("cuda", 100, 7, 100, 1),
+        ("cuda", 96, 8, 32, 1),
+        ("cuda", 96, 8, 48, 0),
+        ("cuda", 128, 0, 128, 0),
+        ("cuda", 0, 8, 0, 0),
+        ("cpu", 128, 64, 128, 2),
+    ],
+)
+def test_who_gets_units(device: str, k: int, n: int, group: int, layout: int) -> None:
+    assert units.layout_for(torch.device(device), k, n, group) == layout

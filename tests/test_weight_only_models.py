@@ -13,7 +13,7 @@ from helpers import Cli, assert_bits, extra, rows
 from llamas import IDS, assert_same_tensors, llama, relative
 from test_save_quantized import assert_same_state
 from torch import nn
-from weight_only_cases import assert_layers_within_their_bound, plainly, weight_of
+from weight_only_cases import assert_layers_within_their_bound, digits, plainly, weight_of
 
 from scaled_mm import (
     QuantConfig,
@@ -235,6 +235,8 @@ def test_odd_sizes(tmp_path: Path) -> None:
         for layer, module in layers_of(made).items():
             parts = {part: tensors[f"{layer}.{part}"] for part in module.state_dict()}
             assert_bits(plainly(parts, module.bits), weight_of(module))
+            rest = digits(parts["weight_packed"], module.bits).flatten(-2)[:, module.in_features :]
+            assert not rest.any()
             assert parts["weight_scale"].dtype == torch.bfloat16
         empty = nn.Sequential(nn.Linear(45, 13), nn.ReLU(), nn.Linear(13, 6, bias=False)).eval()
         assert_same_state(load_quantized(empty, tmp_path / scheme), made)
