@@ -114,7 +114,7 @@ def refuses(
     table: Mapping[str, Any],
     call: Callable[..., Any] | None = None,
     *,
-    error: type[Exception] = ValueError,
+    error: type[BaseException] = ValueError,
     end: str = "",
     literal: bool = False,
     **good: Any,

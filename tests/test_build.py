@@ -6,11 +6,12 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers import run_python
+from helpers import refuses, run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,17 +32,14 @@ Wanted = cuda_build.Wanted
 # ---- The GPUs ------------------------------------------------------------------------------------
 
 ALL = ("sm75", "sm80", "sm89", "sm90", "sm100", "sm120")
+SUFFIXES = dict.fromkeys((75, 80, 86, 87, 89), "") | {90: "a"}
+SUFFIXES |= dict.fromkeys((100, 103, 120, 121), "f")
 GENCODE = {  # folder: what nvcc is told, and what +PTX adds
-    "sm75": ("-gencode=arch=compute_75,code=sm_75", "-gencode=arch=compute_75,code=compute_75"),
-    "sm80": ("-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_80,code=compute_80"),
-    "sm86": ("-gencode=arch=compute_86,code=sm_86", "-gencode=arch=compute_86,code=compute_86"),
-    "sm87": ("-gencode=arch=compute_87,code=sm_87", "-gencode=arch=compute_87,code=compute_87"),
-    "sm89": ("-gencode=arch=compute_89,code=sm_89", "-gencode=arch=compute_89,code=compute_89"),
-    "sm90": ("-gencode=arch=compute_90a,code=sm_90a", None),
-    "sm100": ("-gencode=arch=compute_100f,code=sm_100f", None),
-    "sm103": ("-gencode=arch=compute_103f,code=sm_103f", None),
-    "sm120": ("-gencode=arch=compute_120f,code=sm_120f", None),
-    "sm121": ("-gencode=arch=compute_121f,code=sm_121f", None),
+    f"sm{number}": (
+        f"-gencode=arch=compute_{number}{of},code=sm_{number}{of}",
+        None if of else f"-gencode=arch=compute_{number},code=compute_{number}",
+    )
+    for number, of in SUFFIXES.items()
 }
 
 
@@ -74,12 +72,6 @@ def test_nvcc_knows_the_targets(tmp_path: Path) -> None:
 )
 def test_arch_list(arch_list: str, expected: list[object]) -> None:
     assert cuda_build.wanted_by(arch_list) == expected
-
-
-@pytest.mark.parametrize("arch_list", ["Hopper", "90", "9.0+ptx", "9.0 x", ";"])
-def test_arch_list_refused(arch_list: str) -> None:
-    with pytest.raises(SystemExit, match=r"TORCH_CUDA_ARCH_LIST must be like"):
-        cuda_build.wanted_by(arch_list)
 
 
 def test_targets() -> None:
@@ -140,12 +132,6 @@ def test_a_folder_serves_what_runs_its_code(
         assert serving[-1] == expected, capability
 
 
-@pytest.mark.parametrize("capability", ["90", "9", "9.0a", "9.0;8.0"])
-def test_stand_in_refused(capability: str) -> None:
-    with pytest.raises(SystemExit, match="SCALED_MM_STAND_IN must be like"):
-        cuda_build.stand_in_by(capability)
-
-
 # ---- Whether there is a CUDA library -------------------------------------------------------------
 
 HERE = Path("/somewhere")
@@ -177,9 +163,13 @@ def test_decision(asked: str | None, machine: object, monkeypatch: pytest.Monkey
         assert "\n" not in remark
 
 
-def test_the_decision_knows_two_words() -> None:
-    with pytest.raises(SystemExit, match='SCALED_MM_CUDA must be 0 or 1, got "yes"'):
-        cuda_build.decide("yes", FULL)
+ARCH_LISTS, CAPABILITIES = ("Hopper", "90", "9.0+ptx", "9.0 x", ";"), ("90", "9", "9.0a", "9.0;8.0")
+REFUSED = {
+    "TORCH_CUDA_ARCH_LIST must be like": [partial(cuda_build.wanted_by, x) for x in ARCH_LISTS],
+    "SCALED_MM_STAND_IN must be like": [partial(cuda_build.stand_in_by, x) for x in CAPABILITIES],
+    'SCALED_MM_CUDA must be 0 or 1, got "yes"': partial(cuda_build.decide, "yes", FULL),
+}
+test_refused = refuses(REFUSED, error=SystemExit)
 
 
 def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

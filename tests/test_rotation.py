@@ -288,18 +288,13 @@ def test_the_matrix_is_compressed_tensors_own() -> None:
 
 
 def test_online_rotations_that_do_not_fit_are_refused_by_name() -> None:
-    for config, message in (
-        (
-            QuantConfig("static-rotate32"),
-            r"layers\.0\.mlp\.down_proj must have .* of 32 .* got 80$",
-        ),
-        (
-            QuantConfig("W8A8-rotate64"),
-            r"layers\.0\.self_attn\.q_proj must have .* of 64 .* got 96$",
-        ),
+    for scheme, block, layer, wide in (
+        ("static-rotate32", 32, "mlp.down_proj", 80),
+        ("W8A8-rotate64", 64, "self_attn.q_proj", 96),
     ):
+        message = rf"layers\.0\.{re.escape(layer)} must have .* of {block} .* got {wide}$"
         with pytest.raises(ValueError, match=message):
-            quantize_model(model_of("llama"), config, [IDS])
+            quantize_model(model_of("llama"), QuantConfig(scheme), [IDS])
 
 
 @pytest.mark.parametrize(

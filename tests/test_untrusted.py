@@ -338,18 +338,14 @@ class Tokenizer(PreTrainedTokenizer):
 AUTO = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
 
 
-def quantize(folder: Path) -> Any:
-    return quantize_checkpoint(folder, folder.parent / "out", QuantConfig("static"), batches())
-
-
-def tokenize(folder: Path) -> Any:
-    return tokenized(folder, ["a line"])
-
-
 CALLS: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any]]] = {
-    "config": (quantize, "config.json", {"model_type": "stranger", "auto_map": AUTO}),
+    "config": (
+        lambda x: quantize_checkpoint(x, x.parent / "out", QuantConfig("static"), batches()),
+        "config.json",
+        {"model_type": "stranger", "auto_map": AUTO},
+    ),
     "tokenizer": (
-        tokenize,
+        lambda folder: tokenized(folder, ["a line"]),
         "tokenizer_config.json",
         {"tokenizer_class": "Tokenizer", "auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}},
     ),
