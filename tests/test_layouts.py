@@ -10,6 +10,8 @@ from torch import Tensor
 
 from scaled_mm import compat, layouts
 
+prepare = layouts.preprocess_weights_for_mixed_gemm
+restore = layouts.restore_weights_of_mixed_gemm
 SMS = [75, 80, 86, 89, 90, 100, 103, 120]
 KINDS = [(8, 16), (4, 16), (4, 8)]  # bits of a value, of an activation
 
@@ -84,19 +86,16 @@ def test_every_layout_against_loops_and_back(
         sm, bits=bits, activation_bits=activation_bits, interleave=interleave
     )
     q = weight(256, 16, bits=bits, seed=sm)
-    prepared = layouts.preprocess_weights_for_mixed_gemm(q, layout)
+    prepared = prepare(q, layout)
     assert prepared.shape == (256, 16 * bits // 8)
     assert prepared.is_contiguous()
     assert bytes(prepared.view(torch.uint8).flatten().tolist()) == by_loops(q, layout)
-    assert torch.equal(layouts.restore_weights_of_mixed_gemm(prepared, layout), q)
+    assert torch.equal(restore(prepared, layout), q)
 
 
 def test_the_layouts_of_the_gpus_differ() -> None:
     q = weight(128, 8, bits=4)
-    prepared = {
-        sm: layouts.preprocess_weights_for_mixed_gemm(q, layouts.layout_of(sm, bits=4))
-        for sm in (80, 90, 100)
-    }
+    prepared = {sm: prepare(q, layouts.layout_of(sm, bits=4)) for sm in (80, 90, 100)}
     for one, other in ((80, 90), (90, 100), (80, 100)):
         assert not torch.equal(prepared[one], prepared[other])
     assert layouts.layout_of(120, bits=4) == layouts.layout_of(75, bits=4)
@@ -107,22 +106,20 @@ def test_the_layouts_of_the_gpus_differ() -> None:
 def test_experts_are_prepared_one_by_one(bits: int) -> None:
     q = weight(3, 64, 16, bits=bits)
     layout = layouts.layout_of(80, bits=bits, experts=True)
-    prepared = layouts.preprocess_weights_for_mixed_gemm(q, layout)
+    prepared = prepare(q, layout)
     for expert in range(3):
-        alone = layouts.preprocess_weights_for_mixed_gemm(q[expert], layout)
+        alone = prepare(q[expert], layout)
         assert torch.equal(prepared[expert], alone)
-    assert torch.equal(layouts.restore_weights_of_mixed_gemm(prepared, layout), q)
+    assert torch.equal(restore(prepared, layout), q)
 
 
 def test_any_strides_and_every_value() -> None:
     q = weight(64, 256, bits=8).t()[::2][:, :64]
     layout = layouts.layout_of(80, bits=8)
-    prepared = layouts.preprocess_weights_for_mixed_gemm(q, layout)
-    assert torch.equal(prepared, layouts.preprocess_weights_for_mixed_gemm(q.contiguous(), layout))
+    prepared = prepare(q, layout)
+    assert torch.equal(prepared, prepare(q.contiguous(), layout))
     every = torch.arange(-128, 128).to(torch.int8).repeat(8, 1).t()
-    back = layouts.restore_weights_of_mixed_gemm(
-        layouts.preprocess_weights_for_mixed_gemm(every, layout), layout
-    )
+    back = restore(prepare(every, layout), layout)
     assert torch.equal(back, every)
 
 
@@ -166,7 +163,7 @@ def test_fp8_activations_have_wider_tiles() -> None:
     )
     layout = layouts.layout_of(89, bits=4, activation_bits=8)
     assert (layout.columns, layout.tile_rows) == (2, 128)
-    assert torch.equal(layouts.restore_weights_of_mixed_gemm(got, layout), q)
+    assert torch.equal(restore(got, layout), q)
 
 
 EIGHT, FOUR = layouts.layout_of(80, bits=8), layouts.layout_of(80, bits=4)
@@ -174,20 +171,14 @@ REFUSED = {
     "sm must be 75 or more, got 70": lambda: layouts.layout_of(70, bits=8),
     "bits and activation_bits must be .* got 2 and 16": lambda: layouts.layout_of(80, bits=2),
     ".*, got 8 and 8": lambda: layouts.layout_of(80, bits=8, activation_bits=8),
-    "K must be a multiple of 64, got 32": lambda: layouts.preprocess_weights_for_mixed_gemm(
-        weight(32, 8, bits=8), EIGHT
+    "K must be a multiple of 64, got 32": lambda: prepare(weight(32, 8, bits=8), EIGHT),
+    "N must be a multiple of 8, got 12": lambda: prepare(weight(64, 12, bits=8), EIGHT),
+    "q must be int8 .* got float32 of shape \\(64, 8\\)": lambda: prepare(
+        weight(64, 8, bits=8).float(), EIGHT
     ),
-    "N must be a multiple of 8, got 12": lambda: layouts.preprocess_weights_for_mixed_gemm(
-        weight(64, 12, bits=8), EIGHT
-    ),
-    "q must be int8 .* got float32 of shape \\(64, 8\\)": lambda: (
-        layouts.preprocess_weights_for_mixed_gemm(weight(64, 8, bits=8).float(), EIGHT)
-    ),
-    "q must be in -8..7, got 8..8": lambda: layouts.preprocess_weights_for_mixed_gemm(
-        torch.full((64, 8), 8, dtype=torch.int8), FOUR
-    ),
-    "prepared must be int8 of 2 dimensions or more, got float32": lambda: (
-        layouts.restore_weights_of_mixed_gemm(torch.zeros(64, 8), EIGHT)
+    "q must be in -8..7, got 8..8": lambda: prepare(torch.full((64, 8), 8, dtype=torch.int8), FOUR),
+    "prepared must be int8 of 2 dimensions or more, got float32": lambda: restore(
+        torch.zeros(64, 8), EIGHT
     ),
     "q must be int8 with an even": lambda: layouts.pack_int4(torch.zeros(3, dtype=torch.int8)),
     "packed must be int8": lambda: layouts.unpack_int4(torch.zeros(4)),
@@ -214,4 +205,4 @@ def test_the_current_gpu_is_asked_where_no_sm_is_given(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     got = compat.preprocess_weights_for_mixed_gemm(q, torch.int8, torch.float16)
     layout = layouts.layout_of(90, bits=8)
-    assert torch.equal(got, layouts.preprocess_weights_for_mixed_gemm(q, layout))
+    assert torch.equal(got, prepare(q, layout))

@@ -19,16 +19,8 @@ KINDS = list(itertools.product((4, 8), (NONE, INTEGER, FLOAT)))
 kinds = pytest.mark.parametrize(("bits", "zero"), KINDS)
 
 # (K, N, G): every number of sets, padding of K and of N, a group for all rows.
-SHAPES = [
-    (128, 64, 128),
-    (384, 8, 384),
-    (256, 72, 64),
-    (192, 65, 96),
-    (352, 200, 32),
-    (100, 7, 100),
-    (1, 1, 1),
-    (160, 56, 160),
-]
+SHAPES = [(128, 64, 128), (384, 8, 384), (256, 72, 64), (192, 65, 96), (352, 200, 32)]
+SHAPES += [(100, 7, 100), (1, 1, 1), (160, 56, 160)]
 
 
 def weight(
