@@ -26,12 +26,16 @@ import scaled_mm
 ISAS = scaled_mm._library.cpu_isas()
 
 
-def each_isa() -> Iterator[str]:
+def each_isa(operands: Iterable[Any] = ()) -> Iterator[str]:
     """Each instruction set that this machine runs, forced in turn. For tests whose reference takes
-    longer than the kernels: it is computed once, before; else the fixture `isa` will do."""
+    longer than the kernels: it is computed once, before; else the fixture `isa` will do. Behind the
+    last: nothing has been written to the operands."""
+    before = bytes_of(operands)
     for isa in ISAS:
         with scaled_mm._library.forced_cpu_isa(isa):
             yield isa
+    after = bytes_of(operands)
+    assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True)), "written to"
 
 
 def bits(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from grouped_mixed_cases import bound, cases, one_by_one, operands_of, packed, plain
-from helpers import ISAS, assert_bits, bytes_of, each_isa, refuses
+from helpers import ISAS, assert_bits, each_isa, refuses
 from mixed_cases import KINDS, MixedCase
 from test_awq import assert_bounded
 from torch import Tensor
@@ -33,11 +33,8 @@ pytestmark = [
 def test_bits_of_each_experts_product() -> None:
     for seed, operands in enumerate(cases(80)):
         given = packed(operands)
-        before = bytes_of([x for x in given.values() if isinstance(x, Tensor)])
-        for isa in each_isa():
+        for isa in each_isa(given.values()):
             assert_bits(grouped_mixed_mm(**given), one_by_one(mixed_mm, given), isa, seed)
-        after = bytes_of([x for x in given.values() if isinstance(x, Tensor)])
-        assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True)), seed
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, bytes_of, each_isa, refuses
+from helpers import assert_bits, each_isa, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed_cases import DTYPES, KINDS, MIXED_CASES, MixedCase
@@ -42,14 +42,11 @@ def shape_of(given: dict[str, Any]) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", FINITE)
 def test_product_within_the_bound(name: str) -> None:
     given, plain = MIXED_CASES[name].product()
-    before = bytes_of([*given.values(), given["w"].data])
     exact, bound = reference.mixed_mm_bound(**plain)
-    for isa in each_isa():
+    for isa in each_isa([*given.values(), given["w"].data]):
         got = mixed_mm(**given)
         assert (got.shape, got.dtype) == (shape_of(given), given["x"].dtype)
         assert_bounded(got, exact, bound, isa, name)
-    after = bytes_of([*given.values(), given["w"].data])
-    assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True))
 
 
 @pytest.mark.parametrize("name", FINITE[:: len(FINITE) // 30])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, bytes_of, each_isa
+from helpers import assert_bits, each_isa
 from produce_cases import FUNCTIONS, PRODUCE_CASES, ProduceCase, random_produce_case
 from torch import Tensor
 
@@ -23,17 +23,14 @@ OUTPUTS = ("q", "scale", "azp", "sum", "normed")
 
 def assert_case(case: ProduceCase, rng: np.random.Generator | None = None) -> None:
     operands = case.build(rng)
-    before = bytes_of(operands.values())
     expected = reference.produce_int8(**operands)
     if case.scale is not None:  # given: the op does not return them
         expected = (expected[0], None, None, *expected[3:])
-    for isa in each_isa():
+    for isa in each_isa(operands.values()):
         got = produce(**operands)
         for name, x, y in zip(OUTPUTS, got, expected, strict=True):
             assert_bits(x, y, name, isa, case)
             assert x is None or x.is_contiguous()
-    for x, y in zip(bytes_of(operands.values()), before, strict=True):
-        assert torch.equal(x, y), case
 
 
 @pytest.mark.parametrize("name", PRODUCE_CASES)
