@@ -3,14 +3,17 @@ modules of the extras."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import io
 import os
+import platform
 import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -165,6 +168,23 @@ def extra(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         return pytest.fail(f"{module} is missing ({missing}): `make test` installs it", False)
+
+
+x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="FE_* constants of x86-64")
+ROUNDING = {"nearest": 0, "down": 0x400, "up": 0x800, "to-zero": 0xC00}
+
+
+@contextmanager
+def strange_mode(mode: str, flush: bool = False) -> Iterator[ctypes.CDLL]:
+    """Rounding of ROUNDING, and whether subnormals are flushed, for the calling thread."""
+    libm = ctypes.CDLL("libm.so.6")
+    torch.set_flush_denormal(flush)
+    assert libm.fesetround(ROUNDING[mode]) == 0
+    try:
+        yield libm
+    finally:
+        libm.fesetround(0)
+        torch.set_flush_denormal(False)
 
 
 Cli = Callable[..., str]
