@@ -25,7 +25,7 @@ os.environ["SCALED_MM_TUNING"] = "off"
 import cuda_support
 import pytest
 import torch
-from helpers import ISAS
+from helpers import ISAS, Cli
 from hypothesis import HealthCheck, settings
 
 from scaled_mm import _library
@@ -86,6 +86,24 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """What a command line prints that ends with `code`; its words are one string, or more behind
+    it. Of a refusal (2): the one line that it is."""
+
+    def run(line: str, *more: object, code: int = 0) -> str:
+        from scaled_mm_cli.main import main
+
+        assert main([*line.split(), *map(str, more)]) == code
+        out, err = capsys.readouterr()
+        if code != 2:
+            return out
+        assert out == "" and err.count("\n") == 1
+        return err
+
+    return run
 
 
 @pytest.fixture

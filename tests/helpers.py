@@ -3,14 +3,17 @@ modules of the extras."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import io
 import os
+import platform
 import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,12 +29,16 @@ import scaled_mm
 ISAS = scaled_mm._library.cpu_isas()
 
 
-def each_isa() -> Iterator[str]:
+def each_isa(operands: Iterable[Any] = ()) -> Iterator[str]:
     """Each instruction set that this machine runs, forced in turn. For tests whose reference takes
-    longer than the kernels: it is computed once, before; else the fixture `isa` will do."""
+    longer than the kernels: it is computed once, before; else the fixture `isa` will do. Behind the
+    last: nothing has been written to the operands."""
+    before = bytes_of(operands)
     for isa in ISAS:
         with scaled_mm._library.forced_cpu_isa(isa):
             yield isa
+    after = bytes_of(operands)
+    assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True)), "written to"
 
 
 def bits(x: Tensor) -> Tensor:
@@ -114,7 +121,7 @@ def refuses(
     table: Mapping[str, Any],
     call: Callable[..., Any] | None = None,
     *,
-    error: type[Exception] = ValueError,
+    error: type[BaseException] = ValueError,
     end: str = "",
     literal: bool = False,
     **good: Any,
@@ -161,6 +168,27 @@ def extra(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         return pytest.fail(f"{module} is missing ({missing}): `make test` installs it", False)
+
+
+x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="FE_* constants of x86-64")
+ROUNDING = {"nearest": 0, "down": 0x400, "up": 0x800, "to-zero": 0xC00}
+
+
+@contextmanager
+def strange_mode(mode: str, flush: bool = False) -> Iterator[ctypes.CDLL]:
+    """Rounding of ROUNDING, and whether subnormals are flushed, for the calling thread."""
+    libm = ctypes.CDLL("libm.so.6")
+    torch.set_flush_denormal(flush)
+    assert libm.fesetround(ROUNDING[mode]) == 0
+    try:
+        yield libm
+    finally:
+        libm.fesetround(0)
+        torch.set_flush_denormal(False)
+
+
+Cli = Callable[..., str]
+"""The fixture `cli`."""
 
 
 class Ops(TorchDispatchMode):

@@ -111,98 +111,90 @@ INT4_SETTINGS: dict[str, Any] = {
 }
 
 
-def _at(state: dict[str, Tensor], name: str, index: tuple[int, ...], value: Any) -> Tensor:
-    x = state[name].clone()
-    x[index] = value
-    return x
-
-
 def bad_tensors() -> dict[str, tuple[str, dict[str, Tensor | None]]]:
     """What is said; form, tensors that are other (None: missing)."""
     a, g, o = (toy_state(FORMS[name]) for name in ("awq", "gptq-v1", "gptq-v1-act-order"))
-    s = toy_state(FORMS["gptq-v1-symmetric"])
-    e = toy_state(FORMS["gptq8-v1-symmetric"])
+    s, e = (toy_state(FORMS[f"{name}-v1-symmetric"]) for name in ("gptq", "gptq8"))
     ones, ints = torch.ones, lambda *shape: torch.ones(*shape, dtype=torch.int32)
-    return {
-        "qkv.scales is missing: the scheme is AutoAWQ": ("awq", {"qkv.scales": None}),
-        "qzeros is missing: the scheme is GPTQ v1": ("gptq-v1", {"qkv.qzeros": None}),
-        "qkv.qzeros belongs to no layer with a qwei": ("awq", {"qkv.qweight": None}),
-        "down.g_idx is missing": ("gptq-v1-act-order", {"down.g_idx": None}),
-        "qkv.g_idx must not be there": ("awq", {"qkv.g_idx": ints(48)}),
-        "qkv.perm is not understood": ("awq", {"qkv.perm": ones(4)}),
-        "qweight belongs to no layer": ("awq", {"qweight": ints(8, 8)}),
-        "must be I32, got I64": ("awq", {"qkv.qweight": a["qkv.qweight"].long()}),
-        "must have shape [K, N/8], got [0, 12]": ("awq", {"qkv.qweight": ints(0, 12)}),
-        "N a multiple of 8, got [6, 95]": ("gptq-v1", {"qkv.qweight": ints(6, 95)}),
-        "a multiple of 8, got [32, 5]": ("gptq-v1", {k: a[k] for k in a if "qweight" in k}),
-        "groups of 16 hold, got K=": ("awq", {k: g[k] for k in g if "qweight" in k}),
-        "shape [3, 12], got [2, 12]": ("awq", {"qkv.qzeros": ints(2, 12)}),
-        "shape [3, 96], got [3, 9]": ("awq", {"qkv.scales": ones(3, 9).half()}),
-        "must be F16 or BF16, got F32": ("awq", {"qkv.scales": ones(3, 96)}),
-        "qkv.scales must be finite": (
-            "awq",
-            {"qkv.scales": _at(a, "qkv.scales", (2, 95), torch.nan)},
-        ),
-        "down.qzeros must hold 8 everywhere in a symmetric scheme": (
-            "gptq-v1-symmetric",
-            {"down.qzeros": _at(s, "down.qzeros", (0, 4), 0x77777787)},
-        ),
-        "qkv.qzeros must hold 8 everywhere": ("awq-symmetric", {"qkv.qzeros": a["qkv.qzeros"]}),
-        "down.qzeros must hold 128 everywhere in a symmetric scheme (GPTQ v1, 8 bits, groups": (
-            "gptq8-v1-symmetric",
-            {"down.qzeros": _at(e, "down.qzeros", (1, 9), 0x7F7F7F80)},
-        ),
-        "down.qzeros must have shape [1, 10], got [2, 10]": (
-            "gptq8-v1",
-            {"down.qweight": g["down.qweight"]},
-        ),
-        "must have shape [K/4, N], N a multiple of 4, got [12, 95]": (
-            "gptq8-v1",
-            {"qkv.qweight": ints(12, 95)},
-        ),
-        "qkv.g_idx must have shape [48]": ("gptq-v1", {"qkv.g_idx": ints(47)}),
-        "must be I32 or I64, got F32": ("gptq-v1", {"qkv.g_idx": ones(48)}),
-        "qkv.g_idx must be in 0..2, got -1..2": (
-            "gptq-v1-act-order",
-            {"qkv.g_idx": _at(o, "qkv.g_idx", (7,), -1)},
-        ),
-        "qkv.g_idx must give each of the 3 groups as many of the K=48 rows, got [48, 0, 0]": (
-            "gptq-v1-act-order",
-            {"qkv.g_idx": torch.zeros(48, dtype=torch.int32)},
-        ),
-        "qkv.g_idx must be k // 16, for desc_act is false": (
-            "gptq-v1",
-            {"qkv.g_idx": o["qkv.g_idx"]},
-        ),
-        "qkv.bias must have shape [96], got [95]": ("awq", {"qkv.bias": ones(95)}),
-        "qkv.bias must be F32 or BF16 or F16, got I32": ("awq", {"qkv.bias": ints(96)}),
-        "qkv.bias must be there just when the model's": ("awq", {"qkv.bias": None}),
-        "down.bias must be 0, for the model's Linear has none": (
-            "gptq-v1",
-            {"down.bias": _at({"b": torch.zeros(40)}, "b", (39,), 1e-7)},
-        ),
-        "has no head.bias, which the model has": ("awq", {"head.bias": None}),
-        "has act.scales, which the model has not": ("awq", {"act.scales": ones(4)}),
-        "head.bias must have shape [5], as in the": ("awq", {"head.bias": ones(4)}),
-        "down.qweight must have shape [40, 32], as in the model, got [40, 48]": (
-            "awq",
-            {
-                "down.qweight": ints(48, 5),
-                "down.qzeros": ints(3, 5),
-                "down.scales": ones(3, 40).half(),
-            },
-        ),
-        "embed.qweight must be for an nn.Linear, the model has a Embedding": (
-            "awq",
-            {
+
+    def at(state: dict[str, Tensor], name: str, index: Any, value: float) -> dict[str, Tensor]:
+        """The tensor with one other element."""
+        changed = state[name].clone()
+        changed[index] = value
+        return {name: changed}
+
+    def layer(name: str, k: int, groups: int, words: int) -> dict[str, Tensor | None]:
+        made: dict[str, Any] = {f"{name}.qweight": ints(k, words)}
+        return made | {
+            f"{name}.qzeros": ints(groups, words),
+            f"{name}.scales": ones(groups, 8 * words).half(),
+        }
+
+    by_form: dict[str, dict[str, Any]] = {
+        "awq": {
+            "qkv.scales is missing: the scheme is AutoAWQ": {"qkv.scales": None},
+            "qkv.qzeros belongs to no layer with a qwei": {"qkv.qweight": None},
+            "qkv.g_idx must not be there": {"qkv.g_idx": ints(48)},
+            "qkv.perm is not understood": {"qkv.perm": ones(4)},
+            "qweight belongs to no layer": {"qweight": ints(8, 8)},
+            "must be I32, got I64": {"qkv.qweight": a["qkv.qweight"].long()},
+            "must have shape [K, N/8], got [0, 12]": {"qkv.qweight": ints(0, 12)},
+            "groups of 16 hold, got K=": {k: g[k] for k in g if "qweight" in k},
+            "shape [3, 12], got [2, 12]": {"qkv.qzeros": ints(2, 12)},
+            "shape [3, 96], got [3, 9]": {"qkv.scales": ones(3, 9).half()},
+            "must be F16 or BF16, got F32": {"qkv.scales": ones(3, 96)},
+            "qkv.scales must be finite": at(a, "qkv.scales", (2, 95), torch.nan),
+            "qkv.bias must have shape [96], got [95]": {"qkv.bias": ones(95)},
+            "qkv.bias must be F32 or BF16 or F16, got I32": {"qkv.bias": ints(96)},
+            "qkv.bias must be there just when the model's": {"qkv.bias": None},
+            "has no head.bias, which the model has": {"head.bias": None},
+            "has act.scales, which the model has not": {"act.scales": ones(4)},
+            "head.bias must have shape [5], as in the": {"head.bias": ones(4)},
+            "down.qweight must have shape [40, 32], as in the model, got [40, 48]": layer(
+                "down", 48, 3, 5
+            ),
+            "embed.qweight must be for an nn.Linear, the model has a Embedding": {
                 "embed.weight": None,
-                "embed.qweight": ints(48, 5),
-                "embed.qzeros": ints(3, 5),
-                "embed.scales": ones(3, 40).half(),
+                **layer("embed", 48, 3, 5),
             },
-        ),
-        "x.qweight must be for an nn.Linear, the model has no such module": (
-            "awq",
-            {"x.qweight": ints(16, 1), "x.qzeros": ints(1, 1), "x.scales": ones(1, 8).half()},
-        ),
+            "x.qweight must be for an nn.Linear, the model has no such module": layer(
+                "x", 16, 1, 1
+            ),
+        },
+        "awq-symmetric": {"qkv.qzeros must hold 8 everywhere": {"qkv.qzeros": a["qkv.qzeros"]}},
+        "gptq-v1": {
+            "qzeros is missing: the scheme is GPTQ v1": {"qkv.qzeros": None},
+            "N a multiple of 8, got [6, 95]": {"qkv.qweight": ints(6, 95)},
+            "a multiple of 8, got [32, 5]": {k: a[k] for k in a if "qweight" in k},
+            "qkv.g_idx must have shape [48]": {"qkv.g_idx": ints(47)},
+            "must be I32 or I64, got F32": {"qkv.g_idx": ones(48)},
+            "qkv.g_idx must be k // 16, for desc_act is false": {"qkv.g_idx": o["qkv.g_idx"]},
+            "down.bias must be 0, for the model's Linear has none": at(
+                {"down.bias": torch.zeros(40)}, "down.bias", 39, 1e-7
+            ),
+        },
+        "gptq-v1-symmetric": {
+            "down.qzeros must hold 8 everywhere in a symmetric scheme": at(
+                s, "down.qzeros", (0, 4), 0x77777787
+            ),
+        },
+        "gptq-v1-act-order": {
+            "down.g_idx is missing": {"down.g_idx": None},
+            "qkv.g_idx must be in 0..2, got -1..2": at(o, "qkv.g_idx", 7, -1),
+            "qkv.g_idx must give each of the 3 groups as many of the K=48 rows, got [48, 0, 0]": {
+                "qkv.g_idx": 0 * ints(48)
+            },
+        },
+        "gptq8-v1": {
+            "down.qzeros must have shape [1, 10], got [2, 10]": {"down.qweight": g["down.qweight"]},
+            "must have shape [K/4, N], N a multiple of 4, got [12, 95]": {
+                "qkv.qweight": ints(12, 95)
+            },
+        },
+        "gptq8-v1-symmetric": {
+            "down.qzeros must hold 128 everywhere in a symmetric scheme (GPTQ v1, 8 bits": at(
+                e, "down.qzeros", (1, 9), 0x7F7F7F80
+            ),
+        },
     }
+    return {said: (form, x) for form, table in by_form.items() for said, x in table.items()}

@@ -304,9 +304,6 @@ def _(me: Rank) -> None:
     assert isinstance(parallelize_module(model, me.mesh, plan)[0].weight, DTensor)
 
 
-# --- refusals -------------------------------------------------------------------------------------
-
-
 @case("refusals")
 def _(me: Rank) -> None:
     layer = int8_layer(me.device, 70, 37, "dynamic")

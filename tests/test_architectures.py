@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, SHAPES, inputs, output, page, skipped, tiny
-from helpers import assert_bits, extra
+from helpers import Cli, assert_bits, extra
 from torch import nn
 
 from scaled_mm import (
@@ -173,23 +173,20 @@ def test_conv1d_has_no_place_in_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_encoder_with_a_decoder_by_the_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny("T5ForConditionalGeneration").save_pretrained(tmp_path / "float")
     tokens = tmp_path / "tokens"
     tokens.write_text("5 6 7 8 9 10 11\n12 13 14 15\n")
     folders = [str(tmp_path / name) for name in ("float", "out")]
     given = ["--tokens", str(tokens)]
-    assert main(["quantize", folders[0], "--out", folders[1], "--scheme", "static", *given]) == 0
+    cli("quantize --scheme static", folders[0], "--out", folders[1], *given)
     assert main(["validate", folders[1], "--float", folders[0], *given, "--json"]) in (0, 1)
     assert "decoder.block.0.layer.1.EncDecAttention.k" in capsys.readouterr().out
 
 
-def test_quantize_tells_which_matrices_stay_float(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quantize_tells_which_matrices_stay_float(tmp_path: Path, cli: Cli) -> None:
     tiny("GptOssForCausalLM").save_pretrained(tmp_path / "float")
-    assert main(["quantize", str(tmp_path / "float"), "--out", str(tmp_path / "out")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(cli(f"quantize {tmp_path}/float --out {tmp_path}/out").split())
     assert "stay float, stacked in the files, which quantize_model takes" in said
     assert "model.layers.1.mlp.experts.down_proj" in said

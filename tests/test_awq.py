@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from awq_cases import AWQ_CASES, DTYPES, FINITE, AwqCase
-from helpers import assert_bits, bytes_of, each_isa
+from helpers import assert_bits, each_isa
 from torch import Tensor
 
 import scaled_mm
@@ -31,12 +31,10 @@ def in_torch(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", AWQ_CASES)
 def test_dequantize(name: str) -> None:
     operands = AWQ_CASES[name].weight()
-    before = bytes_of(operands.values())
     expected = reference.awq_dequantize(**operands)
     assert_bits(in_torch(**operands), expected, name)
-    for isa in each_isa():
+    for isa in each_isa(operands.values()):
         assert_bits(scaled_mm.awq_dequantize(**operands), expected, isa, name)
-    assert all(torch.equal(x, y) for x, y in zip(bytes_of(operands.values()), before, strict=True))
 
 
 def all_pairs(dtype: torch.dtype, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,14 +81,12 @@ def assert_bounded(got: Tensor, exact: Tensor, bound: Tensor, *context: object) 
 @pytest.mark.parametrize("name", [n for n, c in AWQ_CASES.items() if c.scales in FINITE])
 def test_product_within_the_bound(name: str) -> None:
     operands = AWQ_CASES[name].product()
-    before = bytes_of(operands.values())
     expected = reference.awq_gemm(**operands)
     exact, bound = reference.awq_gemm_bound(**operands)
-    for isa in each_isa():
+    for isa in each_isa(operands.values()):
         got = scaled_mm.awq_gemm(**operands)
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
         assert_bounded(got, exact, bound, isa, name)
-    assert all(torch.equal(x, y) for x, y in zip(bytes_of(operands.values()), before, strict=True))
 
 
 @dtypes
@@ -112,33 +108,6 @@ def test_identity_gives_the_weight(isa: str, dtype: torch.dtype, rows: int) -> N
 
 
 LARGE = AwqCase("large", 640, 392, 64, torch.bfloat16, "signed", (70,), torch.float32)
-
-
-def test_bits_depend_on_neither_threads_nor_other_rows(isa: str, threads: None) -> None:
-    for dtype in DTYPES:
-        operands = AwqCase("large", 640, 392, 64, dtype, "signed", (300,)).product()
-        whole = scaled_mm.awq_gemm(**operands)
-        for count in (1, 2, 3, 8):
-            torch.set_num_threads(count)
-            assert_bits(scaled_mm.awq_gemm(**operands), whole, count)
-        x = operands.pop("x")
-        for i, j in ((0, 1), (5, 7), (9, 12), (20, 24), (30, 35), (40, 46), (51, 59), (100, 170)):
-            assert_bits(scaled_mm.awq_gemm(x[i:j], **operands), whole[i:j], i, j)
-
-
-def test_special_values_reach_the_output(isa: str) -> None:
-    operands = LARGE.product()
-    operands["scales"][3, 17] = torch.nan
-    operands["scales"][1, 200] = torch.inf
-    for rows in (1, 3, 70):
-        got = scaled_mm.awq_gemm(**{**operands, "x": operands["x"][:rows]})
-        assert got[:, 17].isnan().all()
-        assert not got[:, 200].isfinite().any()
-        rest = [n for n in range(392) if n not in (17, 200)]
-        assert got[:, rest].isfinite().all()
-
-
-# --- refusals -------------------------------------------------------------------------------------
 
 GOOD = AwqCase("good", 96, 64, 32, rows=(5,)).product()
 Z = torch.int32
@@ -198,8 +167,6 @@ def test_not_a_tensor(name: str) -> None:
     with pytest.raises(TypeError, match=rf"^{name} must be a Tensor, got list$"):
         scaled_mm.awq_gemm(**{**GOOD, name: [1]})
 
-
-# --- as ops of torch ------------------------------------------------------------------------------
 
 CALLS: dict[str, dict[str, Any]] = {
     "2d": GOOD,

@@ -32,8 +32,6 @@ def words(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(bits.view(np.int32))
 
 
-# --- words ----------------------------------------------------------------------------------------
-
 CORNERS = [0, 1, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xF0000000, 0xFFFFFFFF, 0x0F0F0F0F, 0x75316420]
 
 
@@ -47,18 +45,6 @@ def reference_columns() -> tuple[int, ...]:
     from scaled_mm.reference.lowbit import COLUMNS
 
     return COLUMNS
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_every_value_in_every_lane(order: str) -> None:
-    nibble_of = ORDERS[order]
-    for lane, value, others in itertools.product(range(8), range(16), (0, 15, 9)):
-        q = torch.full((8,), others)
-        q[lane] = value
-        word = awq.pack(q, nibble_of)
-        expected = sum(int(q[j]) << 4 * nibble_of[j] for j in range(8))
-        assert word.item() % 2**32 == expected
-        assert awq.unpack(word, nibble_of).tolist() == q.tolist()
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -84,8 +70,6 @@ def test_words_refused() -> None:
     with pytest.raises(ValueError, match=r"^words must be int32, got int64$"):
         awq.unpack(torch.zeros(3, dtype=torch.int64))
 
-
-# --- checkpoints ----------------------------------------------------------------------------------
 
 K, N, G = 96, 24, 16
 
@@ -149,13 +133,6 @@ def test_versions_of_gptq() -> None:
         awq.to_gptq(rows, version=2)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_awq_to_gptq_to_awq(version: int) -> None:
-    w = awq_weight(3)
-    gptq = awq.to_gptq(awq.from_awq(*w), version=version)
-    assert_same(awq.to_awq(awq.from_gptq(*gptq, version=version)), w)
-
-
 def test_act_order_to_awq_and_back() -> None:
     w = gptq_weight(act_order=True)
     plain = awq.from_gptq(*w, version=1)
@@ -211,9 +188,6 @@ def test_groups_that_are_not_there_are_refused(group: int) -> None:
     for act in (plain.in_order, plain.dequantize, plain.group_of_rows):
         with pytest.raises(ValueError, match=rf"^g_idx must be in 0\.\.5, got .*{group}"):
             act()
-
-
-# --- layers ---------------------------------------------------------------------------------------
 
 
 @dtypes

@@ -1,15 +1,14 @@
 """`scaled-mm bench --awq` and `--awq-dequantize`: results and verdicts; no time is looked at."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
+from cuda_support import GPU
 
-from scaled_mm.bench import awq, measure
+from scaled_mm.bench import measure
 from scaled_mm.bench.awq import AWQ_CONTENDERS, make_awq_case
 from scaled_mm.bench.measure import LowbitSettings, Measurement, judge
-from scaled_mm_cli.main import main
 
 DTYPES = ("bfloat16", "float16")
 
@@ -48,13 +47,6 @@ def test_every_contender_computes_the_weight(weights):
             assert (route["verdict"], route["checked"]) == ("exact", case["k"] * case["n"])
 
 
-def test_the_compiler_is_given_the_same_weight():
-    case = make_awq_case("awq_dequantize", 0, 32, 64, 32, torch.float16)
-    entry = Measurement("torch compiled")
-    judge(entry, case, awq._for_the_compiler(*case.words))
-    assert entry.verdict == "exact"
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_verdicts_on_a_product(dtype):
     case = make_awq_case("awq_gemm", 20, 48, 64, 32, dtype)
@@ -91,36 +83,14 @@ def test_verdicts_on_a_weight():
     assert verdict(weight * torch.nan) == "wrong"
 
 
-def test_files(tmp_path, capsys):
-    json_file, markdown_file = tmp_path / "x.json", tmp_path / "x.md"
-    measured = ["--awq", "--weight", "32x64", "--m", "2", "--group", "32", "--rounds", "1"]
-    assert main(["bench", *measured, "--json", str(json_file)]) == 0
-    assert main(["bench", "--read", str(json_file), "--markdown", str(markdown_file)]) == 0
-    out, err = capsys.readouterr()
-    assert out.count("awq_gemm / best right") == 2
-    assert err == "1/1: M=2 N=32 K=64\n"
-    assert main(["bench", "--awq-dequantize", "--weight", "32x128", "--rounds", "1"]) == 0
-    assert capsys.readouterr().err == "1/1: N=32 K=128\n"
-
-
-@pytest.mark.parametrize("verdict", ["rounding", "wrong", "it failed"])
-def test_exit_code_when_ours_is_off(products, verdict, tmp_path):
-    result = json.loads(json.dumps(products))
-    result["results"][0]["routes"][0]["verdict"] = verdict
+def test_commands(tmp_path, cli):
     path = tmp_path / "x.json"
-    path.write_text(json.dumps(result))
-    assert main(["bench", "--read", str(path)]) == 1
+    shown = cli("bench --awq --weight 32x64 --m 2 --group 32 --rounds 1 --json", path)
+    assert "awq_gemm / best right" in shown and cli("bench --read", path) == shown
+    assert "awq_dequantize" in cli("bench --awq-dequantize --weight 32x128 --rounds 1")
 
 
-# --- on a GPU -------------------------------------------------------------------------------------
-
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
-
-@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=gpu) for dtype in DTYPES])
+@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=GPU) for dtype in DTYPES])
 def test_gpu_run(dtype):
     settings = LowbitSettings(out_dtype=dtype, device="cuda", rounds=2)
     for case in measure.run([(1, 512, 512), (300, 1024, 512)], settings)["results"]:

@@ -7,15 +7,14 @@ from functools import partial
 
 import pytest
 import torch
+from cuda_support import GPU
 from helpers import extra
 
-from scaled_mm.bench import measure, picture, table
+from scaled_mm.bench import measure, picture
 from scaled_mm.bench.cases import EPILOGUES, make_case
 from scaled_mm.bench.clocks import CpuClock, Stopwatch
 from scaled_mm.bench.contenders import CONTENDERS, Contender
-from scaled_mm.bench.machine import gpu_tops
 from scaled_mm.bench.measure import Settings
-from scaled_mm.gpus import DEVICES
 from scaled_mm_cli.commands import bench as command
 from scaled_mm_cli.main import main
 
@@ -88,21 +87,6 @@ def test_a_broken_contender_ends_nothing(gpu_result):
         assert case["floor_us"] == pytest.approx(case["bytes"] / 1e3)
 
 
-def test_what_fails_in_a_round_is_out(monkeypatch, gpu_result):
-    class Stopped(Sundial):
-        def stopwatch(self, calls):
-            if next(self.hours) > 1:
-                return super().stopwatch(calls)
-            rounds = iter([1.0])
-            return Stopwatch(lambda: next(rounds), 0.01, calls)
-
-    monkeypatch.setattr(measure, "clock_of", lambda device: Stopped())
-    result = measure.run([(2, 32, 16)], Settings(device="cuda", rounds=3))
-    plain, other, *_ = result["results"][0]["routes"]
-    assert (plain["verdict"], plain["microseconds"]) == ("StopIteration", None)
-    assert other["microseconds"] and other["times_plain"] is None
-
-
 def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
     """The shapes that are done are shown, and the exit code says that something is wrong."""
 
@@ -120,37 +104,28 @@ def test_a_gpu_that_goes_down(monkeypatch, gpu_result, capsys):
     assert err.endswith("scaled-mm: stopped: CUDA error: an illegal memory access\n")
 
 
-def test_operations_of_a_gpu_that_is_known(monkeypatch):
-    monkeypatch.setattr("scaled_mm.bench.machine.local_device", lambda: DEVICES["H200"])
-    assert gpu_tops() == pytest.approx(1979, rel=0.01)  # the datasheet's dense int8
-
-
-def test_runs_as_one(gpu_result, tmp_path, capsys):
+def test_runs_as_one(gpu_result, tmp_path, cli):
     first, second = copy.deepcopy(gpu_result), copy.deepcopy(gpu_result)
     second["results"][0]["m"], second["results"][1]["m"] = 3, 1
     second["machine"]["copy_tb_per_s"] = 7.0
     files = [tmp_path / "first.json", tmp_path / "second.json"]
 
-    def written():
+    def read(code):
         for file, result in zip(files, (first, second), strict=True):
             file.write_text(json.dumps(result))
-        read = [part for file in files for part in ("--read", str(file))]
-        return main(["bench", *read, "--json", str(tmp_path / "all.json")])
+        given = [part for file in files for part in ("--read", file)]
+        return cli("bench --json", tmp_path / "all.json", *given, code=code)
 
-    assert written() == 0
+    read(0)
     both = json.loads((tmp_path / "all.json").read_text())
     assert [case["m"] for case in both["results"]] == [1, 2, 3, 64]
     assert both["machine"] == first["machine"]
-    assert "| us | M=1 | M=2 | M=3 | M=64 | output |" in table.markdown(both)
     second["results"][0]["m"] = 2
-    assert written() == 2
-    assert "--read must have each shape once, got (2, 32, 16) twice" in capsys.readouterr().err
+    assert "--read must have each shape once, got (2, 32, 16) twice" in read(2)
     second["machine"]["gpu"] = "Clock"
-    assert written() == 2
-    assert "must be of runs with one gpu, got Sundial and Clock" in capsys.readouterr().err
+    assert "must be of runs with one gpu, got Sundial and Clock" in read(2)
     second["machine"] = None
-    assert written() == 2
-    assert "must be a result of `scaled-mm bench --json`" in capsys.readouterr().err
+    assert "must be a result of `scaled-mm bench --json`" in read(2)
 
 
 def test_picture(gpu_result, tmp_path):
@@ -160,15 +135,7 @@ def test_picture(gpu_result, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 20_000
 
 
-# --- on a GPU -------------------------------------------------------------------------------------
-
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
-
-@pytest.fixture(params=[pytest.param(epilogue, marks=gpu) for epilogue in EPILOGUES])
+@pytest.fixture(params=[pytest.param(epilogue, marks=GPU) for epilogue in EPILOGUES])
 def measured_on_gpu(request):
     settings = Settings(epilogue=request.param, device="cuda", rounds=2)
     return measure.run([(1, 512, 512), (64, 1024, 512), (300, 512, 512)], settings)

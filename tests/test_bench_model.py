@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import extra
+from helpers import Cli, extra
 
-from scaled_mm.bench import model, model_contenders, table
+from scaled_mm.bench import model
 from scaled_mm.bench.model import ModelSettings
-from scaled_mm_cli.main import main
 
 TINY = {
     "hidden_size": 128,
@@ -81,69 +80,20 @@ def test_folders(tmp_path: Path) -> None:
     assert not torch.equal(read["lm_head.weight"], first["lm_head.weight"])
 
 
-def test_a_round_starts_where_the_one_before_did() -> None:
-    """The cache never overflows; tokens are those behind the prompt."""
-    made = model.model_of(ModelSettings("tiny"))
-    sequences = model.Sequences(made, 2, 4, "cpu", room=3)
-    lengths = []
-
-    def seen(**given: Any) -> Any:
-        cache = given.get("past_key_values")
-        lengths.append(0 if cache is None else int(cache.get_seq_length()))
-        return made(**given)
-
-    with torch.no_grad():
-        for _ in range(2):
-            sequences.go_to(4)
-            model.timed(lambda: sequences.step(seen), 3, "cpu")
-        sequences.prefill(seen)
-    assert lengths == [4, 5, 6, 4, 5, 6, 0]
-    assert sequences.ids.shape == (2, 4)
-
-
-def test_one_that_fails_at_a_batch_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(model.MODES, "cpu", ("eager",))
-
-    class Broken(torch.nn.Module):
-        def __init__(self, inner: Any) -> None:
-            super().__init__()
-            self.inner, self.config = inner, inner.config
-
-        def forward(self, input_ids: Any, **given: Any) -> Any:
-            if len(input_ids) > 1:
-                raise RuntimeError("no batches here")
-            return self.inner(input_ids=input_ids, **given)
-
-    bad = model_contenders.Contender("broken", "fails", Broken)
-    monkeypatch.setattr(model, "CONTENDERS", [model.CONTENDERS[0], bad])
-    result = result_of(ModelSettings("tiny", rounds=1), 1, 2)
-    _, (_, rows), *_ = model.tables(result)
-    assert rows[0] == ["ms: batch", "1 eager", "2 eager", "failed"]
-    assert rows[2][0] == "broken" and rows[2][1].endswith("x)")
-    assert rows[2][2:] == ["-", "decode 2 eager: no batches here"]
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eager and compiled; the JSON alone gives table and picture again."""
+def test_command(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager and compiled; the JSON alone gives the table again."""
     compile_with = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda m, **given: compile_with(m, backend="aot_eager", dynamic=False)
     )
-    path, text, picture = (tmp_path / name for name in ("model.json", "model.md", "model.svg"))
-    files = ["--json", str(path), "--markdown", str(text), "--png", str(picture)]
+    path, picture = tmp_path / "model.json", tmp_path / "model.svg"
     skipped = [x for name in LEFT_OUT for x in ("--without", name)]
-    asked = ["bench", "--model", "tiny", "--layers", "1", "--m", "2", "--rounds", "1"]
-    assert main([*asked, *skipped, *files]) == 0
-    shown = capsys.readouterr().out
+    asked = "bench --model tiny --layers 1 --m 2 --rounds 1"
+    shown = cli(asked, *skipped, "--json", path, "--png", picture)
     assert "tiny, 1 layers, decode, a token" in shown
     result = json.loads(path.read_text())
     assert result["works"] == [f"{p} 2 {m}" for m in ("eager", "compiled") for p in PHASES]
     assert all(set(row["ms"]) == set(result["works"]) for row in result["models"])
-    assert table.markdown(result) == text.read_text()
-    assert "- w8a8: int8, activations" in text.read_text()
     assert "<svg" in picture.read_text()
-    assert main(["bench", "--read", str(path)]) == 0
-    assert "decode" in capsys.readouterr().out
+    assert "decode" in cli("bench --read", path)

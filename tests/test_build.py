@@ -6,12 +6,12 @@ import importlib.util
 import os
 import subprocess
 import sys
-import zipfile
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers import run_python
+from helpers import refuses, run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,51 +31,16 @@ Wanted = cuda_build.Wanted
 
 # ---- The GPUs ------------------------------------------------------------------------------------
 
-TODAY = ("sm90",)
-TWO = ("sm80", "sm90")
 ALL = ("sm75", "sm80", "sm89", "sm90", "sm100", "sm120")
-SERVING = [  # capability, and the folder of TODAY, TWO and ALL that serves it
-    (75, None, None, "sm75"),
-    (80, None, "sm80", "sm80"),
-    (86, None, "sm80", "sm80"),
-    (87, None, "sm80", "sm80"),
-    (89, None, "sm80", "sm89"),
-    (90, "sm90", "sm90", "sm90"),
-    (100, None, None, "sm100"),
-    (103, None, None, "sm100"),
-    (110, None, None, None),
-    (120, None, None, "sm120"),
-    (121, None, None, "sm120"),
-]
-SERVING_PTX = [  # the same with +PTX: where no folder has the major version, the newest with PTX
-    (75, None, None, "sm75"),
-    (80, None, "sm80", "sm80"),
-    (89, None, "sm80", "sm89"),
-    (90, "sm90", "sm90", "sm90"),
-    (100, None, "sm80", "sm100"),
-    (103, None, "sm80", "sm100"),
-    (110, None, "sm80", "sm89"),
-    (121, None, "sm80", "sm120"),
-]
+SUFFIXES = dict.fromkeys((75, 80, 86, 87, 89), "") | {90: "a"}
+SUFFIXES |= dict.fromkeys((100, 103, 120, 121), "f")
 GENCODE = {  # folder: what nvcc is told, and what +PTX adds
-    "sm75": ("-gencode=arch=compute_75,code=sm_75", "-gencode=arch=compute_75,code=compute_75"),
-    "sm80": ("-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_80,code=compute_80"),
-    "sm86": ("-gencode=arch=compute_86,code=sm_86", "-gencode=arch=compute_86,code=compute_86"),
-    "sm87": ("-gencode=arch=compute_87,code=sm_87", "-gencode=arch=compute_87,code=compute_87"),
-    "sm89": ("-gencode=arch=compute_89,code=sm_89", "-gencode=arch=compute_89,code=compute_89"),
-    "sm90": ("-gencode=arch=compute_90a,code=sm_90a", None),
-    "sm100": ("-gencode=arch=compute_100f,code=sm_100f", None),
-    "sm103": ("-gencode=arch=compute_103f,code=sm_103f", None),
-    "sm120": ("-gencode=arch=compute_120f,code=sm_120f", None),
-    "sm121": ("-gencode=arch=compute_121f,code=sm_121f", None),
+    f"sm{number}": (
+        f"-gencode=arch=compute_{number}{of},code=sm_{number}{of}",
+        None if of else f"-gencode=arch=compute_{number},code=compute_{number}",
+    )
+    for number, of in SUFFIXES.items()
 }
-
-
-@pytest.mark.parametrize(("ptx", "table"), [(False, SERVING), (True, SERVING_PTX)])
-def test_serving(ptx: bool, table: list[tuple[int, str | None, str | None, str | None]]) -> None:
-    for capability, *expected in table:
-        found = [cuda_build.serving(Wanted(capability, ptx), names) for names in (TODAY, TWO, ALL)]
-        assert found == expected, (capability, ptx)
 
 
 @pytest.mark.parametrize("folder", GENCODE)
@@ -109,12 +74,6 @@ def test_arch_list(arch_list: str, expected: list[object]) -> None:
     assert cuda_build.wanted_by(arch_list) == expected
 
 
-@pytest.mark.parametrize("arch_list", ["Hopper", "90", "9.0+ptx", "9.0 x", ";"])
-def test_arch_list_refused(arch_list: str) -> None:
-    with pytest.raises(SystemExit, match=r"TORCH_CUDA_ARCH_LIST must be like"):
-        cuda_build.wanted_by(arch_list)
-
-
 def test_targets() -> None:
     code = {folder: options[0] for folder, options in GENCODE.items()}
     assert cuda_build.targets(None, ALL) == {folder: [code[folder]] for folder in ALL}
@@ -124,7 +83,7 @@ def test_targets() -> None:
     }
     twice = cuda_build.targets([Wanted(86), Wanted(80, ptx=True), Wanted(87)], ALL)
     assert twice == {"sm80": [*GENCODE["sm80"]]}
-    assert cuda_build.targets([Wanted(75)], TODAY) == {}
+    assert cuda_build.targets([Wanted(75)], ("sm90",)) == {}
 
 
 def test_a_stand_in_runs_the_older_folders() -> None:
@@ -173,12 +132,6 @@ def test_a_folder_serves_what_runs_its_code(
         assert serving[-1] == expected, capability
 
 
-@pytest.mark.parametrize("capability", ["90", "9", "9.0a", "9.0;8.0"])
-def test_stand_in_refused(capability: str) -> None:
-    with pytest.raises(SystemExit, match="SCALED_MM_STAND_IN must be like"):
-        cuda_build.stand_in_by(capability)
-
-
 # ---- Whether there is a CUDA library -------------------------------------------------------------
 
 HERE = Path("/somewhere")
@@ -210,9 +163,13 @@ def test_decision(asked: str | None, machine: object, monkeypatch: pytest.Monkey
         assert "\n" not in remark
 
 
-def test_the_decision_knows_two_words() -> None:
-    with pytest.raises(SystemExit, match='SCALED_MM_CUDA must be 0 or 1, got "yes"'):
-        cuda_build.decide("yes", FULL)
+ARCH_LISTS, CAPABILITIES = ("Hopper", "90", "9.0+ptx", "9.0 x", ";"), ("90", "9", "9.0a", "9.0;8.0")
+REFUSED = {
+    "TORCH_CUDA_ARCH_LIST must be like": [partial(cuda_build.wanted_by, x) for x in ARCH_LISTS],
+    "SCALED_MM_STAND_IN must be like": [partial(cuda_build.stand_in_by, x) for x in CAPABILITIES],
+    'SCALED_MM_CUDA must be 0 or 1, got "yes"': partial(cuda_build.decide, "yes", FULL),
+}
+test_refused = refuses(REFUSED, error=SystemExit)
 
 
 def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,25 +232,6 @@ def test_the_oldest_torch_is_the_one_that_is_built_for() -> None:
     assert f'"torch>={major}.{minor}"]' in compile_against.pyproject(), "build-system.requires too"
 
 
-@pytest.mark.parametrize(
-    ("said", "version"),
-    [("torch (2.15.0)\nAvailable versions: 2.15.0, 2.14.1\n", "2.15.0"), ("", None)],
-)
-def test_the_newest_torch(
-    said: str,
-    version: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The one that pip finds; where it finds none, a line says so and nothing fails."""
-    done = subprocess.CompletedProcess([], 0 if said else 1, said, "")
-    monkeypatch.setattr(compile_against.subprocess, "run", lambda *given, **options: done)
-    monkeypatch.setattr(sys, "argv", ["compile_against.py", "newest", "--version"])
-    assert compile_against.main() == 0
-    got = capsys.readouterr().out
-    assert got == f"{version}\n" if version else "could not be had: pip index" in got
-
-
 def test_every_source_meets_the_oldest_torch(capsys: pytest.CaptureFixture[str]) -> None:
     checks = compile_against.checks(Path("/oldest/include"))
     checked = {check.source for check in checks}
@@ -308,36 +246,6 @@ def test_every_source_meets_the_oldest_torch(capsys: pytest.CaptureFixture[str])
         flags = " ".join(check.command)
         assert "/oldest/include" in flags
         assert "site-packages/torch/include" not in flags
-
-
-def test_headers_that_cannot_be_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def download(version: str, folder: Path) -> Path:
-        raise compile_against.NotToBeHad("no such version")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compile_against, "download", download)
-    monkeypatch.setattr(sys, "argv", ["compile_against.py", "oldest"])
-    assert compile_against.main() == 0
-    assert "could not be had: no such version" in capsys.readouterr().out
-    assert list((tmp_path / "scaled_mm").iterdir()) == []
-
-
-def test_headers_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(version: str, folder: Path) -> Path:
-        with zipfile.ZipFile(folder / "torch.whl", "w") as wheel:
-            wheel.writestr("torch/include/a.h", version)
-            wheel.writestr("torch/lib/big.so", "")
-        return folder / "torch.whl"
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compile_against, "download", download)
-    include = compile_against.headers("9.8.7")
-    assert (include / "a.h").read_text() == "9.8.7"
-    assert not (include.parent / "lib").exists()
-    monkeypatch.setattr(compile_against, "download", None)
-    assert compile_against.headers("9.8.7") == include
 
 
 def test_what_a_kind_is_compiled_for() -> None:

@@ -39,7 +39,6 @@ from weight_only_cases import assert_layers_within_their_bound
 from scaled_mm import load_quantized
 from scaled_mm.checkpoint.config_awq_gptq import AwqGptq, AwqGptqFields
 from scaled_mm.checkpoint.folder import Checkpoint
-from scaled_mm.checkpoint.layers_awq_gptq import AwqGptqLayer
 from scaled_mm.checkpoint.loading import quantised_layers
 from scaled_mm.nn import WeightOnlyLinear
 
@@ -140,23 +139,6 @@ def test_rotary_frequencies_are_passed_over(tmp_path: Path) -> None:
     more = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     write_toy(tmp_path, FORMS["awq"], **more)
     assert isinstance(load_quantized(toy(), tmp_path).qkv, WeightOnlyLinear)
-
-
-def test_headers_tell_the_layers(tmp_path: Path) -> None:
-    write_toy(tmp_path, FORMS["gptq-v2-act-order"])
-    checkpoint = Checkpoint(tmp_path)
-    assert checkpoint.quantization == AwqGptq("gptq", 4, 2, 8, False, True, ())
-    assert str(checkpoint.quantization) == "GPTQ v2, groups of 8"
-    layers = quantised_layers(checkpoint)
-    assert layers.keys() == {"qkv", "down"}
-    parts = frozenset({"qweight", "qzeros", "scales", "g_idx", "bias"})
-    assert layers["qkv"] == AwqGptqLayer("qkv", 96, 48, parts, checkpoint.quantization)
-    write_toy(tmp_path / "8", FORMS["gptq8-v1-one-group"])
-    checkpoint = Checkpoint(tmp_path / "8")
-    assert checkpoint.quantization == AwqGptq("gptq", 8, 1, -1, False, True, ())
-    assert str(checkpoint.quantization) == "GPTQ v1, 8 bits, groups of all rows"
-    sizes = {name: (layer.n, layer.k) for name, layer in quantised_layers(checkpoint).items()}
-    assert sizes == {"qkv": (96, 48), "down": (40, 32)}
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -23,9 +23,8 @@ from weight_only_cases import assert_layers_within_their_bound
 
 from scaled_mm import load_quantized
 from scaled_mm.checkpoint.folder import Checkpoint
-from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
+from scaled_mm.nn import ScaledLinear
 from scaled_mm.precompute import precompute
-from scaled_mm.validate import validate
 
 extra("compressed_tensors")
 transformers = extra("transformers")
@@ -90,12 +89,6 @@ def test_the_logits_are_the_references(name: str, dtype: str, tmp_path: Path) ->
     assert relative(logits, exact) < 0.1
 
 
-def test_weights_per_tensor(tmp_path: Path) -> None:
-    folder, _ = written(tmp_path, "dynamic-asymmetric", torch.bfloat16, strategy="tensor")
-    logits = load_quantized(llama(), folder)(IDS).logits
-    assert_bits(logits, by_reference(folder, "dynamic-asymmetric", torch.bfloat16)(IDS).logits)
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_precomputed_checkpoint_is_the_same_model(name: str, tmp_path: Path) -> None:
     """For this library, and for transformers, which passes over what it does not know."""
@@ -107,14 +100,6 @@ def test_a_precomputed_checkpoint_is_the_same_model(name: str, tmp_path: Path) -
         lambda path: transformers.LlamaForCausalLM.from_pretrained(path),
     ):
         assert_bits(load(tmp_path / "out")(IDS).logits, load(folder)(IDS).logits, name)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_validate_takes_the_checkpoint(name: str, tmp_path: Path) -> None:
-    folder, original = written(tmp_path, name, torch.float32)
-    report = validate(original, folder, [IDS], stride=5)
-    assert report.ok, report
-    assert len(report.layers) == 14 and min(layer.sqnr_db for layer in report.layers) > 20
 
 
 @pytest.mark.parametrize(
@@ -129,18 +114,8 @@ def test_real_checkpoints_that_are_not_served(
         Checkpoint(folder)
 
 
-NAMES = [
-    "awq",
-    "awq-bfloat16",
-    "gptq-v1",
-    "gptq-v1-act-order",
-    "gptq-v1-one-group",
-    "gptq-v2",
-    "gptq-v2-act-order",
-    "gptq8-v1-symmetric",
-    "gptq8-v1-act-order",
-    "gptq8-v2",
-]
+NAMES = ["awq", "awq-bfloat16", "gptq-v1", "gptq-v1-act-order", "gptq-v1-one-group", "gptq-v2"]
+NAMES += ["gptq-v2-act-order", "gptq8-v1-symmetric", "gptq8-v1-act-order", "gptq8-v2"]
 
 
 def written_int4(folder: Path, model: nn.Module, form: Form, shards: int) -> None:
@@ -172,30 +147,3 @@ def test_llama(name: str, tmp_path: Path) -> None:
     original = llama(torch.float32)(IDS).logits
     cost = {4: 0.05, 8: 0.005}[form.bits]  # of the bits themselves, at least
     assert relative(model(IDS).logits, original) > cost
-
-
-@pytest.mark.parametrize("name", ["awq", "gptq-v2-act-order"])
-def test_phi3_with_its_fused_layers(name: str, tmp_path: Path) -> None:
-    def phi3() -> nn.Module:
-        torch.manual_seed(0)
-        config = transformers.Phi3Config(
-            vocab_size=128,
-            hidden_size=48,
-            intermediate_size=80,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            original_max_position_embeddings=64,
-            initializer_range=0.2,
-            pad_token_id=0,
-            attn_implementation="eager",
-        )
-        return transformers.Phi3ForCausalLM(config).eval().requires_grad_(False)
-
-    form = FORMS[name]
-    written_int4(tmp_path, phi3(), form, shards=1)
-    model = load_quantized(phi3(), tmp_path)
-    for layer in ("self_attn.qkv_proj", "mlp.gate_up_proj"):
-        assert isinstance(model.model.layers[0].get_submodule(layer), WeightOnlyLinear)
-    check(tmp_path, model, phi3(), form, layers=4)

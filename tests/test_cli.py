@@ -50,41 +50,35 @@ MISSING = [  # command, what is not installed, what the one line says
 
 
 @pytest.mark.parametrize(("command", "missing", "said"), MISSING)
-def test_missing_extras_are_named_at_once(command, missing, said, capsys, monkeypatch, tmp_path):
+def test_missing_extras_are_named_at_once(command, missing, said, cli, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in EXTRAS:
         monkeypatch.setitem(sys.modules, name, None if name in missing else torch)
-    assert main(command.split()) == 2
-    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
+    assert cli(command, code=2) == f"scaled-mm: {said}\n"
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help(command, option, capsys):
-    assert main([*command.split(), option]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+def test_help(command, option, cli):
+    out = " ".join(cli(command, option).split())
     assert f"Usage: {' '.join(['scaled-mm', *command.split()])} " in out
     assert " ".join(COMMANDS.get(command, "Exit code: 0; 1 when").split()[:3]) in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_example_of_a_command_is_one_of_it(command, capsys):
+def test_the_example_of_a_command_is_one_of_it(command, cli):
     program, name, *arguments = EXAMPLES[command].split()
     assert (program, name) == ("scaled-mm", command)
     load(command).make_context(name, arguments)  # raises what it does not understand
-    assert main([command, "--help"]) == 0
-    assert f"Example: {EXAMPLES[command]}" in " ".join(capsys.readouterr().out.split())
+    assert f"Example: {EXAMPLES[command]}" in " ".join(cli(command, "--help").split())
 
 
-def test_a_bare_command_prints_help(capsys):
-    assert main([]) == 0
-    out = capsys.readouterr().out
-    assert "Usage: scaled-mm" in out and all(name in out for name in COMMANDS)
+def test_a_bare_command_prints_help(cli):
+    assert all(name in cli("") for name in ("Usage: scaled-mm", *COMMANDS))
 
 
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"scaled-mm {scaled_mm.__version__}\n"
+def test_version(cli):
+    assert cli("--version") == f"scaled-mm {scaled_mm.__version__}\n"
 
 
 RIGHT = [[], ["-h"], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
@@ -179,10 +173,9 @@ def test_errors_are_one_line(error, code, said, capsys, monkeypatch):
     assert capsys.readouterr() == ("", f"scaled-mm: {said}\n")
 
 
-def test_torch_is_out_of_memory(capsys, monkeypatch):
+def test_torch_is_out_of_memory(cli, monkeypatch):
     monkeypatch.setattr(info, "command", lambda **given: torch.empty(2**55, dtype=torch.uint8))
-    assert main(["info"]) == 2
-    assert capsys.readouterr().err.startswith("scaled-mm: there is not enough memory: ")
+    assert cli("info", code=2).startswith("scaled-mm: there is not enough memory: ")
 
 
 @pytest.mark.parametrize("kind", [AssertionError, TypeError, KeyError, RuntimeError])
@@ -226,28 +219,24 @@ FOREIGN = ["{}", "[]", "3", "[" * 100_000, "{", '{"results": [{}], "machine": {}
 
 
 @pytest.mark.parametrize("text", FOREIGN, ids=lambda x: repr(x[:20]))
-def test_bench_reads_what_is_no_result(text, capsys, tmp_path):
+def test_bench_reads_what_is_no_result(text, cli, tmp_path):
     path = tmp_path / "other.json"
     path.write_bytes(text.encode("latin-1"))
-    assert main(["bench", "--read", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"scaled-mm: {path}: must be ") and err.count("\n") == 1
+    assert cli("bench --read", path, code=2).startswith(f"scaled-mm: {path}: must be ")
 
 
-def test_info(capsys):
-    assert main(["info"]) == 0
-    out = capsys.readouterr().out
+def test_info(cli):
+    out = cli("info")
     for text in ("_C_cpu.abi3.so", torch.__version__, *_library.cpu_isas()):
         assert text in out
 
 
-def test_info_json(capsys, monkeypatch):
+def test_info_json(cli, monkeypatch):
     worst = _library.cpu_isas()[-1]
     monkeypatch.setenv("SCALED_MM_CPU_ISA", worst)
     with _library.forced_cpu_isa(worst):  # as if the process had begun with it
-        assert main(["info", "--json"]) == 0
+        known = json.loads(cli("info --json"))
         assert _library.cpu_isa() == worst  # as it was
-    known = json.loads(capsys.readouterr().out)
     assert known["instruction set"] == f"{worst} (by SCALED_MM_CPU_ISA)"
     checks = known["self-check"]
     assert [check["isa"] for check in checks] == _library.cpu_isas()
@@ -270,9 +259,8 @@ def a_gpu(monkeypatch):
     monkeypatch.setattr(info, "_check_awq", lambda device: check_awq("cpu"))
 
 
-def test_info_of_a_gpu(a_gpu, capsys):
-    assert main(["info", "--json"]) == 0
-    known = json.loads(capsys.readouterr().out)
+def test_info_of_a_gpu(a_gpu, cli):
+    known = json.loads(cli("info --json"))
     assert known["GPU"] == "GPU 0 (9.0, sm90); GPU 1 (7.0, no kernels)"
     checks = known["self-check"]
     assert [check["isa"] for check in checks] == [*_library.cpu_isas(), "sm90"]
@@ -280,18 +268,16 @@ def test_info_of_a_gpu(a_gpu, capsys):
     assert checks[-1]["elements"] > checks[0]["elements"]  # aligned sizes too
 
 
-def test_info_refuses_an_unknown_instruction_set(capsys, monkeypatch):
+def test_info_refuses_an_unknown_instruction_set(cli):
     with _library.forced_cpu_isa("mmx"):
-        assert main(["info"]) == 2
-    err = capsys.readouterr().err
+        err = cli("info", code=2)
     assert err.startswith("scaled-mm: SCALED_MM_CPU_ISA must be ") and err.endswith("got mmx\n")
 
 
-def test_info_fails_when_bits_are_off(capsys, monkeypatch):
+def test_info_fails_when_bits_are_off(cli, monkeypatch):
     right = info.scaled_mm
     monkeypatch.setattr(info, "scaled_mm", lambda *a, **k: -right(*a, **k))
-    assert main(["info"]) == 1
-    assert "0" in capsys.readouterr().out
+    assert "0" in cli("info", code=1)
 
 
 def test_module(tmp_path):

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import tiny
 from checkpoint_cases import files_of, state_of
-from helpers import extra, rows
+from helpers import Cli, extra, rows
 from llamas import IDS, llama
 from safetensors.torch import load_file, save_file
 from test_save_quantized import CONFIGS, assert_same_state, from_transformers
@@ -23,7 +24,6 @@ from scaled_mm.checkpoint import quantize_checkpoint
 from scaled_mm.checkpoint.calibrating import CALIBRATION
 from scaled_mm.checkpoint.files import TensorFile
 from scaled_mm.checkpoint.folder import Checkpoint
-from scaled_mm_cli.main import main
 
 extra("compressed_tensors")
 transformers = extra("transformers")
@@ -63,13 +63,6 @@ def loaded(folder: Path) -> nn.Module:
     """The float model as transformers loads it."""
     model: Any = transformers.LlamaForCausalLM.from_pretrained(folder, dtype="auto")
     return model.eval().requires_grad_(False)
-
-
-def run(*arguments: object) -> int:
-    return main(["quantize", *map(str, arguments)])
-
-
-# ---- The same bits -------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::scaled_mm.CalibrationWarning")
@@ -126,26 +119,18 @@ def test_one_tensor_is_in_memory_at_a_time(
 
 def test_tensors_that_the_model_computes_are_left_out(tmp_path: Path) -> None:
     """Old checkpoints of BERT hold position_ids, which no model of today takes."""
-    config = transformers.BertConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=16,
-    )  # fmt: skip
-    transformers.BertModel(config).eval().save_pretrained(tmp_path / "float")
+    tiny("BertModel").save_pretrained(tmp_path / "float")
     path = tmp_path / "float" / "model.safetensors"
     save_file({**load_file(path), "embeddings.position_ids": torch.arange(16)[None]}, path)
     report = quantize_checkpoint(tmp_path / "float", tmp_path / "out")
     assert report.dropped == ("embeddings.position_ids",)
-    model = load_quantized(transformers.BertModel(config).eval(), tmp_path / "out")
+    model = load_quantized(tiny("BertModel"), tmp_path / "out")
     wanted = quantize_model(transformers.BertModel.from_pretrained(tmp_path / "float"))
     assert_same_state(model, wanted)
     # Its norms feed the residual connections too, so none of them can be divided.
     with pytest.raises(ValueError, match="smoothing must find a norm whose output only quantised"):
-        quantize_checkpoint(
-            tmp_path / "float",
-            tmp_path / "smooth",
-            QuantConfig(smoothing=Smoothing()),
-            [torch.arange(16)[None]],
-        )
+        config, batches = QuantConfig(smoothing=Smoothing()), [torch.arange(16)[None]]
+        quantize_checkpoint(tmp_path / "float", tmp_path / "smooth", config, batches)
 
 
 def test_smoothing_goes_where_a_norm_takes_it(source: Path, tmp_path: Path) -> None:
@@ -158,9 +143,6 @@ def test_smoothing_goes_where_a_norm_takes_it(source: Path, tmp_path: Path) -> N
         if "layernorm" in name:
             same = torch.equal(x, after[name])
             assert same == ("input_layernorm" in name), name
-
-
-# ---- Without transformers ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -192,23 +174,13 @@ def test_patterns_do_without_transformers(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_transformers")
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("--target", "*_proj", "--scheme", "static", "--tokens", "TOKENS"),
-        ("--alpha", 0.5, "--text", "TEXT"),
-    ],
-    ids=["data-free", "calibrated", "text"],
+    "options", ["", "--target *_proj --scheme static --tokens {}/t", "--alpha 0.5 --text {}/t"]
 )
 def test_what_is_missing_is_named_with_one_line(
-    arguments: tuple[object, ...], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: str, source: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    files = {"TOKENS": tmp_path / "t", "TEXT": tmp_path / "t"}
     (tmp_path / "t").write_text("1 2 3\n")
-    given = [files.get(str(each), each) for each in arguments]
-    assert run(source, "-o", tmp_path / "out", *given) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    said = cli(f"quantize {source} -o {tmp_path}/out {options.format(tmp_path)}", code=2)
     assert "needs transformers, which is not installed" in said
     assert "pip install 'scaled-mm[transformers]'" in said
 
@@ -222,16 +194,12 @@ def test_a_model_that_transformers_does_not_know(source: Path, tmp_path: Path) -
     assert len(report.layers) == 14
 
 
-# ---- The command ---------------------------------------------------------------------------------
-
-
-def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(source: Path, tmp_path: Path, cli: Cli) -> None:
     """Quantised, compared with the float folder, and loaded: no line of Python needed between."""
     text = tmp_path / "text"
     text.write_text("\n\n".join(SENTENCES) + "\n")
-    options = ["--scheme", "static-asymmetric", "--override", "*.down_proj=dynamic", "--alpha", 0.5]
-    assert run(source, "-o", tmp_path / "out", *options, "--text", text) == 0
-    printed, errors = capsys.readouterr()
+    options = "--scheme static-asymmetric --override *.down_proj=dynamic --alpha 0.5"
+    printed = cli(f"quantize {source} -o {tmp_path}/out {options} --text", text)
     for line in (
         "2 layers: dynamic symmetric, per token, weights per channel",
         "12 layers: static asymmetric, per tensor, weights per channel",
@@ -241,12 +209,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         "copied along: README.md, generation_config.json, tokenizer.json",
     ):
         assert line in printed
-    assert "Traceback" not in errors and "Loading weights" not in errors
-    assert (
-        main(["validate", str(tmp_path / "out"), "--float", str(source), "--text", str(text)]) == 0
-    )
-    assert "PASS" in capsys.readouterr().out
-
+    assert "PASS" in cli(f"validate {tmp_path}/out --float {source} --text", text)
     ids = [torch.tensor([[WORDS[word] for word in line.split()]]) for line in SENTENCES]
     wanted = quantize_model(
         loaded(source),
@@ -259,23 +222,18 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.filterwarnings("ignore::scaled_mm.CalibrationWarning")
-def test_token_files_and_json(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_token_files_and_json(source: Path, tmp_path: Path, cli: Cli) -> None:
     tokens = tmp_path / "tokens"
     lines = [" ".join(str(WORDS[word]) for word in line.split()) for line in SENTENCES]
     tokens.write_text("\n\n".join(lines))
-    options = ["--scheme", "static", "--search", "--json", "--length", 3]
-    assert run(source, "-o", tmp_path / "out", *options, "--tokens", tokens) == 0
-    report = json.loads(capsys.readouterr().out)
+    options = f"--scheme static --search --json --length 3 --tokens {tokens}"
+    report = json.loads(cli(f"quantize {source} -o {tmp_path}/out {options}"))
     assert report["smoothed"] == 10 and len(report["layers"]) == 14
-    command = ["validate", str(tmp_path / "out"), "--float", str(source)]
-    assert main([*command, "--tokens", str(tokens), "--min-cosine", "0.9"]) == 0
-    assert "PASS" in capsys.readouterr().out
-    assert main([*command, "--tokens", str(tokens), "--text", str(tokens)]) == 2
-    assert main(["validate", "--tokens", str(tokens)]) == 2
-    assert "got both" in (said := capsys.readouterr().err)
-    assert "--tokens must come with a checkpoint, got minilm" in said
+    command = f"validate {tmp_path}/out --float {source} --tokens {tokens}"
+    assert "PASS" in cli(f"{command} --min-cosine 0.9")
+    assert "got both" in cli(f"{command} --text {tokens}", code=2)
+    said = "--tokens must come with a checkpoint, got minilm"
+    assert said in cli("validate --tokens", tokens, code=2)
     ids = [torch.tensor([[int(id) for id in line.split()[:3]]]) for line in lines]
     search = Smoothing(search=tuple(i / 10 for i in range(11)))
     wanted = quantize_model(loaded(source), QuantConfig("static", smoothing=search), ids)
@@ -313,8 +271,10 @@ OPTIONS: dict[str, Any] = {
         ("blocks", "blockwise_int8", "weight_scale_inv"),
     ],
 )
-def test_formats(scheme: str, format: str, part: str, source: Path, tmp_path: Path) -> None:
-    assert run(source, "-o", tmp_path / "out", "--scheme", scheme, "--format", format) == 0
+def test_formats(
+    scheme: str, format: str, part: str, source: Path, tmp_path: Path, cli: Cli
+) -> None:
+    cli(f"quantize {source} -o {tmp_path}/out --scheme {scheme} --format {format}")
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert format in (config["quant_method"], config.get("format"))
     assert f"model.layers.0.mlp.up_proj.{part}" in Checkpoint(tmp_path / "out")
@@ -323,22 +283,18 @@ def test_formats(scheme: str, format: str, part: str, source: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(("said", "options"), rows(OPTIONS))
 def test_options_that_are_refused(
-    said: str, options: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    said: str, options: str, source: Path, tmp_path: Path, cli: Cli
 ) -> None:
     texts = {"TEXT": "words\n", "ABOVE": "1\n128", "BELOW": "-1", "EMPTY": " \n\n", "NONE": None}
     for file, text in texts.items():
         if text is not None:
             (tmp_path / file).write_text(text)
     given = [tmp_path / each if each in texts else each for each in options.split()]
-    assert run(source, "-o", tmp_path / "out", *given) == 2
-    printed, errors = capsys.readouterr()
-    assert not printed and errors.count("\n") == 1
-    assert said in errors
+    assert said in cli("quantize", source, "-o", tmp_path / "out", *given, code=2)
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_are_refused(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "empty").mkdir()
     for folder, said in (("empty", "has no .safetensors file"), ("none", "there is no such file")):
-        assert run(tmp_path / folder, "-o", tmp_path / "out") == 2
-        assert said in capsys.readouterr().err
+        assert said in cli(f"quantize {tmp_path}/{folder} -o {tmp_path}/out", code=2)

@@ -36,7 +36,11 @@ REFUSED = {
     "explain 1 64 64 --bits 8 --activation reglu": "--activation must be left out with --bits, got",
     "explain 1 64 64 --int8-input": "--int8-input must stand beside --bits, got it without",
     "explain 1 64 64 --blocks --awq": "--blocks must be left out with --awq, got both",
-    "bench --shape 4x4": "--shape must be MxNxK",
+    "bench --shape 4096": "--shape must be MxNxK, such as 64x4096x4096, got 4096",
+    "bench --shape 0x1x1": "--shape must be MxNxK",
+    "bench --shape 1x-2x3": "--shape must be MxNxK",
+    "bench --weight 8": "--weight must be NxK, such as 4096x4096, got 8",
+    "bench --shape 1x2x3 --m 4": "--shape must be given without",
     "bench --device tpu": "--device must be one of cpu, cuda, got tpu",
     "bench --device cpu --png x.png": "--png must be given with shapes measured by",
     "bench --read no-such.json": "no-such.json: No such file or directory",
@@ -48,6 +52,11 @@ REFUSED = {
     "bench --awq-dequantize --m 1": "--awq-dequantize must be given without --shape and",
     "bench --awq --awq-dequantize": "--awq must be given without --awq-dequantize, got both",
     "bench --awq --png x.png": "--png must be given without --awq, got awq_gemm",
+    "bench --awq --group 0": "--group must be at least 1 with --awq, got 0",
+    "bench --mixed w2a16": "--mixed must be one of w8a16, w4a16, w4a8, got",
+    "bench --mixed w8a16 --awq": "--awq must be given without --mixed, got both",
+    "bench --mixed w4a16 --epilogue azp": "--epilogue must be left out",
+    "bench --mixed w4a16 --shape 1x64x100": "--weight must have K in multiples of the group",
     "bench --grouped gpt": "--grouped must be one of mixtral-8x7b",
     "bench --grouped all --awq": "--grouped must be given with --m alone",
     "bench --grouped all --layer bert-base": "--layer must be given with --m alone",
@@ -74,7 +83,7 @@ if not torch.cuda.is_available():
     REFUSED |= NO_GPU
 
 
-BEHIND_PROGRESS = ("bench --awq --weight", "bench --model gpt")
+BEHIND_PROGRESS = ("bench --awq --weight", "bench --model gpt", "bench --mixed w4a16 --shape")
 
 
 @pytest.mark.parametrize("line", REFUSED)

@@ -269,9 +269,6 @@ def test_int4_of_vllm(k: int, n: int, group: int, dtype: torch.dtype) -> None:
     assert_bits(compat.awq_gemm(**keywords, split_k_iters=1), y)
 
 
-# --- torch.compile, refusals ----------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic: bool) -> None:

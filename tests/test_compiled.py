@@ -30,16 +30,6 @@ def text_of(made: ep.Epilogue, kernel: str, light: bool = False) -> str:
     return source(made.program, dtypes, LINES[kernel], light)
 
 
-# --- the source -----------------------------------------------------------------------------------
-
-
-def test_the_lines_are_the_table_s() -> None:
-    assert list(LINES) == _library.cuda_kernels("sm90")
-    assert LINES["stream_16x64"].streams and not LINES["ping_64x64_2x1"].streams
-    assert LINES["ping_128x192_2x1"].sums == 192 and LINES["coop_128x256_1x1"].sums == 128
-    assert lines(toolchain.CSRC, "sm80") == {}
-
-
 def test_names_of_the_user_reach_no_compiler() -> None:
     namespace: dict[str, Any] = {"ep": ep}
     exec("def evil(acc: ep.Acc, system: ep.Row):\n return ep.to_float(acc) * system", namespace)
@@ -55,18 +45,6 @@ def test_what_a_kernel_does_not_take() -> None:
     assert text_of(per_token, "ping_128x192_2x1", light=True)
     with pytest.raises(NotCompiled, match="not compiled for sm90/other"):
         launches.prepared(per_token.program.encoded(torch.float16), "sm90", "other", True)
-
-
-def test_what_is_light() -> None:
-    def is_light(made: ep.Epilogue) -> bool:
-        ints = made.program.encoded(torch.bfloat16)
-        facts = ("H200", 90, 132, 4.8e6, 0.0)
-        return _library.explain("program", ints, 16, 4096, 4096, *facts)["light"]
-
-    assert is_light(per_token) and not is_light(gated)
-
-
-# --- the key --------------------------------------------------------------------------------------
 
 
 def beginning(made: ep.Epilogue = per_token, kernel: str = "stream_16x64", **more: Any) -> str:
@@ -94,9 +72,6 @@ def test_the_key_has_all_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return at_home(tmp_path, monkeypatch)
-
-
-# --- the mode -------------------------------------------------------------------------------------
 
 
 def test_modes() -> None:

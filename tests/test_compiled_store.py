@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,38 +74,32 @@ def test_without_a_compiler_what_was_kept_serves(
         make()
 
 
-def damaged(path: Path, how: str) -> None:
-    record = path.with_suffix(".json")
-    if how == "bytes":
-        path.write_bytes(path.read_bytes()[:-1] + b"x")
-    elif how == "cut":
-        path.write_bytes(path.read_bytes()[:1000])
-    elif how == "no record":
-        record.unlink()
-    elif how == "broken record":
-        record.write_text("{")
-    elif how == "a list":
-        record.write_text("[]")
-    elif how == "another format":
-        record.write_text(json.dumps({**json.loads(record.read_text()), "format": 2}))
-    elif how == "anyone's":
-        path.chmod(0o666)
-    elif how == "anyone's record":
-        record.chmod(0o622)
-    elif how == "a link":
-        path.rename(path.with_suffix(".elsewhere"))
-        path.symlink_to(path.with_suffix(".elsewhere"))
+def record(path: Path) -> Path:
+    return path.with_suffix(".json")
 
 
-DAMAGES = "bytes, cut, no record, broken record, a list, another format, anyone's, "
-DAMAGES += "anyone's record, a link"
+def another_format(path: Path) -> None:
+    record(path).write_text(json.dumps({**json.loads(record(path).read_text()), "format": 2}))
 
 
-@pytest.mark.parametrize("how", DAMAGES.split(", "))
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "bytes": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:1000]),
+    "no record": lambda path: record(path).unlink(),
+    "broken record": lambda path: record(path).write_text("{"),
+    "a list": lambda path: record(path).write_text("[]"),
+    "another format": another_format,
+    "anyone's": lambda path: path.chmod(0o666),
+    "anyone's record": lambda path: record(path).chmod(0o622),
+    "a link": lambda path: path.symlink_to(path.rename(path.with_suffix(".elsewhere"))),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_what_is_broken_or_foreign_is_compiled_anew(home: Path, how: str) -> None:
     first = make()
     first.verified()
-    damaged(first.path, how)
+    DAMAGES[how](first.path)
     again = make()
     assert runs(home) == 2 and not again.is_verified
     assert again.path.read_bytes() == (home / "given.so").read_bytes()
@@ -132,29 +127,22 @@ def test_a_folder_that_others_may_write_is_left_alone(home: Path) -> None:
     assert not made.path.exists()
 
 
-def test_a_read_only_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(30, "Read-only file system")
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.Path, "mkdir", refuse)
-    made = make()
-    assert made.folder and runs(home) == 1
+
+def test_a_cache_that_is_not_to_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.Path, "mkdir", full)
+    assert make().folder and runs(home) == 1
 
 
 def test_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(store.tempfile, "mkdtemp", full)
     with pytest.raises(NotCompiled, match="No space left"):
         make()
-    monkeypatch.undo()
 
 
 def test_a_record_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as changed:
         changed.setattr(store.tempfile, "mkstemp", full)
         assert make().folder  # elsewhere

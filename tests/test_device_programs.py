@@ -11,7 +11,6 @@ from program_cases import ROOT, int8, played_library, pressed, problem
 from torch import Tensor
 
 from scaled_mm import epilogue as ep
-from scaled_mm._program import OPERATIONS
 
 Played = Callable[[Tensor, Tensor, Sequence[Tensor], Sequence[int]], list[Tensor]]
 
@@ -66,15 +65,6 @@ def per_token(
     return ep.fma(column, row * ep.to_float(acc - azp * adj), bias)
 
 
-JOINED = {
-    scaled: "operand mul_of_int add_int mul_of_int sub mul",
-    added: "to_float sub mul mul_add operand mul_add add",
-    clamped: "to_float operand max clamp max min min",
-    corrected: "sub_product sub_product mul_int mul_int sub_int sub_int",
-    per_token: "sub_product mul_of_int fma",
-}
-
-
 def operand(kind: str, m: int, n: int, seed: int) -> Tensor:
     """Of any dtype, some with gaps, some with infinities and NaNs."""
     generator = torch.Generator().manual_seed(seed)
@@ -86,9 +76,10 @@ def operand(kind: str, m: int, n: int, seed: int) -> Tensor:
     return x[..., ::2] if seed % 2 else x[..., : shape[-1]].contiguous()
 
 
-@pytest.mark.parametrize("epilogue", JOINED, ids=lambda x: x.__name__)
+@pytest.mark.parametrize(
+    "epilogue", [scaled, added, clamped, corrected, per_token], ids=lambda x: x.__name__
+)
 def test_joined_steps(played: Played, epilogue: ep.Epilogue) -> None:
-    names = [*OPERATIONS, "mul_of_int", "mul_add", "clamp", "sub_product"]
     for seed, (m, n) in enumerate([(1, 1), (3, 6), (16, 64), (13, 70), (17, 36), (9, 4)] * 2):
         a, b = int8(m, 16, seed=seed), int8(n, 16, seed=seed + 1).t()
         given = {}
@@ -96,9 +87,6 @@ def test_joined_steps(played: Played, epilogue: ep.Epilogue) -> None:
             x = operand(each.axis.name.title(), m, n, seed + i)
             given[each.name] = x if each.is_float else (x.float().nan_to_num() * 1e6).int()
         arguments = a, b, list(given.values()), epilogue.program.encoded(torch.float32)
-        steps = torch.ops.scaled_mm_played.steps.default(*arguments)
-        if m > 1:  # of one row, a Col is the same for all rows
-            assert " ".join(names[i] for i in steps) == JOINED[epilogue]
         expected = epilogue.reference(a, b, **given, out_dtype=torch.float32)
         expected = (expected,) if isinstance(expected, Tensor) else expected
         for x, y in zip(played(*arguments), expected, strict=True):

@@ -3,10 +3,8 @@ worker, a fork; and what chooses the instruction set."""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from awq_cases import AwqCase
-from helpers import ISAS, bits, run_python
+from helpers import ISAS, ROUNDING, bits, run_python, strange_mode, x86_only
 from operands import Case, Vector
 from quantize_cases import QuantizeCase
 from torch import Tensor
@@ -142,8 +140,7 @@ def test_calls_from_many_threads(isa: str, expected: str) -> None:
 
 # --- floating-point modes -------------------------------------------------------------------------
 
-x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="FE_* constants of x86-64")
-ROUNDING = {"down": 0x400, "up": 0x800, "to-zero": 0xC00}
+MODES = ("down", "up", "to-zero")
 
 
 @pytest.fixture
@@ -170,46 +167,37 @@ def test_the_reference_when_subnormals_are_flushed(defined: str, flush_denormal:
     assert torch.tensor([1e-40]).mul(1.0).item() == 0, "the caller's mode is restored"
 
 
+def digest_rounded(mode: str, of: Callable[[], Iterator[Tensor]]) -> str:
+    """In a rounding mode, which is left as it is."""
+    with strange_mode(mode) as libm:
+        got, restored = digest(of), libm.fegetround()
+    assert restored == ROUNDING[mode]
+    return got
+
+
 @x86_only
-@pytest.mark.parametrize("mode", ROUNDING)
+@pytest.mark.parametrize("mode", MODES)
 def test_rounding_mode(isa: str, expected: str, mode: str) -> None:
-    libm = ctypes.CDLL("libm.so.6")
-    assert libm.fesetround(ROUNDING[mode]) == 0
-    try:
-        got, restored = digest(), libm.fegetround()
-    finally:
-        libm.fesetround(0)
-    assert got == expected
-    assert restored == ROUNDING[mode]
+    assert digest_rounded(mode, outputs) == expected
 
 
 @x86_only
-@pytest.mark.parametrize("mode", ROUNDING)
+@pytest.mark.parametrize("mode", MODES)
 def test_the_reference_in_a_rounding_mode(defined: str, mode: str) -> None:
-    libm = ctypes.CDLL("libm.so.6")
-    assert libm.fesetround(ROUNDING[mode]) == 0
-    try:
-        got, restored = digest(definitions), libm.fegetround()
-    finally:
-        libm.fesetround(0)
-    assert got == defined
-    assert restored == ROUNDING[mode]
+    assert digest_rounded(mode, definitions) == defined
 
 
 IN_A_STRANGE_MODE = """
-import ctypes, sys, torch
+import sys, torch
 torch.set_num_threads(1)
 import test_environment
-from helpers import each_isa
+from helpers import each_isa, strange_mode
 
-libm, x = ctypes.CDLL("libm.so.6"), torch.arange(4e6)
+x = torch.arange(4e6)
 nearest = x / 7
-torch.set_flush_denormal(True)
-libm.fesetround(int(sys.argv[1]))
-torch.set_num_threads(4)  # workers are born in the mode of the thread that makes them
-x.div(7)
-libm.fesetround(0)
-torch.set_flush_denormal(False)
+with strange_mode(sys.argv[1], True):
+    torch.set_num_threads(4)  # workers are born in the mode of the thread that makes them
+    x.div(7)
 assert not torch.equal(x.div(7), nearest), "no worker is in the strange mode"
 what = getattr(test_environment, sys.argv[2])
 print(*{test_environment.digest(what) for isa in each_isa()})
@@ -217,18 +205,16 @@ print(*{test_environment.digest(what) for isa in each_isa()})
 
 
 @x86_only
-@pytest.mark.parametrize("mode", ROUNDING)
+@pytest.mark.parametrize("mode", MODES)
 def test_rounding_mode_of_workers(expected: str, mode: str) -> None:
-    assert run_python(IN_A_STRANGE_MODE, str(ROUNDING[mode]), "outputs").strip() == expected
+    assert run_python(IN_A_STRANGE_MODE, mode, "outputs").strip() == expected
 
 
 @x86_only
 def test_the_reference_beside_workers_in_a_strange_mode(defined: str) -> None:
-    got = run_python(IN_A_STRANGE_MODE, str(ROUNDING["up"]), "definitions").strip()
+    got = run_python(IN_A_STRANGE_MODE, "up", "definitions").strip()
     assert got == defined
 
-
-# --- processes ------------------------------------------------------------------------------------
 
 FORK = """
 import os, sys, torch, test_environment

@@ -93,9 +93,6 @@ def routed(tokens: int) -> tuple[Tensor, Tensor]:
     return index, torch.rand(tokens, K, generator=drawn)
 
 
-# --- the layer ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", ["W8A8", "dynamic-asymmetric", "static-asymmetric"])
 @pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
@@ -176,9 +173,6 @@ def test_no_token() -> None:
     made = experts_of(quantize_model(tiny("MixtralForCausalLM")))
     given = torch.randn(0, 32), torch.zeros(0, K, dtype=torch.int64), torch.zeros(0, K)
     assert made(*given).shape == (0, 32)
-
-
-# --- models ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -294,9 +288,6 @@ def test_validation_has_a_line_for_each_linear() -> None:
     names = {layer.name for layer in report.layers}
     assert "model.layers.1.mlp.experts.2.up_proj" in names
     assert report.ok and all(layer.off_r1 == 0 for layer in report.layers)
-
-
-# --- what is left out or refused ------------------------------------------------------------------
 
 
 def test_left_out() -> None:

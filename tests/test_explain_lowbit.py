@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from awq_cases import explain_awq
-from helpers import refuses
+from helpers import Cli, refuses
 from test_explain import text_of
 
 from scaled_mm import _library
 from scaled_mm.explain import DEVICES, explain, explain_mixed
-from scaled_mm_cli.main import main
 
 TAKES_PACKED = "takes packed units"
 
@@ -44,18 +43,6 @@ def test_the_library_answers_for_a_packed_weight():
             assert plain == (kernel.reason == "takes AWQ's words, not packed ones")
 
 
-def test_the_int4_choice_follows_the_shape():
-    """Few tokens come straight from the words, if the words are cut so."""
-
-    def chosen(m, n, k, group=128):
-        kernel = explain_awq(m, n, k, group=group, device=DEVICES["H200"]).chosen
-        assert kernel is not None
-        return kernel.name
-
-    assert chosen(1, 4096, 4096).startswith("stream_")
-    assert chosen(1, 4096, 4096, 16) == "dense"
-
-
 @pytest.mark.parametrize(
     ("n", "k", "group", "said"),
     [
@@ -71,12 +58,6 @@ def test_shapes_that_do_not_stream(n, k, group, said):
     assert (dense.name, dense.chosen) == ("dense", True)
     assert {kernel.reason for kernel in streams} == {f"does not take the shape: {said}"}
     assert {kernel.predicted_us for kernel in streams} == {None}
-
-
-def test_a_device_that_dequantises_first():
-    found = explain_awq(1, 4096, 4096, device=DEVICES["A100"])
-    assert found.arch == "sm80" and found.weight_floor_us > 0
-    assert found.chosen is not None and "dequantises W" in found.chosen.what
 
 
 def test_an_empty_int4_product():
@@ -99,16 +80,21 @@ AWQ_REFUSED = {
 test_int4_refusals = refuses(AWQ_REFUSED, explain_awq, end="$", m=1, n=64, k=64, group=32)
 
 
-def test_int4_command(capsys):
-    line = ["explain", "16", "4096", "8192", "--awq", "--group", "64", "--device", "H200"]
-    assert main(line) == 0
-    out = capsys.readouterr().out
-    assert "M=16 N=4096 K=8192, int4 in groups of 64, bfloat16, on H200" in out
-    assert "chosen: straight from the words, tiles of" in out
-    assert "floor of the weight alone: 3.8 us, 18,087,936 bytes" in out
-    assert main([*line, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["group"], found["weight_bytes"]) == (64, 18_087_936)
+COMMANDS = {  # what is asked: what is shown, and a field of the JSON
+    "--awq --group 64": ("int4 in groups of 64, bfloat16", "weight_bytes", 18_087_936),
+    "--bits 8 --group 128 --zeros integer --packed": ("int8 in groups of 128", "bits", 8),
+    "--bits 8": ("K=8192, int8", "group", 8192),
+    "--bits 4 --group 128 --int8-input": ("int8 wgmma from packed words", "int8_input", True),
+    "--blocks": ("int8 in blocks of 128, bfloat16", "blocks", True),
+}
+
+
+@pytest.mark.parametrize("asked", COMMANDS)
+def test_command(asked: str, cli: Cli) -> None:
+    shown, field, value = COMMANDS[asked]
+    line = f"explain 16 4096 8192 --device H200 {asked}"
+    assert shown in cli(line)
+    assert json.loads(cli(line, "--json"))[field] == value
 
 
 def test_a_forced_kernel_of_int4():
@@ -144,15 +130,6 @@ REFUSED = {
     "k must be at least 0, got -1": {"k": -1},
 }
 test_refusals_of_weight_only_products = refuses(REFUSED, explain_mixed, end="$", m=1, n=64, k=64)
-
-
-def test_command_of_weight_only_products(capsys):
-    line = ["explain", "16", "4096", "8192", "--bits", "8", "--device", "H200"]
-    assert main([*line, "--group", "128", "--zeros", "integer", "--packed"]) == 0
-    assert "M=16 N=4096 K=8192, int8 in groups of 128, bfloat16" in capsys.readouterr().out
-    assert main([*line, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["bits"], found["group"]) == (8, 8192)
 
 
 OTHER = {"w4a8": "takes weights of 4 bits", "blocks": "takes int8 in blocks"}
@@ -216,15 +193,3 @@ BLOCKS_REFUSED = {
     "out_dtype must be one of bfloat16, float16, float32, got int8": {"out_dtype": "int8"},
 }
 test_refusals_of_blocks = refuses(BLOCKS_REFUSED, explain, end="$", m=1, n=64, k=64, blocks=True)
-
-
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["explain", "16", "4096", "8192", "--device", "H200"]
-    assert main([*line, "--bits", "4", "--group", "128", "--int8-input"]) == 0
-    out = capsys.readouterr().out
-    assert "K=8192, int4 in groups of 128, int8 activations, bfloat16, on H200" in out
-    assert "chosen: int8 wgmma from packed words" in out
-    assert main([*line, "--blocks"]) == 0
-    assert "K=8192, int8 in blocks of 128, bfloat16, on H200" in capsys.readouterr().out
-    assert main([*line, "--blocks", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["blocks"]

@@ -9,16 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from scaled_mm.explain import DEVICES, Device, ask_library, ask_library_lowbit, explain
+from scaled_mm.explain import DEVICES, Device, ask_library, ask_library_lowbit
 
-RATES = (
-    "memory_share",
-    "products_per_us",
-    "most_products_per_us",
-    "l2_bytes_per_us",
-    "lone_bytes_per_us",
-    "latency",
-)
+RATES = ["memory_share", "products_per_us", "most_products_per_us", "l2_bytes_per_us"]
+RATES += ["lone_bytes_per_us", "latency"]
 
 
 def told(device: Device) -> dict[str, Any]:
@@ -92,16 +86,3 @@ def test_part_of_a_gpu_has_its_multiprocessors_part() -> None:
     whole, part = told(DEVICES["H100"]), told(Device("NVIDIA H100 MIG 3g.40gb", 90, 60, 1.5))
     assert part["bytes_per_us"] == 1.5e6
     assert {name: whole[name] for name in RATES} == {name: part[name] for name in RATES}
-
-
-def test_slow_tensor_cores_are_seen() -> None:
-    """An H20 has a seventh of the products of an H200: times at many tokens follow them."""
-
-    def us(name: str) -> float:
-        kernel = explain(8192, 8192, 8192, device=DEVICES[name]).chosen
-        assert kernel is not None and kernel.predicted_us is not None
-        return kernel.predicted_us
-
-    assert 4 < us("H20") / us("H200") < 8
-    assert 1 <= us("H100") / us("H200") < 1.1
-    assert us("H100") < us("H100-PCIe")

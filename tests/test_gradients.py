@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -193,47 +192,6 @@ def test_fused_modules_are_followed_part_by_part() -> None:
     _, expected = gradients_of(nn.Sequential(*made), x, dy)
     _, got = gradients_of(scaled_mm.nn.fused.FusedSequential(*made), x, dy)
     assert_bits(got, expected)
-
-
-class Lora(nn.Module):
-    def __init__(self, base: nn.Module, k: int, n: int) -> None:
-        super().__init__()
-        self.base = base
-        self.down, self.up = nn.Linear(k, 4, bias=False), nn.Linear(4, n, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
-
-
-def loss_after_200_steps(quantise: Callable[[nn.Linear], nn.Module]) -> float:
-    """Of adapters on two frozen layers that learn what other layers do."""
-    torch.manual_seed(4)
-    sizes = (32, 64, 16)
-    bases = [nn.Linear(k, n).requires_grad_(False) for k, n in pairwise(sizes)]
-    others = [nn.Linear(layer.in_features, layer.out_features) for layer in bases]
-    model = nn.Sequential()
-    for base in bases:
-        model.append(Lora(quantise(base), base.in_features, base.out_features))
-        model.append(nn.GELU())
-    x = torch.randn(256, 32)
-    with torch.no_grad():
-        wanted = nn.Sequential(others[0], nn.GELU(), others[1], nn.GELU())(x)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    assert len(trained) == 4
-    optimizer = torch.optim.Adam(trained, lr=1e-2)
-    for _ in range(200):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), wanted)
-        loss.backward()
-        optimizer.step()
-    return float(functional.mse_loss(model(x), wanted).detach())
-
-
-def test_adapters_learn_as_on_a_float_base() -> None:
-    expected = loss_after_200_steps(lambda base: base)
-    for quantise in (ScaledLinear.from_linear, WeightOnlyLinear.from_linear):
-        assert loss_after_200_steps(quantise) <= 1.02 * expected
 
 
 @pytest.mark.parametrize("scheme", ["dynamic", "w8a16"])

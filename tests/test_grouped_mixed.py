@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from grouped_mixed_cases import bound, cases, one_by_one, operands_of, packed, plain
-from helpers import ISAS, assert_bits, bytes_of, each_isa, refuses
+from helpers import ISAS, assert_bits, each_isa, refuses
 from mixed_cases import KINDS, MixedCase
 from test_awq import assert_bounded
 from torch import Tensor
@@ -33,11 +33,8 @@ pytestmark = [
 def test_bits_of_each_experts_product() -> None:
     for seed, operands in enumerate(cases(80)):
         given = packed(operands)
-        before = bytes_of([x for x in given.values() if isinstance(x, Tensor)])
-        for isa in each_isa():
+        for isa in each_isa(given.values()):
             assert_bits(grouped_mixed_mm(**given), one_by_one(mixed_mm, given), isa, seed)
-        after = bytes_of([x for x in given.values() if isinstance(x, Tensor)])
-        assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True)), seed
 
 
 @pytest.mark.slow
@@ -75,9 +72,6 @@ def test_decode_reads_only_the_experts_hit() -> None:
     expected = mixed_mm(x, w[experts // 2])
     w.data[torch.arange(experts) != experts // 2] = torch.nan
     assert_bits(grouped_mixed_mm(x, w, ends), expected)
-
-
-# --- stacks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("bits", "zero"), KINDS)
@@ -118,8 +112,6 @@ def test_weights_prepared_for_other_engines(bits: int) -> None:
         own = {"x": x, "w": pack_weight(q, scales, zeros=z, bits=bits), "offsets": ends}
         assert_bits(grouped_mixed_mm(x, theirs, ends), one_by_one(mixed_mm, own))
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 Q, SCALES = torch.ones(3, 32, 8, dtype=torch.int8), torch.ones(3, 2, 8).half()
 W, ENDS = pack_weight(Q, SCALES, bits=4), torch.tensor([2, 5, 9], dtype=torch.int32)
@@ -170,9 +162,6 @@ def test_no_stacks() -> None:
         pack_weight(Q, SCALES[:2], bits=4)
     with pytest.raises(ValueError, match=r"^packed must be a contiguous buffer of shape \(\d+,\)"):
         mixed_mm(GOOD["x"], W)
-
-
-# --- as an op of torch ----------------------------------------------------------------------------
 
 
 def test_opcheck() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
 from awq_cases import DTYPES, AwqCase
-from helpers import assert_bits, run_python
+from helpers import ROUNDING, assert_bits, run_python, strange_mode, x86_only
 from operands import Operands
 
 import scaled_mm
@@ -77,7 +74,6 @@ def test_products_at_both_ends(isa: str, dtype: torch.dtype, rows: int) -> None:
 
 # --- the caller's floating-point mode -------------------------------------------------------------
 
-ROUNDING = {"nearest": 0, "down": 0x400, "up": 0x800, "to-zero": 0xC00}
 CASES = {
     "usual": AwqCase("usual", 160, 152, 80, rows=(9,), bias=torch.float32),
     "bfloat16": AwqCase("bfloat16", 160, 152, 80, torch.bfloat16, "signed", (3,), torch.bfloat16),
@@ -95,19 +91,6 @@ def all_outputs() -> list[torch.Tensor]:
     return [out for operands in OPERANDS.values() for out in outputs(operands)]
 
 
-@contextmanager
-def strange_mode(mode: str, flush: bool) -> Iterator[ctypes.CDLL]:
-    libm = ctypes.CDLL("libm.so.6")
-    torch.set_flush_denormal(flush)
-    assert libm.fesetround(ROUNDING[mode]) == 0
-    try:
-        yield libm
-    finally:
-        libm.fesetround(0)
-        torch.set_flush_denormal(False)
-
-
-x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="FE_* constants of x86-64")
 modes = pytest.mark.parametrize(
     ("mode", "flush"), [("nearest", True), ("down", False), ("up", True), ("to-zero", False)]
 )
@@ -130,8 +113,8 @@ def test_the_mode_changes_nothing_and_is_restored(isa: str, mode: str, flush: bo
 IN_STRANGE_WORKERS = """
 import sys, torch
 torch.set_num_threads(1)
-from helpers import bits
-from test_guards_int4 import all_outputs, strange_mode
+from helpers import bits, strange_mode
+from test_guards_int4 import all_outputs
 before, x = all_outputs(), torch.arange(4e6)
 nearest = x / 7
 with strange_mode(sys.argv[1], True):

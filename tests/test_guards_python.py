@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import VARIANTS, Model, quantization_config, tensors, variant, write
+from helpers import Cli
 from torch import nn
 
 from scaled_mm import QuantConfig, load_quantized, quantize_model, reference
@@ -20,7 +21,6 @@ from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.precompute import precompute
 from scaled_mm.reference.accuracy import BOUND_ULP
 from scaled_mm.validate import Thresholds, ValidationReport, validate
-from scaled_mm_cli.main import main
 
 HERE = Path(__file__).parent
 
@@ -30,8 +30,6 @@ def test_nothing_skips_where_an_extra_is_missing() -> None:
     word = "import" + "orskip"
     assert [path.name for path in HERE.glob("*.py") if word in path.read_text()] == []
 
-
-# --- reference.check ------------------------------------------------------------------------------
 
 ONE = torch.ones(1, 1, dtype=torch.int8)
 EPS = {dtype: torch.finfo(dtype).eps for dtype in BOUND_ULP}
@@ -66,16 +64,10 @@ def test_the_bound_of_a_sum(dtype: torch.dtype) -> None:
     assert check(2 - 4 * ulp, dtype, bias=torch.ones(1)).beyond == 1
 
 
-# --- fields of JSON ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [True, False, 1.0, "1", None])
 def test_what_is_no_integer(value: object) -> None:
     with pytest.raises(ValueError, match=r"^f: bits must be an integer in 0\.\.8, got "):
         Fields("f").integer("bits", value, 0, 8)
-
-
-# --- validation's thresholds ----------------------------------------------------------------------
 
 
 def validated(**limits: float) -> ValidationReport:
@@ -105,8 +97,6 @@ def test_what_meets_a_threshold_passes() -> None:
         assert not validate(model, made, batch, stride=1, thresholds=limits).ok, name
     assert outputs.rows == 2
 
-
-# --- names and patterns ---------------------------------------------------------------------------
 
 INT8 = VARIANTS["dynamic-symmetric"]
 
@@ -165,9 +155,6 @@ def test_patterns_of_a_config_are_of_whole_names(pattern: str, replaced: list[st
     assert [n for n, m in made.named_modules() if isinstance(m, ScaledLinear)] == replaced
 
 
-# --- values of a checkpoint -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -1.0])
 @pytest.mark.parametrize("part", ["weight_scale", "input_scale", "input_smooth"])
 def test_a_scale_that_is_no_scale(part: str, value: float, tmp_path: Path) -> None:
@@ -179,9 +166,6 @@ def test_a_scale_that_is_no_scale(part: str, value: float, tmp_path: Path) -> No
     write(tmp_path, state, quantization_config(*VARIANTS["static-symmetric"]))
     with pytest.raises(ValueError, match=rf"up\.{part} must be finite and not negative"):
         load_quantized(Model(), tmp_path)
-
-
-# --- files ----------------------------------------------------------------------------------------
 
 
 def test_a_file_cut_off_after_its_header(tmp_path: Path) -> None:
@@ -213,18 +197,13 @@ def test_a_source_cut_off_while_it_is_copied(tmp_path: Path) -> None:
     assert not (out / "model.safetensors").exists()
 
 
-def test_what_the_system_refuses_is_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_system_refuses_is_no_traceback(tmp_path: Path, cli: Cli) -> None:
     """An OSError is the user's to mend: exit code 2 and one line."""
     folder = variant(tmp_path / "in", "dynamic-asymmetric")
     (tmp_path / "file").write_text("in the way")
-    assert main(["precompute", str(folder), "-o", str(tmp_path / "file/out")]) == 2
-    error = capsys.readouterr().err
+    error = cli(f"precompute {folder} -o {tmp_path}/file/out", code=2)
     assert re.fullmatch(r"scaled-mm: [^\n]*Not a directory[^\n]*\n", error), error
 
-
-# --- layers ---------------------------------------------------------------------------------------
 
 SIXTEEN = (torch.float16, torch.bfloat16)
 

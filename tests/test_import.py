@@ -1,30 +1,18 @@
 """What `import scaled_mm` takes with it, and the paths under which its parts are imported."""
 
 import json
+import pkgutil
 
 import pytest
 from helpers import run_python
 
+import scaled_mm
+
 LATER = ("rich", "typer", "click", "matplotlib", "tokenizers", "transformers", "safetensors")
 """Of the command line, of reading checkpoints, of the demo: loaded by what needs them."""
 
-PUBLIC = (
-    "awq",
-    "bench",
-    "checkpoint",
-    "compat",
-    "demo",
-    "explain",
-    "integrations",
-    "integrations.vllm",
-    "integrations.vllm_weights",
-    "layouts",
-    "nn",
-    "parallel",
-    "precompute",
-    "reference",
-    "validate",
-)
+PUBLIC = [each.name for each in pkgutil.iter_modules(scaled_mm.__path__) if each.name[0] != "_"]
+PUBLIC += ["integrations.vllm", "integrations.vllm_weights"]
 
 
 def test_import_is_light():

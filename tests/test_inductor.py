@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -148,13 +148,18 @@ ACTS = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "rel
 SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric", "dynamic-rotate32")
 
 
-def graph_with_bits(want: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> fx.Graph:
-    """The graph of `model` when it is compiled, whose output has the bits wanted."""
-    graphs: list[fx.Graph] = []
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
     with torch.no_grad():
-        assert_bits(compiled(model, graphs)(x), want(x))
+        yield
+
+
+def traced(model: Callable[..., Any], *given: Tensor) -> tuple[Any, fx.Graph]:
+    """The output of `model` when it is compiled, and its one graph."""
+    graphs: list[fx.Graph] = []
+    out = compiled(model, graphs)(*given)
     (graph,) = graphs
-    return graph
+    return out, graph
 
 
 def in_turn(values: Iterable[str]) -> list[Any]:
@@ -175,7 +180,8 @@ def test_bits_are_those_of_the_producers(norm: str, dtype: torch.dtype) -> None:
     make, producer = NORMS[norm]
     model, x = Block(make, ACTS[act]).to(dtype), torch.randn(2, 5, 64).to(dtype)
     quantized: Any = quantize_model(model, QuantConfig(scheme), [x])
-    graph = graph_with_bits(partial(quantized.defined, act=act), quantized, x)
+    got, graph = traced(quantized, x)
+    assert_bits(got, quantized.defined(x, act))
     apart = 2 * ("static" in scheme)  # each reader's scale is its own
     assert producers(graph) == {producer: 1 + apart, f"{producer} of a sum": 1, act: 1}
     assert quantizers(graph) == 1  # the input of o
@@ -206,7 +212,8 @@ def test_norms_that_residuals_read_too(scheme: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = PostNorm().to(dtype), torch.randn(2, 5, 64).to(dtype)
     quantized: Any = quantize_model(model, QuantConfig(scheme), [x])
-    graph = graph_with_bits(quantized.defined, quantized, x)
+    got, graph = traced(quantized, x)
+    assert_bits(got, quantized.defined(x))
     apart = 1 * ("static" in scheme)
     assert producers(graph) == {"layer_norm": 1 + apart, "layer_norm of a sum": 1, "gelu": 1}
     assert quantizers(graph) == 1  # the input of o
@@ -219,14 +226,10 @@ def test_smaller_shapes_are_the_same_program() -> None:
     quantized: Any = quantize_model(model)
     graphs: list[fx.Graph] = []
     program = compiled(quantized, graphs, dynamic=True)
-    with torch.no_grad():
-        for rows in (6, 3, 5, 4):
-            fewer = x[:, :rows].contiguous()
-            assert_bits(program(fewer), quantized.defined(fewer, "gelu"))
+    for rows in (6, 3, 5, 4):
+        fewer = x[:, :rows].contiguous()
+        assert_bits(program(fewer), quantized.defined(fewer, "gelu"))
     assert len(graphs) <= 2  # the first may be of its own size
-
-
-# --- what stays -----------------------------------------------------------------------------------
 
 
 def quantized(y: Tensor, **options: Any) -> Tensor:
@@ -260,11 +263,9 @@ STAY: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", STAY)
 def test_what_stays(name: str) -> None:
     x = torch.randn(64, 64)
-    graphs: list[fx.Graph] = []
-    with torch.no_grad():
-        got, want = compiled(STAY[name], graphs)(x), STAY[name](x)
-    assert not producers(graphs[0])
-    for one, two in zip(got, want, strict=True):
+    got, graph = traced(STAY[name], x)
+    assert not producers(graph)
+    for one, two in zip(got, STAY[name](x), strict=True):
         torch.testing.assert_close(one, two)
 
 
@@ -277,10 +278,8 @@ NORMED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("order", NORMED)
 def test_factors_in_any_order(order: str) -> None:
-    graphs: list[fx.Graph] = []
-    with torch.no_grad():
-        compiled(lambda x: quantized(NORMED[order](x)), graphs)(torch.randn(4, 64))
-    assert producers(graphs[0]) == {"rms_norm": 1}
+    _, graph = traced(lambda x: quantized(NORMED[order](x)), torch.randn(4, 64))
+    assert producers(graph) == {"rms_norm": 1}
 
 
 def test_quantisers_that_do_the_same_are_one() -> None:
@@ -288,10 +287,8 @@ def test_quantisers_that_do_the_same_are_one() -> None:
         return quantized(x), quantized(x), quantized(x, symmetric=False), quantized(x + 1)
 
     x = torch.randn(4, 64)
-    graphs: list[fx.Graph] = []
-    with torch.no_grad():
-        got = compiled(several, graphs)(x)
-    assert quantizers(graphs[0]) == 3
+    got, graph = traced(several, x)
+    assert quantizers(graph) == 3
     for one, two in zip(got, several(x), strict=True):
         assert_bits(one, two)
 
@@ -306,10 +303,9 @@ def test_sums_that_stay(form: str) -> None:
 
     x = torch.randn(4, 64).bfloat16()
     y = {"other dtype": x.float(), "broadcast": x[:1]}.get(form, x.flip(0))
-    graphs: list[fx.Graph] = []
-    with torch.no_grad():
-        assert_bits(compiled(sums, graphs)(x, y), sums(x, y))
-    assert producers(graphs[0]) == {"rms_norm": 1}
+    got, graph = traced(sums, x, y)
+    assert_bits(got, sums(x, y))
+    assert producers(graph) == {"rms_norm": 1}
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -325,17 +321,12 @@ def test_a_static_layer_that_reads_the_same_twice(normed: bool) -> None:
         y = norm(x)
         return first(y), first(y), second(y)
 
-    graphs: list[fx.Graph] = []
     x = torch.randn(5, 64)
-    with torch.no_grad():
-        got, want = compiled(program, graphs)(x), program(x)
-    assert quantizers(graphs[0]) == int(not normed)
-    assert producers(graphs[0]) == ({"layer_norm": 1} if normed else {})
-    for one, two in zip(got, want, strict=True):
+    got, graph = traced(program, x)
+    assert quantizers(graph) == int(not normed)
+    assert producers(graph) == ({"layer_norm": 1} if normed else {})
+    for one, two in zip(got, program(x), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
-
-
-# --- torch ----------------------------------------------------------------------------------------
 
 
 def test_what_it_needs_of_torch_is_there() -> None:
@@ -373,9 +364,8 @@ def test_inductor_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return scaled_mm.quantize_int8(functional.layer_norm(x, (64,), w))[:2]
 
     options = inductor.options(fx_graph_cache=False)
-    with torch.no_grad():
-        got = torch.compile(program, options=options)(x)
-        want = scaled_mm.layer_norm_quantize_int8(x, w, None, 1e-5)
+    got = torch.compile(program, options=options)(x)
+    want = scaled_mm.layer_norm_quantize_int8(x, w, None, 1e-5)
     for one, two in zip(got, want, strict=False):
         assert_bits(one, two)
     assert calls == [{"layer_norm": 1}]

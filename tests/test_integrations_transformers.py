@@ -17,7 +17,7 @@ import torch
 from checkpoint_cases import VARIANTS, state_of
 from helpers import assert_bits, extra, run_python
 from int4_cases import FORMS
-from llamas import IDS, assert_same_tensors, llama
+from llamas import IDS, Change, assert_same_tensors, changed, llama, put
 from safetensors.torch import save_file
 from test_checkpoint_llama import written as written_int8
 from test_checkpoint_llama import written_int4
@@ -163,20 +163,6 @@ def test_values_that_were_changed_are_saved(made: Callable[..., Path], tmp_path:
     assert_bits(Auto.from_pretrained(tmp_path)(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_transformers_alone_reads_what_is_saved(
-    name: str, made: Callable[..., Path], tmp_path: Path, ours: ModuleType
-) -> None:
-    saved(Auto.from_pretrained(made(name)), tmp_path)
-    ours.unregister()
-    theirs = [Auto.from_pretrained(each) for each in (made(name), tmp_path)]
-    assert not any(isinstance(m, ScaledLinear) for m in theirs[0].modules())
-    assert_bits(theirs[1](IDS).logits.detach(), theirs[0](IDS).logits.detach())
-
-
-# ---- Generation under torch.compile --------------------------------------------------------------
-
-
 def generated(model: nn.Module, backend: Any = None) -> torch.Tensor:
     """Tokens by greedy choice; with a backend: a static cache, and each step compiled by it."""
     how: dict[str, Any] = {}
@@ -221,37 +207,23 @@ def test_generation_compiled_by_inductor(name: str, made: Callable[..., Path]) -
     assert torch.equal(generated(model, "inductor"), generated(model))
 
 
-# ---- Refusals ------------------------------------------------------------------------------------
+def _more(config: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
+    """A layer that the model has not."""
+    own = [key for key in state if key.startswith("model.layers.0.mlp.up_proj.")]
+    state |= {key.replace(".0.", ".7."): state[key].clone() for key in own}
 
 
-def _tensor(part: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
-    def apply(state: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-        name = f"model.layers.1.mlp.down_proj.{part}"
-        value = change(state.pop(name))
-        if value is not None:
-            state[name] = value
-
-    return apply
-
-
-def _extra(state: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    state["model.layers.7.mlp.up_proj.weight"] = torch.zeros(80, 48, dtype=torch.int8)
-    state["model.layers.7.mlp.up_proj.weight_scale"] = torch.ones(80, 1)
-    state["model.layers.7.mlp.up_proj.input_scale"] = torch.ones(1)
-    state["model.layers.7.mlp.up_proj.input_zero_point"] = torch.ones(1, dtype=torch.int8)
-
-
-MALFORMED: dict[str, tuple[str, Callable[..., None]]] = {
-    "no-scale": ("static-asymmetric", _tensor("weight_scale", lambda x: None)),
-    "scale-shape": ("static-asymmetric", _tensor("weight_scale", lambda x: x[1:].clone())),
-    "scale-negative": ("static-asymmetric", _tensor("weight_scale", lambda x: -x)),
-    "zero-point": ("static-asymmetric", _tensor("input_zero_point", lambda x: x.short() + 999)),
-    "dtype": ("static-asymmetric", _tensor("input_scale", lambda x: x.double())),
-    "no-such-layer": ("static-asymmetric", _extra),
-    "weight-shape": ("static-asymmetric", _tensor("weight", lambda x: x[:, 8:].clone())),
-    "g_idx": ("gptq-v1-act-order", _tensor("g_idx", lambda x: x * 0)),
-    "infinite": ("awq", _tensor("scales", lambda x: x / 0)),
-    "zeros-missing": ("awq", _tensor("qzeros", lambda x: None)),
+MALFORMED: dict[str, tuple[str, Change]] = {
+    "no-scale": ("static-asymmetric", put("weight_scale", lambda x: None)),
+    "scale-shape": ("static-asymmetric", put("weight_scale", lambda x: x[1:])),
+    "scale-negative": ("static-asymmetric", put("weight_scale", torch.neg)),
+    "zero-point": ("static-asymmetric", put("input_zero_point", lambda x: x.short() + 999)),
+    "dtype": ("static-asymmetric", put("input_scale", torch.Tensor.double)),
+    "no-such-layer": ("static-asymmetric", _more),
+    "weight-shape": ("static-asymmetric", put("weight", lambda x: x[:, 8:])),
+    "g_idx": ("gptq-v1-act-order", put("g_idx", lambda x: x * 0)),
+    "infinite": ("awq", put("scales", lambda x: x / 0)),
+    "zeros-missing": ("awq", put("qzeros", lambda x: None)),
 }
 
 
@@ -259,11 +231,7 @@ MALFORMED: dict[str, tuple[str, Callable[..., None]]] = {
 def test_what_the_reader_refuses(case: str, made: Callable[..., Path], tmp_path: Path) -> None:
     """In the words of `load_quantized`, which name file and tensor."""
     name, change = MALFORMED[case]
-    state = state_of(made(name))
-    config = json.loads((made(name) / "config.json").read_text())
-    change(state, config)
-    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    changed(made(name), tmp_path, change)
     with pytest.raises(ValueError) as refused:
         load_quantized(llama(torch.float32), tmp_path)
     with pytest.raises(ValueError) as got:
@@ -313,9 +281,6 @@ def test_a_config_of_the_caller_is_refused(made: Callable[..., Path], ours: Modu
     assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
 
 
-# ---- What is left to transformers ----------------------------------------------------------------
-
-
 def test_other_formats_are_left_to_transformers(
     made: Callable[..., Path], ours: ModuleType, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -347,9 +312,6 @@ def test_what_nobody_can_run(
     )
     with pytest.raises(ValueError, match=said):
         Auto.from_pretrained(tmp_path)
-
-
-# ---- Registration --------------------------------------------------------------------------------
 
 
 def test_registration_is_undone(ours: ModuleType) -> None:

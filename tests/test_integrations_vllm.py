@@ -21,6 +21,7 @@ from vllm_cases import INT4_CASES, INT8_CASES, W8A16_CASES, Int8Case, WeightOnly
 from scaled_mm import PackedWeight, _library, reference
 from scaled_mm.integrations import vllm as plugin
 from scaled_mm.integrations.vllm_weights import (
+    Int8Weight,
     WeightOnlyShape,
     int8_linear,
     int8_weight,
@@ -78,21 +79,20 @@ def test_a_zero_point_that_a_symmetric_scheme_carries_is_not_looked_at() -> None
     assert_bits(int8_linear(x, weight, own["bias"]), case.expected(x))
 
 
+def of_ones(rows: int, scale: Tensor, zero: Tensor | None = None) -> Int8Weight:
+    """A partition for each row, with ranges of its input."""
+    weight, widths = torch.ones(rows, 8, dtype=torch.int8), [1] * rows
+    scales, symmetric = torch.ones(rows, 1), zero is None
+    return int8_weight(weight, scales, scale, zero, symmetric=symmetric, widths=widths)
+
+
 @pytest.mark.parametrize("scale", [0.0213, 1.0, 3e-5, 1 / 3])
 def test_one_range_stays_as_it_is(scale: float) -> None:
     """For every zero point; rebuilt from its range, many would be another."""
-    ones = torch.ones(1, 8, dtype=torch.int8)
     for zero in range(-128, 128):
         stored = torch.tensor([zero], dtype=torch.int8)
         for copies in (1, 3):
-            weight = int8_weight(
-                ones,
-                torch.ones(1, 1),
-                torch.tensor([scale] * copies),
-                stored.repeat(copies),
-                symmetric=False,
-                widths=[1],
-            )
+            weight = of_ones(1, torch.tensor([scale] * copies), stored.repeat(copies))
             assert weight.input_scale.tolist() == torch.tensor([scale]).tolist()
             assert weight.zero_point.tolist() == [zero] and weight.term.tolist() == [[8 * zero]]
 
@@ -104,28 +104,14 @@ def test_one_range_stays_as_it_is(scale: float) -> None:
 def test_ranges_of_partitions_are_joined(ranges: tuple[tuple[float, int], ...]) -> None:
     scale = torch.tensor([s for s, _ in ranges])
     zero = torch.tensor([z for _, z in ranges], dtype=torch.int8)
-    weight = int8_weight(
-        torch.ones(len(ranges), 8, dtype=torch.int8),
-        torch.ones(len(ranges), 1),
-        scale,
-        zero,
-        symmetric=False,
-        widths=[1] * len(ranges),
-    )
+    weight = of_ones(len(ranges), scale, zero)
     exact = [Fraction(s) for s in scale.tolist()]
     low = min(s * (-128 - z) for s, (_, z) in zip(exact, ranges, strict=True))
     high = max(s * (127 - z) for s, (_, z) in zip(exact, ranges, strict=True))
     (got,) = weight.input_scale.tolist()
     assert got == torch.tensor(float((high - low) / 255)).item()
     assert weight.zero_point.tolist() == [round(-128 - low / Fraction(got))]
-    symmetric = int8_weight(
-        torch.ones(len(ranges), 8, dtype=torch.int8),
-        torch.ones(len(ranges), 1),
-        scale,
-        symmetric=True,
-        widths=[1] * len(ranges),
-    )
-    assert symmetric.input_scale.tolist() == [scale.max().item()]
+    assert of_ones(len(ranges), scale).input_scale.tolist() == [scale.max().item()]
 
 
 # ---- Weights of 4 and 8 bits ---------------------------------------------------------------------
@@ -176,6 +162,7 @@ def test_zero_points_of_either_layout() -> None:
 
 
 GOOD = WeightOnlyShape(256, 64, 128, "uint4b8", False, torch.bfloat16, None)
+BYTES = GOOD._replace(type_name="uint8b128")
 REFUSED: dict[str, Any] = {
     "weight_type must be uint4b8 with zero_points": GOOD._replace(type_name="uint8b128"),
     "uint4b8 with zero_points=False, got int4": GOOD._replace(type_name="int4"),
@@ -192,12 +179,6 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("said", "shape"), rows(REFUSED))
-def test_layers_that_are_refused(said: str, shape: WeightOnlyShape) -> None:
-    assert said in (why_not_weight_only(shape, 4) or "nothing")
-
-
-BYTES = GOOD._replace(type_name="uint8b128")
 REFUSED_OF_BYTES: dict[str, Any] = {
     "weight_type must be uint8b128 with zero_points=False, got uint4b8": GOOD,
     "must be uint8 with zero_points=True, got uint8b1": BYTES._replace(zero_points=True),
@@ -205,9 +186,16 @@ REFUSED_OF_BYTES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("said", "shape"), rows(REFUSED_OF_BYTES))
-def test_layers_of_bytes_that_are_refused(said: str, shape: WeightOnlyShape) -> None:
-    assert said in (why_not_weight_only(shape, 8) or "nothing")
+@pytest.mark.parametrize(
+    ("said", "shape", "bits"),
+    [
+        (*each.values, bits)
+        for bits, table in ((4, REFUSED), (8, REFUSED_OF_BYTES))
+        for each in rows(table)
+    ],
+)
+def test_layers_that_are_refused(said: str, shape: WeightOnlyShape, bits: int) -> None:
+    assert said in (why_not_weight_only(shape, bits) or "nothing")
 
 
 @pytest.mark.parametrize(

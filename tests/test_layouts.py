@@ -10,6 +10,8 @@ from torch import Tensor
 
 from scaled_mm import compat, layouts
 
+prepare = layouts.preprocess_weights_for_mixed_gemm
+restore = layouts.restore_weights_of_mixed_gemm
 SMS = [75, 80, 86, 89, 90, 100, 103, 120]
 KINDS = [(8, 16), (4, 16), (4, 8)]  # bits of a value, of an activation
 
@@ -18,9 +20,6 @@ def weight(*shape: int, bits: int, seed: int = 0) -> Tensor:
     half = 1 << (bits - 1)
     values = np.random.default_rng(seed).integers(-half, half, shape, np.int8)
     return torch.from_numpy(values)
-
-
-# --- the published vectors ------------------------------------------------------------------------
 
 
 def test_the_published_bytes_of_int4() -> None:
@@ -42,37 +41,6 @@ def test_the_published_orders_of_rows() -> None:
         8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31,
     ]
     # fmt: on
-
-
-# --- what the steps are for -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("bits", "activation_bits"), KINDS)
-def test_ldmatrix_hands_each_lane_the_rows_that_it_multiplies(
-    bits: int, activation_bits: int
-) -> None:
-    # One ldmatrix: 8 channels of 16 bytes; lane l gets bytes 4 (l % 4) to + 3 of channel l // 4.
-    # mma.m16n8k16 (16-bit) wants rows 2 (l % 4) + {0, 1} and 8 more of channel l // 4 in lane l,
-    # m16n8k32 (fp8) rows 4 (l % 4) + {0, 1, 2, 3} and 16 more.
-    rows, in_lane, w = 128 // bits, 32 // bits, 32 // activation_bits
-    k_of = torch.arange(rows, dtype=torch.int8).unsqueeze(1).repeat(1, 8)
-    channels = layouts.permute_rows(k_of, bits, activation_bits).mT
-    for lane in range(32):
-        got = channels[lane // 4].tolist()[in_lane * (lane % 4) :][:in_lane]
-        first = [w * (lane % 4) + i for i in range(w)]
-        assert got == [4 * w * j + k for j in range(in_lane // w) for k in first]
-
-
-def test_a_converter_finds_neighbours_in_the_halves_of_a_word() -> None:
-    eight = layouts.bias_and_interleave(torch.arange(4, dtype=torch.int8), 8)
-    values = (eight.view(torch.uint8).to(torch.int16) - 128).tolist()
-    assert [values[0], values[2], values[1], values[3]] == [0, 1, 2, 3]  # selectors 0x5250, 0x5351
-    nibbles = layouts.pack_int4(
-        layouts.bias_and_interleave(torch.arange(8, dtype=torch.int8) - 8, 4)
-    )
-    word = int.from_bytes(bytes(nibbles.view(torch.uint8).tolist()), "little")
-    pairs = [(word >> shift & 15, word >> shift + 16 & 15) for shift in (0, 4, 8, 12)]
-    assert pairs == [(0, 1), (2, 3), (4, 5), (6, 7)]  # masks 0x000f000f of the word, shifted
 
 
 # --- the whole, against the engines' loops, written element by element ----------------------------
@@ -118,19 +86,16 @@ def test_every_layout_against_loops_and_back(
         sm, bits=bits, activation_bits=activation_bits, interleave=interleave
     )
     q = weight(256, 16, bits=bits, seed=sm)
-    prepared = layouts.preprocess_weights_for_mixed_gemm(q, layout)
+    prepared = prepare(q, layout)
     assert prepared.shape == (256, 16 * bits // 8)
     assert prepared.is_contiguous()
     assert bytes(prepared.view(torch.uint8).flatten().tolist()) == by_loops(q, layout)
-    assert torch.equal(layouts.restore_weights_of_mixed_gemm(prepared, layout), q)
+    assert torch.equal(restore(prepared, layout), q)
 
 
 def test_the_layouts_of_the_gpus_differ() -> None:
     q = weight(128, 8, bits=4)
-    prepared = {
-        sm: layouts.preprocess_weights_for_mixed_gemm(q, layouts.layout_of(sm, bits=4))
-        for sm in (80, 90, 100)
-    }
+    prepared = {sm: prepare(q, layouts.layout_of(sm, bits=4)) for sm in (80, 90, 100)}
     for one, other in ((80, 90), (90, 100), (80, 100)):
         assert not torch.equal(prepared[one], prepared[other])
     assert layouts.layout_of(120, bits=4) == layouts.layout_of(75, bits=4)
@@ -141,26 +106,21 @@ def test_the_layouts_of_the_gpus_differ() -> None:
 def test_experts_are_prepared_one_by_one(bits: int) -> None:
     q = weight(3, 64, 16, bits=bits)
     layout = layouts.layout_of(80, bits=bits, experts=True)
-    prepared = layouts.preprocess_weights_for_mixed_gemm(q, layout)
+    prepared = prepare(q, layout)
     for expert in range(3):
-        alone = layouts.preprocess_weights_for_mixed_gemm(q[expert], layout)
+        alone = prepare(q[expert], layout)
         assert torch.equal(prepared[expert], alone)
-    assert torch.equal(layouts.restore_weights_of_mixed_gemm(prepared, layout), q)
+    assert torch.equal(restore(prepared, layout), q)
 
 
 def test_any_strides_and_every_value() -> None:
     q = weight(64, 256, bits=8).t()[::2][:, :64]
     layout = layouts.layout_of(80, bits=8)
-    prepared = layouts.preprocess_weights_for_mixed_gemm(q, layout)
-    assert torch.equal(prepared, layouts.preprocess_weights_for_mixed_gemm(q.contiguous(), layout))
+    prepared = prepare(q, layout)
+    assert torch.equal(prepared, prepare(q.contiguous(), layout))
     every = torch.arange(-128, 128).to(torch.int8).repeat(8, 1).t()
-    back = layouts.restore_weights_of_mixed_gemm(
-        layouts.preprocess_weights_for_mixed_gemm(every, layout), layout
-    )
+    back = restore(prepare(every, layout), layout)
     assert torch.equal(back, every)
-
-
-# --- the engines' quantiser -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -196,25 +156,6 @@ def test_values_are_made_with_the_scale_before_it_is_rounded() -> None:
     assert q.flatten().tolist() == [7, -5]
 
 
-# --- the engines' signatures ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("mode", "bits"), [(torch.int8, 8), (torch.quint4x2, 4)])
-def test_the_engines_signatures(mode: torch.dtype, bits: int) -> None:
-    q = weight(64, 32, bits=bits)
-    plain = q if bits == 8 else layouts.pack_int4(q)
-    for sm in (80, 90, 100):
-        got = compat.preprocess_weights_for_mixed_gemm(plain, mode, torch.float16, sm)
-        layout = layouts.layout_of(sm, bits=bits)
-        assert torch.equal(got, layouts.preprocess_weights_for_mixed_gemm(q, layout))
-    w = torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).half()
-    prepared, scale = compat.symmetric_quantize_last_axis_of_batched_matrix(w, mode, 80)
-    values, expected = layouts.quantize_symmetric(w, bits=bits)
-    assert torch.equal(scale, expected)
-    back = layouts.restore_weights_of_mixed_gemm(prepared, layouts.layout_of(80, bits=bits))
-    assert torch.equal(back, values)
-
-
 def test_fp8_activations_have_wider_tiles() -> None:
     q = weight(128, 16, bits=4)
     got = compat.preprocess_weights_for_mixed_gemm(
@@ -222,30 +163,22 @@ def test_fp8_activations_have_wider_tiles() -> None:
     )
     layout = layouts.layout_of(89, bits=4, activation_bits=8)
     assert (layout.columns, layout.tile_rows) == (2, 128)
-    assert torch.equal(layouts.restore_weights_of_mixed_gemm(got, layout), q)
+    assert torch.equal(restore(got, layout), q)
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 EIGHT, FOUR = layouts.layout_of(80, bits=8), layouts.layout_of(80, bits=4)
 REFUSED = {
     "sm must be 75 or more, got 70": lambda: layouts.layout_of(70, bits=8),
     "bits and activation_bits must be .* got 2 and 16": lambda: layouts.layout_of(80, bits=2),
     ".*, got 8 and 8": lambda: layouts.layout_of(80, bits=8, activation_bits=8),
-    "K must be a multiple of 64, got 32": lambda: layouts.preprocess_weights_for_mixed_gemm(
-        weight(32, 8, bits=8), EIGHT
+    "K must be a multiple of 64, got 32": lambda: prepare(weight(32, 8, bits=8), EIGHT),
+    "N must be a multiple of 8, got 12": lambda: prepare(weight(64, 12, bits=8), EIGHT),
+    "q must be int8 .* got float32 of shape \\(64, 8\\)": lambda: prepare(
+        weight(64, 8, bits=8).float(), EIGHT
     ),
-    "N must be a multiple of 8, got 12": lambda: layouts.preprocess_weights_for_mixed_gemm(
-        weight(64, 12, bits=8), EIGHT
-    ),
-    "q must be int8 .* got float32 of shape \\(64, 8\\)": lambda: (
-        layouts.preprocess_weights_for_mixed_gemm(weight(64, 8, bits=8).float(), EIGHT)
-    ),
-    "q must be in -8..7, got 8..8": lambda: layouts.preprocess_weights_for_mixed_gemm(
-        torch.full((64, 8), 8, dtype=torch.int8), FOUR
-    ),
-    "prepared must be int8 of 2 dimensions or more, got float32": lambda: (
-        layouts.restore_weights_of_mixed_gemm(torch.zeros(64, 8), EIGHT)
+    "q must be in -8..7, got 8..8": lambda: prepare(torch.full((64, 8), 8, dtype=torch.int8), FOUR),
+    "prepared must be int8 of 2 dimensions or more, got float32": lambda: restore(
+        torch.zeros(64, 8), EIGHT
     ),
     "q must be int8 with an even": lambda: layouts.pack_int4(torch.zeros(3, dtype=torch.int8)),
     "packed must be int8": lambda: layouts.unpack_int4(torch.zeros(4)),
@@ -272,4 +205,4 @@ def test_the_current_gpu_is_asked_where_no_sm_is_given(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     got = compat.preprocess_weights_for_mixed_gemm(q, torch.int8, torch.float16)
     layout = layouts.layout_of(90, bits=8)
-    assert torch.equal(got, layouts.preprocess_weights_for_mixed_gemm(q, layout))
+    assert torch.equal(got, prepare(q, layout))

@@ -6,16 +6,13 @@ tests/vectors/llm_compressor.py says how it was made.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
-import pytest
 import torch
 from helpers import extra
 from safetensors.torch import load_file
 
 from scaled_mm import load_quantized
-from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import ScaledLinear
 
 transformers = extra("transformers")
@@ -43,23 +40,3 @@ def test_its_default_recipe_loads() -> None:
     # Their symmetric grid ends at 127.5 and ours at 127, so they differ by part of their error.
     assert relative(logits, known["quantised"]) < 0.75 * own
     assert relative(logits, known["float"]) < 1.25 * own
-
-
-@pytest.mark.parametrize("order", ["static", "weight"])
-def test_orders_that_ask_for_nothing(order: str, tmp_path: Path) -> None:
-    folder = _with_order(tmp_path, order)
-    assert Checkpoint(folder).quantization == Checkpoint(FOLDER).quantization
-
-
-@pytest.mark.parametrize("order", ["group", "dynamic", True, 1, ["static"]])
-def test_orders_that_are_refused(order: object, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"weights.actorder is not understood, got"):
-        Checkpoint(_with_order(tmp_path, order))
-
-
-def _with_order(folder: Path, order: object) -> Path:
-    config = json.loads((FOLDER / "config.json").read_text())
-    config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = order
-    (folder / "config.json").write_text(json.dumps(config))
-    shutil.copy(FOLDER / "model.safetensors", folder)
-    return folder

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, bytes_of, each_isa, refuses
+from helpers import assert_bits, each_isa, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed_cases import DTYPES, KINDS, MIXED_CASES, MixedCase
@@ -42,14 +42,11 @@ def shape_of(given: dict[str, Any]) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", FINITE)
 def test_product_within_the_bound(name: str) -> None:
     given, plain = MIXED_CASES[name].product()
-    before = bytes_of([*given.values(), given["w"].data])
     exact, bound = reference.mixed_mm_bound(**plain)
-    for isa in each_isa():
+    for isa in each_isa([*given.values(), given["w"].data]):
         got = mixed_mm(**given)
         assert (got.shape, got.dtype) == (shape_of(given), given["x"].dtype)
         assert_bounded(got, exact, bound, isa, name)
-    after = bytes_of([*given.values(), given["w"].data])
-    assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True))
 
 
 @pytest.mark.parametrize("name", FINITE[:: len(FINITE) // 30])
@@ -153,9 +150,6 @@ def test_awq_and_mixed_products_are_one(isa: str) -> None:
     assert_bits(mixed_mm(x, pack_weight(**plain)), scaled_mm.awq_gemm(x, *words))
 
 
-# --- out ------------------------------------------------------------------------------------------
-
-
 @kinds
 def test_written_in_place(isa: str, bits: int, zero: str) -> None:
     case = MixedCase("out", bits, zero, n=21, rows=(2, 5), bias=torch.float32, shuffled=True)
@@ -167,8 +161,6 @@ def test_written_in_place(isa: str, bits: int, zero: str) -> None:
     assert_bits(out, expected)
     assert set(buffer[:3].tolist() + buffer[-5:].tolist()) == {77.0}
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 GOOD, _ = MixedCase("good", 8, "none", 64, 24, 32, rows=(5,)).product()
 W, X = GOOD["w"], GOOD["x"]
@@ -254,8 +246,6 @@ def test_the_op_refuses(name: str) -> None:
         with pytest.raises(ValueError, match=f"^{message}"):
             torch.ops.scaled_mm.mixed_dequantize(change.get("packed", W.data), change["sizes"])
 
-
-# --- as ops of torch ------------------------------------------------------------------------------
 
 FULL, _ = MixedCase(
     "full",

@@ -7,7 +7,6 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers import assert_bits, each_isa
@@ -74,15 +73,6 @@ def test_every_value_with_every_significand(bits: int, zero: str, dtype: torch.d
             assert torch.equal(got[:, finite], wanted[:, finite]), (isa, rows)
 
 
-@pytest.mark.parametrize(("bits", "shift"), [(11, 13), (8, 16)])
-def test_the_splitting_rounds_every_significand(bits: int, shift: int) -> None:
-    """What the CPU's kernels round by (csrc/cpu/lowbit_group.h), in numpy: ties too."""
-    t = np.arange(2**23, 2**24, dtype=np.float32)
-    w = t * np.float32(2**shift) - t * np.float32(2**shift - 1)
-    unit = 2.0 ** (24 - bits)
-    assert np.array_equal(w, np.rint(t.astype(np.float64) / unit) * unit)
-
-
 @kinds
 def test_weights_at_both_ends(isa: str, bits: int, zero: str) -> None:
     """Scales around the least and the largest that float32 can stand in for. A column with an
@@ -108,24 +98,6 @@ def test_weights_at_both_ends(isa: str, bits: int, zero: str) -> None:
             got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
             assert torch.equal(got[:, finite], expected[:, finite]), (dtype, rows)
             assert not got[:, ~finite].isfinite().any(), (dtype, rows)
-
-
-@dtypes
-@pytest.mark.parametrize("bits", [4, 8])
-def test_every_pair_of_value_and_zero_point(bits: int, dtype: torch.dtype) -> None:
-    """All (q, z), each in a column and row of its own, through every path."""
-    most = 1 << bits
-    z = torch.arange(most).to(torch.uint8)[None]
-    s = torch.linspace(0.3, 2, most).to(dtype)[None]
-    plain = every_value(bits, "integer", s, z)
-    w = pack_weight(**plain)
-    expected = reference.mixed_dequantize(plain["q"], s, z)
-    eye = torch.eye(most, dtype=dtype)
-    for isa in each_isa():
-        assert_bits(w.dequantize(), expected, isa)
-        for rows in (2, most):
-            got = torch.cat([scaled_mm.mixed_mm(x, w) for x in eye.split(rows)])
-            assert torch.equal(got, expected), (isa, rows)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

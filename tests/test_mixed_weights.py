@@ -28,9 +28,6 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES)
 kinds = pytest.mark.parametrize(("bits", "zero"), KINDS)
 
 
-# --- there and back -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", MIXED_CASES)
 def test_there_and_back(name: str) -> None:
     case = MIXED_CASES[name]
@@ -73,9 +70,6 @@ def test_rows_of_scattered_groups_come_back(bits: int, zero: str) -> None:
         plain["q"], plain["scales"][groups], None if zeros is None else zeros[groups]
     )
     assert_bits(w.dequantize(), every)
-
-
-# --- from other packings --------------------------------------------------------------------------
 
 
 def assert_same_weight(got: MixedWeight, expected: MixedWeight) -> None:
@@ -139,8 +133,6 @@ def test_from_tensorrt_llm(bits: int, sm: int, zero: str) -> None:
         )
         assert_same_weight(w, pack_weight(**plain))
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 GOOD = MixedCase("good", 4, "integer", 64, 8, 16).plain()
 SIGNED = MixedCase("good", 4, "float", 64, 8, 16).plain()
@@ -218,9 +210,6 @@ def test_a_settled_weight_is_read_early_and_no_copy_of_it(name: str, into: bool)
         with Products() as products:
             product(x, w, out=out)
         assert products.told is early
-
-
-# --- as an object ---------------------------------------------------------------------------------
 
 
 def test_one_scale_for_each_channel() -> None:

@@ -45,8 +45,6 @@ def run(model: nn.Module, x: Tensor) -> Tensor:
     return model(x)
 
 
-# --- what is replaced -----------------------------------------------------------------------------
-
 PATTERNS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "all": ({}, {"0.q", "0.k", "0.v", "0.o", "0.gate", "0.up", "0.down", "1.qkv", "1.o"}),
     "targets": ({"targets": ("*.q", "1.qkv")}, {"0.q", "1.qkv"}),
@@ -205,9 +203,6 @@ def test_static_ranges_are_those_of_all_batches() -> None:
         assert layer.input_scale.item() == pytest.approx(1 / 127), flat
 
 
-# --- what can be done to the result ---------------------------------------------------------------
-
-
 @configs
 def test_state_dict_round_trip(config: QuantConfig) -> None:
     made, x = quantized(seeded(PreNorm), config), inputs()[0]
@@ -218,8 +213,6 @@ def test_state_dict_round_trip(config: QuantConfig) -> None:
     empty.load_state_dict(torch.load(file))
     assert_bits(run(empty, x), run(made, x))
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 STATIC = QuantConfig("static")
 

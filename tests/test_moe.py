@@ -193,9 +193,6 @@ def test_a_packed_stack() -> None:
         pack_weight_int8(b[:0])
 
 
-# --- routing --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("tokens", "k", "experts"), [(0, 2, 4), (1, 1, 1), (50, 3, 7), (9, 8, 8)])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_sorted_tokens(tokens: int, k: int, experts: int, dtype: torch.dtype) -> None:
@@ -222,8 +219,6 @@ def test_combined_tokens(dtype: torch.dtype) -> None:
                 for isa in each_isa():
                     assert_bits(moe_combine(y, w, order, **more), expected, isa, tokens)
 
-
-# --- refusals -------------------------------------------------------------------------------------
 
 GOOD = replace(CASES["some-True"], azp=True, n=8, k=6, experts=3, count=10, name="good").build()
 COMBINE: dict[str, Any] = {
@@ -301,9 +296,6 @@ test_moe_combine_of_other_types = refuses(
 )
 test_moe_sort_refuses = refuses(SORTED, moe_sort, **SORT)
 test_moe_sort_of_other_types = refuses(SORTED_TYPES, moe_sort, error=TypeError, end="$", **SORT)
-
-
-# --- as ops of torch ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("b", [B, PACKED.data])

@@ -170,15 +170,6 @@ def test_export(scheme: str) -> None:
     assert_bits(plain.module()(x_of(5)), module(x_of(5)), scheme)
 
 
-@schemes
-def test_modes(scheme: str) -> None:
-    module, x = layer(scheme), x_of(7)
-    expected = module(x)
-    for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")):
-        with mode():
-            assert_bits(module(x), expected)
-
-
 def test_meta_device() -> None:
     for options in ({}, {"symmetric": False}, {"dynamic": False}):
         module = ScaledLinear(K, N, device="meta", **options)

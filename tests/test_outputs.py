@@ -26,8 +26,6 @@ def checkpoint(folder: Path) -> Path:
     return source
 
 
-# ---- Writes that fail ----------------------------------------------------------------------------
-
 LIMIT = 102_400
 LIMITED = f"""
 import resource, sys
@@ -62,8 +60,6 @@ def test_a_shard_that_is_cut_fails(tmp_path: Path) -> None:
     del found[MANIFEST]
     assert found.items() < sizes.items()
 
-
-# ---- Killed --------------------------------------------------------------------------------------
 
 KILLED = """
 import io, json, os, pathlib, signal, sys
@@ -135,9 +131,6 @@ def test_killed_at_every_write(tmp_path: Path, apart: int) -> None:
     points = run_python(KILLED, str(apart), *folders)
     # A write, two syncs and a rename for each of: manifest, shards, index, config, tokenizer.
     assert int(points) > 4 * (len(files_of(source)) + 1)
-
-
-# ---- Whose folder it is --------------------------------------------------------------------------
 
 
 def test_two_runs_at_once(tmp_path: Path) -> None:
@@ -234,9 +227,6 @@ def test_the_manifest_tells_no_path(tmp_path: Path) -> None:
     assert json.loads(text)["source"] == "in" and str(tmp_path) not in text
 
 
-# ---- Links ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "config.json", INDEX, "model-00002-of-00003.safetensors"]
 )
@@ -279,9 +269,6 @@ def test_links_that_are_followed(tmp_path: Path) -> None:
     precompute(checkpoint(tmp_path / "plain"), tmp_path / "same")
     out, same = files_of(tmp_path / "out"), files_of(tmp_path / "same")
     assert {**same, "vocab.json": b"{}", MANIFEST: out[MANIFEST]} == out
-
-
-# ---- Permissions ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from checkpoint_cases import (
     variant,
     write,
 )
-from helpers import assert_bits, run_python
+from helpers import Cli, assert_bits, run_python
 from torch import Tensor
 
 from scaled_mm import reference
@@ -32,7 +33,6 @@ from scaled_mm.checkpoint import load_quantized, writing
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.checkpoint.output import MANIFEST
 from scaled_mm.precompute import precompute
-from scaled_mm_cli.main import main
 
 IDS = torch.arange(VOCAB)
 TERMS = {"dynamic-asymmetric": "azp_adj", "static-asymmetric": "azp_with_adj"}
@@ -200,22 +200,16 @@ def test_an_interrupted_run_is_taken_up(
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
-def damaged(path: Path, how: str) -> None:
-    content = bytearray(path.read_bytes())
-    if how == "truncated":
-        del content[-1:]
-    elif how == "longer":
-        content += b"\0"
-    elif how == "a-bit":
-        content[-1] ^= 1
-    elif how == "header":
-        assert content.count(b'"F32"')
-        content = content.replace(b'"F32"', b'"I32"', 1)
-    path.write_bytes(content)
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[:-1],
+    "longer": lambda content: content + b"\0",
+    "a-bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "header": lambda content: content.replace(b'"F32"', b'"I32"', 1),
+}
 
 
 @pytest.mark.usefixtures("buffer")
-@pytest.mark.parametrize("how", ["truncated", "longer", "a-bit", "header", "other-source"])
+@pytest.mark.parametrize("how", [*DAMAGES, "other-source"])
 def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path) -> None:
     source, out = variant(tmp_path / "in", "static-asymmetric", 3), tmp_path / "out"
     precompute(source, out)
@@ -226,7 +220,9 @@ def test_a_damaged_shard_is_written_again(how: str, tmp_path: Path) -> None:
         state = tensors(False, False) | {"up.weight": weight}
         write(source, state, quantization_config(False, False), 3)
     else:
-        damaged(path, how)
+        before = path.read_bytes()
+        path.write_bytes(DAMAGES[how](before))
+        assert path.read_bytes() != before
     done: list[int] = []
     report = precompute(source, out, lambda count, total: done.append(count))
     assert sum(shard.skipped for shard in report.shards) == 2
@@ -271,13 +267,6 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     assert names == {path.name for path in source.iterdir()} - {*left_out} | {MANIFEST}
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["precompute", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("scaled-mm: ") and err.count("\n") == 1
-    return err
-
-
 BAD: dict[str, dict[str, Any]] = {
     "has no int8 weight": {},
     "is not the one that weight and zero": {"up.azp_with_adj": torch.ones(1, 32).int()},
@@ -291,33 +280,30 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("said", BAD)
-def test_what_is_not_understood_is_named(
-    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_understood_is_named(said: str, tmp_path: Path, cli: Cli) -> None:
     state = tensors(False, False) | BAD[said] if BAD[said] else {"a.weight": torch.ones(2, 2)}
     write(tmp_path / "in", state, quantization_config(False, False))
-    assert said in refused([f"{tmp_path}/in", "-o", f"{tmp_path}/out"], capsys)
+    assert said in cli(f"precompute {tmp_path}/in -o {tmp_path}/out", code=2)
     assert {path.name for path in (tmp_path / "out").glob("*")} <= {MANIFEST}
 
 
-def test_a_float_checkpoint_has_nothing_to_add(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_float_checkpoint_has_nothing_to_add(tmp_path: Path, cli: Cli) -> None:
     write(tmp_path / "in", {"a.weight": torch.ones(2, 2)}, None)
-    arguments = [f"{tmp_path}/in", "-o", f"{tmp_path}/out"]
-    assert "is a float checkpoint, without quantization_config" in refused(arguments, capsys)
-    assert "Missing option '--out'" in refused([f"{tmp_path}/in"], capsys)
-    assert "no such file" in refused([f"{tmp_path}/none", "-o", f"{tmp_path}/out"], capsys)
+    for given, said in (
+        ("{0}/in -o {0}/out", "is a float checkpoint, without quantization_config"),
+        ("{0}/in", "Missing option '--out'"),
+        ("{0}/none -o {0}/out", "no such file"),
+    ):
+        assert said in cli("precompute " + given.format(tmp_path), code=2)
 
 
-def test_the_report_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_as_json(tmp_path: Path, cli: Cli) -> None:
     config = quantization_config(True, False)
     symmetric = {**INT8, "dynamic": True, "strategy": "token", "symmetric": True}
     group = config["config_groups"]["group_0"]
     config["config_groups"]["b"] = {**group, "targets": ["up"], "input_activations": symmetric}
     write(tmp_path / "in", tensors(True, False), config)
-    assert main(["precompute", f"{tmp_path}/in", "-o", f"{tmp_path}/out", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(cli(f"precompute {tmp_path}/in -o {tmp_path}/out --json"))
     assert report["terms"] == [
         {
             "layer": "down",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, bytes_of, each_isa
+from helpers import assert_bits, each_isa
 from produce_cases import FUNCTIONS, PRODUCE_CASES, ProduceCase, random_produce_case
 from torch import Tensor
 
@@ -23,17 +23,14 @@ OUTPUTS = ("q", "scale", "azp", "sum", "normed")
 
 def assert_case(case: ProduceCase, rng: np.random.Generator | None = None) -> None:
     operands = case.build(rng)
-    before = bytes_of(operands.values())
     expected = reference.produce_int8(**operands)
     if case.scale is not None:  # given: the op does not return them
         expected = (expected[0], None, None, *expected[3:])
-    for isa in each_isa():
+    for isa in each_isa(operands.values()):
         got = produce(**operands)
         for name, x, y in zip(OUTPUTS, got, expected, strict=True):
             assert_bits(x, y, name, isa, case)
             assert x is None or x.is_contiguous()
-    for x, y in zip(bytes_of(operands.values()), before, strict=True):
-        assert torch.equal(x, y), case
 
 
 @pytest.mark.parametrize("name", PRODUCE_CASES)
@@ -59,8 +56,6 @@ def test_threads_change_nothing(threads: None) -> None:
         for one, two in zip(found[0], other, strict=True):
             assert_bits(one, two)
 
-
-# --- the public functions -------------------------------------------------------------------------
 
 X = torch.randn(5, 48, generator=torch.Generator().manual_seed(1))
 W, B = X[0], X[1]
@@ -157,9 +152,6 @@ def test_a_norm_as_floats_too() -> None:
         produce("gelu", X, normed=True)
 
 
-# --- order ----------------------------------------------------------------------------------------
-
-
 def test_the_order_of_a_sum_by_hand() -> None:
     """Numbers whose sum depends on the order: beside 2^24, 1 is lost."""
     big = 2.0**24
@@ -184,9 +176,6 @@ def by_hand(values: dict[int, float], cols: int = 8) -> float:
         for got, expected in zip(produce(**given), reference.produce_int8(**given), strict=True):
             assert_bits(got, expected, isa)
     return found
-
-
-# --- functions ------------------------------------------------------------------------------------
 
 
 def every_16_bit_float() -> Tensor:
@@ -224,18 +213,6 @@ def worst(name: str) -> float:
 @pytest.mark.parametrize("name", ["exp", "erf"])
 def test_within_one_ulp(name: str) -> None:
     assert worst(name) <= 1
-
-
-@pytest.mark.parametrize(
-    ("table", "name"), [("EXP2", "exp"), ("ERF_NEAR", "erf"), ("LOG2_ERFC", "erf")]
-)
-def test_every_coefficient_counts(monkeypatch: pytest.MonkeyPatch, table: str, name: str) -> None:
-    """One that is changed by a tenth breaks the bound."""
-    good = getattr(functions, table)
-    for i, c in enumerate(good):
-        changed = (*good[:i], np.float32(c * np.float32(1.1)), *good[i + 1 :])
-        monkeypatch.setattr(functions, table, changed)
-        assert worst(name) > 1, i
 
 
 @pytest.mark.parametrize("producer", FUNCTIONS)

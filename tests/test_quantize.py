@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, bytes_of, each_isa
+from helpers import assert_bits, each_isa
 from quantize_cases import (
     IN_DTYPES,
     QUANTIZE_CASES,
@@ -32,14 +32,11 @@ def assert_all(got: Any, expected: Any, *context: object) -> None:
 
 def assert_case(case: QuantizeCase, rng: np.random.Generator | None = None) -> None:
     operands = case.build(rng=rng)
-    before = bytes_of(operands.values())
     expected = reference.quantize_int8(**operands)
-    for isa in each_isa():
+    for isa in each_isa(operands.values()):
         got = scaled_mm.quantize_int8(**operands)
         assert_all(got, expected, isa, case)
         assert got[0].is_contiguous()
-    for x, y in zip(bytes_of(operands.values()), before, strict=True):
-        assert torch.equal(x, y), case
 
 
 @pytest.mark.parametrize("name", QUANTIZE_CASES)
@@ -132,9 +129,7 @@ def test_weight(data: str, per_channel: bool) -> None:
         for n, k in ((24, 40), (1, 1), (17, 1100), (1, 5), (5, 1), (0, 4), (4, 0)):
             w = QuantizeCase("weight", data, (n, k), dtype).build()["x"]
             for x in (w, w.t(), w[::2], w[:, 1::2]):
-                before = bytes_of([x])[0]
                 expected = reference.quantize_weight_int8(x, per_channel=per_channel)
-                for isa in each_isa():
+                for isa in each_isa([x]):
                     got = scaled_mm.quantize_weight_int8(x, per_channel=per_channel)
                     assert_all(got, expected, isa, data, dtype, x.shape, x.stride())
-                assert torch.equal(bytes_of([x])[0], before)

@@ -206,82 +206,43 @@ class Run(nn.Module):
         return self.way(self.blocks, x)
 
 
-def one_after_the_other(blocks: Any, x: Tensor) -> Tensor:
+def chain(blocks: Any, x: Tensor, *more: Any) -> Tensor:
     for block in blocks:
-        x = block(x).to(x.dtype)
-    return x + 1
-
-
-def reversed_(blocks: Any, x: Tensor) -> Tensor:
-    for block in reversed(blocks):
-        x = block(x)
+        x = block(x, *more).to(x.dtype)
     return x
 
 
-def twice(blocks: Any, x: Tensor) -> Tensor:
-    return one_after_the_other(blocks, one_after_the_other(blocks, x))
-
-
-def not_all(blocks: Any, x: Tensor) -> Tensor:
-    return blocks[1](blocks[0](x))
-
-
-def something_between(blocks: Any, x: Tensor) -> Tensor:
-    for block in blocks:
-        x = block(x) + 1
-    return x
-
-
-def read_again(blocks: Any, x: Tensor) -> Tensor:
-    first = blocks[0](x)
-    return blocks[2](blocks[1](first)) + first.sum()
-
-
-def side_by_side(blocks: Any, x: Tensor) -> Tensor:
-    return sum((block(x) for block in blocks), torch.zeros(()))
-
-
-def all_of_the_input(blocks: Any, x: Tensor) -> Tensor:
-    return [block(x) for block in blocks][-1]
-
-
-def numbered(blocks: Any, x: Tensor) -> Tensor:
-    for number, block in enumerate(blocks):
-        x = block(x, number)
-    return x
-
-
-def with_more(blocks: Any, x: Tensor) -> Tensor:
-    x = blocks[0](x)
-    for block in blocks[1:]:
-        x = block(x, None)
-    return x
-
-
-def own_tensors(blocks: Any, x: Tensor) -> Tensor:
-    for block in blocks:
-        x = block(x, torch.ones(1))
-    return x
-
-
-WAYS: dict[Callable[[Any, Tensor], Tensor], str | None] = {
-    one_after_the_other: None,
-    reversed_: "blocks does not run each block once, in order",
-    twice: "blocks does not run each block once, in order",
-    not_all: "2 of 3 blocks of blocks ran",
-    something_between: "the output of a block is read beside the next block",
-    read_again: "the output of a block is read beside the next block",
-    side_by_side: "the output of a block is read beside the next block|does not get",
-    all_of_the_input: "blocks.1 does not get what the block before put out",
-    numbered: "blocks.1 gets a int that is neither the first block's nor the output of the one",
-    with_more: "blocks.1 is called otherwise than blocks.0",
-    own_tensors: "blocks.1 gets a Tensor that is neither the first block's nor the output of",
+NOT_IN_ORDER = "blocks does not run each block once, in order"
+BESIDE = "the output of a block is read beside the next block"
+NEITHER = "is neither the first block's nor the output of the one"
+WAYS: dict[str, tuple[Callable[[Any, Tensor], Any], str | None]] = {
+    "in order": (lambda b, x: chain(b, x) + 1, None),
+    "reversed": (lambda b, x: chain(reversed(b), x), NOT_IN_ORDER),
+    "twice": (lambda b, x: chain(b, chain(b, x)), NOT_IN_ORDER),
+    "not all": (lambda b, x: chain(b[:2], x), "2 of 3 blocks of blocks ran"),
+    "something between": (lambda b, x: chain(b[1:], b[0](x) + 1), BESIDE),
+    "read again": (lambda b, x: chain(b[1:], y := b[0](x)) + y.sum(), BESIDE),
+    "side by side": (lambda b, x: sum(each(x) for each in b), f"{BESIDE}|does not get"),
+    "all of the input": (
+        lambda b, x: [each(x) for each in b][-1],
+        "blocks.1 does not get what the block before put out",
+    ),
+    "numbered": (lambda b, x: b[2](b[1](b[0](x, 0), 1), 2), f"blocks.1 gets a int that {NEITHER}"),
+    "more": (
+        lambda b, x: chain(b[1:], b[0](x), None),
+        "blocks.1 is called otherwise than blocks.0",
+    ),
+    "own": (
+        lambda b, x: b[2](b[1](b[0](x, torch.ones(1)), torch.ones(1)), torch.ones(1)),
+        "blocks.1 gets a Tensor that is neither the first block's nor the output of",
+    ),
 }
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_which_models_are_run_by_blocks(way: Callable[[Any, Tensor], Tensor]) -> None:
-    model, refusal = Run(way), WAYS[way]
+@pytest.mark.parametrize("name", WAYS)
+def test_which_models_are_run_by_blocks(name: str) -> None:
+    way, refusal = WAYS[name]
+    model = Run(way)
     walk = Walk(Unloaded(model), "blocks")  # type: ignore[arg-type]
     x = torch.randn(2, 4)
     if refusal is None:

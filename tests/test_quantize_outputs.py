@@ -24,7 +24,6 @@ from torch import Tensor
 from scaled_mm import QuantConfig, Rotation, Smoothing, load_quantized, quantize_model
 from scaled_mm.checkpoint import calibrating, quantize_checkpoint, quantizing
 from scaled_mm.checkpoint.calibrating import CALIBRATION
-from scaled_mm.checkpoint.quantizing import QuantizeReport
 
 extra("compressed_tensors")
 transformers = extra("transformers")
@@ -33,9 +32,6 @@ transformers = extra("transformers")
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return written(tmp_path / "float")
-
-
-# ---- Interrupted, and taken up again -------------------------------------------------------------
 
 
 class Stopped(Exception):
@@ -121,36 +117,28 @@ def test_killed_at_every_write(tmp_path: Path, apart: int) -> None:
     assert int(points) > 4 * 7
 
 
-def other_batches(source: Path, out: Path) -> QuantizeReport:
-    return quantize_checkpoint(source, out, CONFIGS["static"], [IDS + 1])
-
-
-def other_scheme(source: Path, out: Path) -> QuantizeReport:
-    return quantize_checkpoint(source, out, CONFIGS["static-asymmetric"], [IDS])
-
-
-def other_layers(source: Path, out: Path) -> QuantizeReport:
-    return quantize_checkpoint(source, out, QuantConfig("static", ignore=("*.o_proj",)), [IDS])
-
-
-def other_weights(source: Path, out: Path) -> QuantizeReport:
+def changed(source: Path) -> Path:
     path = sorted(source.glob("*.safetensors"))[0]
-    state = load_file(path)
-    save_file({name: x + 1 for name, x in state.items()}, path, {"format": "pt"})
-    return quantize_checkpoint(source, out, CONFIGS["static"], [IDS])
+    save_file({name: x + 1 for name, x in load_file(path).items()}, path, {"format": "pt"})
+    return source
 
 
-def other_source(source: Path, out: Path) -> QuantizeReport:
-    shutil.copytree(source, source.with_name("copy"))
-    return quantize_checkpoint(source.with_name("copy"), out, CONFIGS["static"], [IDS])
+OTHERS: dict[str, Callable[[Path], tuple[Any, ...]]] = {  # what another run is made of
+    "batches": lambda source: (source, CONFIGS["static"], [IDS + 1]),
+    "scheme": lambda source: (source, CONFIGS["static-asymmetric"], [IDS]),
+    "layers": lambda source: (source, QuantConfig("static", ignore=("*.o_proj",)), [IDS]),
+    "weights": lambda source: (changed(source), CONFIGS["static"], [IDS]),
+    "source": lambda source: (
+        shutil.copytree(source, source.with_name("copy")),
+        *(CONFIGS["static"], [IDS]),
+    ),
+}
 
 
 @pytest.mark.parametrize("stage", ["finished", "interrupted", "calibrated"])
-@pytest.mark.parametrize(
-    "other", [other_batches, other_scheme, other_layers, other_weights, other_source]
-)
+@pytest.mark.parametrize("other", OTHERS)
 def test_nothing_of_another_run_is_mixed_in(
-    other: Callable[[Path, Path], QuantizeReport], stage: str, source: Path, tmp_path: Path
+    other: str, stage: str, source: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     if stage == "finished":
@@ -161,8 +149,9 @@ def test_nothing_of_another_run_is_mixed_in(
             quantize_checkpoint(source, out, CONFIGS["static"], [IDS], stop_after(shards))
     before = files_of(out)
     assert any(name.startswith("model-") for name in before) == (stage != "calibrated")
+    source, *given = OTHERS[other](source)
     with pytest.raises(ValueError, match="name another folder"):
-        other(source, out)
+        quantize_checkpoint(source, out, *given)
     assert files_of(out) == before
 
 
@@ -175,9 +164,6 @@ def test_somebody_elses_folder_is_refused(source: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"must be new, empty or of an|must not be the"):
             quantize_checkpoint(source, folder)
         assert files_of(folder) == before
-
-
-# ---- What is refused -----------------------------------------------------------------------------
 
 
 def test_layers_without_a_weight_of_their_own(source: Path, tmp_path: Path) -> None:
@@ -249,9 +235,6 @@ def test_what_else_is_refused(source: Path, tmp_path: Path) -> None:
     quantize_checkpoint(source, out)
     with pytest.raises(ValueError, match="is quantised already"):
         quantize_checkpoint(out, tmp_path / "twice")
-
-
-# ---- What is written -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [0.0, float("inf"), float("nan")])

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import extra
+from helpers import Cli, extra
 from llamas import llama
 
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm_cli.commands.search import Trial, _sorted
-from scaled_mm_cli.main import main
 
 transformers = extra("transformers")
 
@@ -34,15 +33,11 @@ def test_the_front() -> None:
     assert {x.command for x in made if x.front} == {"a", "b", "e"}
 
 
-def test_a_language_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["quantize", f"{folder}/float", "--search", "--tokens", f"{folder}/ids"]
-    assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_a_language_model(folder: Path, cli: Cli) -> None:
+    command = f"quantize {folder}/float --search --tokens {folder}/ids"
+    found = json.loads(cli(command, "--json"))
     trials = found["trials"]
-    assert found["sequences"] == 3 and sorted(path.name for path in folder.iterdir()) == [
-        "float",
-        "ids",
-    ]
+    assert found["sequences"] == 3 and {path.name for path in folder.iterdir()} == {"float", "ids"}
     assert [x["error"] for x in trials] == sorted(x["error"] for x in trials)
     assert any(x["front"] for x in trials) and not all(x["front"] for x in trials)
     # 48 columns: no whole group of 32 or more
@@ -52,25 +47,21 @@ def test_a_language_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert len(trials) == 4 * 4 + 2 and min(x["bytes"] for x in trials) > 0
     rotated = next(x for x in trials if "static --alpha 0.5 --rotate" in x["command"])
     words = shlex.split(rotated["command"].replace(" OUT ", f" {folder}/out "))
-    assert words[0] == "scaled-mm" and main(words[1:]) == 0
+    assert words[0] == "scaled-mm" and cli("", *words[1:])
     files = Checkpoint(folder / "out")
     tensors = sum(files.entry(name).nbytes for name in files.where)
     assert tensors == pytest.approx(rotated["bytes"], rel=0.05)
-    capsys.readouterr()
-    assert main(command) == 0
-    printed = capsys.readouterr().out
+    printed = cli(command)
     assert f"float: perplexity {found['float_perplexity']:.3f}" in printed
     assert "not tried: --scheme w4a16-g128: " in printed
     assert all(x["options"] in " ".join(printed.split()) for x in trials)
     assert "so the first is made: scaled-mm quantize" in printed
 
 
-def test_a_model_without_logits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_logits(folder: Path, cli: Cli) -> None:
     config = folder / "float" / "config.json"
     config.write_text(config.read_text().replace("LlamaForCausalLM", "LlamaModel"))
-    command = ["quantize", f"{folder}/float", "--search", "--tokens", f"{folder}/ids", "--json"]
-    assert main(command) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli(f"quantize {folder}/float --search --tokens {folder}/ids --json"))
     assert found["float_perplexity"] is None
     assert all(0 < x["error"] < 1 and x["perplexity"] is None for x in found["trials"])
     assert any("--rotate" in options for options in found["refused"])
@@ -79,16 +70,12 @@ def test_a_model_without_logits(folder: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "--out must be given, or --search alone, got neither"),
-        (["--search"], "--text or --tokens must be given with"),
-        (["--search", "--rotate"], "--rotate must come with --out: without it, --search tries"),
-        (["--search", "--tokens", "ONE"], "--search must have 2 sequences or more, got 1"),
+        ("", "--out must be given, or --search alone, got neither"),
+        ("--search", "--text or --tokens must be given with"),
+        ("--search --rotate", "--rotate must come with --out: without it, --search tries"),
+        ("--search --tokens {}/one", "--search must have 2 sequences or more, got 1"),
     ],
 )
-def test_refused(
-    options: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused(options: str, said: str, folder: Path, cli: Cli) -> None:
     (folder / "one").write_text("1 2 3")
-    given = [f"{folder}/one" if x == "ONE" else x for x in options]
-    assert main(["quantize", f"{folder}/float", *given]) == 2
-    assert said in capsys.readouterr().err
+    assert said in cli(f"quantize {folder}/float {options.format(folder)}", code=2)

@@ -56,31 +56,6 @@ class TwoNorms(nn.Module):
         return self.linear(self.second(h)) + h
 
 
-def _zero_column(h: Tensor) -> Tensor:
-    h[:, 0].zero_()
-    return h
-
-
-def _chunk(h: Tensor) -> Tensor:
-    h.chunk(2, -1)[1].add_(1)
-    return h
-
-
-def _transposed(h: Tensor) -> Tensor:
-    h.transpose(0, 1)[3:7].mul_(3)
-    return h
-
-
-def _every_third(h: Tensor) -> Tensor:
-    h.view(-1)[::3].neg_()
-    return h
-
-
-def _out(h: Tensor) -> Tensor:
-    torch.mul(h, 2, out=h)
-    return h
-
-
 def _rotary(h: Tensor) -> Tensor:
     left, right = h[:, : K // 2].clone(), h[:, K // 2 :].clone()
     h[:, : K // 2] = left * 0.6 - right * 0.8
@@ -88,38 +63,17 @@ def _rotary(h: Tensor) -> Tensor:
     return h
 
 
-def _ignored_relu(h: Tensor) -> Tensor:
-    functional.relu_(h)
-    return h
-
-
-def _data(h: Tensor) -> Tensor:
-    h.detach().mul_(0.5)
-    return h
-
-
-def _larger_batch(h: Tensor) -> Tensor:
-    """A branch that the batch of three rows does not take."""
-    if h.shape[0] > 3:
-        h.add_(1)
-    return h
-
-
-def _if_tensor(h: Tensor) -> Tensor:
-    return h.neg() if isinstance(h, Tensor) else h
-
-
 WRITES: tuple[Callable[[Tensor], Tensor], ...] = (
-    _zero_column,
-    _chunk,
-    _transposed,
-    _every_third,
-    _out,
+    lambda h: (h[:, 0].zero_(), h)[1],
+    lambda h: (h.chunk(2, -1)[1].add_(1), h)[1],
+    lambda h: (h.transpose(0, 1)[3:7].mul_(3), h)[1],
+    lambda h: (h.view(-1)[::3].neg_(), h)[1],
+    lambda h: (torch.mul(h, 2, out=h), h)[1],
     _rotary,
-    _ignored_relu,
-    _data,
-    _larger_batch,
-    _if_tensor,
+    lambda h: (functional.relu_(h), h)[1],
+    lambda h: (h.detach().mul_(0.5), h)[1],
+    lambda h: h.add_(1) if h.shape[0] > 3 else h,  # a branch that a batch of three does not take
+    lambda h: h.neg() if isinstance(h, Tensor) else h,
 )
 FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     functional.silu,

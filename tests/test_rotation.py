@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits, extra
+from helpers import Cli, assert_bits, extra
 from torch import Tensor, nn
 
 import scaled_mm
@@ -19,7 +19,6 @@ from scaled_mm.checkpoint.folder import Checkpoint, rotation_in
 from scaled_mm.ops.rotate import rotated
 from scaled_mm.quantization.rotation import rotate
 from scaled_mm.validate import Thresholds, validate
-from scaled_mm_cli.main import main
 
 transformers = extra("transformers")
 compressed_tensors = extra("compressed_tensors.transform")
@@ -289,18 +288,13 @@ def test_the_matrix_is_compressed_tensors_own() -> None:
 
 
 def test_online_rotations_that_do_not_fit_are_refused_by_name() -> None:
-    for config, message in (
-        (
-            QuantConfig("static-rotate32"),
-            r"layers\.0\.mlp\.down_proj must have .* of 32 .* got 80$",
-        ),
-        (
-            QuantConfig("W8A8-rotate64"),
-            r"layers\.0\.self_attn\.q_proj must have .* of 64 .* got 96$",
-        ),
+    for scheme, block, layer, wide in (
+        ("static-rotate32", 32, "mlp.down_proj", 80),
+        ("W8A8-rotate64", 64, "self_attn.q_proj", 96),
     ):
+        message = rf"layers\.0\.{re.escape(layer)} must have .* of {block} .* got {wide}$"
         with pytest.raises(ValueError, match=message):
-            quantize_model(model_of("llama"), config, [IDS])
+            quantize_model(model_of("llama"), QuantConfig(scheme), [IDS])
 
 
 @pytest.mark.parametrize(
@@ -324,22 +318,18 @@ def test_checkpoints_that_cannot_be_rotated(
     assert not (tmp_path / "out" / "config.json").exists()
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, cli: Cli) -> None:
     model_of("llama-tied").save_pretrained(tmp_path / "float")
     (tmp_path / "ids").write_text("\n".join(" ".join(map(str, row)) for row in IDS.tolist()))
-    options = [f"{tmp_path}/float", "-o", f"{tmp_path}/out"]
-    tokens = ["--tokens", f"{tmp_path}/ids"]
-    assert main(["quantize", *options, "--rotate", "--seed", "5", *tokens]) == 0
-    assert "rotated, with the seed 5" in capsys.readouterr().out
+    command, tokens = f"quantize {tmp_path}/float -o {tmp_path}/out", f"--tokens {tmp_path}/ids"
+    assert "rotated, with the seed 5" in cli(f"{command} --rotate --seed 5 {tokens}")
     assert rotation_in(Checkpoint(tmp_path / "out")) == Rotation(seed=5, block=32, head_block=8)
-    command = ["validate", f"{tmp_path}/out", "--float", f"{tmp_path}/float", *tokens]
-    assert main([*command, "--min-cosine", "0.9"]) == 0
+    cli(f"validate {tmp_path}/out --float {tmp_path}/float {tokens} --min-cosine 0.9")
     for wrong, said in (
-        (["--rotate"], "given with a static scheme, --alpha, --search or --rotate, got nei"),
-        (["--seed", "5"], "--seed must come with --rotate, got 5 alone"),
+        ("--rotate", "given with a static scheme, --alpha, --search or --rotate, got nei"),
+        ("--seed 5", "--seed must come with --rotate, got 5 alone"),
     ):
-        assert main(["quantize", *options, *wrong]) == 2
-        assert said in capsys.readouterr().err
+        assert said in cli(f"{command} {wrong}", code=2)
 
 
 REFUSED: dict[str, tuple[Any, Rotation, str]] = {

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import tiny
 from helpers import assert_bits
 from llamas import IDS, relative
 from llamas import llama as llama_of
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from scaled_mm import QuantConfig, Scheme, Smoothing, load_quantized, quantize_model, save_quantized
 from scaled_mm.nn import ScaledLinear
@@ -87,10 +88,6 @@ def test_a_model_inside_another_saves_itself(tmp_path: Path) -> None:
     assert_bits(logits(loaded), logits(made.inner))
 
 
-def gpt2() -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=4))
-
-
 class Foreign(nn.Module):
     """Saves itself, and has no config of transformers: as diffusers' models do."""
 
@@ -106,7 +103,11 @@ SMOOTH = QuantConfig(smoothing=Smoothing(into_norms=False))
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "smooth": (llama, SMOOTH, r"model\.layers\.0\.self_attn\.q_proj has input_smooth"),
     "wrapped": (lambda: Wrapped(llama()).inner, SMOOTH, r"q_proj has input_smooth"),
-    "conv1d": (gpt2, QuantConfig(), r"transformer\.h\.0\.attn\.c_attn was a Conv1D"),
+    "conv1d": (
+        lambda: tiny("GPT2LMHeadModel"),
+        QuantConfig(),
+        r"transformer\.h\.0\.attn\.c_attn was a Conv1D",
+    ),
 }
 
 

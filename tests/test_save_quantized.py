@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import tiny
 from checkpoint_cases import Model, files_of, state_of
 from helpers import assert_bits, assert_same_state, extra, rows
 from llamas import IDS, llama, relative
@@ -18,10 +19,10 @@ from torch import Tensor, nn
 from scaled_mm import QuantConfig, Smoothing, load_quantized, quantize_model, save_quantized
 from scaled_mm.checkpoint import saving
 from scaled_mm.checkpoint.folder import Checkpoint
+from scaled_mm.checkpoint.shards import NewShard, Planned, split
 from scaled_mm.lowbit.grouped import GroupedWeight
 from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.precompute import precompute
-from scaled_mm.quantization.compressed_tensors import W8A8Scheme
 from scaled_mm.quantization.schemes import SCHEMES
 
 extra("compressed_tensors")
@@ -47,7 +48,7 @@ def from_transformers(folder: Path) -> nn.Module:
 def test_it_is_read_back_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
     model = quantize_model(llama(DTYPES[dtype]), CONFIGS[name], [IDS])
     save_quantized(model, tmp_path / "out", max_shard_bytes=40_000)
-    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    assert len(Checkpoint(tmp_path / "out").files) > 1
     loaded = load_quantized(llama(DTYPES[dtype]), tmp_path / "out")
     assert_same_state(loaded, model)
     assert_bits(loaded(IDS).logits, model(IDS).logits, name)
@@ -76,23 +77,6 @@ def test_transformers_reads_the_same_model(name: str, tmp_path: Path) -> None:
     # same grid only the order of float sums differs, and a few inputs round to the other side.
     other_grid = any(m.dynamic and m.symmetric for m in layers.values())
     assert relative(got, wanted) < (1.3 if other_grid else 0.3) * error
-
-
-def test_schemes_become_groups(tmp_path: Path) -> None:
-    model = quantize_model(llama(), MIXED, [IDS])
-    save_quantized(model, tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    assert config["quantization_status"] == "compressed"
-    assert config["ignore"] == ["lm_head"]
-    assert len(config["config_groups"]) == 2
-    settings = Checkpoint(tmp_path / "out").quantization
-    assert settings is not None and not hasattr(settings, "method")
-    found = {name: settings.scheme_of(name) for name, _ in model.named_modules()}  # type: ignore[union-attr]
-    dynamic = W8A8Scheme(True, True, per_token=True, per_channel=True)
-    static = W8A8Scheme(False, False, per_token=False, per_channel=True)
-    assert found["model.layers.1.mlp.down_proj"] == dynamic
-    assert found["model.layers.0.self_attn.q_proj"] == static
-    assert found["lm_head"] is None
 
 
 def test_one_scheme_is_a_group_of_the_class(tmp_path: Path) -> None:
@@ -185,6 +169,9 @@ def test_any_module(tmp_path: Path) -> None:
         "first.weight", "first.weight_scale", "first.bias", "norm.weight", "norm.bias",
         "last.weight", "last.bias", "kept", "flag", "none",
     }  # fmt: skip
+    (file,) = Checkpoint(tmp_path / "out").files.values()
+    assert file.data % 8 == 0
+    assert not any(x.begin % state[name].itemsize for name, x in file.entries.items()), "aligned"
     assert state["norm.weight"].dtype == torch.float64
     assert state["last.weight"].dtype == torch.float16
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -235,18 +222,6 @@ def test_no_file_from_elsewhere_is_copied(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_without_a_head(tmp_path: Path) -> None:
-    config = transformers.BertConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=16,
-    )  # fmt: skip
-    model = quantize_model(transformers.BertModel(config).eval())
-    save_quantized(model, tmp_path / "out")
-    loaded = load_quantized(transformers.BertModel(config).eval(), tmp_path / "out")
-    assert_same_state(loaded, model)
-    assert set(files_of(tmp_path / "out")) == {"config.json", "model.safetensors"}
-
-
 @pytest.mark.parametrize("act_order", [False, True])
 def test_awq_layers_are_saved_as_packed_ones(tmp_path: Path, act_order: bool) -> None:
     torch.manual_seed(0)
@@ -274,15 +249,12 @@ def with_other_int8() -> nn.Module:
     return model
 
 
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(vocab_size=32, n_embd=32, n_layer=1, n_head=2, n_positions=16)
-    return quantize_model(transformers.GPT2LMHeadModel(config).eval())
-
-
 REFUSED: dict[str, Any] = {
     r"self_attn.o_proj: input_smooth has no place in": smoothed_in_the_quantiser,
     r"head.table must be float, got torch.int8 of a Linear": with_other_int8,
-    r"h.0.attn.c_attn: is a Conv1D in the float model, and compressed-tensors'": gpt2,
+    r"h.0.attn.c_attn: is a Conv1D in the float model, and compressed-tensors'": lambda: (
+        quantize_model(tiny("GPT2LMHeadModel"))
+    ),
     "must hold a quantised layer, such as a ScaledLinear, got none": llama,
     "under names, got one by itself": lambda: ScaledLinear(4, 4),
     r"1.weight must be a tensor with values, got one on the meta device": lambda: nn.Sequential(
@@ -337,3 +309,21 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="No space"):
         save_quantized(quantize_model(Model()), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("most", "cut"), [(100, "abcde"), (20, "ab c de"), (1, "a b c d e")])
+def test_shards_are_cut_by_size(most: int, cut: str) -> None:
+    sizes = {"a": 10, "b": 10, "c": 25, "d": 0, "e": 5}
+    planned = [Planned(name, "U8", (size,)) for name, size in sizes.items()]
+    assert ["".join(each.name for each in part) for part in split(planned, most)] == cut.split()
+
+
+def test_a_shard_is_written_as_planned(tmp_path: Path) -> None:
+    shard = NewShard("s.safetensors", [Planned("a", "F32", (2,))], {})
+    wrong = {"a must be F32": [("a", torch.zeros(3))], "a was not made": []}
+    for said, made in wrong.items():
+        with pytest.raises(ValueError, match=said):
+            shard.write(tmp_path / shard.name, made)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="two tensors would have the name a"):
+        NewShard("s", [Planned("a", "F32", (2,))] * 2, {})

@@ -72,9 +72,6 @@ def chosen(m: int = 64, device: Device = GPU, n: int = 4096, k: int = 4096) -> s
 OWN = chosen()
 
 
-# --- what is in force -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES["int8"])
 def test_the_choice_follows(name: str, path: Path) -> None:
     keep(entry(rows=planted(name)), path)
@@ -142,9 +139,6 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache.load().lines() == ["off (SCALED_MM_TUNING=off)"]
 
 
-# --- what is stale --------------------------------------------------------------------------------
-
-
 STALE = {
     "library": ({"library": "0.0.9"}, f"scaled_mm 0.0.9, now {scaled_mm.__version__}"),
     "tables": ({"tables": "abc"}, f"tables abc, now {_library.fingerprint('sm90')}"),
@@ -183,23 +177,13 @@ def test_the_fingerprint_is_of_the_tables() -> None:
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1.04  Re", "580.1.04"),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug", "535.104.05"),
-        ("nothing", "unknown"),
-        (None, "unknown"),
-    ],
+    [("NVRM: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat", "535.104.05"), ("", "unknown")],
 )
-def test_driver(
-    text: str | None, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver(text: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "DRIVER", tmp_path / "version")
-    if text is not None:
-        cache.DRIVER.write_text(text)
+    assert cache.driver() == "unknown"
+    cache.DRIVER.write_text(text)
     assert cache.driver() == version
-
-
-# --- what is refused ------------------------------------------------------------------------------
 
 
 def changed(key: str, value: Any) -> dict[str, Any]:
@@ -274,12 +258,6 @@ def test_no_file_of_ours(path: Path) -> None:
     assert cache.load().gpus == () and chosen() == OWN
 
 
-def test_the_last_numbers_of_a_gpu_count() -> None:
-    for name in NAMES["int8"][:3]:
-        _library.tune(GPU.name, GPU.capability, GPU.sms, 0.9, planted(name))
-        assert chosen() == name
-
-
 def test_the_library_refuses_too() -> None:
     """Whatever Python lets through: the numbers are checked again where they are used."""
     rows = {ROW: (1.0, 1.0)}
@@ -317,9 +295,6 @@ def test_no_file_does_harm(path: Path) -> None:
         taken += not cache.load().ignored
         assert chosen(1) and chosen(8192)
     assert 0 < taken < 300
-
-
-# --- writing --------------------------------------------------------------------------------------
 
 
 def test_kept_as_it_was(path: Path) -> None:

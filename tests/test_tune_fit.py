@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import rows
+from helpers import Cli, rows
 from test_tune import FAST, GPU, NAMES, SLOW, chosen, kept_apart
 
 import scaled_mm
@@ -27,8 +27,6 @@ from scaled_mm_cli.main import main
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield from kept_apart(tmp_path, monkeypatch)
 
-
-# --- the fit --------------------------------------------------------------------------------------
 
 TRUE = {  # what a GPU would be like on which other kernels are good
     "int8": {"stream_80x64": (9.0, 0.7), "ping_64x128_2x1": (1.0, 1.5), "stream_48x64": (6.0, 1.0)},
@@ -73,9 +71,6 @@ def test_a_fit_that_gains_nothing_is_none() -> None:
     assert (found.own.mean, found.own.worst, found.better) == (1, 1, False)
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
 def times_file(tmp_path: Path, **changed: Any) -> Path:
     times = {"int8": made_up("int8")[:6], "lowbit": made_up("lowbit")[:6]}
     made = {"format": 1, "device": asdict(GPU), "memory_share": 0.87, "times": times, **changed}
@@ -89,14 +84,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scaled_mm.tuning.fit.fitted", lambda measured, steps: measured.columns)
 
 
-def test_read(tmp_path: Path, path: Path, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--read", str(times_file(tmp_path))]) == 0
-    out = capsys.readouterr().out
+def test_read(tmp_path: Path, path: Path, quick: None, cli: Cli) -> None:
+    out = cli("tune --read", times_file(tmp_path))
     for said in ("int8, as the tables have it", "lowbit, fitted", "stream_8x64", "dense"):
         assert said in out
     assert not path.exists()
-    assert main(["tune", "--read", str(times_file(tmp_path)), "--family", "lowbit"]) == 0
-    assert "int8" not in capsys.readouterr().out
+    assert "int8" not in cli("tune --family lowbit --read", times_file(tmp_path))
 
 
 REFUSED_TIMES: dict[str, Any] = {
@@ -111,58 +104,45 @@ REFUSED_TIMES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("said", "changed"), rows(REFUSED_TIMES))
-def test_read_refuses(
-    said: str, changed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_read_refuses(said: str, changed: Any, tmp_path: Path, cli: Cli) -> None:
     file = times_file(tmp_path, **changed)
-    assert main(["tune", "--read", str(file)]) == 2
-    assert capsys.readouterr().err == f"scaled-mm: {file}: {said}\n"
+    assert cli("tune --read", file, code=2) == f"scaled-mm: {file}: {said}\n"
 
 
-def test_read_of_other_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    times = {"int8": [{"m": 1, "n": 64, "k": 64, "us": {"x": 1.0}}]}
-    assert main(["tune", "--read", str(times_file(tmp_path, times=times))]) == 2
+def test_read_of_other_kernels(tmp_path: Path, cli: Cli) -> None:
+    file = times_file(tmp_path, times={"int8": [{"m": 1, "n": 64, "k": 64, "us": {"x": 1.0}}]})
     said = "times must have one of a kernel that there is for every shape, got M=1 N=64 K=64"
-    assert capsys.readouterr().err == f"scaled-mm: {said}\n"
+    assert cli("tune --read", file, code=2) == f"scaled-mm: {said}\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    for option, said in (
-        ([], "tune must be run where torch sees a GPU that has kernels"),
-        (["--dry-run"], "tune must be run where torch sees a GPU that has kernels"),
-        (["--remove"], "--remove must be given where torch sees a GPU"),
+def test_command_refuses(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    for line, said in (
+        ("tune", "tune must be run where torch sees a GPU that has kernels"),
+        ("tune --dry-run", "tune must be run where torch sees a GPU that has kernels"),
+        ("tune --remove", "--remove must be given where torch sees a GPU"),
     ):
-        assert main(["tune", *option]) == 2
-        assert capsys.readouterr().err == f"scaled-mm: {said}, got none\n"
-
-
-def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+        assert cli(line, code=2) == f"scaled-mm: {said}, got none\n"
     monkeypatch.setenv(cache.VARIABLE, "off")
     cache.load()
-    assert main(["tune"]) == 2
     said = "SCALED_MM_TUNING must name a file, or be unset where there is a home folder"
-    assert said in capsys.readouterr().err
+    assert said in cli("tune", code=2)
 
 
-def test_info_and_explain_say_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_and_explain_say_it(path: Path, cli: Cli) -> None:
     path.parent.mkdir()
     path.write_text("{")
     cache.load()
-    assert main(["explain", "64", "4096", "4096", "--device", "H100", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    asked = "explain 64 4096 4096 --device H100"
+    told = json.loads(cli(asked, "--json"))
     assert told["tuning"].startswith(f"{path} is ignored: Expecting") and not told["tuned"]
     assert (told["gpu_class"], told["rates"]) == ("H100", "published")
-    assert main(["explain", "64", "4096", "4096", "--device", "H100"]) == 0
-    out = capsys.readouterr().out
+    out = cli(asked)
     assert "predicted by published rates of the H100: not measured" in out
     assert "is ignored: Expecting" in out
     from scaled_mm_cli.commands.info import facts
 
     assert facts()["tuning"].startswith(f"{path} is ignored: Expecting")
-
-
-# --- on a GPU -------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

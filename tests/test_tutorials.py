@@ -275,20 +275,3 @@ def test_no_page_has_blocks_that_nobody_runs() -> None:
     kinds = {str(p.relative_to(ROOT)): FENCE.findall(p.read_text("utf-8")) for p in pages}
     having = {page for page, found in kinds.items() if any(kind == "python" for kind, _ in found)}
     assert having == {*PASTED, *(str(p.relative_to(ROOT)) for p in PAGES)}
-
-
-def test_a_page_is_taken_apart(tmp_path: Path) -> None:
-    page = "x\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n```python\n```\ny\n```text\n2\n```\n"
-    found = [(b.kind, b.text, b.line, b.printed) for b in blocks(page)]
-    assert found[0] == ("python", "print(1)\n", 3, "1\n")
-    assert [b[3] for b in found[1:]] == ["", "", ""]
-    with pytest.raises(AssertionError, match="prints"):
-        run_python(Block("python", "print(2)", 1, "1\n"), "p:1", {})
-    with pytest.raises(AssertionError, match="prints"):
-        run_python(Block("python", "print(2)", 1, ""), "p:1", {})
-    with pytest.raises(AssertionError, match="exit code 2"):
-        run_console(Block("console", "$ scaled-mm nothing\n", 1, ""), "p:1")
-    os.environ.pop("NOT_SET", None)
-    run_console(
-        Block("console", "$ A=1 scaled-mm nothing  # exit code 2\n... 'nothing'.\n", 1, ""), "p"
-    )

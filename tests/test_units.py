@@ -19,16 +19,8 @@ KINDS = list(itertools.product((4, 8), (NONE, INTEGER, FLOAT)))
 kinds = pytest.mark.parametrize(("bits", "zero"), KINDS)
 
 # (K, N, G): every number of sets, padding of K and of N, a group for all rows.
-SHAPES = [
-    (128, 64, 128),
-    (384, 8, 384),
-    (256, 72, 64),
-    (192, 65, 96),
-    (352, 200, 32),
-    (100, 7, 100),
-    (1, 1, 1),
-    (160, 56, 160),
-]
+SHAPES = [(128, 64, 128), (384, 8, 384), (256, 72, 64), (192, 65, 96), (352, 200, 32)]
+SHAPES += [(100, 7, 100), (1, 1, 1), (160, 56, 160)]
 
 
 def weight(
@@ -115,13 +107,6 @@ def test_as_drawn(k: int, n: int, group: int, bits: int, zero: int) -> None:
     begun = (row // (128 // sets) * (128 // sets) < k) & (column < n)
     for place, (found, plain) in enumerate(looked_up):
         assert torch.equal(found, torch.where(begun if place else inside, plain, 0))
-
-
-def test_which_weights_units_hold() -> None:
-    assert units.takes(4096, 32)
-    assert units.takes(100, 100)
-    assert not units.takes(4096, 16)
-    assert not units.takes(0, 0)
 
 
 @pytest.mark.parametrize(

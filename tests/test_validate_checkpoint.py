@@ -11,7 +11,7 @@ import pytest
 import torch
 from blocks import WIDTH, Gemma, PreNorm, inputs, seeded
 from checkpoint_cases import write
-from helpers import extra
+from helpers import Cli, extra
 from int4_cases import FORMS, quantised, state_of_int4, stored, toy, write_toy
 from torch import Tensor, nn
 
@@ -19,7 +19,6 @@ from scaled_mm import QuantConfig, Smoothing, load_quantized, prepare_model, qua
 from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.quantization.inspect import Inspector
 from scaled_mm.validate import Thresholds, ValidationReport, folds, validate
-from scaled_mm_cli.main import main
 
 LOOSE = Thresholds(cosine_mean=0.9)
 IDS = [torch.arange(20), torch.arange(0, 20, 3)]
@@ -64,28 +63,25 @@ def test_int4_layers_in_16_bit_models(name: str, dtype: torch.dtype, tmp_path: P
     assert report.ok, report
 
 
-def wrong_output(model: nn.Module) -> None:
-    model.qkv.register_forward_hook(lambda m, x, y: y + (torch.arange(96) == 5) * 2**-5)
-
-
-def missing_output(model: nn.Module) -> None:
-    model.qkv.register_forward_hook(lambda m, x, y: y.where(torch.arange(96) != 5, torch.nan))
-
-
-def wrong_sign(model: nn.Module) -> None:
-    model.down.unpack().weight_scale.neg_()
-
-
-def wrong_row(model: nn.Module) -> None:
-    """A scale that nobody takes back."""
-    model.qkv.unpack().weight_scale[7] *= 16
-
-
 FAULTS: dict[str, tuple[Any, str]] = {
-    "wrong-output": (wrong_output, "qkv: outputs beyond the bound must be 0, got 27 of 2592"),
-    "nan": (missing_output, "qkv: outputs beyond the bound must be 0, got 27 of 2592"),
-    "wrong-sign": (wrong_sign, "down: SQNR must be >= 10 dB, got "),
-    "wrong-row": (wrong_row, "qkv: SQNR must be >= 10 dB, got "),
+    "wrong-output": (
+        lambda m: m.qkv.register_forward_hook(lambda m, x, y: y + (torch.arange(96) == 5) * 2**-5),
+        "qkv: outputs beyond the bound must be 0, got 27 of 2592",
+    ),
+    "nan": (
+        lambda m: m.qkv.register_forward_hook(
+            lambda m, x, y: y.where(torch.arange(96) != 5, torch.nan)
+        ),
+        "qkv: outputs beyond the bound must be 0, got 27 of 2592",
+    ),
+    "wrong-sign": (
+        lambda m: m.down.unpack().weight_scale.neg_(),
+        "down: SQNR must be >= 10 dB, got ",
+    ),
+    "wrong-row": (  # a scale that nobody takes back
+        lambda m: m.qkv.unpack().weight_scale[7].mul_(16),
+        "qkv: SQNR must be >= 10 dB, got ",
+    ),
 }
 
 
@@ -108,9 +104,6 @@ def test_shapes_are_compared(tmp_path: Path) -> None:
     other.down = nn.Linear(32, 48, bias=False)
     with pytest.raises(ValueError, match=r"^model must have 'down' of shape \(40, 32\), got \(48"):
         validate(other, model, IDS)
-
-
-# ---- Factors that moved --------------------------------------------------------------------------
 
 
 def sqnr(report: ValidationReport) -> dict[str, float]:
@@ -243,9 +236,6 @@ def test_a_factor_on_one_side_is_an_error(
     assert wrong <= low and not report.ok
 
 
-# ---- What is kept --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", ["dynamic-tensor-asymmetric", "dynamic"])
 def test_few_rows_are_kept(scheme: str) -> None:
     """Every stride-th, and two more where all share a scale: not the tensors they are rows of."""
@@ -273,9 +263,6 @@ def test_a_scale_for_all_rows_is_that_of_all_rows() -> None:
             assert inspector.off_r1() == 0, value
 
 
-# ---- The command ---------------------------------------------------------------------------------
-
-
 def mine() -> Any:
     """What --float names: a float model and batches."""
     return toy(), IDS
@@ -286,53 +273,41 @@ def both() -> Any:
     return toy(), Path("quantised"), IDS
 
 
-QUANTISED = "quantised"
-MINE = ("--float", "test_validate_checkpoint:mine")
-COMMANDS: dict[str, tuple[list[str], int, str]] = {
-    "pass": ([QUANTISED, *MINE], 0, "PASS"),
-    "file": ([f"{QUANTISED}/model.safetensors", *MINE], 0, "PASS"),
-    "json": ([QUANTISED, *MINE, "--json"], 0, "w4a16 g16 asym"),
-    "fail": ([QUANTISED, *MINE, "--min-sqnr", "60"], 1, "FAIL"),
-    "by-function": (["test_validate_checkpoint:both"], 0, "PASS"),
-    "module-here": ([QUANTISED, "--float", "beside:mine"], 0, "PASS"),
-    "no-float": ([QUANTISED], 2, "--float must be given with a checkpoint, got quantised alone"),
-    "no-colon": ([QUANTISED, "--float", "other"], 2, "--float must be module:function or the fold"),
-    "three": (
-        [QUANTISED, "--float", "test_validate_checkpoint:both"],
-        2,
-        "test_validate_checkpoint:both must return (model, batches), got tuple",
-    ),
-    "text": ([QUANTISED, *MINE, "--text", "x"], 2, "--text must come with a folder in --float"),
-    "float-alone": (["--float", "a:b"], 2, "--float must come with a checkpoint, got minilm"),
-    "is-quantised": ([QUANTISED, "--float", QUANTISED], 2, "is quantised; --float must name a fl"),
-    "is-float": (["float", *MINE], 2, "is a float checkpoint"),
-    "no-architecture": ([QUANTISED, "--float", "float"], 2, "architectures must name one model"),
+MINE = "--float test_validate_checkpoint:mine"
+COMMANDS: dict[str, tuple[int, str]] = {
+    f"quantised {MINE}": (0, "PASS"),
+    f"quantised/model.safetensors {MINE}": (0, "PASS"),
+    f"quantised {MINE} --json": (0, "w4a16 g16 asym"),
+    f"quantised {MINE} --min-sqnr 60": (1, "FAIL"),
+    "test_validate_checkpoint:both": (0, "PASS"),
+    "quantised --float beside:mine": (0, "PASS"),
+    "quantised": (2, "--float must be given with a checkpoint, got quantised alone"),
+    "quantised --float other": (2, "--float must be module:function or the fold"),
+    "quantised --float test_validate_checkpoint:both": (2, "must return (model, batches), got tu"),
+    f"quantised {MINE} --text x": (2, "--text must come with a folder in --float"),
+    "--float a:b": (2, "--float must come with a checkpoint, got minilm"),
+    "quantised --float quantised": (2, "is quantised; --float must name a fl"),
+    f"float {MINE}": (2, "is a float checkpoint"),
+    "quantised --float float": (2, "architectures must name one model"),
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_command(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("beside.py").write_text("from test_validate_checkpoint import mine\n")
-    write_toy(tmp_path / QUANTISED, FORMS["awq"])
+    write_toy(tmp_path / "quantised", FORMS["awq"])
     write(tmp_path / "float", {"a": torch.ones(1)}, None)
     (tmp_path / "float" / "config.json").write_text('{"architectures": ["os.system"]}')
-    arguments, code, text = COMMANDS[name]
-    loose = [] if code == 2 else ["--min-cosine", "0.9"]
-    assert main(["validate", *arguments, *loose]) == code
-    found = capsys.readouterr()
-    assert text in (found.err if code == 2 else found.out), found
-    if code == 2:
-        assert found.err.count("\n") == 1 and not found.out
+    code, text = COMMANDS[line]
+    assert text in cli(f"validate {line}", *([] if code == 2 else ["--min-cosine=0.9"]), code=code)
 
 
 WORDS = ["a", "small", "model", "reads", "a", "few", "words", "and", "says", "what", "comes"]
 
 
-def test_two_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_checkpoints(tmp_path: Path, cli: Cli) -> None:
     """Float and quantised folder, the user's sentences: no Python to write."""
     transformers = extra("transformers")
     tokenizers = extra("tokenizers")
@@ -355,13 +330,11 @@ def test_two_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     write(tmp_path / "int4", {name: x.clone() for name, x in state.items()}, form.config(), 2)
     text = tmp_path / "text.txt"
     text.write_text("\n".join(" ".join(WORDS[i:]) for i in range(6)) + "\n\n")
-    options = ["--float", f"{tmp_path}/float", "--text", str(text), "--min-cosine", "0.8"]
-    assert main(["validate", f"{tmp_path}/int4", *options, "--stride", "1", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    line = f"validate {tmp_path}/int4 --float {tmp_path}/float --text {text} --min-cosine 0.8"
+    report = json.loads(cli(line, "--stride", "1", "--json"))
     assert len(report["layers"]) == 14 and report["batches"] == 6
     assert report["outputs"]["rows"] == sum(len(WORDS) - i for i in range(6))
     assert {layer["scheme"] for layer in report["layers"]} == {"w4a16 g16 asym act-order"}
     assert all(layer["beyond"] == 0 for layer in report["layers"])
     text.write_text("one\n")
-    assert main(["validate", f"{tmp_path}/int4", *options]) == 2
-    assert "--text must hold at least 4 sentences, got 1" in capsys.readouterr().err
+    assert "--text must hold at least 4 sentences, got 1" in cli(line, code=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import extra, refuses
+from helpers import Cli, extra, refuses
 from torch import Tensor, nn
 
 from scaled_mm.validate import perplexity, windows_of
@@ -110,18 +110,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *options: str, source: str = "float") -> int:
-    named = [f"{folder}/{x[1:]}" if x.startswith("@") else x for x in options]
-    usual = ["--float", f"{folder}/{source}", "--text", f"{folder}/lines", "--min-cosine", "-1"]
-    return main(["validate", f"{folder}/dynamic", *usual, "--min-sqnr", "-99", *named])
+def line(folder: Path, options: str, source: str = "float") -> str:
+    usual = f"--float {folder}/{source} --text {folder}/lines --min-cosine -1 --min-sqnr -99"
+    return f"validate {folder}/dynamic {usual} {options.replace('@', f'{folder}/')}"
 
 
-def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(folder: Path, tmp_path: Path, cli: Cli) -> None:
     page = tmp_path / "x.html"
-    options = ["--perplexity", "@text", "--window", "64", "--window-stride", "32"]
-    options += ["--compare", "@w4a16-g16"]
-    assert run(folder, *options, "--json", "--html", str(page)) == 0
-    text = json.loads(capsys.readouterr().out)["text"]
+    options = "--perplexity @text --window 64 --window-stride 32 --compare @w4a16-g16"
+    text = json.loads(cli(line(folder, options), "--json", "--html", page))["text"]
     assert (text["tokens"], text["windows"], text["length"], text["stride"]) == (199, 6, 64, 32)
     eight, four = text["models"]
     assert [eight["name"], four["name"]] == [f"{folder}/dynamic", f"{folder}/w4a16-g16"]
@@ -129,34 +126,23 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     for value in (text["float_perplexity"], eight["perplexity"], four["kl"]):
         assert f'<data value="{value!r}">' in page.read_text()
     assert "--compare" in page.read_text() and "--window-stride 32" in page.read_text()
-    assert run(folder, *options) == 0
-    printed = capsys.readouterr().out
+    printed = cli(line(folder, options))
     assert "199 tokens counted, 6 windows of 64, stride 32" in " ".join(printed.split())
     assert f"perplexity {text['float_perplexity']:.4f}: float" in printed
     assert f"KL {four['kl']:.6f}" in printed
 
 
-REFUSED: dict[str, tuple[list[str], str, str]] = {
-    "no-file": (["--perplexity", "@none", "--window", "8"], "float", "No such file"),
-    "empty": (["--perplexity", "@empty", "--window", "8"], "float", "must hold a text, got none"),
-    "long-window": (["--perplexity", "@text"], "float", "--window must be at most 64, the model's"),
-    "no-head": (
-        ["--perplexity", "@text", "--window", "8"],
-        "headless",
-        "must name a model with a language-model head, such as LlamaForCausalLM, got LlamaModel",
-    ),
-    "compare-alone": (["--compare", "@dynamic"], "float", "--compare must come with --perplexity"),
-    "compare-float": (
-        ["--perplexity", "@text", "--window", "8", "--compare", "@float"],
-        "float",
-        "is a float checkpoint",
-    ),
+HEAD = "must name a model with a language-model head, such as LlamaForCausalLM, got LlamaModel"
+REFUSED: dict[str, tuple[str, str]] = {
+    "No such file": ("--perplexity @none --window 8", "float"),
+    "must hold a text, got none": ("--perplexity @empty --window 8", "float"),
+    "--window must be at most 64, the model's": ("--perplexity @text", "float"),
+    HEAD: ("--perplexity @text --window 8", "headless"),
+    "--compare must come with --perplexity": ("--compare @dynamic", "float"),
+    "is a float checkpoint": ("--perplexity @text --window 8 --compare @float", "float"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options, source, said = REFUSED[name]
-    assert run(folder, *options, source=source) == 2
-    printed, errors = capsys.readouterr()
-    assert not printed and errors.count("\n") == 1 and said in errors
+@pytest.mark.parametrize("said", REFUSED)
+def test_refused(said: str, folder: Path, cli: Cli) -> None:
+    assert said in cli(line(folder, *REFUSED[said]), code=2)

@@ -8,26 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import assert_bits
-from llamas import IDS, llama, relative
-from test_save_quantized import assert_same_state
-from test_weight_only_models import from_folder, layers_of
+from llamas import IDS, llama
 from torch import nn
 
-from scaled_mm import QuantConfig, load_quantized, prepare_model, quantize_model, reference
+from scaled_mm import QuantConfig, quantize_model, reference
 from scaled_mm import save_quantized as save
-from scaled_mm.checkpoint import quantize_checkpoint
-from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import WeightOnlyLinear
 from scaled_mm.parallel.shares import Share, Side
 from scaled_mm.parallel.weight_only import weight_only_part
-from scaled_mm.quantization.compressed_tensors import PackedScheme
 from scaled_mm.validate import Thresholds, validate
 
-SCHEMES = {
-    "W4A8-channel": PackedScheme(4, -1, True, int8_input="symmetric"),
-    "W4A8-channel-asymmetric": PackedScheme(4, -1, False, int8_input="symmetric"),
-    "W4A8-channel-asymmetric-input": PackedScheme(4, -1, True, int8_input="asymmetric"),
-}
 LINEAR = nn.Linear(256, 48).requires_grad_(False)
 
 
@@ -76,27 +66,6 @@ def test_what_no_gradient_passes_and_what_is_not_cut() -> None:
         layer(torch.randn(3, 256, requires_grad=True))
     with pytest.raises(ValueError, match=r"^int8_input must be None in a layer that is cut"):
         weight_only_part(layer, Share(Side.OUT, 48, 2, 0, 24))
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_a_model_is_read_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    config = QuantConfig(name)
-    model = quantize_model(llama(), config)
-    assert {layer.int8_input for layer in layers_of(model).values()} == {SCHEMES[name].int8_input}
-    save(model, tmp_path / "out")
-    from_folder(tmp_path / "float")
-    quantize_checkpoint(tmp_path / "float", tmp_path / "again", config)
-    for folder in ("out", "again"):
-        loaded = load_quantized(llama(), tmp_path / folder)
-        assert_same_state(loaded, model)
-        assert_bits(loaded(IDS).logits, model(IDS).logits)
-        settings = Checkpoint(tmp_path / folder).quantization
-        found = settings.scheme_of("model.layers.0.mlp.down_proj")  # type: ignore[union-attr]
-        assert found == SCHEMES[name]
-    prepared = prepare_model(llama(), config)
-    prepared.load_state_dict(model.state_dict())
-    assert_bits(prepared(IDS).logits, model(IDS).logits)
-    assert relative(model(IDS).logits, llama()(IDS).logits) < 0.5
 
 
 def test_compressed_tensors_reads_the_config(tmp_path: Path) -> None:

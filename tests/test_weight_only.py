@@ -211,6 +211,21 @@ def test_states_that_do_not_fit_are_refused() -> None:
         empty(module).load_state_dict(other)
 
 
+@pytest.mark.parametrize("kind", ["w4-g24-asymmetric", "w8-offset"])
+@pytest.mark.parametrize("names", [("bias",), ("weight_offset",), ("bias", "weight_offset")])
+def test_scales_that_are_assigned_bring_the_others_along(kind: str, names: tuple[str]) -> None:
+    """A state dict whose scales have another dtype than its bias, or than its offsets."""
+    module, source = layer(kind, torch.float16), layer(kind, torch.float16)
+    state = {
+        name: x if name in names or not x.is_floating_point() else x.bfloat16()
+        for name, x in source.state_dict().items()
+    }
+    module.load_state_dict(state, assign=True)
+    kinds = {x.dtype for x in module.state_dict().values() if x.is_floating_point()}
+    assert kinds == {torch.bfloat16}
+    assert_bits(module(x_of(3)), source.bfloat16()(x_of(3)))
+
+
 COPIES: dict[str, Callable[[WeightOnlyLinear], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda module: pickle.loads(pickle.dumps(module)),
@@ -255,14 +270,6 @@ def test_export(kind: str) -> None:
     assert_exports(layer(kind, pre_scale=PRE_SCALE), x_of)
 
 
-def test_modes() -> None:
-    module, x = layer("w4-g32"), x_of(7)
-    expected = module(x)
-    for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")):
-        with mode():
-            assert_bits(module(x), expected)
-
-
 @kinds
 def test_meta_device(kind: str) -> None:
     module = empty(layer(kind), device="meta")
@@ -277,37 +284,26 @@ def test_meta_device(kind: str) -> None:
     assert_bits(made(x_of(2)), filled(x_of(2)))
 
 
-REFUSALS = {
-    "bits must be 4 or 8, got 2": lambda: WeightOnlyLinear(K, N, bits=2),
-    r"group_size must divide K=96 \(or be -1\), got 36": lambda: WeightOnlyLinear(
-        K, N, group_size=36
-    ),
-    "zero must be one of none, integer, float, got real": lambda: WeightOnlyLinear(
-        K, N, zero="real"
-    ),
-    "dtype must be float16 or bfloat16, got float32": lambda: WeightOnlyLinear(
-        K, N, dtype=torch.float32
-    ),
-    "activation must be .*tanh": lambda: WeightOnlyLinear(K, N, activation="tanh"),
-    "smooth must be given with folded=True, got None": lambda: WeightOnlyLinear.from_linear(
-        linear(), folded=True
-    ),
-    "smooth must be positive and finite": lambda: WeightOnlyLinear.from_linear(
-        linear(), smooth=-PRE_SCALE
-    ),
-    r"bias must be floating of shape \(21,\), got float32 of shape \(96,\)": lambda: layer(
-        "w8", bias=torch.ones(K)
-    ),
-    r"pre_scale must be floating of shape \(96,\), got int32": lambda: layer(
-        "w8", pre_scale=torch.ones(K, dtype=torch.int32)
-    ),
-    "g_idx must give each of the 3 groups": lambda: WeightOnlyLinear.from_grouped(
-        quantize_weight_grouped(linear().weight, bits=8, group_size=32),
-        bits=8,
-        g_idx=torch.zeros(K, dtype=torch.int32),
-    ),
+REFUSED = {
+    "bits must be 4 or 8, got 2": {"bits": 2},
+    r"group_size must divide K=96 \(or be -1\), got 36": {"group_size": 36},
+    "zero must be one of none, integer, float, got real": {"zero": "real"},
+    "dtype must be float16 or bfloat16, got float32": {"dtype": torch.float32},
+    "activation must be .*tanh": {"activation": "tanh"},
 }
-test_refused = refuses(REFUSALS)
+OF_A_LINEAR = {
+    "smooth must be given with folded=True, got None": {"folded": True},
+    "smooth must be positive and finite": {"smooth": -PRE_SCALE},
+}
+OF_GROUPS = {
+    r"bias must be floating of shape \(21,\), got .* of shape \(96,\)": {"bias": torch.ones(K)},
+    r"pre_scale must be floating of shape \(96,\), got int32": {"pre_scale": torch.ones(K).int()},
+    "g_idx must give each of the 3 groups": {"g_idx": torch.zeros(K, dtype=torch.int32)},
+}
+GROUPS = quantize_weight_grouped(linear().weight, bits=8, group_size=32)
+test_refused = refuses(REFUSED, WeightOnlyLinear, in_features=K, out_features=N)
+test_a_linear_is_refused = refuses(OF_A_LINEAR, WeightOnlyLinear.from_linear, linear=linear())
+test_groups_are_refused = refuses(OF_GROUPS, WeightOnlyLinear.from_grouped, weight=GROUPS, bits=8)
 
 
 def test_a_rank_without_features() -> None:

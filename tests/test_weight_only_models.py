@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import state_of
-from helpers import assert_bits, extra, rows
+from helpers import Cli, assert_bits, extra, rows
 from llamas import IDS, assert_same_tensors, llama, relative
 from test_save_quantized import assert_same_state
 from torch import nn
-from weight_only_cases import assert_layers_within_their_bound, plainly, weight_of
+from weight_only_cases import assert_layers_within_their_bound, digits, plainly, weight_of
 
 from scaled_mm import (
     QuantConfig,
@@ -31,7 +31,6 @@ from scaled_mm.checkpoint.folder import Checkpoint
 from scaled_mm.nn import ScaledLinear, WeightOnlyLinear
 from scaled_mm.quantization.compressed_tensors import PackedScheme
 from scaled_mm.validate import Thresholds, validate
-from scaled_mm_cli.main import main
 
 ct = extra("compressed_tensors")
 transformers = extra("transformers")
@@ -44,8 +43,9 @@ SCHEMES = {
     "w8a16-g48": WeightScheme(8, 48),
 }
 FITS = [name for name in SCHEMES if name != "w8a16-g48"]  # of 80 features, 48 leave a rest
+W4A8 = ("W4A8-channel", "W4A8-channel-asymmetric", "W4A8-channel-asymmetric-input")
 CONFIGS = {
-    **{name: QuantConfig(name) for name in FITS},
+    **{name: QuantConfig(name) for name in (*FITS, *W4A8)},
     "mixed": QuantConfig("w4a16-g16", overrides=(("*.down_proj", "w8a16"),)),
     "smoothed": QuantConfig("w4a16-g16", smoothing=Smoothing(0.5)),
 }
@@ -54,9 +54,6 @@ configs = pytest.mark.parametrize("name", CONFIGS)
 
 def layers_of(model: nn.Module) -> dict[str, WeightOnlyLinear]:
     return {n: m for n, m in model.named_modules() if isinstance(m, WeightOnlyLinear)}
-
-
-# ---- Models --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -132,7 +129,17 @@ def test_refused(name: str) -> None:
             prepare_model(model, config)
 
 
-# ---- Checkpoints ---------------------------------------------------------------------------------
+STORED = {  # of down_proj
+    "mixed": PackedScheme(8, -1, True),
+    "smoothed": PackedScheme(4, 16, True),
+    "w8a16": PackedScheme(8, -1, True),
+    "w8a16-asymmetric": PackedScheme(8, -1, False),
+    "w4a16-g16": PackedScheme(4, 16, True),
+    "w4a16-g8-asymmetric": PackedScheme(4, 8, False),
+    "W4A8-channel": PackedScheme(4, -1, True, int8_input="symmetric"),
+    "W4A8-channel-asymmetric": PackedScheme(4, -1, False, int8_input="symmetric"),
+    "W4A8-channel-asymmetric-input": PackedScheme(4, -1, True, int8_input="asymmetric"),
+}
 
 
 @configs
@@ -145,15 +152,8 @@ def test_it_is_read_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert_bits(loaded(IDS).logits, model(IDS).logits, name)
     settings = Checkpoint(tmp_path / "out").quantization
     found = settings.scheme_of("model.layers.0.mlp.down_proj")  # type: ignore[union-attr]
-    bits, group, symmetric = {
-        "mixed": (8, -1, True),
-        "smoothed": (4, 16, True),
-        "w8a16": (8, -1, True),
-        "w8a16-asymmetric": (8, -1, False),
-        "w4a16-g16": (4, 16, True),
-        "w4a16-g8-asymmetric": (4, 8, False),
-    }[name]
-    assert found == PackedScheme(bits, group, symmetric)
+    assert found == STORED[name]
+    assert model.model.layers[0].mlp.down_proj.int8_input == STORED[name].int8_input
 
 
 @configs
@@ -170,7 +170,8 @@ def test_the_package_unpacks_the_same_weights(name: str, tmp_path: Path) -> None
     state = state_of(tmp_path / "out")
     for layer, module in layers_of(model).items():
         scheme = next(g for g in groups if layer in g.targets or g.targets == ["Linear"])
-        assert scheme.weights.num_bits == module.bits and scheme.input_activations is None
+        assert scheme.weights.num_bits == module.bits
+        assert (scheme.input_activations is None) == (name not in W4A8)
         tensors = {part: state[f"{layer}.{part}"] for part in module.state_dict()}
         theirs = PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
         assert_bits(theirs, weight_of(module).t(), layer)
@@ -234,44 +235,34 @@ def test_odd_sizes(tmp_path: Path) -> None:
         for layer, module in layers_of(made).items():
             parts = {part: tensors[f"{layer}.{part}"] for part in module.state_dict()}
             assert_bits(plainly(parts, module.bits), weight_of(module))
+            rest = digits(parts["weight_packed"], module.bits).flatten(-2)[:, module.in_features :]
+            assert not rest.any()
             assert parts["weight_scale"].dtype == torch.bfloat16
         empty = nn.Sequential(nn.Linear(45, 13), nn.ReLU(), nn.Linear(13, 6, bias=False)).eval()
         assert_same_state(load_quantized(empty, tmp_path / scheme), made)
 
 
-def with_activation() -> nn.Module:
-    layer = WeightOnlyLinear.from_linear(nn.Linear(16, 8), activation="relu")
-    return nn.Sequential(layer)
+def of(**options: Any) -> WeightOnlyLinear:
+    return WeightOnlyLinear.from_linear(nn.Linear(16, 8), **options)
 
 
-def with_offset() -> nn.Module:
-    made = quantize_weight_grouped(torch.ones(8, 16).half(), bits=8)
-    return nn.Sequential(WeightOnlyLinear.from_grouped(made._replace(zeros=made.scales), bits=8))
-
-
-def with_factors() -> nn.Module:
-    linear = nn.Linear(16, 8)
-    return nn.Sequential(WeightOnlyLinear.from_linear(linear, smooth=torch.full((16,), 2.0)))
-
-
-def of_both() -> nn.Module:
-    source = nn.Linear(16, 8)
-    both = (WeightOnlyLinear.from_linear(source), ScaledLinear.from_linear(source))
-    return nn.Sequential(*both)
-
-
+OFFSET = quantize_weight_grouped(torch.ones(8, 16).half(), bits=8)
+OFFSET = OFFSET._replace(zeros=OFFSET.scales)
 HOMELESS: dict[str, Any] = {
-    "^0: activation has no place in compressed-tensors' format": with_activation,
-    "^0: weight_offset has no place in": with_offset,
-    "^0: pre_scale has no place in": with_factors,
-    "^layers must be all W8A8, all weight-only or all in .* packed .* at 0 and dyn.* at ": of_both,
+    "^0: activation has no place in compressed-tensors' format": lambda: [of(activation="relu")],
+    "^0: weight_offset has no place in": lambda: [WeightOnlyLinear.from_grouped(OFFSET, bits=8)],
+    "^0: pre_scale has no place in": lambda: [of(smooth=torch.full((16,), 2.0))],
+    "^layers must be all W8A8, all weight-only or all in .* packed .* at 0 and dyn.* at ": lambda: [
+        of(),
+        ScaledLinear.from_linear(nn.Linear(8, 8)),
+    ],
 }
 
 
 @pytest.mark.parametrize(("said", "made"), rows(HOMELESS))
 def test_what_the_format_has_no_place_for(said: str, made: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
-        save_quantized(made(), tmp_path / "out")
+        save_quantized(nn.Sequential(*made()), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -285,9 +276,6 @@ def test_checkpoints_of_two_formats_are_refused(tmp_path: Path) -> None:
     config = QuantConfig("w8a16", smoothing=Smoothing(0.5, layers=("*.o_proj",)))
     with pytest.raises(ValueError, match=r"o_proj: pre_scale has no place in compressed-tensors'"):
         quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, [IDS])
-
-
-# ---- Validation and the command line -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["w8a16-asymmetric", "w4a16-g16", "smoothed"])
@@ -332,26 +320,22 @@ def test_faults_are_found() -> None:
     assert found.keys() == {"model.layers.1.mlp.up_proj"} and not report.ok
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, cli: Cli) -> None:
     llama().save_pretrained(tmp_path / "float")
     ids = tmp_path / "ids"
     ids.write_text("\n".join(" ".join(map(str, row.tolist())) for row in IDS))
-    out = str(tmp_path / "out")
-    command = ["quantize", str(tmp_path / "float"), "--out", out]
-    more = ["--scheme", "w4a16-g16", "--override", "*.down_proj=w8a16-asymmetric", "--json"]
-    assert main([*command, *more]) == 0
-    report = json.loads(capsys.readouterr().out)
+    out = tmp_path / "out"
+    command = f"quantize {tmp_path}/float --out {out} --scheme"
+    more = "w4a16-g16 --override *.down_proj=w8a16-asymmetric --json"
+    report = json.loads(cli(f"{command} {more}"))
     assert set(report["layers"].values()) == {
         "packed int4, symmetric, groups of 16",
         "packed int8, asymmetric, one group",
     }
     loaded = load_quantized(llama(), out)
     assert {m.bits for m in layers_of(loaded).values()} == {4, 8}
-    against = ["--float", str(tmp_path / "float"), "--tokens", str(ids), "--min-cosine", "0.8"]
-    assert main(["validate", out, *against]) == 0
-    capsys.readouterr()
-    assert main([*command, "--scheme", "w5a16"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N" in said
-    assert main([*command, "--scheme", "w8a16", "--tokens", str(ids)]) == 2
-    assert "--tokens must come with a static scheme" in capsys.readouterr().err
+    cli(f"validate {out} --float {tmp_path}/float --tokens {ids} --min-cosine 0.8")
+    said = "W8A8, W8A16, W4A16, W4A8 (-gN for groups of N"
+    assert said in cli(f"{command} w5a16", code=2)
+    said = "--tokens must come with a static scheme"
+    assert said in cli(f"{command} w8a16 --tokens {ids}", code=2)

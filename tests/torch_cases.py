@@ -217,17 +217,8 @@ def quantizes_weight(x: Tensor) -> Tensor:
     return scaled_mm.int8_mm(q, q.t()) * scale
 
 
-FUNCTIONS = [
-    dynamic,
-    asymmetric,
-    static,
-    packs,
-    quantizes_weight,
-    residual,
-    gated,
-    norm,
-    activations,
-]
+FUNCTIONS = [dynamic, asymmetric, static, packs, quantizes_weight, residual, gated, norm]
+FUNCTIONS += [activations]
 
 
 def x_of(m: int) -> Tensor:

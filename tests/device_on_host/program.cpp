@@ -49,26 +49,12 @@ std::vector<Tensor> epilogue_mm(const Tensor& a, const Tensor& b, std::vector<Te
   return checked.outputs;
 }
 
-// What the steps do, as numbers of program.def and, behind those, of StepOp.
-std::vector<int64_t> steps(const Tensor& a, const Tensor& b, std::vector<Tensor> operands,
-                           std::vector<int64_t> program) {
-  const Checked<ProgramProblem> checked =
-      check_epilogue_mm(a, b, operands, program, std::nullopt, false);
-  const auto [m, n] = std::pair(checked.problem.product.size.m, checked.problem.product.size.n);
-  const auto p = cuda::program_params(checked.problem.program, nullptr, m, n);
-  std::vector<int64_t> found;
-  for (int i = p.once; i < p.count; ++i) found.push_back(static_cast<int64_t>(p.steps[i].op));
-  return found;
-}
-
 }  // namespace
 }  // namespace scaled_mm
 
 STABLE_TORCH_LIBRARY(scaled_mm_played, ops) {
   ops.def("epilogue_mm(Tensor a, Tensor b, Tensor[] operands, int[] program) -> Tensor[]");
-  ops.def("steps(Tensor a, Tensor b, Tensor[] operands, int[] program) -> int[]");
 }
 STABLE_TORCH_LIBRARY_IMPL(scaled_mm_played, CPU, ops) {
   ops.impl("epilogue_mm", TORCH_BOX(&scaled_mm::epilogue_mm));
-  ops.impl("steps", TORCH_BOX(&scaled_mm::steps));
 }
