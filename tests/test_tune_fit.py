@@ -58,7 +58,8 @@ def test_a_fit_finds_the_fast_kernels(family: str) -> None:
     assert found.own.worst > 1.1 > found.now.worst
     assert found.now.mean < 1.005 and found.now.mean < found.own.mean and found.better
     fitted = dict(zip(found.names, found.columns.tolist(), strict=True))
-    assert set(fitted) == {name for name in NAMES[family] if not name.startswith("packed")}
+    unasked = {name for name in NAMES[family] if name.startswith("packed")} | {"w4a8_128x192"}
+    assert set(fitted) == set(NAMES[family]) - unasked
 
 
 def test_a_fit_that_gains_nothing_is_none() -> None:

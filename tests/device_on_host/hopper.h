@@ -175,7 +175,7 @@ struct PlayedFromShared {
     Played<kTokens>::fma(mine[0], mine[1], mine[2], mine[3], tokens, rest...);
   }
 };
-using MMA_64x64x32_S32S8S8_SS_TN = PlayedFromShared<64>;
+using MMA_64x128x32_S32S8S8_SS_TN = PlayedFromShared<128>;
 using MMA_64x8x32_S32S8S8_RS_TN = Played<8>;
 using MMA_64x16x32_S32S8S8_RS_TN = Played<16>;
 using MMA_64x32x32_S32S8S8_RS_TN = Played<32>;

@@ -89,7 +89,7 @@ Int8Problem problem(int64_t m, int64_t n, epilogue::Id id, DType dtype, void* d)
   Int8Problem p;
   p.size = {m, n, 16, id, dtype};
   p.d = d;
-  p.function = p.size.form() == Form::none ? Function::none : Function::relu;
+  p.size.function = p.size.form() == Form::none ? Function::none : Function::relu;
   for (const auto operand : {Operand::scale_a, Operand::scale_b, Operand::out_scale}) {
     p.operands[static_cast<int>(operand)].data = &one;
   }
@@ -101,7 +101,7 @@ Int8Problem problem(int64_t m, int64_t n, epilogue::Id id, DType dtype, void* d)
 template <class E>
 void store_fours(const Int8Problem& p) {
   cuda::Destination to = cuda::destination<E>(p);
-  const auto [m, n, k, id, dtype] = p.size;
+  const auto [m, n, k, id, dtype, function] = p.size;
   for (int64_t token = 0; token < m; ++token) {
     for (int64_t channel = 0; channel < n; channel += 4) {
       int32_t acc[4];
