@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
 
 from scaled_mm import _progress
 
-from ..terminal import Console, guarded
+from ..terminal import Console, cell, guarded
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -20,3 +23,17 @@ def progress_display() -> Iterator[Progress]:
     then puts streams of its own before stdout and stderr, so these are guarded once more."""
     with _progress.progress_display(Console(stderr=True)) as display, guarded():
         yield display
+
+
+def shards_of(report: Any, heading: str, count: str) -> Table:
+    """A line for each shard that was written: its size, and its `count` under `heading`."""
+    table = Table(box=box.SIMPLE_HEAD, title=cell(f"{report.checkpoint} -> {report.out}"))
+    table.add_column("shard")
+    for title in ("MB", heading):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for shard in report.shards:
+        remark = "was there already" if shard.skipped else ""
+        size = f"{shard.bytes / 1e6:,.1f}"
+        table.add_row(cell(shard.name), size, str(getattr(shard, count)), remark)
+    return table

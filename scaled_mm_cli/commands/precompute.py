@@ -6,27 +6,17 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from rich import box
 from rich.console import Console as RichConsole
-from rich.table import Table
 
 from scaled_mm.checkpoint.precompute import PrecomputeReport, precompute
 
-from ..terminal import Console, cell, lines, print_json
-from . import progress_display
+from ..terminal import Console, lines, print_json
+from . import progress_display, shards_of
 
 
 def show(report: PrecomputeReport, console: RichConsole) -> None:
     """The report as a table: a line for each shard, then what needs attention."""
-    table = Table(box=box.SIMPLE_HEAD, title=cell(f"{report.checkpoint} -> {report.out}"))
-    table.add_column("shard")
-    for heading in ("MB", "terms added"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for shard in report.shards:
-        remark = "was there already" if shard.skipped else ""
-        table.add_row(cell(shard.name), f"{shard.bytes / 1e6:,.1f}", str(shard.terms), remark)
-    console.print(table)
+    console.print(shards_of(report, "terms added", "terms"))
     added = Counter(term.name for term in report.terms if term.added)
     there = sum(not term.added for term in report.terms)
     found = [f"{name}: added to {count} layers" for name, count in sorted(added.items())]

@@ -8,9 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console as RichConsole
-from rich.table import Table
 
 from scaled_mm.checkpoint.float_model import (
     read_lines,
@@ -27,8 +25,8 @@ from scaled_mm.quantization.rotation import Rotation
 from scaled_mm.quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
 from scaled_mm.quantization.smoothquant import ALPHAS, Smoothing
 
-from ..terminal import Console, cell, lines, print_json
-from . import progress_display
+from ..terminal import Console, lines, print_json
+from . import progress_display, shards_of
 from .search import search as find
 from .search import tell
 
@@ -38,15 +36,7 @@ KNOWN = f"{', '.join(SCHEMES)}, {NAMES_OF_WEIGHTS}"
 
 def show(report: QuantizeReport, console: RichConsole) -> None:
     """The report: a line for each shard, then what was quantised and what was not."""
-    table = Table(box=box.SIMPLE_HEAD, title=cell(f"{report.checkpoint} -> {report.out}"))
-    table.add_column("shard")
-    for heading in ("MB", "layers quantised"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for shard in report.shards:
-        remark = "was there already" if shard.skipped else ""
-        table.add_row(cell(shard.name), f"{shard.bytes / 1e6:,.1f}", str(shard.layers), remark)
-    console.print(table)
+    console.print(shards_of(report, "layers quantised", "layers"))
     told = [
         f"{count} layers: {scheme}" for scheme, count in Counter(report.layers.values()).items()
     ]
