@@ -1,7 +1,5 @@
 """Tiny models of transformers with random weights, and other people's shapes of a model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A good call of each of the newest functions, and what may stand in an argument's place."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Operands of the int4 ops, as data: named weights and random ones."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

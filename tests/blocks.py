@@ -1,7 +1,5 @@
 """Small models with the ways in which real ones hold their Linears."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

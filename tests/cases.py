@@ -1,7 +1,5 @@
 """Products to test with, as data: named cases, which say what is special, and random ones."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Checkpoints as data: small W8A8 ones in the layout of compressed-tensors, and malformed files."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

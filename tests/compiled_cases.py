@@ -1,8 +1,6 @@
 """Epilogues to compile, and a compiler that is none, for tests of what surrounds it: it notes that
 it ran, and copies."""
 
-from __future__ import annotations
-
 import stat
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Fixtures of all tests: the instruction set that the kernels use, and poisoned outputs. At the end
 of a run on a GPU, what was compared there."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -4,8 +4,6 @@ run by test_cuda_environment.py in a process of its own, without pytest's GPU ca
     python tests/cuda_contexts.py full     two GPUs of which nobody uses the first: fills it
 """
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

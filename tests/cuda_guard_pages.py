@@ -4,8 +4,6 @@ operand and output of every kernel lies at the end, or at the beginning, of mapp
     |  no access  |  . . . . operand  |  no access  |     or     |  no access  |  operand . . . .  |
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import sys

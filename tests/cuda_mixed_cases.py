@@ -1,7 +1,5 @@
 """Products of mixed_mm for a GPU: named by their numbers, built from them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

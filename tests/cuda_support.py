@@ -4,8 +4,6 @@ comparison with the CPU backend, and the count of what was compared.
 SCALED_MM_TEST_DEVICE=cpu runs the tests' own logic without a GPU; streams and graphs are skipped.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

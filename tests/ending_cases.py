@@ -1,7 +1,5 @@
 """Named cases of what may follow the bias: residuals, activations, outputs of 8 bits."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

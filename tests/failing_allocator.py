@@ -3,8 +3,6 @@
 It is in force for the whole process, and must be so before CUDA starts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

@@ -4,8 +4,6 @@ A failure must come out as torch.OutOfMemoryError, leave no memory behind, and c
 result. failing_allocator.py is in force before this module is imported, which starts CUDA.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Products of several experts over random routings, and `scaled_mm` of each expert's rows."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

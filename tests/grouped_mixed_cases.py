@@ -1,8 +1,6 @@
 """Products of several experts by weights of few bits over random routings, and `mixed_mm` of each
 expert's rows."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

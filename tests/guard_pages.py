@@ -4,8 +4,6 @@ whose neighbouring pages cannot be touched, and ends at the one above or begins 
     |  no access  |  . . . . operand  |  no access  |     or     |  no access  |  operand . . . .  |
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import mmap

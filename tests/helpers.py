@@ -1,8 +1,6 @@
 """What the tests share: equality of bits, operands that must stay as they were, fresh processes,
 modules of the extras."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import io

@@ -1,8 +1,6 @@
 """AutoAWQ and GPTQ checkpoints as data: of 4 bits written with the library's packers, of 8 by plain
 torch; read by plain torch."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """AutoAWQ and GPTQ: what writers say in quantization_config, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

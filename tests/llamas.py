@@ -1,8 +1,6 @@
 """Tiny Llamas with random weights, what compressed-tensors writes of them, and such files with
 something changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

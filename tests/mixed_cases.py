@@ -1,7 +1,5 @@
 """Operands of mixed_mm, as data: weights of both widths with every kind of zero points."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Iterator

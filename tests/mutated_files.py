@@ -1,7 +1,5 @@
 """Checkpoints with something changed: in the tree of a JSON document, or in the bytes of a file."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

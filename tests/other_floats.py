@@ -8,8 +8,6 @@ differ, so that digits that survive it have a margin. They are the same for the 
 whoever runs a model twice gets the same bits twice, as on any processor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints of which each rank reads its part."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Experts over several ranks: the bits of the module that is not shared out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Int8 layers over several ranks: the bits of the layer that is not cut."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any

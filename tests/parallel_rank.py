@@ -5,8 +5,6 @@ Each case runs on every rank, and raises where something is wrong. They are in `
 worlds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import re

@@ -1,7 +1,5 @@
 """Weight-only layers over several ranks: the bits by columns (on the CPU), a bound by rows."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any

@@ -5,8 +5,6 @@
 Each rank of each world writes FOLDER/WORLD-RANK.json: case -> null, or the traceback.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

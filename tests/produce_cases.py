@@ -1,7 +1,5 @@
 """Calls of the producers, as data: named cases and random ones."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import zlib

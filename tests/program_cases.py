@@ -1,7 +1,5 @@
 """Programs of random nodes over random operands (`scaled_mm.epilogue`)."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

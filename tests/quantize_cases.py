@@ -1,7 +1,5 @@
 """Inputs for the quantisers, as data: named cases and random ones (the W8A8 cases: cases.py)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import zlib

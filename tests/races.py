@@ -9,8 +9,6 @@ every order that there is between two accesses of the library. The interpreter a
 compiled for it: their own accesses are not looked at. Nothing is suppressed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

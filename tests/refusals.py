@@ -1,7 +1,5 @@
 """What the ops refuse, as data: `<argument> must <rule>, got <value>` in whatever words."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable

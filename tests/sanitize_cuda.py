@@ -16,8 +16,6 @@ when a result is wrong. Every tensor is an allocation of its own, so that memche
 beyond its end, and initcheck a read of what nobody wrote.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

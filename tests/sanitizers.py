@@ -14,8 +14,6 @@ are left out there, by name, and so are calls that a kernel hands to one of them
 tests/test_cuda_old_memory.py looks at these in another way.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The random calls of soak_cuda.py: operands on the CPU, and what is called with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Ahead-of-time compilation: a module exported, compiled to a package by AOTInductor, and run from
 it. A C++ compiler is needed, as for building the library itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

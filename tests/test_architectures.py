@@ -1,7 +1,5 @@
 """Architectures: quantised, run, saved both ways, loaded both ways, with the same bits."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import re

@@ -1,8 +1,6 @@
 """The arch folders without a GPU: what each serves, and what its tables choose for GPUs of its own
 (csrc/dispatch/gpus.def has their numbers)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

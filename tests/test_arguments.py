@@ -1,7 +1,5 @@
 """Whatever an argument is: the newest functions take it, or raise ValueError or TypeError."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

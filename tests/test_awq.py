@@ -1,7 +1,5 @@
 """int4: dequantisation bit for bit, products within their bound (packings: test_awq_packing.py)."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

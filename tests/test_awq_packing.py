@@ -1,7 +1,5 @@
 """int4: words, AWQ and GPTQ there and back, and the layer made of them."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`scaled-mm bench --layer`, `--grouped` and `--endings`: contenders compute the same; tables."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

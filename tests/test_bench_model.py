@@ -1,7 +1,5 @@
 """`scaled-mm bench --model`: its contenders compute the model, its tables, its picture."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Int8 in blocks of 128 x 128: `ScaledBlockLinear`, and the checkpoints that it is read from."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

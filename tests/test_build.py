@@ -1,7 +1,5 @@
 """What setup.py builds, for which GPUs, and what it says when something is missing."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

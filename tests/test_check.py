@@ -1,8 +1,6 @@
 """`reference.check`: what it counts, what it lets pass, and that the published bounds hold of the
 ops' own outputs; what the usual way, which rounds before the bias is added, costs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints in models: a loaded model computes the reference; what does not fit is refused."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

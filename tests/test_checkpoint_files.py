@@ -1,7 +1,5 @@
 """Checkpoints as files: what is refused, and what is read of files, folders and configs."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,8 +1,6 @@
 """AutoAWQ and GPTQ checkpoints, of 4 and 8 bits, in models: weights bit for bit; what does not
 fit is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

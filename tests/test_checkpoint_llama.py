@@ -4,8 +4,6 @@ The logits are those of the reference composed in plain torch, bit for bit, and 
 transformers' own forward, which decompresses the weights.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """compressed-tensors' packed weights (W4A16, W8A16): tiny Llamas of the package, read and run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

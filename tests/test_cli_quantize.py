@@ -1,7 +1,5 @@
 """`scaled-mm quantize`: the bits of `quantize_model`, one tensor at a time, and no lost output."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import sys

@@ -1,7 +1,5 @@
 """The command line: what an option or a file must be, said on one line."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

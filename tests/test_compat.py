@@ -1,8 +1,6 @@
 """`scaled_mm.compat`: the peers' signatures; this library's bits; and the peers' own semantics,
 written down here once more in plain torch, from what their sources say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_bits

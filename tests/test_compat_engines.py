@@ -1,7 +1,5 @@
 """TensorRT-LLM's weight-only names: what a prepared weight holds, and products with it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import assert_bits, refuses

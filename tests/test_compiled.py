@@ -1,8 +1,6 @@
 """Epilogues compiled on demand: their source, their key and when they are (the folder that keeps
 them: test_compiled_store.py); without a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

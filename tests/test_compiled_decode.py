@@ -1,8 +1,6 @@
 """A language model's decode under torch.compile: a quantised layer adds no node to the graph, and
 no token compiles anew."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

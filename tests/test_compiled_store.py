@@ -1,7 +1,5 @@
 """The folder that keeps compiled epilogues: what is taken from it, and what may go wrong."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,8 +1,6 @@
 """int4 on the GPU: dequantised weights have the CPU's bits; on every arm products are within their
 bound, and one-hot rows give the weight itself."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """Products whose operands or output have more than 2^31 elements, or more than 65535 tiles along an
 axis, on the GPU: every element, on every row of the tuning table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

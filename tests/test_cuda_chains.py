@@ -1,8 +1,6 @@
 """Kernels launched before the one ahead has ended (csrc/cuda/common/launch.cuh) wait for what it
 makes. One that does not finds what the memory held before: the values of another turn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Epilogues of one's own on the GPU, compiled: the bits of the reference."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

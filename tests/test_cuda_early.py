@@ -1,8 +1,6 @@
 """Products that read their weight early ("Early weights" in docs/tuning.md) behind late writers:
 they read what was written, whatever memory, stream, graph or layer it comes through."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Around a call on the GPU: what is refused, which device, memory that runs out or may not grow."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Any

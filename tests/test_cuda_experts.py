@@ -1,8 +1,6 @@
 """Layers of experts on the GPU: the CPU's bits, without a wait for the device, in graphs that are
 replayed with other routings, compiled; and models that have them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

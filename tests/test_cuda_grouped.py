@@ -1,8 +1,6 @@
 """Products of several experts on the GPU: the bits of `scaled_mm` for each, on every kernel, and in
 graphs that are replayed with other routings."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """`grouped_mixed_mm` on the GPU: within `mixed_mm`'s bound for each expert on every kernel, the
 same bits again, in graphs that are replayed with other routings, and without a wait."""
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """No kernel reads or writes outside an operand or an output: each at both ends of mapped memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cuda_guard_pages

@@ -1,8 +1,6 @@
 """Products with scales along K on the GPU: the bits of the CPU backend, which test_w4a8.py holds to
 the reference; in graphs, and into tensors that are given."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

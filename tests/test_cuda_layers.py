@@ -1,8 +1,6 @@
 """Shapes of real layers on the GPU, every element: the product through float64 on the same device,
 the epilogue replayed there, and the reference on a sample of rows and columns."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

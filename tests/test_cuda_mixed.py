@@ -1,8 +1,6 @@
 """mixed_mm on the GPU: dequantised weights have the CPU's bits; on every kernel products are within
 their bound, and one-hot rows give the weight itself."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

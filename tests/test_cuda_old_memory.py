@@ -4,8 +4,6 @@ compute-sanitizer's initcheck looks for the same, but takes rows that TMA writes
 all memory that torch may hand out for outputs, copies and scratch holds one value, then another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

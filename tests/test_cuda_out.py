@@ -1,7 +1,5 @@
 """`out=` on CUDA: the same memory rules as on the CPU, and one of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

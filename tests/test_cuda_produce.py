@@ -2,8 +2,6 @@
 the named ones against the reference too; every 16-bit input; launches that begin early. Tolerance
 zero."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Epilogues of one's own on the GPU, interpreted: the bits of the reference, and of the CPU."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,8 +1,6 @@
 """The quantisers on the GPU: the tables of quantize_cases.py and random ones against the reference
 and the CPU backend; rows long and many, more than 2^31 elements. Tolerance zero."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Every row of the tuning table serves every shape: the ends of tiles and of the pipeline, pointers
 that no TMA descriptor takes, many tiles for each multiprocessor; and how a row is forced."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -2,8 +2,6 @@
 and a packed weight, poisoned outputs, operands that stay as they were. Tolerance zero, against the
 reference and against the CPU backend."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Streams, graphs, threads and repetition on the GPU: every op runs on the current stream, none
 waits for the device, none keeps state from one call to the next."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """Layers that share a product on the GPU: the bits of each alone, eager and in a CUDA graph, on two
 streams; and a fused model's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

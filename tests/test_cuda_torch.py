@@ -1,8 +1,6 @@
 """The ops on CUDA tensors as citizens of torch: opcheck, fake tensors, compile, export, modes; and
 ScaledLinear there."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """pack_weight_int8, azp_adj and azp_with_adj on the GPU: weights of every layout and tail, against
 the CPU backend and the reference."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The interpreter of programs on CUDA, played on the CPU: device_on_host/program.cpp says how."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """What the documents name must exist: tests, public names, files, pages, places in them."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,8 +1,6 @@
 """What must not change a bit: threads, repetition, the floating-point mode of the caller or of a
 worker, a fork; and what chooses the instruction set."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

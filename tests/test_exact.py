@@ -1,7 +1,5 @@
 """Results in exact rationals, by docs/numerics.md alone: nothing is shared with `reference/`."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixtures of experts of transformers: quantised, run, saved, loaded, compared."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

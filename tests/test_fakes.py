@@ -4,8 +4,6 @@ They run for meta tensors, under FakeTensorMode, and in torch.compile and torch.
 operands on the CPU a single meta tensor is enough to call them, and then they must not answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`fuse_model`: closed modules, what they compute, and what stays as it is."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What is known of a GPU: its line of csrc/dispatch/gpus.def, or what the driver tells;
 and the choice follows it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients through quantised layers: of x and the bias, by the dequantised weight."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights in groups: the quantisers against plain numpy, and compressed-tensors' words."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

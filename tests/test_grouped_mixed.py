@@ -1,8 +1,6 @@
 """`grouped_mixed_mm`: the bits of `mixed_mm` for each expert's rows on every instruction set, over
 all kinds of routings; stacks of packed weights; refusals; as an op of torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

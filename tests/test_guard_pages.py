@@ -1,7 +1,5 @@
 """No kernel reads outside an operand: tails of every length against pages without access."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """int4: guards for what tables of random operands do not reach. Each stands in catalogue.md."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

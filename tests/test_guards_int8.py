@@ -1,7 +1,5 @@
 """int8: guards for what tables of random operands do not reach. Each stands in catalogue.md."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

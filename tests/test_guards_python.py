@@ -1,7 +1,5 @@
 """Python: guards for what the tests of each subject leave open. Each stands in catalogue.md."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The project for Hugging Face's kernel-builder: of the sources and flags that setup.py builds."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What imports what: no circles, nothing upward, and the drawing in docs/architecture.md."""
 
-from __future__ import annotations
-
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path

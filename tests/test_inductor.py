@@ -1,8 +1,6 @@
 """The pass over inductor's graphs: what it finds, that bits are those of the producers, and that
 what it needs of torch is where it was."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 What is loaded has the bits of `load_quantized`; what is saved has the bytes that were read.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

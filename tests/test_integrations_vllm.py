@@ -3,8 +3,6 @@
 `tests/vllm_plugin.py` does the same inside vLLM's own layers.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from fractions import Fraction

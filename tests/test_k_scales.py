@@ -1,7 +1,5 @@
 """Scales along K: the reference's sum over groups against fractions, and within its bound."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights laid out for TensorRT-LLM's and FasterTransformer's mixed GEMM, and read back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Tests write inside their session's own temporary folder, and nothing of that stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

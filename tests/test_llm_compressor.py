@@ -3,8 +3,6 @@
 tests/vectors/llm_compressor.py says how it was made.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

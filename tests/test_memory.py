@@ -4,8 +4,6 @@ Wherever an op allocates, be it an output or a copy of an operand; and the next 
 operands are views of a few bytes, expanded until what is made of them fits no address space.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

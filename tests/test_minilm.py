@@ -1,7 +1,5 @@
 """MiniLM of the demo, quantised in the ways that the docs promise something of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """`mixed_mm`: products within their bound, on every instruction set; what it refuses; as an op of
 torch (weights: test_mixed_weights.py)."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

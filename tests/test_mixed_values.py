@@ -1,8 +1,6 @@
 """Weights of 4 and 8 bits: every value becomes the weight it stands for, to the bit, with scales
 and zero points at both ends (what is packed: test_mixed_weights.py)."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """`pack_weight`: what was packed comes back, from every packing of others too, and what is none is
 refused (values: test_mixed_values.py; products: test_mixed.py)."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """quantize_model: which Linears it replaces, with what, and what the result can be done to."""
 
-from __future__ import annotations
-
 import copy
 import io
 from typing import Any

@@ -1,8 +1,6 @@
 """quantize_model says what it did and what it left, refuses what matches nothing, and in place
 holds one float layer more than the model at most."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

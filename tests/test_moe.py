@@ -1,8 +1,6 @@
 """`grouped_mm`, `moe_sort` and `moe_combine`: the reference's bits on every instruction set, over
 all kinds of routings; refusals; as ops of torch."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass, replace
 from typing import Any

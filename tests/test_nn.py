@@ -1,7 +1,5 @@
 """ScaledLinear: what it computes is `reference` composed from its buffers, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """A ScaledLinear keeps its weight once, packed; copies, files and other devices get it exactly."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

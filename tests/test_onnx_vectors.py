@@ -4,8 +4,6 @@ uint8 data and zero points become int8 by subtracting 128 from both. DequantizeL
 with the matrix [[1]]; QLinearMatMul is scaled_mm, then quantize_int8 with a given scale.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

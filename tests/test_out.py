@@ -1,8 +1,6 @@
 """`out=`: the products written into the caller's tensor. The bits are those of a new tensor, and
 nothing else is written."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What a command that writes a folder leaves behind (docs/reliability.md)."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -5,8 +5,6 @@ A world is started once and runs all cases (`parallel_world.py`); each test look
 one of them on every rank.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

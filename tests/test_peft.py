@@ -1,7 +1,5 @@
 """PEFT's LoRA on quantised layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

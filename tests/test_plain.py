@@ -1,8 +1,6 @@
 """The short way that `scaled_mm` takes for its commonest operands (`ops.eager.plain_product`) is
 taken where it should be, and nothing but time tells it from the general way; a layer is one op."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

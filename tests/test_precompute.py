@@ -1,8 +1,6 @@
 """`scaled-mm precompute`: what is added, that nothing else changes, what happens in between, its
 report and its memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Private names of other packages: which are used where, and what serves where one is missing."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import logging

@@ -1,8 +1,6 @@
 """The producers against the reference, on every instruction set: tolerance zero. Their
 transcendental functions against float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Equalities of bits that need no reference: what the contract implies of the ops."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

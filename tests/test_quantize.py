@@ -1,7 +1,5 @@
 """The quantisers against the reference, on every instruction set: tolerance zero."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibration block by block: the bits of the whole model, in the memory of one block."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What quantising leaves behind when it goes wrong: interrupted runs, others' folders and files."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`scaled-mm quantize --search`: one table, the front marked, nothing written."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Random models, fused by `fuse_model` and by the pass over inductor's graphs: views, writes in
 place, hooks, branches, shared and nested norms, modules that are called twice."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """The soak's calls, which run on GPUs alone, are calls of today."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import soak_calls

@@ -1,7 +1,5 @@
 """The reference against definitions that share nothing with it: Python integers and fractions."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

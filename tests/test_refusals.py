@@ -1,7 +1,5 @@
 """Every refusal names the argument, the rule and the value, before anything is computed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rotations folded into weights: the float model stays what it was, int8 loses less."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

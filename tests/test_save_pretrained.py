@@ -1,7 +1,5 @@
 """save_pretrained of a quantised transformers model writes what others read, or refuses."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """`save_quantized`: read back here bit for bit, and by transformers with the same numbers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """scaled_mm and int8_mm against the reference, on every instruction set: each case with a plain and
 with a packed weight, poisoned outputs, operands that stay as they were. Tolerance zero."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

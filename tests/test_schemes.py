@@ -1,7 +1,5 @@
 """Names of weight-only schemes, and the values they stand for."""
 
-from __future__ import annotations
-
 import pytest
 from test_weight_only_models import SCHEMES
 

@@ -1,7 +1,5 @@
 """SmoothQuant: its formula, where the division goes, the search of alpha, and the warnings."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layers that read one tensor: one op for all, and the bits that each has alone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The ops as citizens of torch: schemas, opcheck, compile, export, meta and fake tensors, modes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product, starmap
 from typing import Any

@@ -1,8 +1,6 @@
 """`scaled-mm tune`: the file of numbers, who is refused and what is stale; and the choice follows
 the numbers that are planted in it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`scaled-mm tune`: the fit of the numbers to times, and the command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace

@@ -9,8 +9,6 @@
 Nothing else may be fenced, so nothing goes untried. What follows a `$` line is what it prints.
 """
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

@@ -1,7 +1,5 @@
 """Units of packed weights: they can be undone, and are what docs/lowbit.md draws."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

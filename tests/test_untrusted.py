@@ -1,7 +1,5 @@
 """Files that nobody vouches for: whatever is in them, they are read, or refused in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """scaled-mm validate: what it measures, what it fails, and its command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

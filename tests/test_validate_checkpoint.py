@@ -1,7 +1,5 @@
 """validate on checkpoints: int4 and int8 ones, on the command line too, and factors that moved."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

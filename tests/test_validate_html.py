@@ -1,7 +1,5 @@
 """`scaled-mm validate --html`: the page read as data. How it looks, a browser must show."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """Perplexity and KL divergence: the formulas by hand, the windows, and the command."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`w4a8_mm` and `scaled_mm` in blocks: the reference's bits on every instruction set; refusals; as
 ops of torch (the reference itself: test_k_scales.py)."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from dataclasses import dataclass

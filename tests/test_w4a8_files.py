@@ -1,8 +1,6 @@
 """W4A8 files: int-quantized ones of 4 bits in bytes, and weight-only ones with int8 activations on
 request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """W4A8 layers and models: `WeightOnlyLinear` with int8 activations, saved, read, validated."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

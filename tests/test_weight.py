@@ -1,8 +1,6 @@
 """pack_weight_int8, azp_adj, azp_with_adj: weights of every layout and tail, on every instruction
 set; a packed weight gives what the plain one gives."""
 
-from __future__ import annotations
-
 import copy
 import io
 

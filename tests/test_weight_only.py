@@ -1,7 +1,5 @@
 """`WeightOnlyLinear`: what it computes, and that its state goes everywhere a module's does."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

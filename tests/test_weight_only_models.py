@@ -1,7 +1,5 @@
 """Whole models with weights in 8 or 4 bits: made, saved, read by others, validated."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

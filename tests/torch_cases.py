@@ -1,8 +1,6 @@
 """Calls of the ops, and functions of them that are compiled and exported: test_torch.py has them on
 the CPU, test_cuda_torch.py on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layers as vLLM holds them, as data; and what they compute, by `scaled_mm.reference`."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Weight-only layers by plain torch: the weight of a state dict, and the bound of a product."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
