@@ -103,7 +103,8 @@ def tests_of(path: str) -> tuple[str, ...]:
 
     def score(file: Path) -> float:
         subject = f"{file.stem.removeprefix('test_')}_"
-        called = float(any(subject.startswith(f"{x}_") for x in (stem, *own)))
+        names = (stem, f"{package}_{stem}", *own)
+        called = float(any(subject.startswith(f"{x}_") for x in names))
         called += 0.5 * subject.startswith(f"{package}_")
         return called + sum((1 if x in own else 0.5) / count[x] for x in words[file])
 
