@@ -10,8 +10,7 @@
 //
 //    warpgroups 0, 1    multiply, and each ends its tokens of a tile
 //    warp 8             loads, by TMA, into the ring
-//    warps 9 to 11      load scales, each of every third stage, and multiply a token's by the
-//    block's
+//    warps 9 to 11      load scales, each of every third stage: a token's times the block's
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -30,9 +29,9 @@
 namespace scaled_mm::cuda::sm90::k_scales {
 
 struct BlocksParams {
-  CUtensorMap tokens,
-      weight;   // A [M, K] and B^T [N, K], in boxes of kSide; a cluster's part of B^T
-  int cluster;  // blocks: 1 or 2
+  CUtensorMap tokens;  // A [M, K], in boxes of kSide rows
+  CUtensorMap weight;  // B^T [N, K], likewise, or of a block's part of them
+  int cluster;         // blocks: 1 or 2
   int m;
   int n;
   int chunks;       // blocks of K
@@ -156,7 +155,7 @@ class BlocksMultiplier {
   __device__ __forceinline__ void run(const lowbit::TileOrigin& place) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sum_[i] = chain_[i] = -0.0f;
-    Operands operands = operands_of(at_);
+    Operands operands = next_operands();
 #pragma unroll 1
     for (int chunk = 0; chunk < p_.chunks; ++chunk) {
       multiply(operands);
@@ -164,7 +163,7 @@ class BlocksMultiplier {
       const int stage = at_.stage;
       load_scales();
       at_.advance(p_.stages);
-      if (chunk + 1 < p_.chunks) operands = operands_of(at_);
+      if (chunk + 1 < p_.chunks) operands = next_operands();
       cute::warpgroup_wait<0>();
       release(stage);
       promote();
@@ -207,10 +206,10 @@ class BlocksMultiplier {
     scale_[0] = fixed_.scales[at_.stage][token()],
     scale_[1] = fixed_.scales[at_.stage][token() + 8];
   }
-  // Of a stage, when they are there.
-  __device__ Operands operands_of(const lowbit::Cursor& at) const {
-    const uint8_t* const stage = ring_ + at.stage * BlocksTile::kStageBytes;
-    lowbit::Full::wait(&fixed_.full[at.stage], at.phase);
+  // Of the stage, when they are there.
+  __device__ Operands next_operands() const {
+    const uint8_t* const stage = ring_ + at_.stage * BlocksTile::kStageBytes;
+    lowbit::Full::wait(&fixed_.full[at_.stage], at_.phase);
     asm volatile("" ::: "memory");  // no product before
     return {descriptor(stage + warp_ / 4 * 64 * BlocksTile::kSide),
             descriptor(stage + BlocksTile::kHalfBytes)};
