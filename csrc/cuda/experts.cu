@@ -96,7 +96,7 @@ void combine_by_token(CombinedTokens p, const int32_t* order, const Scope& scope
                  count, row_of);
     p.row_of = row_of;
   }
-  const int64_t blocks = ceil_div(p.tokens * ceil_div(p.columns, int64_t{4}), kThreads);
+  const int64_t blocks = ceil_div(p.tokens * ceil_div(p.columns, int64_t{8}), kThreads);
   launch_early(combine, {static_cast<unsigned>(std::min<int64_t>(blocks, 1 << 20)), kThreads},
                scope, p);
 }

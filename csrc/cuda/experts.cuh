@@ -12,7 +12,8 @@ namespace scaled_mm::cuda {
 inline constexpr int kSortThreads = 1024;
 
 // Block e places the rows of expert e, in their order, behind those of the experts before, which it
-// counts itself: no block waits for another. The last block places those that name no expert.
+// counts itself: no block waits for another. The last block places those that name no expert. Each
+// warp has a share of all rows.
 template <class T>
 __device__ void sort_experts(const T* const expert_of, const int count, const int experts,
                              const int top_k, const SortedTokens to) {
@@ -24,61 +25,114 @@ __device__ void sort_experts(const T* const expert_of, const int count, const in
     const T e = expert_of[i];
     return e >= 0 && e < experts ? static_cast<int>(e) : experts;
   };
-  int before = 0;
-  for (int i = thread; i - thread < count; i += kSortThreads) {
-    before += __popc(__ballot_sync(~0u, i < count && at(i) < expert));
+  const int share = (count + kSortThreads - 1) / kSortThreads * 32;  // of a warp
+  const int first = min(warp * share, count), last = first + min(share, count - first);
+  const auto expert_at = [&](int i) { return i < last ? at(i) : experts + 1; };
+  int before = 0, here = 0;
+#pragma unroll 4
+  for (int begin = first; begin < last; begin += 32) {
+    const int e = expert_at(begin + lane);
+    before += __popc(__ballot_sync(~0u, e < expert));
+    here += __popc(__ballot_sync(~0u, e == expert));
   }
-  if (lane == 0) of_warp[0][warp] = before;
+  if (lane == 0) of_warp[0][warp] = before, of_warp[1][warp] = here;
   __syncthreads();
-  int next = 0;  // the first row of those still to be placed
-  for (int w = 0; w < kWarps; ++w) next += of_warp[0][w];
-  __syncthreads();
-  for (int begin = 0, turn = 0; begin < count; begin += kSortThreads, turn ^= 1) {
-    const int i = begin + thread;
-    const bool mine = i < count && at(i) == expert;
+  int next = 0;  // the first row of those that the warp places
+  for (int w = 0; w < kWarps; ++w) next += of_warp[0][w] + (w < warp ? of_warp[1][w] : 0);
+  if (thread == kSortThreads - 1 && expert < experts) to.offsets[expert] = next + here;
+  if (here == 0) return;
+#pragma unroll 4
+  for (int begin = first; begin < last; begin += 32) {
+    const int i = begin + lane;
+    const bool mine = expert_at(i) == expert;
     const unsigned lanes = __ballot_sync(~0u, mine);
-    if (lane == 0) of_warp[turn][warp] = __popc(lanes);
-    __syncthreads();
-    int row = next + __popc(lanes & ((1u << lane) - 1));
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) row += of_warp[turn][w];
-      next += of_warp[turn][w];
-    }
+    const int row = next + __popc(lanes & ((1u << lane) - 1));
     if (mine) to.rows[row] = i / top_k, to.order[row] = i;
+    next += __popc(lanes);
   }
-  if (thread == 0 && expert < experts) to.offsets[expert] = next;
 }
 
-// A thread has four columns of a token: RN(w y) of its experts, added in their order, then the
-// residual.
-__device__ inline void combine_experts(const CombinedTokens& p) {
-  const int64_t quads = (p.columns + 3) / 4, all = p.tokens * quads;
-  const int rows = static_cast<int>(p.tokens) * p.top_k;
-  const Output out{p.d, p.dtype, p.columns % 4 == 0};
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < all;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t token = i / quads, column = i % quads * 4;
-    const int inside = static_cast<int>(min(p.columns - column, int64_t{4}));
-    float sum[4] = {};
-    for (int j = 0; j < p.top_k; ++j) {
-      const int row = min(max(p.row_of[token * p.top_k + j], 0), rows - 1);
-      const float weight = load_float(p.weights, token, j);
-      float value[4];
-      load_elements<epilogue::Residual>(p.y, row, column, inside, value);
+// Whether eight neighbouring elements, from every multiple of eight on, are whole vectors.
+__device__ inline bool has_vectors(const EpilogueOperand& x) {
+  return x.col_stride == 1 && x.row_stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
+
+// Such elements, widened.
+__device__ inline void load_vector(const EpilogueOperand& x, int64_t row, int64_t column,
+                                   float (&value)[8]) {
+  with_dtype(x.dtype, [&](auto dtype) {
+    using Of = Format<decltype(dtype)::value>;
+    const auto* const from =
+        static_cast<const typename Of::storage*>(x.data) + row * x.row_stride + column;
+    struct alignas(16) Vector {
+      uint32_t word[8 / Of::kPerWord];
+    };
+    const Vector all = *reinterpret_cast<const Vector*>(from);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float part = __fmul_rn(value[e], weight);
-        sum[e] = j == 0 ? part : __fadd_rn(sum[e], part);
+    for (int i = 0; i < 8; ++i) value[i] = Of::widen(all.word[i / Of::kPerWord], i % Of::kPerWord);
+  });
+}
+
+// Of a token's columns [column, column + 8), `inside` of which are there: RN(w y) of its experts,
+// added in their order. What four experts made is on its way at a time.
+template <bool kVectors>
+__device__ inline void add_experts(const CombinedTokens& p, const EpilogueOperand& y, int64_t token,
+                                   int64_t column, int inside, float (&sum)[8]) {
+  constexpr int kAtOnce = 4;
+  const int rows = static_cast<int>(p.tokens) * p.top_k;
+  for (int begin = 0; begin < p.top_k; begin += kAtOnce) {
+    float value[kAtOnce][8], weight[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int j = min(begin + i, p.top_k - 1);
+      const int row = min(max(p.row_of[token * p.top_k + j], 0), rows - 1);
+      weight[i] = load_float(p.weights, token, j);
+      if constexpr (kVectors) {
+        load_vector(y, row, column, value[i]);
+      } else {
+        load_elements<epilogue::Residual>(y, row, column, inside, value[i]);
       }
     }
-    if (p.residual.data != nullptr) {
-      float value[4];
-      load_elements<epilogue::Residual>(p.residual, token, column, inside, value);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sum[e] = __fadd_rn(sum[e], value[e]);
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i >= p.top_k) break;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float part = __fmul_rn(value[i][e], weight[i]);
+        sum[e] = begin + i == 0 ? part : __fadd_rn(sum[e], part);
+      }
     }
-    store_row(out, token * p.columns + column, inside, sum);
   }
+}
+
+// A thread has eight columns of a token: what its experts made of it, and the residual.
+__device__ inline void combine_experts(const CombinedTokens& p) {
+  const int64_t parts = (p.columns + 7) / 8, all = p.tokens * parts;
+  const Output out{p.d, p.dtype, p.columns % 8 == 0};
+  const bool vectors = p.columns % 8 == 0 && has_vectors(p.y);
+  with_dtype(p.y.dtype, [&](auto dtype) {
+    EpilogueOperand y = p.y;
+    y.dtype = decltype(dtype)::value;  // which the compiler knows
+    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < all;
+         i += int64_t{gridDim.x} * blockDim.x) {
+      const int64_t token = i / parts, column = i % parts * 8;
+      const int inside = static_cast<int>(min(p.columns - column, int64_t{8}));
+      float sum[8] = {};
+      if (vectors) {
+        add_experts<true>(p, y, token, column, inside, sum);
+      } else {
+        add_experts<false>(p, y, token, column, inside, sum);
+      }
+      if (p.residual.data != nullptr) {
+        float value[8];
+        load_elements<epilogue::Residual>(p.residual, token, column, inside, value);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[e] = __fadd_rn(sum[e], value[e]);
+      }
+      store_row(out, token * p.columns + column, inside, sum);
+    }
+  });
 }
 
 }  // namespace scaled_mm::cuda

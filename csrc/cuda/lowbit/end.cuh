@@ -18,6 +18,11 @@ struct LowbitEnd {
   bool gated = false;  // channels 2 j and 2 j + 1 make column j of D
   uint16_t* d = nullptr;
   int64_t ldd = 0;
+
+  // Whether D is the sums and the bias, rounded.
+  __device__ bool is_plain() const {
+    return !residual.data && !gated && function == Function::none;
+  }
 };
 
 inline LowbitEnd end_of(const LowbitProblem& p) {

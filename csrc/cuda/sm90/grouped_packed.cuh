@@ -142,39 +142,6 @@ class GroupedLoader {
   }
 };
 
-// A tile's sums to D.
-template <class T, class Block>
-__device__ void store_tile(const GroupedParams& p, const ExpertTile& rows, int col,
-                           typename lowbit::PackedMultiplier<T, Block>::Sums& sums) {
-  const lowbit::LaneSums<Block> lane;
-  float bias[Block::kPanels][2];
-#pragma unroll
-  for (int j = 0; j < Block::kPanels; ++j) {
-    const int channel = col + lane.channel + j * kUnitChannels;
-    bias[j][0] = bias_at(p.end, channel, rows.expert);
-    bias[j][1] = bias_at(p.end, channel + 1, rows.expert);
-  }
-  lane.each(sums, [&](int, int channel, float& x, float& y) {
-    const float* const b = bias[(channel - lane.channel) / kUnitChannels];
-    x += b[0], y += b[1];
-  });
-  const auto each_there = [&](const auto& f) {
-    lane.each(sums, [&](int token, int channel, float& x, float& y) {
-      token += rows.row, channel += col;
-      if (token < rows.end && channel < p.n) f(token, channel, x, y);
-    });
-  };
-  if (p.end.residual.data) {
-    each_there([&](int token, int channel, float& x, float& y) {
-      float both[2] = {x, y};
-      add_residual<DTypeOf<T>::value>(p.end, token, channel, both);
-      x = both[0], y = both[1];
-    });
-  }
-  lowbit::activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.end);
-  lowbit::store_pairs<T>(p.end, each_there);
-}
-
 // Rows that are no expert's: D is 0 there.
 template <class T, class Block>
 __device__ void clear(const GroupedParams& p, const ExpertTile& rows, int col) {
@@ -223,7 +190,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_grouped(
       multiplier.run(sums, 0, p.chunks);
       const ExpertTile rows = table.find(tile / p.channel_tiles);  // here: or registers would spill
       const int col = tile % p.channel_tiles * Block::kChannels;
-      store_tile<T, Block>(p, rows, col, sums);
+      lowbit::end_tile<T, Block>(p.end, sums, rows.row, rows.end, col, p.n, rows.expert);
     }
 #pragma unroll 1
     for (; tile < table.count() * p.channel_tiles; tile += gridDim.x) {

@@ -40,46 +40,83 @@ struct LaneSums {
   }
 };
 
+// D's rows [row, last) and channels [col, n) from a tile's sums. What is not plain goes through the
+// first registers, some at a time: written out for all of them it would keep the plain ending's
+// code, which is nearly every call's, from the instruction cache.
+template <class T, class Block>
+__device__ void end_tile(const LowbitEnd& end, typename PackedMultiplier<T, Block>::Sums& sums,
+                         int row, int last, int col, int n, int expert = 0) {
+  constexpr int kPanelSums = Block::kTokens / 2, kCount = Block::kPanels * kPanelSums;
+  constexpr int kAtOnce = kPanelSums < 32 ? kPanelSums : 32;
+  static_assert(kPanelSums % kAtOnce == 0 && sizeof(sums) == 4 * kCount);
+  const LaneSums<Block> lane;
+  row += lane.token, col += lane.channel;
+#pragma unroll
+  for (int j = 0; j < Block::kPanels; ++j) {
+    const int channel = col + j * kUnitChannels;
+    const float first = bias_at(end, channel, expert), second = bias_at(end, channel + 1, expert);
+    for (auto& of_tokens : sums[j]) {
+      of_tokens[0] += first, of_tokens[1] += first;
+      of_tokens[2] += second, of_tokens[3] += second;
+    }
+  }
+  if (end.is_plain()) {
+    const int64_t ldd = end.ldd;
+#pragma unroll
+    for (int j = 0; j < Block::kPanels; ++j) {
+      const int channel = col + j * kUnitChannels;
+      if (channel >= n) return;
+      uint16_t* to = end.d + row * ldd + channel;
+      for (int i = 0; i < Block::kTokens / 8; ++i, to += 8 * ldd) {
+        const auto& x = sums[j][i];
+        if (row + 8 * i < last) store_narrow<DTypeOf<T>::value>(to, {x[0], x[2]});
+        if (row + 8 * i + 1 < last) store_narrow<DTypeOf<T>::value>(to + ldd, {x[1], x[3]});
+      }
+    }
+    return;
+  }
+  auto& all = reinterpret_cast<float (&)[kCount]>(sums);
+#pragma unroll 1
+  for (int done = 0; done < kCount; done += kAtOnce) {
+    float now[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) now[i] = all[i];
+#pragma unroll
+    for (int i = 0; i < kCount - kAtOnce; ++i) all[i] = all[i + kAtOnce];
+    const int token = row + done % kPanelSums * 2,
+              channel = col + done / kPanelSums * kUnitChannels;
+    if (channel >= n) return;
+    const auto each = [&](const auto& f) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i += 4) {
+        if (token + 2 * i < last) f(token + 2 * i, channel, now[i], now[i + 2]);
+        if (token + 2 * i + 1 < last) f(token + 2 * i + 1, channel, now[i + 1], now[i + 3]);
+      }
+    };
+    if (end.residual.data) {
+      each([&](int token, int channel, float& x, float& y) {
+        float both[2] = {x, y};
+        add_residual<DTypeOf<T>::value>(end, token, channel, both);
+        x = both[0], y = both[1];
+      });
+    }
+    activate_sums(now, end);
+    store_pairs<T>(end, each);
+  }
+}
+
 // Of a part to memory, of a whole tile to D.
 template <class T, class Block>
 __device__ void store_share(const PackedParams& p, const Share& share,
                             typename PackedMultiplier<T, Block>::Sums& sums) {
   const TileOrigin place = place_of<Block>(p, share.tile);
-  const LaneSums<Block> lane;
-  if (share.is_part()) {
-    const int64_t slot = p.plan.slot(static_cast<int>(blockIdx.x), share.tile);
-    float* const partial = p.partials + slot * (Block::kTokens * Block::kChannels);
-    lane.each(sums, [&](int token, int channel, float x, float y) {
-      if (place.row + token >= p.m) return;
-      *reinterpret_cast<float2*>(partial + token * Block::kChannels + channel) = {x, y};
-    });
-    return;
-  }
-  float bias[Block::kPanels][2];
-#pragma unroll
-  for (int j = 0; j < Block::kPanels; ++j) {
-    const int channel = place.col + lane.channel + j * kUnitChannels;
-    bias[j][0] = bias_at(p.end, channel), bias[j][1] = bias_at(p.end, channel + 1);
-  }
-  lane.each(sums, [&](int, int channel, float& x, float& y) {
-    const float* const b = bias[(channel - lane.channel) / kUnitChannels];
-    x += b[0], y += b[1];
+  if (!share.is_part()) return end_tile<T, Block>(p.end, sums, place.row, p.m, place.col, p.n);
+  const int64_t slot = p.plan.slot(static_cast<int>(blockIdx.x), share.tile);
+  float* const partial = p.partials + slot * (Block::kTokens * Block::kChannels);
+  LaneSums<Block>().each(sums, [&](int token, int channel, float x, float y) {
+    if (place.row + token >= p.m) return;
+    *reinterpret_cast<float2*>(partial + token * Block::kChannels + channel) = {x, y};
   });
-  const auto each_there = [&](const auto& f) {
-    lane.each(sums, [&](int token, int channel, float& x, float& y) {
-      token += place.row, channel += place.col;
-      if (token < p.m && channel < p.n) f(token, channel, x, y);
-    });
-  };
-  if (p.end.residual.data) {
-    each_there([&](int token, int channel, float& x, float& y) {
-      float both[2] = {x, y};
-      add_residual<DTypeOf<T>::value>(p.end, token, channel, both);
-      x = both[0], y = both[1];
-    });
-  }
-  activate_sums(reinterpret_cast<float (&)[sizeof(sums) / sizeof(float)]>(sums), p.end);
-  store_pairs<T>(p.end, each_there);
 }
 
 // Adds up the slices' sums of a tile through the cluster's shared memory, each block for its share
