@@ -82,16 +82,21 @@ __device__ inline void add_experts(const CombinedTokens& p, const EpilogueOperan
   constexpr int kAtOnce = 4;
   const int rows = static_cast<int>(p.tokens) * p.top_k;
   for (int begin = 0; begin < p.top_k; begin += kAtOnce) {
-    float value[kAtOnce][8], weight[kAtOnce];
+    int row[kAtOnce];
+    float weight[kAtOnce], value[kAtOnce][8];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int j = min(begin + i, p.top_k - 1);
-      const int row = min(max(p.row_of[token * p.top_k + j], 0), rows - 1);
+      row[i] = min(max(p.row_of[token * p.top_k + j], 0), rows - 1);
       weight[i] = load_float(p.weights, token, j);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i >= p.top_k) break;
       if constexpr (kVectors) {
-        load_vector(y, row, column, value[i]);
+        load_vector(y, row[i], column, value[i]);
       } else {
-        load_elements<epilogue::Residual>(y, row, column, inside, value[i]);
+        load_elements<epilogue::Residual>(y, row[i], column, inside, value[i]);
       }
     }
 #pragma unroll
