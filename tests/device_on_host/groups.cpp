@@ -161,6 +161,7 @@ int main() {
   check_sort<int32_t>(2, 1, 40);
   check_combine(1, 8, 2);
   check_combine(17, 33, 8);
+  check_combine(3, 24, 6);
   check_combine(5, 64, 1);
   blockDim = {32, 1, 1};
   for (int i = 0; i < 40; ++i) {

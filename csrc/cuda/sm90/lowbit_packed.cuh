@@ -47,7 +47,7 @@ template <class T, class Block>
 __device__ void end_tile(const LowbitEnd& end, typename PackedMultiplier<T, Block>::Sums& sums,
                          int row, int last, int col, int n, int expert = 0) {
   constexpr int kPanelSums = Block::kTokens / 2, kCount = Block::kPanels * kPanelSums;
-  constexpr int kAtOnce = kPanelSums < 32 ? kPanelSums : 32;
+  constexpr int kMost = 32 / Block::kPanels, kAtOnce = kPanelSums < kMost ? kPanelSums : kMost;
   static_assert(kPanelSums % kAtOnce == 0 && sizeof(sums) == 4 * kCount);
   const LaneSums<Block> lane;
   row += lane.token, col += lane.channel;
@@ -62,15 +62,15 @@ __device__ void end_tile(const LowbitEnd& end, typename PackedMultiplier<T, Bloc
   }
   if (end.is_plain()) {
     const int64_t ldd = end.ldd;
+    uint16_t* to = end.d + row * ldd + col;
+    for (int i = 0; i < Block::kTokens / 8; ++i, to += 8 * ldd) {
 #pragma unroll
-    for (int j = 0; j < Block::kPanels; ++j) {
-      const int channel = col + j * kUnitChannels;
-      if (channel >= n) return;
-      uint16_t* to = end.d + row * ldd + channel;
-      for (int i = 0; i < Block::kTokens / 8; ++i, to += 8 * ldd) {
+      for (int j = 0; j < Block::kPanels; ++j) {
         const auto& x = sums[j][i];
-        if (row + 8 * i < last) store_narrow<DTypeOf<T>::value>(to, {x[0], x[2]});
-        if (row + 8 * i + 1 < last) store_narrow<DTypeOf<T>::value>(to + ldd, {x[1], x[3]});
+        uint16_t* const at = to + j * kUnitChannels;
+        if (col + j * kUnitChannels >= n) break;
+        if (row + 8 * i < last) store_narrow<DTypeOf<T>::value>(at, {x[0], x[2]});
+        if (row + 8 * i + 1 < last) store_narrow<DTypeOf<T>::value>(at + ldd, {x[1], x[3]});
       }
     }
     return;
