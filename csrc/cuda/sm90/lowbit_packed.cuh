@@ -41,8 +41,7 @@ struct LaneSums {
 };
 
 // D's rows [row, last) and channels [col, n) from a tile's sums. What is not plain goes through the
-// first registers, some at a time: written out for all of them it would keep the plain ending's
-// code, which is nearly every call's, from the instruction cache.
+// first registers, some at a time: code for every one of them would be large.
 template <class T, class Block>
 __device__ void end_tile(const LowbitEnd& end, typename PackedMultiplier<T, Block>::Sums& sums,
                          int row, int last, int col, int n, int expert = 0) {
