@@ -32,9 +32,3 @@ using F = __m512;
 inline constexpr int kFloatTileRows = 12, kFloatTileVectors = 2;  // 24 sums of 32 registers
 inline F fused(F x, F y, F sum) { return _mm512_fmadd_ps(x, y, sum); }
 inline F broadcast_float(float x) { return _mm512_set1_ps(x); }
-
-inline bool runs_avx512_vnni() {
-  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}

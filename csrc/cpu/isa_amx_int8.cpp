@@ -150,8 +150,13 @@ class Micro : public VnniMicro {
 #include "cpu/produce_rows.h"
 #include "cpu/gemm_loop.h"
 
+}  // namespace scaled_mm::cpu::amx_int8
+#pragma GCC pop_options
+
+namespace scaled_mm::cpu {
+
 // Linux hands out the tile state to processes that ask for it (arch_prctl, ARCH_REQ_XCOMP_PERM).
-inline bool available() {
+static bool available() {
   constexpr unsigned kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -159,10 +164,7 @@ inline bool available() {
          runs_avx512_vnni() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-}  // namespace scaled_mm::cpu::amx_int8
-#pragma GCC pop_options
+constinit const InstructionSet amx_int8_isa = amx_int8::table("amx_int8", available);
 
-namespace scaled_mm::cpu {
-constinit const InstructionSet amx_int8_isa = amx_int8::table("amx_int8", amx_int8::available);
-}
+}  // namespace scaled_mm::cpu
 #endif

@@ -137,15 +137,17 @@ struct Micro {
 #include "cpu/produce_rows.h"
 #include "cpu/gemm_loop.h"
 
-inline bool available() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
-}
-
 }  // namespace scaled_mm::cpu::avx2
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const InstructionSet avx2_isa = avx2::table("avx2", avx2::available);
+
+static bool available() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
 }
+
+constinit const InstructionSet avx2_isa = avx2::table("avx2", available);
+
+}  // namespace scaled_mm::cpu
 #endif

@@ -23,13 +23,14 @@ using Micro = VnniMicro;
 #include "cpu/produce_rows.h"
 #include "cpu/gemm_loop.h"
 
-inline bool available() { return runs_avx512_vnni() && multiplies_pairs_in_order(); }
-
 }  // namespace scaled_mm::cpu::avx512_bf16
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const InstructionSet avx512_bf16_isa =
-    avx512_bf16::table("avx512_bf16", avx512_bf16::available);
-}
+
+static bool available() { return runs_avx512_bf16() && avx512_bf16::multiplies_pairs_in_order(); }
+
+constinit const InstructionSet avx512_bf16_isa = avx512_bf16::table("avx512_bf16", available);
+
+}  // namespace scaled_mm::cpu
 #endif

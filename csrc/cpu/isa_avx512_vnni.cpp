@@ -25,6 +25,6 @@ using Micro = VnniMicro;
 
 namespace scaled_mm::cpu {
 constinit const InstructionSet avx512_vnni_isa =
-    avx512_vnni::table("avx512_vnni", avx512_vnni::runs_avx512_vnni);
+    avx512_vnni::table("avx512_vnni", runs_avx512_vnni);
 }
 #endif

@@ -24,15 +24,17 @@ using Micro = VnniMicro;
 #include "cpu/produce_rows.h"
 #include "cpu/gemm_loop.h"
 
-inline bool available() {
-  return __builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
-}
-
 }  // namespace scaled_mm::cpu::avx_vnni
 #pragma GCC pop_options
 
 namespace scaled_mm::cpu {
-constinit const InstructionSet avx_vnni_isa = avx_vnni::table("avx_vnni", avx_vnni::available);
+
+static bool available() {
+  return __builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
 }
+
+constinit const InstructionSet avx_vnni_isa = avx_vnni::table("avx_vnni", available);
+
+}  // namespace scaled_mm::cpu
 #endif

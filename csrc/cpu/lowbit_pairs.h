@@ -23,9 +23,8 @@ inline constexpr int kPairStride = kLowbitXStride / 2;
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair)));
 }
 
-// Whether the machine has it, and it rounds as said above.
+// Whether vdpbf16ps rounds as said above.
 inline bool multiplies_pairs_in_order() {
-  if (!__builtin_cpu_supports("avx512bf16")) return false;
   const auto sum = [](float first, float second) {
     const uint32_t pair = to_bits(first) | to_bits(second) >> 16, ones = 0x3f803f80;
     float lanes[16];
@@ -253,7 +252,7 @@ class Bf16Pairs {
 
   // Of sums that are 0.
   void begin() {
-    static const bool in_order = multiplies_pairs_in_order();
+    static const bool in_order = runs_avx512_bf16() && multiplies_pairs_in_order();
     fit_ = in_order ? ~Blocks{} : Blocks{};
     group_ = col_ = -1;
   }
