@@ -58,27 +58,12 @@ __device__ inline bool has_vectors(const EpilogueOperand& x) {
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
-// Such elements, widened.
-__device__ inline void load_vector(const EpilogueOperand& x, int64_t row, int64_t column,
-                                   float (&value)[8]) {
-  with_dtype(x.dtype, [&](auto dtype) {
-    using Of = Format<decltype(dtype)::value>;
-    const auto* const from =
-        static_cast<const typename Of::storage*>(x.data) + row * x.row_stride + column;
-    struct alignas(16) Vector {
-      uint32_t word[8 / Of::kPerWord];
-    };
-    const Vector all = *reinterpret_cast<const Vector*>(from);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) value[i] = Of::widen(all.word[i / Of::kPerWord], i % Of::kPerWord);
-  });
-}
-
 // Of a token's columns [column, column + 8), `inside` of which are there: RN(w y) of its experts,
 // added in their order. What four experts made is on its way at a time.
-template <bool kVectors>
-__device__ inline void add_experts(const CombinedTokens& p, const EpilogueOperand& y, int64_t token,
-                                   int64_t column, int inside, float (&sum)[8]) {
+template <DType dtype, bool kVectors>
+__device__ inline void add_experts(const CombinedTokens& p, int64_t token, int64_t column,
+                                   int inside, float (&sum)[8]) {
+  const auto* const y = static_cast<const typename Format<dtype>::storage*>(p.y.data);
   constexpr int kAtOnce = 4;
   const int rows = static_cast<int>(p.tokens) * p.top_k;
   for (int begin = 0; begin < p.top_k; begin += kAtOnce) {
@@ -94,9 +79,9 @@ __device__ inline void add_experts(const CombinedTokens& p, const EpilogueOperan
     for (int i = 0; i < kAtOnce; ++i) {
       if (begin + i >= p.top_k) break;
       if constexpr (kVectors) {
-        load_vector(y, row[i], column, value[i]);
+        load_vector<dtype>(y + row[i] * p.y.row_stride + column, value[i]);
       } else {
-        load_elements<epilogue::Residual>(y, row[i], column, inside, value[i]);
+        load_elements<epilogue::Residual>(p.y, row[i], column, inside, value[i]);
       }
     }
 #pragma unroll
@@ -117,17 +102,16 @@ __device__ inline void combine_experts(const CombinedTokens& p) {
   const Output out{p.d, p.dtype, p.columns % 8 == 0};
   const bool vectors = p.columns % 8 == 0 && has_vectors(p.y);
   with_dtype(p.y.dtype, [&](auto dtype) {
-    EpilogueOperand y = p.y;
-    y.dtype = decltype(dtype)::value;  // which the compiler knows
+    constexpr DType kDType = decltype(dtype)::value;
     for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < all;
          i += int64_t{gridDim.x} * blockDim.x) {
       const int64_t token = i / parts, column = i % parts * 8;
       const int inside = static_cast<int>(min(p.columns - column, int64_t{8}));
       float sum[8] = {};
       if (vectors) {
-        add_experts<true>(p, y, token, column, inside, sum);
+        add_experts<kDType, true>(p, token, column, inside, sum);
       } else {
-        add_experts<false>(p, y, token, column, inside, sum);
+        add_experts<kDType, false>(p, token, column, inside, sum);
       }
       if (p.residual.data != nullptr) {
         float value[8];

@@ -138,7 +138,9 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
   using Slab = WarpSums<Gemm>;
   constexpr int kQuads = Slab::kCols / 4, kStep = 32 / kQuads;  // rows at a time
   static_assert(32 % kQuads == 0);
-  constexpr int kTogether = epilogue::has_ending<E> ? 1 : 2;  // the functions' code is large
+  constexpr bool kHasMatrix = Lower<E>::List::has_full;
+  constexpr int kAhead = kHasMatrix ? 8 : 1;  // rows of a matrix that are on their way at a time
+  constexpr int kTogether = kHasMatrix || epilogue::has_ending<E> ? 1 : 2;  // functions are long
   auto& slab = reinterpret_cast<Slab*>(&shared.ring)[warp];
   const int col = warp / Gemm::kWarpsM * Gemm::WarpTile::kN + lane % kQuads * 4;
   const int inside = p.n - tile_col - col;
@@ -151,37 +153,43 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
     const int row = warp % Gemm::kWarpsM * Gemm::WarpTile::kM + first;
     const int rows = min(Slab::kRows, p.m - tile_row - row);
 #pragma unroll(kTogether)
-    for (int i = lane / kQuads; i < rows; i += kStep) {
-      typename Slab::Acc four[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
-      float matrix[4];  // the elements of a matrix operand
-      if constexpr (Lower<E>::List::has_full) {
-        load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
-                                          tile_row + row + i, tile_col + col, inside, matrix);
+    for (int begin = lane / kQuads; begin < rows; begin += kAhead * kStep) {
+      float matrix[kAhead][4];
+      if constexpr (kHasMatrix) {
+        load_rows<epilogue::Residual, kStep>(p.operands[static_cast<int>(Operand::residual)],
+                                             tile_row + row + begin, rows - begin, tile_col + col,
+                                             inside, matrix);
       }
-      const auto get = [&](auto leaf, int e) {
-        using L = decltype(leaf);
-        if constexpr (L::axis == epilogue::Axis::Full) {
-          static_assert(L::id == Operand::residual);
-          return matrix[e];
-        } else if constexpr (L::id == Operand::out_scale || L::id == Operand::out_azp) {
-          return load_operand<L>(p.operands[static_cast<int>(L::id)], tile_row + row + i, 0);
-        } else {
-          return shared.operands.at(leaf, row + i, col + e);
-        }
-      };
-      if constexpr (std::is_same_v<typename Slab::Acc, float>) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
+      for (int r = 0; r < kAhead; ++r) {
+        const int i = begin + r * kStep;
+        if (i >= rows) break;
+        typename Slab::Acc four[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
+        const auto get = [&](auto leaf, int e) {
+          using L = decltype(leaf);
+          if constexpr (L::axis == epilogue::Axis::Full) {
+            static_assert(L::id == Operand::residual);
+            return matrix[r][e];
+          } else if constexpr (L::id == Operand::out_scale || L::id == Operand::out_azp) {
+            return load_operand<L>(p.operands[static_cast<int>(L::id)], tile_row + row + i, 0);
+          } else {
+            return shared.operands.at(leaf, row + i, col + e);
+          }
+        };
+        if constexpr (std::is_same_v<typename Slab::Acc, float>) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
+          }
+          constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
+                                       ? DType::float16
+                                       : DType::bfloat16;
+          store_ended<kDType>(p.end, tile_row + row + i, tile_col + col, four);
+        } else {
+          finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get);
         }
-        constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
-                                     ? DType::float16
-                                     : DType::bfloat16;
-        store_ended<kDType>(p.end, tile_row + row + i, tile_col + col, four);
-      } else {
-        finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get);
       }
     }
   }

@@ -101,31 +101,71 @@ __device__ inline typename L::value load_operand(const EpilogueOperand& operand,
   }
 }
 
+// The bytes of kSize neighbouring elements: they are a vector where they lie at a multiple of it.
+template <DType dtype, int kSize>
+inline constexpr int vector_bytes = kSize * sizeof(typename Format<dtype>::storage);
+
+// The elements of a vector, widened.
+template <DType dtype, int kSize>
+__device__ inline void load_vector(const typename Format<dtype>::storage* from,
+                                   float (&value)[kSize]) {
+  using Of = Format<dtype>;
+  constexpr int kBytes = vector_bytes<dtype, kSize>;
+  struct alignas(kBytes < 16 ? kBytes : 16) Vector {
+    uint32_t word[kBytes / 4];
+  };
+  const Vector all = *reinterpret_cast<const Vector*>(from);
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    value[i] = Of::widen(all.word[i / Of::kPerWord], i % Of::kPerWord);
+  }
+}
+
 // Elements (m, n) to (m, n + kSize - 1) of a matrix operand, widened, `count` of which are there.
-// All at once where they lie at a multiple of their size.
+// All at once where they are a vector.
 template <class L, int kSize>
 __device__ inline void load_elements(const EpilogueOperand& operand, int64_t m, int64_t n,
                                      int count, float (&value)[kSize]) {
   static_assert(L::axis == epilogue::Axis::Full);
   with_dtype(operand.dtype, [&](auto dtype) {
-    using Of = Format<decltype(dtype)::value>;
-    constexpr int kBytes = kSize * sizeof(typename Of::storage);
-    struct alignas(kBytes) Vector {
-      uint32_t word[kBytes / 4];
-    };
+    constexpr DType kDType = decltype(dtype)::value;
+    using Of = Format<kDType>;
     const auto* const from = static_cast<const typename Of::storage*>(operand.data) +
                              m * operand.row_stride + n * operand.col_stride;
-    if (count >= kSize && reinterpret_cast<uintptr_t>(from) % kBytes == 0) {
-      const Vector all = *reinterpret_cast<const Vector*>(from);
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        value[i] = Of::widen(all.word[i / Of::kPerWord], i % Of::kPerWord);
-      }
+    if (count >= kSize && reinterpret_cast<uintptr_t>(from) % vector_bytes<kDType, kSize> == 0) {
+      load_vector<kDType>(from, value);
     } else {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) value[i] = i < count ? Of::widen(from[i], 0) : 0.0f;
     }
   });
+}
+
+// The same of kRows rows, kStep apart, `rows` rows of the matrix being there from m on. Vectors are
+// under way together; what stands for a row that is not there is unspecified.
+template <class L, int kStep, int kRows, int kSize>
+__device__ inline void load_rows(const EpilogueOperand& operand, int64_t m, int rows, int64_t n,
+                                 int count, float (&value)[kRows][kSize]) {
+  const bool vectors = with_dtype(operand.dtype, [&](auto dtype) {
+    constexpr DType kDType = decltype(dtype)::value;
+    using Storage = typename Format<kDType>::storage;
+    const auto* const from =
+        static_cast<const Storage*>(operand.data) + m * operand.row_stride + n * operand.col_stride;
+    if (count < kSize || operand.row_stride % kSize != 0 ||
+        reinterpret_cast<uintptr_t>(from) % vector_bytes<kDType, kSize> != 0) {
+      return false;
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      load_vector<kDType>(from + min(r * kStep, rows - 1) * operand.row_stride, value[r]);
+    }
+    return true;
+  });
+  if (vectors) return;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    load_elements<L>(operand, m + min(r * kStep, rows - 1), n, count, value[r]);
+  }
 }
 
 // What stands for elements outside D, where a scale of 0 would take the quantiser's long way.
