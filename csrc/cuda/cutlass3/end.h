@@ -1,10 +1,12 @@
-// What stands at either end of a visitor tree: 16-bit floats made float32, and float32 rounded to
-// them. Which of both dtypes is told when the kernel runs: one branch for a fragment.
+// What stands at either end of a visitor tree: 16-bit floats made float32; float32 activated, and
+// rounded to 16 or 8 bits. Which function and dtype is told when the kernel runs: one branch for a
+// fragment.
 #pragma once
 
 #include <cutlass/array.h>
 
 #include "cuda/common/formats.cuh"
+#include "cuda/epilogue/finish.cuh"
 
 namespace scaled_mm::cuda::cutlass3 {
 
@@ -47,6 +49,59 @@ struct Narrow {
       }
     });
     return rounded;
+  }
+};
+
+struct ActivateArguments {
+  Function function;
+};
+
+// x = f(x)
+template <class>
+struct Activate {
+  using Arguments = ActivateArguments;
+  template <int kSize>
+  CUTLASS_DEVICE cutlass::Array<float, kSize> operator()(cutlass::Array<float, kSize> x,
+                                                         const Arguments& by) const {
+    apply_function(by.function, reinterpret_cast<float (&)[kSize]>(x));
+    return x;
+  }
+};
+
+struct QuantiseArguments {
+  DType dtype;
+  bool symmetric;
+};
+
+// To 8 bits, by each element's scale and zero point, which a whole row has in common.
+template <class>
+struct Quantise {
+  using Arguments = QuantiseArguments;
+  template <int kSize>
+  CUTLASS_DEVICE cutlass::Array<uint8_t, kSize> operator()(
+      const cutlass::Array<float, kSize>& x, const cutlass::Array<float, kSize>& scale,
+      const cutlass::Array<float, kSize>& azp, const Arguments& to) const {
+    cutlass::Array<uint8_t, kSize> q;
+    auto* const words = reinterpret_cast<uint32_t*>(q.data());
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSize; i += 4) {
+      if (to.dtype == DType::int8) {
+        int32_t four[4];
+        CUTLASS_PRAGMA_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const auto by =
+              quantizer_given(scale[i + e], static_cast<int32_t>(azp[i + e]), to.symmetric);
+          four[e] = by.is_quick ? by.quick_limited(x[i + e]) : by.exact(x[i + e]);
+        }
+        words[i / 4] = pack(four[0], four[1], four[2], four[3]);
+      } else {
+        const auto of = [&](int e) {
+          return within_e4m3(__fmul_rn(x[i + e], __frcp_rn(scale[i + e])));
+        };
+        words[i / 4] = pack_e4m3(of(0), of(1)) | pack_e4m3(of(2), of(3)) << 16;
+      }
+    }
+    return q;
   }
 };
 

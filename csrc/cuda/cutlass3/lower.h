@@ -332,22 +332,54 @@ template <class P, class Tile>
 struct Tree<CompiledEpilogue<P>, Tile> : ProgramTree<P, typename P::Staged, Tile> {};
 #endif
 
-// The whole epilogue: where D has 16 bits, their rounding is the root.
-template <class E, class Tile, class Out>
-struct RoundedTree : Tree<E, Tile> {
-  static typename Tree<E, Tile>::type::Arguments arguments(const EpilogueOperand* operands,
-                                                           const Destination&) {
+// E with its activation, if it has one.
+template <class E, class Tile>
+struct ActivatedTree {
+  using type = typename Tree<E, Tile>::type;
+  static typename type::Arguments arguments(const EpilogueOperand* operands, const Destination&) {
     return Tree<E, Tile>::arguments(operands);
   }
 };
+template <class E, class Tile>
+  requires(E::form == Form::activated)
+struct ActivatedTree<E, Tile> {
+  using Inner = Tree<epilogue::Body<E>, Tile>;
+  using Root = Sm90Compute<Activate, float, float, cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Inner::type>;
+  static typename type::Arguments arguments(const EpilogueOperand* operands,
+                                            const Destination& to) {
+    return {Inner::arguments(operands), {to.function}};
+  }
+};
+
+// The whole epilogue: where D has 16 or 8 bits, their rounding is the root.
+template <class E, class Tile, class Out>
+struct RoundedTree : ActivatedTree<E, Tile> {};
 template <class E, class Tile, class Out>
   requires(sizeof(Out) == 2)
 struct RoundedTree<E, Tile, Out> {
+  using Inner = ActivatedTree<E, Tile>;
   using Root = Sm90Compute<Narrow, Out, float, cutlass::FloatRoundStyle::round_to_nearest>;
-  using type = Sm90EVT<Root, typename Tree<E, Tile>::type>;
+  using type = Sm90EVT<Root, typename Inner::type>;
   static typename type::Arguments arguments(const EpilogueOperand* operands,
                                             const Destination& to) {
-    return {Tree<E, Tile>::arguments(operands), {to.out.dtype}};
+    return {Inner::arguments(operands, to), {to.out.dtype}};
+  }
+};
+template <class E, class Tile, class Out>
+  requires(sizeof(Out) == 1)
+struct RoundedTree<E, Tile, Out> {
+  using Inner = ActivatedTree<E, Tile>;
+  using Scale = Tree<epilogue::OutScale, Tile>;
+  using Azp = Tree<epilogue::OutAzp, Tile>;
+  using Root = Sm90Compute<Quantise, Out, float, cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Inner::type, typename Scale::type, typename Azp::type>;
+  static typename type::Arguments arguments(const EpilogueOperand* operands,
+                                            const Destination& to) {
+    return {Inner::arguments(operands, to),
+            Scale::arguments(operands),
+            Azp::arguments(operands),
+            {to.out.dtype, to.symmetric}};
   }
 };
 

@@ -88,7 +88,7 @@ bool is_c(const Int8Problem& p) {
          size_of(p.operands[static_cast<int>(Operand::residual)].dtype) == 2;
 }
 
-// An activation, a gate and a quantiser end sums in memory.
+// A gate, whose D has half as many columns as the tile, and a wide residual end sums in memory.
 template <const Tcgen05& kTile>
 void launch_in_two(const Int8Problem& p, const Scope& scope) {
   Int8Problem sums = p;
@@ -107,12 +107,14 @@ void run(const Int8Problem& p, const Scope& scope) {
     using E = typename decltype(e)::type;
     if constexpr (epilogue::is_raw<E>) {
       launch<kTile, E, int32_t>(p, scope);
-    } else if constexpr (epilogue::has_ending<E>) {
+    } else if constexpr (E::form == Form::gated) {
       launch_in_two<kTile>(p, scope);
     } else if constexpr (epilogue::has_residual<E>) {
       is_c(p) ? launch<kTile, E, uint16_t>(p, scope) : launch_in_two<kTile>(p, scope);
     } else if (size_of(p.size.out_dtype) == 4) {
       launch<kTile, E, float>(p, scope);
+    } else if (size_of(p.size.out_dtype) == 1) {
+      if constexpr (epilogue::is_quantised<E>) launch<kTile, E, uint8_t>(p, scope);
     } else {
       launch<kTile, E, uint16_t>(p, scope);
     }
