@@ -13,6 +13,7 @@
 #include <cutlass/gemm/threadblock/default_mma_core_sm80.h>
 
 #include "cuda/common/device.h"
+#include "cuda/common/expert_rows.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/cutlass2/multiplied.h"
 #include "cuda/cutlass2/rows.h"
@@ -87,6 +88,19 @@ struct Gemm {
 
   // Returns the number of slices that K was cut into.
   static int run(const GemmArguments& args, const Scope& scope);
+  // Of experts' rows, in at most so many tiles along M; their weights lie one below the other.
+  static void run_grouped(const GemmArguments& args, const ExpertRows& groups, int64_t tiles_m,
+                          const Scope& scope);
+
+ private:
+  static Params params_of(const GemmArguments& args);
+};
+
+// Tiles of D have rows of one expert: as many as there may be, of whatever routing.
+template <class Gemm>
+struct GroupedParams : Gemm::Params {
+  ExpertRows groups;
+  int64_t expert_stride;  // from an expert's B to the next one's
 };
 
 // --- the epilogue --------------------------------------------------------------------------------
@@ -129,11 +143,11 @@ struct WarpSums {
   }
 };
 
-// A warp's sums to D.
+// A warp's sums to D, whose rows end before row `end_row`.
 template <class Gemm>
 __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared& shared,
                            const typename Gemm::Mma::FragmentC& sums, const Destination& to,
-                           int tile_row, int tile_col, int warp, int lane) {
+                           int tile_row, int end_row, int tile_col, int warp, int lane) {
   using E = typename Gemm::E;
   using Slab = WarpSums<Gemm>;
   constexpr int kQuads = Slab::kCols / 4, kStep = 32 / kQuads;  // rows at a time
@@ -151,7 +165,7 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
     __syncwarp();
     if (inside <= 0) continue;
     const int row = warp % Gemm::kWarpsM * Gemm::WarpTile::kM + first;
-    const int rows = min(Slab::kRows, p.m - tile_row - row);
+    const int rows = min(Slab::kRows, end_row - tile_row - row);
 #pragma unroll(kTogether)
     for (int begin = lane / kQuads; begin < rows; begin += kAhead * kStep) {
       float matrix[kAhead][4];
@@ -197,15 +211,34 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
 
 // --- the kernel ----------------------------------------------------------------------------------
 
-template <class Gemm>
-__global__ __launch_bounds__(Gemm::kThreads,
-                             1) void multiply(const __grid_constant__ typename Gemm::Params p) {
+// Rows [row, end_row) of A, as far as the tile goes, times the tile's columns of b from `col` on,
+// over [begin, end) of K. element(leaf, row): the number that a row of D has in an operand.
+template <class Gemm, class Element = SameRow>
+__device__ void multiply_tile(const typename Gemm::Params& p, const Destination& to,
+                              typename Gemm::Mma::IteratorB::Pointer b, int row, int end_row,
+                              int col, int begin, int end, const Element& element = {}) {
   using Mma = typename Gemm::Mma;
   extern __shared__ __align__(128) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Gemm::Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(~0u, thread / 32, 0);
+  typename Mma::IteratorA from_a(p.a_params, p.a, {end_row, end}, thread, {row, begin});
+  typename Mma::IteratorB from_b(p.b_params, b, {end, p.n}, thread, {begin, col});
+  int steps = (end - begin + Mma::Shape::kK - 1) / Mma::Shape::kK;
+  Mma mma(shared.ring, thread, warp, lane);
+  mma.prologue(from_a, from_b, steps);
+  shared.operands.load(p.operands, row, col, end_row, p.n, thread, Gemm::kThreads, element);
+  mma.gmem_wait();
+  typename Mma::FragmentC sums;
+  sums.clear();
+  mma.gemm_iters(steps, sums, from_a, from_b);
+  __syncthreads();  // the ring is free: Turing's mainloop reads ahead to its end
+  store_sums<Gemm>(p, shared, sums, to, row, end_row, col, warp, lane);
+}
 
+template <class Gemm>
+__global__ __launch_bounds__(Gemm::kThreads,
+                             1) void multiply(const __grid_constant__ typename Gemm::Params p) {
   // Bands of kSwizzle columns of tiles, down all of D: neighbours in time share operands in L2.
   const int tile = static_cast<int>(blockIdx.x), band = tile / (Gemm::kSwizzle * p.tiles_m);
   const int width = min(Gemm::kSwizzle, p.tiles_n - band * Gemm::kSwizzle);
@@ -213,40 +246,39 @@ __global__ __launch_bounds__(Gemm::kThreads,
   const int row = in_band / width * Gemm::Tile::kM;
   const int col = (band * Gemm::kSwizzle + in_band % width) * Gemm::Tile::kN;
   const int begin = static_cast<int>(blockIdx.y) * p.slice, end = min(p.k, begin + p.slice);
-
-  typename Mma::IteratorA a(p.a_params, p.a, {p.m, end}, thread, {row, begin});
-  typename Mma::IteratorB b(p.b_params, p.b, {end, p.n}, thread, {begin, col});
-  int steps = (end - begin + Mma::Shape::kK - 1) / Mma::Shape::kK;
-  Mma mma(shared.ring, thread, warp, lane);
-  mma.prologue(a, b, steps);
-  shared.operands.load(p.operands, row, col, p.m, p.n, thread, Gemm::kThreads);
-  mma.gmem_wait();
-  typename Mma::FragmentC sums;
-  sums.clear();
-  mma.gemm_iters(steps, sums, a, b);
-  __syncthreads();  // the ring is free: Turing's mainloop reads ahead to its end
-
   Destination to = p.to;  // of the slice of K
   if constexpr (std::is_same_v<typename Gemm::E, epilogue::Acc>) {
     to.out.d = static_cast<int32_t*>(to.out.d) + blockIdx.y * p.slice_elements;
   }
-  store_sums<Gemm>(p, shared, sums, to, row, col, warp, lane);
+  multiply_tile<Gemm>(p, to, p.b, row, p.m, col, begin, end);
+}
+
+// An expert's tiles lie together, down its rows first: they share the weight's columns in L2.
+template <class Gemm>
+__global__ __launch_bounds__(Gemm::kThreads, 1) void multiply_grouped(
+    const __grid_constant__ GroupedParams<Gemm> p) {
+  const int thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x);
+  const int col = tile / p.tiles_m * Gemm::Tile::kN;
+  const ExpertTile place = find_tile<Gemm::Tile::kM>(p.groups, tile % p.tiles_m, thread % 32);
+  if (place.expert < 0) return;
+  if (place.expert == p.groups.experts) {
+    return clear<typename Gemm::E>(p.to, place.row, min(place.row + Gemm::Tile::kM, place.end), col,
+                                   min(Gemm::Tile::kN, p.n - col), thread, Gemm::kThreads);
+  }
+  multiply_tile<Gemm>(p, p.to, p.b + place.expert * p.expert_stride, place.row, place.end, col, 0,
+                      p.k, ExpertElements{p.groups, place.expert});
 }
 
 template <class E, class Of, class Tile, class WarpTile, int kStages, int kSwizzle>
-int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& args,
-                                                        const Scope& scope) {
-  constexpr auto kKernel = multiply<Gemm>;
+auto Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::params_of(const GemmArguments& args)
+    -> Params {
   const int64_t slice = round_up(ceil_div(args.k, int64_t{args.slices}), int64_t{Tile::kK});
-  const int64_t slices = ceil_div(args.k, slice);
-  const int64_t tiles_m = ceil_div(args.m, int64_t{Tile::kM});
-  const int64_t tiles_n = ceil_div(args.n, int64_t{Tile::kN});
   Params params{
       .m = static_cast<int>(args.m),
       .n = static_cast<int>(args.n),
       .k = static_cast<int>(args.k),
-      .tiles_m = static_cast<int>(tiles_m),
-      .tiles_n = static_cast<int>(tiles_n),
+      .tiles_m = static_cast<int>(ceil_div(args.m, int64_t{Tile::kM})),
+      .tiles_n = static_cast<int>(ceil_div(args.n, int64_t{Tile::kN})),
       .slice = static_cast<int>(slice),
       .a_params = typename Mma::IteratorA::Params(cutlass::layout::RowMajor(args.lda)),
       .b_params = typename Mma::IteratorB::Params(typename Of::LayoutB(args.ldb)),
@@ -254,15 +286,39 @@ int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& arg
       .b = static_cast<typename Mma::IteratorB::Pointer>(const_cast<void*>(args.b)),
       .operands = {},
       .to = args.to,
-      .slice_elements = slices > 1 ? args.m * args.n : 0,
+      .slice_elements = slice < args.k ? args.m * args.n : 0,
       .end = args.end,
   };
   std::copy(std::begin(args.operands), std::end(args.operands), params.operands);
+  return params;
+}
+
+template <class E, class Of, class Tile, class WarpTile, int kStages, int kSwizzle>
+int Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run(const GemmArguments& args,
+                                                        const Scope& scope) {
+  constexpr auto kKernel = multiply<Gemm>;
+  const Params params = params_of(args);
+  const int slices = static_cast<int>(ceil_div(args.k, int64_t{params.slice}));
   allow_all_shared_memory<kKernel>(scope.device);
-  const dim3 grid(static_cast<unsigned>(tiles_m * tiles_n), static_cast<unsigned>(slices));
+  const dim3 grid(static_cast<unsigned>(int64_t{params.tiles_m} * params.tiles_n),
+                  static_cast<unsigned>(slices));
   kKernel<<<grid, kThreads, sizeof(Shared), scope.stream>>>(params);
   check(cudaGetLastError(), "CUTLASS, launch");
-  return static_cast<int>(slices);
+  return slices;
+}
+
+template <class E, class Of, class Tile, class WarpTile, int kStages, int kSwizzle>
+void Gemm<E, Of, Tile, WarpTile, kStages, kSwizzle>::run_grouped(const GemmArguments& args,
+                                                                 const ExpertRows& groups,
+                                                                 int64_t tiles_m,
+                                                                 const Scope& scope) {
+  constexpr auto kKernel = multiply_grouped<Gemm>;
+  GroupedParams<Gemm> params{params_of(args), groups, args.n * args.ldb};
+  params.tiles_m = static_cast<int>(tiles_m);
+  allow_all_shared_memory<kKernel>(scope.device);
+  const int64_t blocks = int64_t{params.tiles_m} * params.tiles_n;
+  kKernel<<<static_cast<unsigned>(blocks), kThreads, sizeof(Shared), scope.stream>>>(params);
+  check(cudaGetLastError(), "CUTLASS, launch");
 }
 
 }  // namespace scaled_mm::cuda::cutlass2

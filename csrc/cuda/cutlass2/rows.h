@@ -10,9 +10,23 @@
 
 #include <cstdint>
 
+#include "cuda/common/relayout.h"
+
 namespace scaled_mm::cuda::cutlass2 {
 
 constexpr int64_t kMostRowStride = (int64_t{1} << 32) - 1;  // bytes
+
+// Rows of int8 as CUTLASS 2.x reads them, in whole vectors of 16 bytes, at least one, and by
+// strides that RowsAlongK can multiply by: as they are, or a copy with zeros up to a multiple
+// of 16.
+inline Matrix<const int8_t> whole_rows(const Matrix<const int8_t>& from, int64_t rows, int64_t k,
+                                       const Scope& scope) {
+  if (k % 16 == 0 && k > 0 && from.row_stride <= kMostRowStride) return from;
+  const int64_t stride = packed_stride(k);
+  auto* const copy = scope.allocate<int8_t>(rows * stride);
+  relayout(from, rows, k, copy, stride, scope.stream);
+  return {copy, stride, 1};
+}
 
 // The copies of 16 bytes that a thread makes of the tiles that follow each other along K. kRows:
 // which coordinate of a MatrixCoord counts rows, 0 of A and 1 of B. kDepth: bytes of K of a tile.

@@ -81,6 +81,16 @@ struct GroupedStream {
   Prediction predict(const GroupedInt8Problem::Size& size, const Machine& machine) const;
 };
 
+// Experts' rows in tiles that go through shared memory.
+template <const Gpus& kGpus>
+struct GroupedMultistage {
+  const Multistage<kGpus>& of;  // the line of int8.table with its tile
+
+  std::string describe(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+  std::string refuse(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+  Prediction predict(const GroupedInt8Problem::Size& size, const Machine& machine) const;
+};
+
 // A product with a weight packed in units, straight from them (lowbit_units.cuh).
 template <const Gpus& kGpus>
 struct Units {

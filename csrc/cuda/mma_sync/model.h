@@ -90,14 +90,14 @@ inline constexpr double kStreamProducts = 3.0;
 
 // What tensor cores take at the rate that the machine keeps up, and what L2 does: of so many
 // rounds of blocks over the multiprocessors, each with a tile of so many rows of K and so many
-// tokens to load. `waits`: us beside all that.
+// tokens to load. `bytes`: of device memory. `waits`: us beside all that.
 template <class Tile>
 Prediction predict_rounds(const Tile& tile, double rounds, double tokens, double k, double slower,
-                          const Int8Problem::Size& size, double waits, const Machine& machine) {
+                          double bytes, double waits, const Machine& machine) {
   const double products = slower * rounds * tile.tile_m * tile.tile_n * k;
   const double loads = rounds * (tokens + tile.tile_n) * k;
   const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
-  return prediction_of({tile.fixed_us, tile.rate}, size.bytes() / memory_rate(machine), busy, waits,
+  return prediction_of({tile.fixed_us, tile.rate}, bytes / memory_rate(machine), busy, waits,
                        products / machine.most_products_per_us);
 }
 
@@ -131,7 +131,7 @@ Prediction Multistage<kGpus>::predict(const Int8Problem::Size& size, const Machi
   const double tokens = double(std::min<int64_t>(tile_m, size.m));  // others are not loaded
   const double turns = live_of(*this, machine) > 1 ? 0.0 : std::max(rounds - 1, 0.0);
   const double waits = reduce_us(slices, size, machine) + turns * kTurnUs * machine.latency;
-  return predict_rounds(*this, rounds, tokens, k, 1.0, size, waits, machine);
+  return predict_rounds(*this, rounds, tokens, k, 1.0, size.bytes(), waits, machine);
 }
 
 template <const Gpus& kGpus>
@@ -154,7 +154,7 @@ Prediction Stream<kGpus>::predict(const Int8Problem::Size& size, const Machine& 
   // Blocks on a multiprocessor find each other's tokens in L1.
   const double tokens = double(std::min<int64_t>(tile_m, size.m)) / live;
   const double reduce = reduce_us(slices, size, machine);
-  return predict_rounds(*this, rounds, tokens, k, kStreamProducts, size, reduce, machine);
+  return predict_rounds(*this, rounds, tokens, k, kStreamProducts, size.bytes(), reduce, machine);
 }
 
 // About that of the lines of Stream; no grouped kernel has been measured.
@@ -183,6 +183,31 @@ Prediction GroupedStream<kGpus>::predict(const GroupedInt8Problem::Size& size,
   const double busy = std::max(products / machine.products_per_us, loads / machine.l2_bytes_per_us);
   return prediction_of(kGroupedFit, size.bytes() / memory_rate(machine), busy, 0,
                        products / machine.most_products_per_us);
+}
+
+template <const Gpus& kGpus>
+std::string GroupedMultistage<kGpus>::describe(const GroupedInt8Problem::Size&,
+                                               const Machine&) const {
+  return cat("CUTLASS 2.x, tiles of ", of.tile_m, " tokens of an expert x ", of.tile_n,
+             " channels, ", of.stages, " stages");
+}
+
+template <const Gpus& kGpus>
+std::string GroupedMultistage<kGpus>::refuse(const GroupedInt8Problem::Size& size,
+                                             const Machine& machine) const {
+  if (size.k == 0 || size.k % 16 != 0) return cat("needs K in multiples of 16, got ", size.k);
+  return of.refuse(size, machine);
+}
+
+template <const Gpus& kGpus>
+Prediction GroupedMultistage<kGpus>::predict(const GroupedInt8Problem::Size& size,
+                                             const Machine& machine) const {
+  const double blocks = size.usual_tiles(of.tile_m) * double(ceil_div(size.n, of.tile_n));
+  const double rounds = std::ceil(blocks / machine.sms);
+  const double k = double(round_up(size.k, of.tile_k));
+  const double turns = live_of(of, machine) > 1 ? 0.0 : std::max(rounds - 1, 0.0);
+  return predict_rounds(of, rounds, of.tile_m, k, 1.0, size.bytes(),
+                        turns * kTurnUs * machine.latency, machine);
 }
 
 template <const Gpus& kGpus>

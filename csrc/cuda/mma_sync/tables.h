@@ -51,12 +51,15 @@ void run(const LowbitProblem& p, const Scope& scope);
 namespace grouped {
 
 using Stream = mma_sync::GroupedStream<kGpus>;
+using Multistage = mma_sync::GroupedMultistage<kGpus>;
 
 #define KERNEL(name, Kind, ...) inline constexpr Kind name{__VA_ARGS__};
 #include SCALED_MM_GROUPED_TABLE
 #undef KERNEL
 
 template <const Stream& kTile>
+void run(const GroupedInt8Problem& p, const Scope& scope);
+template <const Multistage& kTile>
 void run(const GroupedInt8Problem& p, const Scope& scope);
 
 }  // namespace grouped
