@@ -3,6 +3,7 @@
 // of each.
 #include "cuda/cutlass2/gemm.h"
 #include "cuda/grouped.h"
+#include "cuda/int8.h"
 #include "cuda/mma_sync/model.h"
 #include "epilogue/registry.h"
 
