@@ -195,15 +195,13 @@ struct PackedPlan {
   constexpr int units() const { return cut() * chunks; }
   // A share's first unit. The first shares are one longer than the others, where they must.
   constexpr int begin(int block) const {
-    return block * shortest() + std::min(block, units() - shortest() * blocks);
+    const int longer = units() % blocks;
+    return block * (units() / blocks) + (block < longer ? block : longer);
   }
-  constexpr int owner(unsigned unit) const {
-    const unsigned least = shortest(), longer = units() - least * blocks;
-    const bool is_longer = unit < longer * (least + 1);
-    return (is_longer ? unit : unit - longer) / (is_longer ? least + 1 : least);
+  constexpr int owner(int unit) const {
+    const int least = units() / blocks, longer = units() % blocks, split = longer * (least + 1);
+    return unit < split ? unit / (least + 1) : longer + (unit - split) / least;
   }
-  // Of the shares. Unsigned divisions take half as long.
-  constexpr int shortest() const { return static_cast<unsigned>(units()) / blocks; }
   // Parts of tiles in memory. A block's parts and a tile's parts lie side by side, for one of the
   // two is another from part to part.
   constexpr int slots() const { return has_shares() ? blocks + cut() : 0; }

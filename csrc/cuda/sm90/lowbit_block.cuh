@@ -88,12 +88,10 @@ struct TileOrigin {
   static constexpr int kBand = 16;
   int row, col;  // the first token and channel
 
-  // Unsigned: such divisions take half as long.
-  __device__ TileOrigin(unsigned tile, unsigned tiles, unsigned token_tiles, int tokens,
-                        int channels) {
-    const unsigned channel_tiles = tiles / token_tiles;
-    const unsigned band = tile / (kBand * channel_tiles) * kBand;
-    const unsigned width = min(unsigned{kBand}, token_tiles - band);
+  __device__ TileOrigin(int tile, int tiles, int token_tiles, int tokens, int channels) {
+    const int channel_tiles = tiles / token_tiles;
+    const int band = tile / (kBand * channel_tiles) * kBand;
+    const int width = min(kBand, token_tiles - band);
     tile -= band * channel_tiles;
     row = (band + tile % width) * tokens;
     col = tile / width * channels;

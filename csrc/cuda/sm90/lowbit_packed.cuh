@@ -195,28 +195,27 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_packed(
   }
 }
 
-// D of the tiles of kTokens x kChannels that were cut, from the sums of their parts, in the order
-// of K. What is known when it is compiled is no division on the way to the first load.
-template <class T, int kTokens, int kChannels>
-__global__ __launch_bounds__(128) void reduce_shares(const __grid_constant__ PackedParams p) {
-  constexpr int kQuads = kChannels / 4;
+// D of the tiles that were cut, from the sums of their parts, in the order of K.
+template <class T>
+__global__ __launch_bounds__(128) void reduce_shares(const __grid_constant__ PackedParams p,
+                                                     const int tokens, const int channels) {
   const PackedPlan& plan = p.plan;
-  const int cut = static_cast<int>(blockIdx.x), tile = plan.whole + cut;
-  const TileOrigin place(tile, plan.tiles, p.token_tiles, kTokens, kChannels);
-  const int thread = static_cast<int>(blockIdx.y * 128 + threadIdx.x);
-  const int token = thread / kQuads, channel = thread % kQuads * 4;
+  const int cut = static_cast<int>(blockIdx.x), tile = plan.whole + cut, quads = channels / 4;
+  const TileOrigin place(tile, plan.tiles, p.token_tiles, tokens, channels);
+  const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const int token = thread / quads, channel = thread % quads * 4;
   const int first = plan.owner(cut * plan.chunks), last = plan.owner((cut + 1) * plan.chunks - 1);
   launch_dependents();
   wait_for_dependencies();
   if (first == last || place.row + token >= p.m || place.col + channel >= p.n) return;
-  constexpr int64_t kSlot = kTokens * kChannels;
-  const float* from = p.partials + plan.slot(first, tile) * kSlot + token * kChannels + channel;
+  const int64_t slot = int64_t{tokens} * channels;
+  const float* from = p.partials + plan.slot(first, tile) * slot + token * channels + channel;
   float4 sum = {};
 #pragma unroll 4
   for (int i = first; i <= last; ++i) {
     const float4 x = __ldcg(reinterpret_cast<const float4*>(from));
     sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
-    from += kSlot;
+    from += slot;
   }
   store_quad<T>(p.end, place.row + token, place.col + channel, sum);
 }

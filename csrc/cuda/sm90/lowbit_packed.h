@@ -47,9 +47,9 @@ void launch(const LowbitProblem& p, const Scope& scope) {
     constexpr int kThreads = 128;
     const int quads =
         static_cast<int>(std::min<int64_t>(p.m, Block::kTokens)) * (Block::kChannels / 4);
-    launch_early(reduce_shares<T, Block::kTokens, Block::kChannels>,
+    launch_early(reduce_shares<T>,
                  {.grid = dim3(plan.cut(), ceil_div(quads, kThreads)), .block = dim3(kThreads)},
-                 scope, params);
+                 scope, params, Block::kTokens, Block::kChannels);
   }
 }
 
