@@ -143,11 +143,6 @@ struct WarpSums {
   }
 };
 
-// The r-th kSize elements.
-template <int kSize, int kAll>
-__device__ inline float (&part(float (&all)[kAll], int r))
-    [kSize] { return reinterpret_cast<float (&)[kSize]>(all[r * kSize]); }
-
 // A warp's sums to D, whose rows end before row `end_row`.
 template <class Gemm>
 __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared& shared,
@@ -157,15 +152,12 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
   using Slab = WarpSums<Gemm>;
   constexpr int kQuads = Slab::kCols / 4, kStep = 32 / kQuads;  // rows at a time
   static_assert(32 % kQuads == 0);
-  // Rows of a lane that are ended at a time: their loads are on their way together.
-  constexpr int kTogether = Lower<E>::List::has_full ? 8 : 2;
-  constexpr int kColumns = epilogue::columns_of(E::form);
+  constexpr bool kHasMatrix = Lower<E>::List::has_full;
+  constexpr int kAhead = kHasMatrix ? 8 : 1;  // rows of a matrix that are on their way at a time
+  constexpr int kTogether = kHasMatrix || epilogue::has_ending<E> ? 1 : 2;  // functions are long
   auto& slab = reinterpret_cast<Slab*>(&shared.ring)[warp];
   const int col = warp / Gemm::kWarpsM * Gemm::WarpTile::kN + lane % kQuads * 4;
   const int inside = p.n - tile_col - col;
-  const auto operand = [&](Operand id) -> const EpilogueOperand& {
-    return p.operands[static_cast<int>(id)];
-  };
 #pragma unroll
   for (int first = 0; first < Gemm::WarpTile::kM; first += Slab::kRows) {
     if (first > 0) __syncwarp();
@@ -174,72 +166,43 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
     if (inside <= 0) continue;
     const int row = warp % Gemm::kWarpsM * Gemm::WarpTile::kM + first;
     const int rows = min(Slab::kRows, end_row - tile_row - row);
-#pragma unroll 1
-    for (int begin = lane / kQuads; begin < rows; begin += kTogether * kStep) {
-      const auto row_at = [&](int r) { return row + min(begin + r * kStep, rows - 1); };
-      const auto each_row = [&](const auto& store) {
-#pragma unroll
-        for (int r = 0; r < kTogether; ++r) {
-          if (begin + r * kStep < rows) store(r, tile_row + row_at(r));
-        }
-      };
-      float matrix[kTogether][4], scale[kTogether];
-      int32_t azp[kTogether];
-      if constexpr (Lower<E>::List::has_full) {
-        load_rows<epilogue::Residual, kStep>(operand(Operand::residual), tile_row + row + begin,
-                                             rows - begin, tile_col + col, inside, matrix);
+#pragma unroll(kTogether)
+    for (int begin = lane / kQuads; begin < rows; begin += kAhead * kStep) {
+      float matrix[kAhead][4];
+      if constexpr (kHasMatrix) {
+        load_rows<epilogue::Residual, kStep>(p.operands[static_cast<int>(Operand::residual)],
+                                             tile_row + row + begin, rows - begin, tile_col + col,
+                                             inside, matrix);
       }
-      if constexpr (epilogue::is_quantised<E>) {
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r) {
-          const int64_t token = tile_row + row_at(r);
-          scale[r] = load_operand<epilogue::OutScale>(operand(Operand::out_scale), token, 0);
-          azp[r] = load_operand<epilogue::OutAzp>(operand(Operand::out_azp), token, 0);
-        }
-      }
-      typename Slab::Acc acc[kTogether][4];
+      for (int r = 0; r < kAhead; ++r) {
+        const int i = begin + r * kStep;
+        if (i >= rows) break;
+        typename Slab::Acc four[4];
 #pragma unroll
-      for (int r = 0; r < kTogether; ++r) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc[r][e] = slab.of[row_at(r) - row][lane % kQuads * 4 + e];
-      }
-      if constexpr (epilogue::is_raw<E>) {
-        each_row([&](int r, int64_t token) {
-          store_row(to.out, token * to.ldd + tile_col + col, inside, acc[r]);
-        });
-      } else {
-        float value[4 * kTogether];
-#pragma unroll
-        for (int i = 0; i < 4 * kTogether; ++i) {
-          value[i] = Lower<E>::at(acc[i / 4][i % 4], [&](auto leaf) {
-            if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) {
-              return matrix[i / 4][i % 4];
-            } else {
-              return shared.operands.at(leaf, row_at(i / 4), col + i % 4);
-            }
-          });
-        }
+        for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
+        const auto get = [&](auto leaf, int e) {
+          using L = decltype(leaf);
+          if constexpr (L::axis == epilogue::Axis::Full) {
+            static_assert(L::id == Operand::residual);
+            return matrix[r][e];
+          } else if constexpr (L::id == Operand::out_scale || L::id == Operand::out_azp) {
+            return load_operand<L>(p.operands[static_cast<int>(L::id)], tile_row + row + i, 0);
+          } else {
+            return shared.operands.at(leaf, row + i, col + e);
+          }
+        };
         if constexpr (std::is_same_v<typename Slab::Acc, float>) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
+          }
           constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
                                        ? DType::float16
                                        : DType::bfloat16;
-          each_row([&](int r, int64_t token) {
-            store_ended<kDType>(p.end, token, tile_col + col, part<4>(value, r));
-          });
+          store_ended<kDType>(p.end, tile_row + row + i, tile_col + col, four);
         } else {
-          float made[4 * kTogether / kColumns];
-          activate<E>(to.function, value, made);
-          each_row([&](int r, int64_t token) {
-            const auto get = [&](auto leaf) {
-              if constexpr (decltype(leaf)::id == Operand::out_scale) {
-                return scale[r];
-              } else {
-                return azp[r];
-              }
-            };
-            store_ended<E>(to, token * to.ldd + (tile_col + col) / kColumns, inside / kColumns,
-                           part<4 / kColumns>(made, r), get);
-          });
+          finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get);
         }
       }
     }
