@@ -31,6 +31,7 @@ ROUTES = {  # on a page, and the rows that compare
     *("awq_dequantize", "bf16 mm", "fp8 rowwise", "triton", "dense mm", "onednn qlinear"),
     *("ours", "bf16 compiled", "fp8 compiled", "scaled_mm", "ScaledLinear", "nn.Linear"),
     *("packed, ScaledEpilogue", "torch.mm", "packed / best right"),
+    *("ms: batch", "model", "bf16", "w8a8"),
     *(f"{op} / best right" for op in ("w4a16", "w8a16", "awq_gemm", "awq_dequantize")),
 }
 PANELS = [(4096, 4096), (4096, 14336), (28672, 8192)]
@@ -64,8 +65,9 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown(title: str, rows: list[list[str]]) -> str:
-    """Without the last column, the verdicts: a page holds results that were found right."""
-    header, *rest = [row[:-1] for row in rows if row[0] in ROUTES or " / " in title]
+    """Without the last column, where it is verdicts: a page holds results that were found right."""
+    columns = None if rows[0][0] == "model" else -1
+    header, *rest = [row[:columns] for row in rows if row[0] in ROUTES or " / " in title]
     rest = [row for row in rest if set(row[1:]) != {"-"}]
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join([f"**{title}**", "", *(f"| {' | '.join(r)} |" for r in (header, rule, *rest))])
