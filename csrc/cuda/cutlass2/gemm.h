@@ -96,6 +96,12 @@ struct Gemm {
   static Params params_of(const GemmArguments& args);
 };
 
+// Of a table's line.
+template <const auto& kTile, class E, class Of>
+using GemmOf = Gemm<E, Of, cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>,
+                    cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>,
+                    kTile.stages, kTile.swizzle>;
+
 // Tiles of D have rows of one expert: as many as there may be, of whatever routing.
 template <class Gemm>
 struct GroupedParams : Gemm::Params {

@@ -11,10 +11,7 @@ namespace scaled_mm::cuda::mma_sync {
 
 template <const auto& kTile, const Gpus& kGpus, class E>
 void launch_grouped(const GroupedInt8Problem& p, const Scope& scope) {
-  using Gemm = cutlass2::Gemm<E, cutlass2::Multiplied<int8_t, kGpus.multistage>,
-                              cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>,
-                              cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>,
-                              kTile.stages, kTile.swizzle>;
+  using Gemm = cutlass2::GemmOf<kTile, E, cutlass2::Multiplied<int8_t, kGpus.multistage>>;
   static_assert(sizeof(typename Gemm::Shared) <= block_bytes(kTile));
   const Int8Problem& product = p.product;
   const auto rows = cutlass2::whole_rows(sorted_rows(p, scope), p.size.m, p.size.k, scope);

@@ -20,10 +20,7 @@ inline Int8Problem with_whole_rows(const Int8Problem& p, const Scope& scope) {
 
 template <const auto& kTile, const Gpus& kGpus, class E>
 int launch(const Int8Problem& p, const Destination& to, int slices, const Scope& scope) {
-  using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
-  using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
-  using Gemm = cutlass2::Gemm<E, cutlass2::Multiplied<int8_t, kGpus.multistage>, Tile, WarpTile,
-                              kTile.stages, kTile.swizzle>;
+  using Gemm = cutlass2::GemmOf<kTile, E, cutlass2::Multiplied<int8_t, kGpus.multistage>>;
   static_assert(sizeof(typename Gemm::Shared) <= block_bytes(kTile));
   return Gemm::run({.m = p.size.m,
                     .n = p.size.n,

@@ -35,13 +35,11 @@ void run_dense(const LowbitProblem& p, const Scope& scope) {
                                      .operands = operands,
                                      .to = {},
                                      .end = end_of(p)};
-  using Tile = cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>;
-  using WarpTile = cutlass::gemm::GemmShape<kTile.warp_m, kTile.warp_n, kTile.tile_k>;
   with_dtype16(p.w.dtype, [&](auto dtype) {
     if constexpr (kGpus.multistage || dtype == DType::float16) {  // else it was refused
       using T = std::conditional_t<dtype == DType::float16, cutlass::half_t, cutlass::bfloat16_t>;
-      cutlass2::Gemm<epilogue::BiasedSum, cutlass2::Multiplied<T, kGpus.multistage>, Tile, WarpTile,
-                     kTile.stages, kTile.swizzle>::run(args, scope);
+      using Of = cutlass2::Multiplied<T, kGpus.multistage>;
+      cutlass2::GemmOf<kTile, epilogue::BiasedSum, Of>::run(args, scope);
     }
   });
 }
