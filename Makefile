@@ -154,7 +154,7 @@ asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
 	cd build/asan && \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(PYTEST) --capture=sys -m "not slow and not gpu" $(SANITIZED:%=$(CURDIR)/tests/test_%.py)
+	$(PYTEST) $(PARALLEL) --capture=sys -m "not slow and not gpu" $(SANITIZED:%=$(CURDIR)/tests/test_%.py)
 
 # Nothing is suppressed. That races would be found is shown: then threads overlap, by design.
 tsan: $(VENV)/.test $(LIBRARY) ## every op from several threads under ThreadSanitizer
