@@ -57,7 +57,7 @@ Stride stride(int64_t ld) {
 }  // namespace scaled_mm::cuda::cutlass3
 
 #include "cuda/cutlass3/ended.h"
-#include "cuda/cutlass3/lower.h"
+#include "cuda/cutlass3/visitor.h"
 
 namespace scaled_mm::cuda::cutlass3 {
 

@@ -1,0 +1,81 @@
+// The whole epilogue as a visitor tree: the expression (lower.h), its activation, and its rounding
+// to D's dtype (end.h).
+//
+// Include after CUTLASS's collective builders.
+#pragma once
+
+#include "cuda/cutlass3/lower.h"
+
+namespace scaled_mm::cuda::cutlass3 {
+
+// E with its activation, if it has one.
+template <class E, class Tile>
+struct ActivatedTree {
+  using type = typename Tree<E, Tile>::type;
+  static typename type::Arguments arguments(const EpilogueOperand* operands, const Destination&) {
+    return Tree<E, Tile>::arguments(operands);
+  }
+};
+template <class E, class Tile>
+  requires(E::form == Form::activated)
+struct ActivatedTree<E, Tile> {
+  using Inner = Tree<epilogue::Body<E>, Tile>;
+  using Root = Sm90Compute<Activate, float, float, cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Inner::type>;
+  static typename type::Arguments arguments(const EpilogueOperand* operands,
+                                            const Destination& to) {
+    return {Inner::arguments(operands), {to.function}};
+  }
+};
+
+// The whole epilogue: where D has 16 or 8 bits, their rounding is the root.
+template <class E, class Tile, class Out>
+struct RoundedTree : ActivatedTree<E, Tile> {};
+template <class E, class Tile, class Out>
+  requires(sizeof(Out) == 2)
+struct RoundedTree<E, Tile, Out> {
+  using Inner = ActivatedTree<E, Tile>;
+  using Root = Sm90Compute<Narrow, Out, float, cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Inner::type>;
+  static typename type::Arguments arguments(const EpilogueOperand* operands,
+                                            const Destination& to) {
+    return {Inner::arguments(operands, to), {to.out.dtype}};
+  }
+};
+template <class E, class Tile, class Out>
+  requires(sizeof(Out) == 1)
+struct RoundedTree<E, Tile, Out> {
+  using Inner = ActivatedTree<E, Tile>;
+  using Scale = Tree<epilogue::OutScale, Tile>;
+  using Azp = Tree<epilogue::OutAzp, Tile>;
+  using Root = Sm90Compute<Quantise, Out, float, cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Inner::type, typename Scale::type, typename Azp::type>;
+  static typename type::Arguments arguments(const EpilogueOperand* operands,
+                                            const Destination& to) {
+    return {Inner::arguments(operands, to),
+            Scale::arguments(operands),
+            Azp::arguments(operands),
+            {to.out.dtype, to.symmetric}};
+  }
+};
+
+// E: the epilogue. Tile: the block's tile of sums. Out: the storage type of D. The tree, but
+// that it waits for the kernel before, which may have written operands.
+template <class E, class Tile, class Out>
+struct Visitor : RoundedTree<E, Tile, Out>::type {
+  using Root = typename RoundedTree<E, Tile, Out>::type;
+  using Root::Root;
+
+  static typename Root::Arguments arguments(const EpilogueOperand* operands,
+                                            const Destination& to) {
+    return RoundedTree<E, Tile, Out>::arguments(operands, to);
+  }
+
+  template <bool kReferenceSrc, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(const ConsumerStoreArgs<Args...>& args) {
+    cutlass::arch::wait_on_dependent_grids();
+    return Root::template get_consumer_store_callbacks<kReferenceSrc>(args);
+  }
+};
+
+}  // namespace scaled_mm::cuda::cutlass3
