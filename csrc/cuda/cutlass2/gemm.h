@@ -128,6 +128,12 @@ struct WarpSums {
 
   Acc of[kRows][kPitch];
 
+  // Of row i, where D has 8 bits: it lies behind the row's sums.
+  __device__ Quantizer& quantizer(int i) {
+    static_assert(sizeof(Quantizer) <= (kPitch - kCols) * sizeof(Acc));
+    return *reinterpret_cast<Quantizer*>(&of[i][kCols]);
+  }
+
   // Rows [first, first + kRows) of the warp's tile.
   __device__ void put(const typename Gemm::Mma::FragmentC& sums, int first, int lane) {
     constexpr int kHeight = Gemm::Instruction::kM / 8;  // rows of a fragment that a lane has
@@ -167,11 +173,21 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
 #pragma unroll
   for (int first = 0; first < Gemm::WarpTile::kM; first += Slab::kRows) {
     if (first > 0) __syncwarp();
+    const int row = warp % Gemm::kWarpsM * Gemm::WarpTile::kM + first;
+    const int rows = min(Slab::kRows, end_row - tile_row - row);
+    const auto of_row = [&](auto leaf, int i) {
+      constexpr auto kId = decltype(leaf)::id;
+      return load_operand<decltype(leaf)>(p.operands[static_cast<int>(kId)], tile_row + row + i, 0);
+    };
+    if constexpr (epilogue::is_quantised<E>) {
+      for (int i = lane; i < rows && is_8_bit(to.out.dtype); i += 32) {
+        slab.quantizer(i) = quantizer_given(of_row(epilogue::OutScale{}, i),
+                                            of_row(epilogue::OutAzp{}, i), to.symmetric);
+      }
+    }
     slab.put(sums, first, lane);
     __syncwarp();
     if (inside <= 0) continue;
-    const int row = warp % Gemm::kWarpsM * Gemm::WarpTile::kM + first;
-    const int rows = min(Slab::kRows, end_row - tile_row - row);
 #pragma unroll(kTogether)
     for (int begin = lane / kQuads; begin < rows; begin += kAhead * kStep) {
       float matrix[kAhead][4];
@@ -192,8 +208,6 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
           if constexpr (L::axis == epilogue::Axis::Full) {
             static_assert(L::id == Operand::residual);
             return matrix[r][e];
-          } else if constexpr (L::id == Operand::out_scale || L::id == Operand::out_azp) {
-            return load_operand<L>(p.operands[static_cast<int>(L::id)], tile_row + row + i, 0);
           } else {
             return shared.operands.at(leaf, row + i, col + e);
           }
@@ -208,7 +222,8 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
                                        : DType::bfloat16;
           store_ended<kDType>(p.end, tile_row + row + i, tile_col + col, four);
         } else {
-          finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get);
+          finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get,
+                         [&] { return slab.quantizer(i); });
         }
       }
     }

@@ -72,19 +72,25 @@ __device__ inline uint32_t pack_e4m3(float x, float y) {
 #endif
 }
 
+// The quantiser of a row. get(leaf, e), as of finish_four, has its operands.
+template <class Get>
+__device__ inline Quantizer given_quantizer(const Get& get, bool symmetric) {
+  return quantizer_given(get(epilogue::OutScale{}, 0), get(epilogue::OutAzp{}, 0), symmetric);
+}
+
 // What float8_e4m3fn holds of x; a NaN stays.
 __device__ inline float within_e4m3(float x) {
   x = x > 448.0f ? 448.0f : x;
   return x < -448.0f ? -448.0f : x;
 }
 
-// Elements [at, at + kSize) of a D of 8 bits, `count` of which are inside, by their row's scale.
+// Elements [at, at + kSize) of a D of 8 bits, `count` of which are inside, by their row's
+// quantiser.
 template <int kSize>
 __device__ inline void store_quantised(const Destination& to, int64_t at, int count,
-                                       const float (&value)[kSize], float scale, int32_t azp) {
+                                       const float (&value)[kSize], const Quantizer& by) {
   uint32_t words[(kSize + 3) / 4] = {};
   if (to.out.dtype == DType::int8) {
-    const Quantizer by = quantizer_given(scale, azp, to.symmetric);
     int32_t q[(kSize + 3) / 4 * 4] = {};
     if (by.is_quick) {
 #pragma unroll
@@ -98,10 +104,9 @@ __device__ inline void store_quantised(const Destination& to, int64_t at, int co
       words[i] = pack(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
     }
   } else {
-    const float reciprocal = __frcp_rn(scale);
     float x[kSize];
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) x[i] = within_e4m3(__fmul_rn(value[i], reciprocal));
+    for (int i = 0; i < kSize; ++i) x[i] = within_e4m3(__fmul_rn(value[i], by.reciprocal));
 #pragma unroll
     for (int i = 0; i < kSize; i += 2) words[i / 4] |= pack_e4m3(x[i], x[i + 1]) << i % 4 * 8;
   }
@@ -109,25 +114,23 @@ __device__ inline void store_quantised(const Destination& to, int64_t at, int co
 }
 
 // Elements [at, at + kSize) of D, `count` of which are inside, from their values before the
-// rounding. get(leaf): the row's value of out_scale or out_azp.
-template <class E, int kSize, class Get>
+// rounding. row_quantizer(): of their row, where D has 8 bits.
+template <class E, int kSize, class RowQuantizer>
 __device__ inline void store_ended(const Destination& to, int64_t at, int count,
-                                   const float (&made)[kSize], const Get& get) {
+                                   const float (&made)[kSize], const RowQuantizer& row_quantizer) {
   if constexpr (epilogue::is_quantised<E>) {
-    if (is_8_bit(to.out.dtype)) {
-      return store_quantised(to, at, count, made, get(epilogue::OutScale{}),
-                             get(epilogue::OutAzp{}));
-    }
+    if (is_8_bit(to.out.dtype)) return store_quantised(to, at, count, made, row_quantizer());
   }
   store_row(to.out, at, count, made);
 }
 
 // The epilogue of four neighbouring channels of one token, and their store. `acc`: the sums of
 // channels `channel` to `channel` + 3, of which `inside` are there; `channel` is even. get(leaf,
-// e): the operand's value for the e-th of them.
-template <class E, class Get>
+// e): the operand's value for the e-th of them. row_quantizer(): the token's, where D has 8 bits.
+template <class E, class Get, class RowQuantizer>
 __device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4], int64_t token,
-                                   int64_t channel, int inside, const Get& get) {
+                                   int64_t channel, int inside, const Get& get,
+                                   const RowQuantizer& row_quantizer) {
   if constexpr (epilogue::is_raw<E>) {
     store_row(to.out, token * to.ldd + channel, inside, acc);
   } else {
@@ -138,9 +141,16 @@ __device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4
       value[e] = Lower<E>::at(acc[e], [&](auto leaf) { return get(leaf, e); });
     }
     activate<E>(to.function, value, made);
-    store_ended<E>(to, token * to.ldd + channel / kColumns, inside / kColumns, made,
-                   [&](auto leaf) { return get(leaf, 0); });
+    store_ended<E>(to, token * to.ldd + channel / kColumns, inside / kColumns, made, row_quantizer);
   }
+}
+
+// The same, where the quantiser is made of operands that get() has.
+template <class E, class Get>
+__device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4], int64_t token,
+                                   int64_t channel, int inside, const Get& get) {
+  finish_four<E>(to, acc, token, channel, inside, get,
+                 [&] { return given_quantizer(get, to.symmetric); });
 }
 
 }  // namespace scaled_mm::cuda

@@ -106,7 +106,7 @@ __device__ inline void finish_groups(const GroupsEnd& end, const float (&sum)[4]
   }
   activate<E>(end.to.function, value, made);
   store_ended<E>(end.to, token * end.to.ldd + channel / kColumns, inside / kColumns, made,
-                 [&](auto leaf) { return get(leaf, 0); });
+                 [&] { return given_quantizer(get, end.to.symmetric); });
 }
 
 }  // namespace detail
