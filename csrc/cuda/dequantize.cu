@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(kThreads) fill_pairs(const LowbitEnd end, cons
   const int64_t token = i / pairs;
   const int channel = static_cast<int>(i % pairs * 2);
   float x[2];
+  load_bias(end, channel, x);
 #pragma unroll
-  for (int e = 0; e < 2; ++e) x[e] = 0.0f + bias_at(end, channel + e);
+  for (float& e : x) e += 0.0f;
   store_ended<dtype>(end, token, channel, x);
 }
 

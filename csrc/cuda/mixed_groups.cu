@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kThreads) words_gemm(const __grid_constant__ W
     return;
   }
   float bias[8];
-#pragma unroll
-  for (int c = 0; c < 8; ++c) bias[c] = bias_at(p.end, 8 * eight + c, tile.expert);
+  load_bias(p.end, 8 * eight, bias, tile.expert);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= rows) return;

@@ -29,9 +29,17 @@ inline LowbitEnd end_of(const LowbitProblem& p) {
   return {p.bias, p.residual, static_cast<int>(p.columns), p.function, p.gated, p.d, p.ldd};
 }
 
-// What the bias, or an expert's, adds to a channel. RN(x - 0.0) is x for every x.
-__device__ inline float bias_at(const LowbitEnd& end, int channel, int expert = 0) {
-  return end.bias.data && channel < end.channels ? load_float(end.bias, expert, channel) : -0.0f;
+// What the bias, or an expert's, adds to neighbouring channels. RN(x - 0.0) is x for every x.
+template <int kCount>
+__device__ inline void load_bias(const LowbitEnd& end, int channel, float (&bias)[kCount],
+                                 int expert = 0) {
+#pragma unroll
+  for (float& x : bias) x = -0.0f;
+  if (!end.bias.data) return;  // asked once: a short kernel waits for its code, what it skips too
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (channel + i < end.channels) bias[i] = load_float(end.bias, expert, channel + i);
+  }
 }
 
 template <DType dtype, int kCount>

@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(kTile* kTile / 16)
   const int channel = col + along;
   if (channel >= p.n) return;
   float bias[4];
-#pragma unroll
-  for (int b = 0; b < 4; ++b) bias[b] = bias_at(p.end, channel + b);
+  load_bias(p.end, channel, bias);
 #pragma unroll
   for (int a = 0; a < 4; ++a) {
     const int token = row + down + a;

@@ -180,7 +180,8 @@ __device__ void store_tile(const UnitsParams& p, const typename Block::Sums& sum
     const int part = warp * Block::kParts + j;
     const int channel = panel * kUnitChannels + 16 * part + lane / 4 * 2;
     if (channel >= p.n) continue;
-    const float bias[2] = {bias_at(p.end, channel), bias_at(p.end, channel + 1)};
+    float bias[2];
+    load_bias(p.end, channel, bias);
 #pragma unroll
     for (int i = 0; i < Block::kTokens / 8; ++i) {
 #pragma unroll
@@ -246,8 +247,10 @@ __global__ void __launch_bounds__(256)
     const float4 part = *reinterpret_cast<const float4*>(from);
     all[0] += part.x, all[1] += part.y, all[2] += part.z, all[3] += part.w;
   }
+  float bias[4];
+  load_bias(p.end, channel, bias);
 #pragma unroll
-  for (int e = 0; e < 4; ++e) all[e] += bias_at(p.end, channel + e);
+  for (int e = 0; e < 4; ++e) all[e] += bias[e];
   store_ended<DTypeOf<T>::value>(p.end, token, channel, all);
 }
 

@@ -53,10 +53,11 @@ __device__ void end_tile(const LowbitEnd& end, typename PackedMultiplier<T, Bloc
 #pragma unroll
   for (int j = 0; j < Block::kPanels; ++j) {
     const int channel = col + j * kUnitChannels;
-    const float first = bias_at(end, channel, expert), second = bias_at(end, channel + 1, expert);
+    float bias[2];
+    load_bias(end, channel, bias, expert);
     for (auto& of_tokens : sums[j]) {
-      of_tokens[0] += first, of_tokens[1] += first;
-      of_tokens[2] += second, of_tokens[3] += second;
+      of_tokens[0] += bias[0], of_tokens[1] += bias[0];
+      of_tokens[2] += bias[1], of_tokens[3] += bias[1];
     }
   }
   if (end.is_plain()) {

@@ -9,9 +9,9 @@ namespace scaled_mm::cuda::sm90::lowbit {
 // Four channels of D, from their sums.
 template <class T>
 __device__ void store_quad(const LowbitEnd& end, int token, int channel, const float4& sum) {
-  float x[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-  for (int c = 0; c < 4; ++c) x[c] += bias_at(end, channel + c);
+  float bias[4];
+  load_bias(end, channel, bias);
+  float x[4] = {sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]};
   store_ended<DTypeOf<T>::value>(end, token, channel, x);
 }
 

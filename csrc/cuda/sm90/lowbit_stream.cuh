@@ -71,8 +71,7 @@ __device__ void store_sums(const StreamParams& p, const WorkTile& work,
     return;
   }
   float bias[kChannels];
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) bias[c] = bias_at(p.end, channel + c);
+  load_bias(p.end, channel, bias);
   each_token([&](int token, const auto& sum) {
     float x[kChannels];
 #pragma unroll
