@@ -40,6 +40,8 @@ def load() -> None:
 def set_mode(name: str) -> None:
     if name not in MODES:
         raise ValueError(f"{VARIABLE} must be {', '.join(MODES)}, got {name}")
+    if name != "off":
+        from . import launches as launches  # now, not in the first call of an epilogue
     _library.set_compiler(_ADDRESS, name)
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -109,15 +110,17 @@ def find() -> Toolchain | str:
 
 
 def _nvcc() -> Path | None:
+    return next((nvcc for nvcc in _places_of_nvcc() if os.access(nvcc, os.X_OK)), None)
+
+
+def _places_of_nvcc() -> Iterator[Path]:
+    for home in filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH"))):
+        yield Path(home) / "bin/nvcc"
+    if found := shutil.which("nvcc"):
+        yield Path(found).resolve()
+    yield Path("/usr/local/cuda/bin/nvcc")
     packages = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    found = shutil.which("nvcc")
-    homes += [str(Path(found).resolve().parent.parent)] if found else []
-    homes += ["/usr/local/cuda", *map(str, sorted(packages.glob("cu[0-9]*"), reverse=True))]
-    for home in filter(None, homes):
-        if os.access(Path(home) / "bin/nvcc", os.X_OK):
-            return Path(home) / "bin/nvcc"
-    return None
+    yield from sorted(packages.glob("cu[0-9]*/bin/nvcc"), reverse=True)
 
 
 def _cutlass() -> Path | None:
@@ -151,8 +154,8 @@ def hash_of_headers(arch: str) -> str:
     device = ("common", "cutlass3", "epilogue", "quantize", arch)
     made = hashlib.sha256()
     for room in ("", "epilogue", "problems", "dispatch", "cuda", *(f"cuda/{x}" for x in device)):
-        for path in sorted((CSRC / room).iterdir()):
-            if path.suffix in (".h", ".cuh", ".def", ".table"):
+        for path in sorted((CSRC / room).iterdir(), key=lambda path: path.name):
+            if path.name.endswith((".h", ".cuh", ".def", ".table")):
                 made.update(f"{room}/{path.name}\n".encode())
                 made.update(path.read_bytes())
     return made.hexdigest()
