@@ -153,7 +153,7 @@ void check_beyond_e4m3() {
   const float values[4] = {-500.0f, INFINITY, -INFINITY, NAN};
   uint8_t d[4] = {};
   const cuda::Destination to = {{d, DType::float8_e4m3fn, true}, 4, Function::none, true};
-  cuda::store_quantised<4>(to, 0, 4, values, 1.0f, 0);
+  cuda::store_quantised<4>(to, 0, 4, values, cuda::quantizer_given(1.0f, 0, true));
   ++cases;
   if (d[0] == 0xfe && d[1] == 0x7e && d[2] == 0xfe && d[3] == 0x7f) return;
   ++faults;

@@ -166,7 +166,8 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
   static_assert(32 % kQuads == 0);
   constexpr bool kHasMatrix = Lower<E>::List::has_full;
   constexpr int kAhead = kHasMatrix ? 8 : 1;  // rows of a matrix that are on their way at a time
-  constexpr int kTogether = kHasMatrix || epilogue::has_ending<E> ? 1 : 2;  // functions are long
+  // Rows whose code lies side by side: that of functions is long.
+  constexpr int kTogether = kHasMatrix || epilogue::has_ending<E> ? 1 : 2;
   auto& slab = reinterpret_cast<Slab*>(&shared.ring)[warp];
   const int col = warp / Gemm::kWarpsM * Gemm::WarpTile::kN + lane % kQuads * 4;
   const int inside = p.n - tile_col - col;
@@ -188,45 +189,57 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
     slab.put(sums, first, lane);
     __syncwarp();
     if (inside <= 0) continue;
-#pragma unroll(kTogether)
-    for (int begin = lane / kQuads; begin < rows; begin += kAhead * kStep) {
-      float matrix[kAhead][4];
-      if constexpr (kHasMatrix) {
-        load_rows<epilogue::Residual, kStep>(p.operands[static_cast<int>(Operand::residual)],
-                                             tile_row + row + begin, rows - begin, tile_col + col,
-                                             inside, matrix);
-      }
+    const auto store_rows = [&](auto together, const Destination& to) {
+      constexpr int kRows = decltype(together)::value;
+#pragma unroll(kRows)
+      for (int begin = lane / kQuads; begin < rows; begin += kAhead * kStep) {
+        float matrix[kAhead][4];
+        if constexpr (kHasMatrix) {
+          load_rows<epilogue::Residual, kStep>(p.operands[static_cast<int>(Operand::residual)],
+                                               tile_row + row + begin, rows - begin, tile_col + col,
+                                               inside, matrix);
+        }
 #pragma unroll
-      for (int r = 0; r < kAhead; ++r) {
-        const int i = begin + r * kStep;
-        if (i >= rows) break;
-        typename Slab::Acc four[4];
+        for (int r = 0; r < kAhead; ++r) {
+          const int i = begin + r * kStep;
+          if (i >= rows) break;
+          typename Slab::Acc four[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
-        const auto get = [&](auto leaf, int e) {
-          using L = decltype(leaf);
-          if constexpr (L::axis == epilogue::Axis::Full) {
-            static_assert(L::id == Operand::residual);
-            return matrix[r][e];
+          for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
+          const auto get = [&](auto leaf, int e) {
+            using L = decltype(leaf);
+            if constexpr (L::axis == epilogue::Axis::Full) {
+              static_assert(L::id == Operand::residual);
+              return matrix[r][e];
+            } else {
+              return shared.operands.at(leaf, row + i, col + e);
+            }
+          };
+          if constexpr (std::is_same_v<typename Slab::Acc, float>) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
+            }
+            constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
+                                         ? DType::float16
+                                         : DType::bfloat16;
+            store_ended<kDType>(p.end, tile_row + row + i, tile_col + col, four);
           } else {
-            return shared.operands.at(leaf, row + i, col + e);
+            finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get,
+                           [&] { return slab.quantizer(i); });
           }
-        };
-        if constexpr (std::is_same_v<typename Slab::Acc, float>) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
-          }
-          constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
-                                       ? DType::float16
-                                       : DType::bfloat16;
-          store_ended<kDType>(p.end, tile_row + row + i, tile_col + col, four);
-        } else {
-          finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get,
-                         [&] { return slab.quantizer(i); });
         }
       }
+    };
+    if constexpr (epilogue::is_quantised<E>) {
+      if (to.function == Function::none && is_8_bit(to.out.dtype)) {
+        Destination without = to;
+        without.function = Function::none;  // the compiler knows it here
+        store_rows(std::integral_constant<int, 2>{}, without);
+        continue;
+      }
     }
+    store_rows(std::integral_constant<int, kTogether>{}, to);
   }
 }
 

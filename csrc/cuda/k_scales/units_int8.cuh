@@ -54,10 +54,15 @@ struct NibbleZeros {
 
 // The byte of a set that has both zero points 8.
 inline constexpr uint32_t kEights = 0x88;
-// As NibbleZeros of these, times 16: fewer instructions. high: the upper nibbles of all bytes.
-__device__ inline void sixteen_times_less_eight(uint32_t (&w)[4], uint32_t first, uint32_t second,
-                                                uint32_t high = 0xf0f0f0f0) {
-  const auto less = [&](uint32_t nibbles) { return (nibbles & high) ^ 0x80808080; };
+// As NibbleZeros of these, times 16: fewer instructions.
+__device__ inline void sixteen_times_less_eight(uint32_t (&w)[4], uint32_t first, uint32_t second) {
+  const auto less = [](uint32_t nibbles) {
+    uint32_t bytes = (nibbles & 0xf0f0f0f0) ^ 0x80808080;
+#ifdef __CUDA_ARCH__  // as one instruction, which compilers make two of
+    asm("lop3.b32 %0, %1, 0xf0f0f0f0, 0x80808080, 0x6a;" : "=r"(bytes) : "r"(nibbles));
+#endif
+    return bytes;
+  };
   w[0] = less(first << 4), w[1] = less(first), w[2] = less(second << 4), w[3] = less(second);
 }
 

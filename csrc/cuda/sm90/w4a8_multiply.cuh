@@ -40,8 +40,6 @@ class Multiplier {
     warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
     words_ = words + warp / 4 * unit_bytes(4, ZeroPoint::integer, p.sets);
     channel_ = warp / 4 * kUnitChannels + warp_ * 16 + lane_ / 4 * 2;
-    const uint32_t none = p.n < 0;  // 0, which the compiler does not know
-    high_ = 0xf0f0f0f0 ^ none;
   }
 
   // Chunks [chunk, last) of a tile; the first begins a slice. Sums to shared memory: of slices, or
@@ -85,7 +83,6 @@ class Multiplier {
   const uint8_t *tokens_, *words_;
   typename Block::Fixed& fixed_;
   int warp_, lane_, channel_;
-  uint32_t high_;  // the upper nibbles, in a register: an instruction has one constant
   Cursor at_;
   int row_, begin_;  // the rows that follow what has been multiplied; those of their group
   bool fresh_;       // a group begins
@@ -145,24 +142,29 @@ class Multiplier {
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
       constexpr int kEach = kSteps / kSets;
-      const bool sixteenfold = __all_sync(~0u, zeros[i] == kEights);
-      if (sixteenfold) weights_.sixteenfold |= 1 << i;
-      const NibbleZeros zero(zeros[i]);
+      const auto each_step = [&](const auto& make) {
 #pragma unroll
-      for (int s = i * kEach; s < (i + 1) * kEach; ++s) {
-        const uint4& of = words[s / 2];
-        const uint32_t first = s % 2 ? of.z : of.x, second = s % 2 ? of.w : of.y;
-        if (sixteenfold) {
-          sixteen_times_less_eight(weights_.step[s], first, second, high_);
-        } else {
-          zero.subtract(weights_.step[s], first, second);
+        for (int s = i * kEach; s < (i + 1) * kEach; ++s) {
+          const uint4& of = words[s / 2];
+          make(weights_.step[s], s % 2 ? of.z : of.x, s % 2 ? of.w : of.y);
         }
+#pragma unroll
+        for (int s = i * kEach; s < (i + 1) * kEach; ++s) {
+#pragma unroll
+          for (uint32_t& w : weights_.step[s]) cute::warpgroup_fence_operand(w);  // here, not later
+        }
+      };
+      if (__all_sync(~0u, zeros[i] == kEights)) {
+        weights_.sixteenfold |= 1 << i;
+        each_step([&](auto& w, uint32_t first, uint32_t second) {
+          sixteen_times_less_eight(w, first, second);
+        });
+      } else {
+        const NibbleZeros zero(zeros[i]);
+        each_step([&](auto& w, uint32_t first, uint32_t second) {
+          zero.subtract(w, first, second);
+        });
       }
-    }
-#pragma unroll
-    for (auto& step : weights_.step) {
-#pragma unroll
-      for (uint32_t& w : step) cute::warpgroup_fence_operand(w);  // here, not later
     }
   }
 
@@ -211,7 +213,8 @@ class Multiplier {
       if (fresh_) {
         if (row_ <= p_.k) {
           promote(scale, weights_.sixteenfold >> set & 1);
-          if (row_ / kSlice != begin_ / kSlice || row_ == p_.k) end_slice();
+          constexpr unsigned kRows = kSlice;  // unsigned: a division is a shift
+          if (row_ / kRows != begin_ / kRows || row_ == p_.k) end_slice();
         }
         begin_ = row_;
       }
