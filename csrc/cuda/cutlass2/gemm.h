@@ -155,6 +155,67 @@ struct WarpSums {
   }
 };
 
+// Where a warp's rows of a slab are in D, and a lane's four columns of each.
+struct SlabPlace {
+  int tile_row, tile_col;
+  int row, col;  // of the tile
+  int rows;      // that are there
+  int inside;    // columns of D from the lane's first on
+};
+
+// The rows of a slab to D, kTogether of a lane's side by side in code.
+template <class Gemm, int kTogether>
+__device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
+                                           const typename Gemm::Operands& operands,
+                                           WarpSums<Gemm>& slab, const Destination& to,
+                                           const SlabPlace& at, int lane) {
+  using E = typename Gemm::E;
+  using Acc = typename WarpSums<Gemm>::Acc;
+  constexpr int kQuads = WarpSums<Gemm>::kCols / 4, kStep = 32 / kQuads;  // rows at a time
+  static_assert(32 % kQuads == 0);
+  constexpr bool kHasMatrix = Lower<E>::List::has_full;
+  constexpr int kAhead = kHasMatrix ? 8 : 1;  // rows of a matrix that are on their way at a time
+#pragma unroll(kTogether)
+  for (int begin = lane / kQuads; begin < at.rows; begin += kAhead * kStep) {
+    float matrix[kAhead][4];
+    if constexpr (kHasMatrix) {
+      load_rows<epilogue::Residual, kStep>(p.operands[static_cast<int>(Operand::residual)],
+                                           at.tile_row + at.row + begin, at.rows - begin,
+                                           at.tile_col + at.col, at.inside, matrix);
+    }
+#pragma unroll
+    for (int r = 0; r < kAhead; ++r) {
+      const int i = begin + r * kStep;
+      if (i >= at.rows) break;
+      const int token = at.tile_row + at.row + i, channel = at.tile_col + at.col;
+      Acc four[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
+      const auto get = [&](auto leaf, int e) {
+        using L = decltype(leaf);
+        if constexpr (L::axis == epilogue::Axis::Full) {
+          static_assert(L::id == Operand::residual);
+          return matrix[r][e];
+        } else {
+          return operands.at(leaf, at.row + i, at.col + e);
+        }
+      };
+      if constexpr (std::is_same_v<Acc, float>) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
+        }
+        constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
+                                     ? DType::float16
+                                     : DType::bfloat16;
+        store_ended<kDType>(p.end, token, channel, four);
+      } else {
+        finish_four<E>(to, four, token, channel, at.inside, get, [&] { return slab.quantizer(i); });
+      }
+    }
+  }
+}
+
 // A warp's sums to D, whose rows end before row `end_row`.
 template <class Gemm>
 __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared& shared,
@@ -162,84 +223,42 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
                            int tile_row, int end_row, int tile_col, int warp, int lane) {
   using E = typename Gemm::E;
   using Slab = WarpSums<Gemm>;
-  constexpr int kQuads = Slab::kCols / 4, kStep = 32 / kQuads;  // rows at a time
-  static_assert(32 % kQuads == 0);
-  constexpr bool kHasMatrix = Lower<E>::List::has_full;
-  constexpr int kAhead = kHasMatrix ? 8 : 1;  // rows of a matrix that are on their way at a time
-  // Rows whose code lies side by side: that of functions is long.
-  constexpr int kTogether = kHasMatrix || epilogue::has_ending<E> ? 1 : 2;
+  // The code of functions is long.
+  constexpr int kTogether = Lower<E>::List::has_full || epilogue::has_ending<E> ? 1 : 2;
   auto& slab = reinterpret_cast<Slab*>(&shared.ring)[warp];
-  const int col = warp / Gemm::kWarpsM * Gemm::WarpTile::kN + lane % kQuads * 4;
-  const int inside = p.n - tile_col - col;
+  const int col = warp / Gemm::kWarpsM * Gemm::WarpTile::kN + lane % (Slab::kCols / 4) * 4;
 #pragma unroll
   for (int first = 0; first < Gemm::WarpTile::kM; first += Slab::kRows) {
     if (first > 0) __syncwarp();
     const int row = warp % Gemm::kWarpsM * Gemm::WarpTile::kM + first;
-    const int rows = min(Slab::kRows, end_row - tile_row - row);
-    const auto of_row = [&](auto leaf, int i) {
-      constexpr auto kId = decltype(leaf)::id;
-      return load_operand<decltype(leaf)>(p.operands[static_cast<int>(kId)], tile_row + row + i, 0);
-    };
+    const SlabPlace at{tile_row,
+                       tile_col,
+                       row,
+                       col,
+                       min(Slab::kRows, end_row - tile_row - row),
+                       p.n - tile_col - col};
     if constexpr (epilogue::is_quantised<E>) {
-      for (int i = lane; i < rows && is_8_bit(to.out.dtype); i += 32) {
-        slab.quantizer(i) = quantizer_given(of_row(epilogue::OutScale{}, i),
-                                            of_row(epilogue::OutAzp{}, i), to.symmetric);
+      for (int i = lane; i < at.rows && is_8_bit(to.out.dtype); i += 32) {
+        slab.quantizer(i) = given_quantizer(
+            [&](auto leaf, int) {
+              constexpr int kId = static_cast<int>(decltype(leaf)::id);
+              return load_operand<decltype(leaf)>(p.operands[kId], tile_row + row + i, 0);
+            },
+            to.symmetric);
       }
     }
     slab.put(sums, first, lane);
     __syncwarp();
-    if (inside <= 0) continue;
-    const auto store_rows = [&](auto together, const Destination& to) {
-      constexpr int kRows = decltype(together)::value;
-#pragma unroll(kRows)
-      for (int begin = lane / kQuads; begin < rows; begin += kAhead * kStep) {
-        float matrix[kAhead][4];
-        if constexpr (kHasMatrix) {
-          load_rows<epilogue::Residual, kStep>(p.operands[static_cast<int>(Operand::residual)],
-                                               tile_row + row + begin, rows - begin, tile_col + col,
-                                               inside, matrix);
-        }
-#pragma unroll
-        for (int r = 0; r < kAhead; ++r) {
-          const int i = begin + r * kStep;
-          if (i >= rows) break;
-          typename Slab::Acc four[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
-          const auto get = [&](auto leaf, int e) {
-            using L = decltype(leaf);
-            if constexpr (L::axis == epilogue::Axis::Full) {
-              static_assert(L::id == Operand::residual);
-              return matrix[r][e];
-            } else {
-              return shared.operands.at(leaf, row + i, col + e);
-            }
-          };
-          if constexpr (std::is_same_v<typename Slab::Acc, float>) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
-            }
-            constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
-                                         ? DType::float16
-                                         : DType::bfloat16;
-            store_ended<kDType>(p.end, tile_row + row + i, tile_col + col, four);
-          } else {
-            finish_four<E>(to, four, tile_row + row + i, tile_col + col, inside, get,
-                           [&] { return slab.quantizer(i); });
-          }
-        }
-      }
-    };
+    if (at.inside <= 0) continue;
     if constexpr (epilogue::is_quantised<E>) {
       if (to.function == Function::none && is_8_bit(to.out.dtype)) {
         Destination without = to;
         without.function = Function::none;  // the compiler knows it here
-        store_rows(std::integral_constant<int, 2>{}, without);
+        store_rows<Gemm, 2>(p, shared.operands, slab, without, at, lane);
         continue;
       }
     }
-    store_rows(std::integral_constant<int, kTogether>{}, to);
+    store_rows<Gemm, kTogether>(p, shared.operands, slab, to, at, lane);
   }
 }
 
