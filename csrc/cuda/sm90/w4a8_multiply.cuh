@@ -161,9 +161,8 @@ class Multiplier {
         });
       } else {
         const NibbleZeros zero(zeros[i]);
-        each_step([&](auto& w, uint32_t first, uint32_t second) {
-          zero.subtract(w, first, second);
-        });
+        each_step(
+            [&](auto& w, uint32_t first, uint32_t second) { zero.subtract(w, first, second); });
       }
     }
   }
