@@ -68,9 +68,9 @@ __device__ void end_tile(const LowbitEnd& end, typename PackedMultiplier<T, Bloc
       for (int j = 0; j < Block::kPanels; ++j) {
         const auto& x = sums[j][i];
         uint16_t* const at = to + j * kUnitChannels;
-        if (col + j * kUnitChannels >= n) break;
-        if (row + 8 * i < last) store_narrow<DTypeOf<T>::value>(at, {x[0], x[2]});
-        if (row + 8 * i + 1 < last) store_narrow<DTypeOf<T>::value>(at + ldd, {x[1], x[3]});
+        const int there = col + j * kUnitChannels < n ? last : 0;
+        if (row + 8 * i < there) store_narrow<DTypeOf<T>::value>(at, {x[0], x[2]});
+        if (row + 8 * i + 1 < there) store_narrow<DTypeOf<T>::value>(at + ldd, {x[1], x[3]});
       }
     }
     return;
@@ -85,12 +85,12 @@ __device__ void end_tile(const LowbitEnd& end, typename PackedMultiplier<T, Bloc
     for (int i = 0; i < kCount - kAtOnce; ++i) all[i] = all[i + kAtOnce];
     const int token = row + done % kPanelSums * 2,
               channel = col + done / kPanelSums * kUnitChannels;
-    if (channel >= n) return;
+    const int there = channel < n ? last : 0;
     const auto each = [&](const auto& f) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; i += 4) {
-        if (token + 2 * i < last) f(token + 2 * i, channel, now[i], now[i + 2]);
-        if (token + 2 * i + 1 < last) f(token + 2 * i + 1, channel, now[i + 1], now[i + 3]);
+        if (token + 2 * i < there) f(token + 2 * i, channel, now[i], now[i + 2]);
+        if (token + 2 * i + 1 < there) f(token + 2 * i + 1, channel, now[i + 1], now[i + 3]);
       }
     };
     if (end.residual.data) {
@@ -192,6 +192,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kLive) void stream_packed(
       } else {
         store_share<T, Block>(p, share, sums);
       }
+      __syncwarp();  // else ptxas takes lanes to be apart, and warps yield in the loop ahead
     }
   }
 }

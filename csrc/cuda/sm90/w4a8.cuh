@@ -121,6 +121,7 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
       multiplier.run(chunks.first, chunks.last, slot >= 0);
       meet(panel);
       end_part<Block>(p, fixed, tile, slot, panel, thread % 128);
+      __syncwarp();  // as in stream_packed
     });
   }
 }
