@@ -117,7 +117,7 @@ def _places_of_nvcc() -> Iterator[Path]:
     for home in filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH"))):
         yield Path(home) / "bin/nvcc"
     if found := shutil.which("nvcc"):
-        yield Path(found).resolve()
+        yield Path(found).resolve().with_name("nvcc")  # a link may lead to a cache of compilers
     yield Path("/usr/local/cuda/bin/nvcc")
     packages = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
     yield from sorted(packages.glob("cu[0-9]*/bin/nvcc"), reverse=True)
