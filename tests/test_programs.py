@@ -13,7 +13,8 @@ from program_cases import Case, int8, problem
 from torch import Tensor
 
 import scaled_mm
-from scaled_mm._program import OPERATIONS, decoded
+from scaled_mm import epilogue as ep
+from scaled_mm._program import MAX_OPERANDS, OPERATIONS, Axis, decoded
 from scaled_mm.ops.epilogue_mm import epilogue_mm
 
 
@@ -82,3 +83,17 @@ def test_broken_programs_are_refused_or_run() -> None:
             assert re.match(r"(program|operands|b|operands\[\d+\]) must ", str(error)), error
             refused += 1
     assert refused > 200
+
+
+@ep.epilogue
+def sums(acc: ep.Acc):
+    return ep.to_float(acc)
+
+
+def test_only_so_many_operands_are_decoded() -> None:
+    version, _, *rest = sums.program.encoded(torch.float32)
+    operand = [Axis.ROW.value, 1, 0]
+    program, _ = decoded([version, MAX_OPERANDS, *operand * MAX_OPERANDS, *rest])
+    assert len(program.operands) == MAX_OPERANDS
+    with pytest.raises(ValueError, match="program must be what an epilogue encodes"):
+        decoded([version, MAX_OPERANDS + 1, *operand * (MAX_OPERANDS + 1), *rest])

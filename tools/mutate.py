@@ -90,7 +90,7 @@ def tests_of(path: str) -> tuple[str, ...]:
     uses = re.compile(rf"from \S*\.{stem} import|import .*\b{stem}\b")
     users = [x for x in (ROOT / "scaled_mm").rglob("*.py") if uses.search(x.read_text())]
     theirs = set[str]().union(*map(names_of, users)) - own
-    left_out = re.compile("test_(cuda|tutorials)")  # no GPU here; minutes
+    left_out = re.compile("test_(cuda|device|tutorials)")  # no GPU here; minutes
     named = {x: set(re.findall(r"\w+", x.read_text())) for x in (ROOT / "tests").glob("*.py")}
     beside = {x.stem: found for x, found in named.items() if not x.stem.startswith("test_")}
 
