@@ -13,12 +13,20 @@ namespace {
 
 constexpr double kReduceUs = 3.0;            // of adding up the parts of tiles
 constexpr double kReduceBytesPerUs = 3.3e6;  // what those go to L2 and back at
+// Of shared memory, for the sums of a block's parts: beside more, stages of the ring would be few.
+constexpr int kMostSums = 72 << 10;
+// Blocks of a cluster. 128 blocks in clusters of 4 do not all fit at once.
+constexpr int kMostSlices = 2;
 
-double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces& pieces) {
+double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces& pieces, int sms) {
   const lowbit::PackedPlan& plan = pieces.plan;
   const double groups = size.group == size.k ? 0 : double(kUnitRows) / double(size.group);
   const double chunk_us = tile.chunk_us + tile.group_us * groups;
   const double piece_us = chunk_us * std::min(pieces.depth, pieces.chunks);
+  if (tile.along_k) {
+    const int rounds = ceil_div(plan.blocks, sms);
+    return double(rounds) * ceil_div(plan.chunks, plan.slices * tile.warpgroups) * piece_us;
+  }
   const double whole = double(ceil_div(plan.whole, plan.blocks)) * plan.chunks * piece_us;
   if (plan.cut() == 0) return whole;
   const double tokens = double(std::min<int64_t>(size.m, tile.tokens));
@@ -45,12 +53,19 @@ Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms)
   double least = INFINITY;
   const auto consider = [&](const lowbit::PackedPlan& plan) {
     pieces.plan = plan;
-    const double us = busy_us(tile, size, pieces);
+    const double us = busy_us(tile, size, pieces, sms);
     if (us < least) least = us, best = pieces;
   };
   lowbit::PackedPlan plan = {};
   plan.tiles = plan.whole = static_cast<int>(tiles), plan.chunks = count;
   plan.blocks = static_cast<int>(std::clamp<int64_t>(tiles, 1, sms));
+  if (tile.along_k) {
+    const int64_t most = std::min<int64_t>({kMostSlices, sms / std::max<int64_t>(tiles, 1), count});
+    plan.slices = static_cast<int>(std::max<int64_t>(most, 1));
+    plan.blocks = static_cast<int>(tiles) * plan.slices;
+    pieces.plan = plan;
+    return pieces;
+  }
   consider(plan);
   if (tiles % sms == 0 || count <= 1) return best;
   plan.whole = static_cast<int>(tiles / sms * sms);
@@ -61,23 +76,35 @@ Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms)
   return best;
 }
 
+int Units::parts(const KScalesProblem::Size& size, const Pieces& pieces) const {
+  const int ranges = pieces.plan.slices * warpgroups;
+  return along_k && size.group != size.k ? ceil_div(pieces.plan.chunks, ranges) : 1;
+}
+
 std::string Units::describe(const KScalesProblem::Size& size, const Machine& machine) const {
   const lowbit::PackedPlan plan = plan_pieces(*this, size, machine.sms).plan;
+  const auto how =
+      along_k ? cat("K shared out over clusters of ", plan.slices, " blocks of ", warpgroups,
+                    " warpgroups")
+              : cat(plan.cut(), " of ", plan.tiles, " shared out over ", plan.blocks, " blocks");
   return cat("int8 wgmma from packed words, tiles of ", tokens, " tokens x ", channels(),
-             " channels, ", plan.cut(), " of ", plan.tiles, " shared out over ", plan.blocks,
-             " blocks");
+             " channels, ", how);
 }
 
 std::string Units::refuse(const KScalesProblem::Size& size, const Machine& machine) const {
   if (size.in_blocks) return "takes weights of 4 bits";
   if (size.group != size.k && !takes_groups()) return "takes one scale along K";
+  const int sums = parts(size, plan_pieces(*this, size, machine.sms)) * warpgroups;
+  if (along_k && sums * tokens * channels() * 4 > kMostSums) {
+    return cat("has no room for the sums of K=", size.k, " in slices");
+  }
   return refuse_machine(machine);
 }
 
 Prediction Units::predict(const KScalesProblem::Size& size, const Machine& machine) const {
   const Pieces pieces = plan_pieces(*this, size, machine.sms);
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
-                       machine.latency * busy_us(*this, size, pieces), 0);
+                       machine.latency * busy_us(*this, size, pieces, machine.sms), 0);
 }
 
 std::string Blocks::describe(const KScalesProblem::Size&, const Machine&) const {
