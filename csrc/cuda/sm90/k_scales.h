@@ -27,8 +27,13 @@ struct Units {
   constexpr int channels() const { return along_k ? kUnitChannels : kUnitChannels * warpgroups; }
   // Whether warps have registers for sums of groups beside those of the tile.
   constexpr bool takes_groups() const { return along_k || tokens * warpgroups <= 256; }
-  // How many parts' sums a warpgroup keeps until the cluster adds them up.
+  // Of K, of a cluster that has a tile; 1 where there is none.
+  constexpr int ranges(const lowbit::PackedPlan& plan) const {
+    return plan.slices * (along_k ? warpgroups : 1);
+  }
+  // How many parts' sums a range keeps until the cluster adds them up, and whether there is room.
   int parts(const KScalesProblem::Size& size, const Pieces& pieces) const;
+  bool fits(const KScalesProblem::Size& size, const Pieces& pieces) const;
   std::string describe(const KScalesProblem::Size& size, const Machine& machine) const;
   std::string refuse(const KScalesProblem::Size& size, const Machine& machine) const;
   Prediction predict(const KScalesProblem::Size& size, const Machine& machine) const;

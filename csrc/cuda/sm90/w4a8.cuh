@@ -125,18 +125,18 @@ __device__ inline uint2 scales_of(const Params& p, int channel) {
   return *reinterpret_cast<const uint2*>(unit + unit_word_bytes(4) + channel % kUnitChannels * 2);
 }
 
-// A warpgroup's range of the tile's pieces, where warpgroups share out K: sums of the first of all
-// to one place, of every other piece to its own.
+// A range of the cluster's tile: sums of the first piece of all, and of integers, to one place, of
+// every other piece to its own.
 template <class Block>
 __device__ __forceinline__ void multiply_range(const Params& p, Multiplier<Block>& multiplier,
                                                typename Block::Fixed& fixed, float* sums, int panel,
                                                int thread) {
   const Ranges<Block> ranges(p.pieces.plan);
-  const int first = ranges.first(panel, ranges.rank);
-  const int last = first + ranges.count(panel, ranges.rank);
-  const bool together = Block::kGroups == Grouping::one || first == 0;
+  const int range = Block::kAlongK ? panel : 0, index = range * ranges.slices + ranges.rank;
+  const int first = ranges.first(index), last = first + ranges.count(index);
+  const bool together = ranges.parts(index) == 1;
   begin_part<Block>(p, fixed, ranges.tile, panel, thread);
-  sums += panel * p.parts * Block::kSums;
+  sums += range * p.parts * Block::kSums;
 #pragma unroll 1
   for (int piece = first; piece < last; sums += Block::kSums) {
     const int next = together ? last : piece + 1;
@@ -144,11 +144,11 @@ __device__ __forceinline__ void multiply_range(const Params& p, Multiplier<Block
     multiplier.run(chunks.first, chunks.last, true, sums);
     piece = next;
   }
-  const Chunks all = ranges.chunks(p.pieces, panel), most = ranges.chunks(p.pieces, 0);
+  const Chunks all = ranges.chunks(p.pieces, range), most = ranges.chunks(p.pieces, 0);
   multiplier.skip(most.last - most.first - (all.last - all.first));
 }
 
-// D of the cluster's tile from the sums of all its warpgroups' parts, in the order of K: each block
+// D of the cluster's tile from the sums of all its ranges' parts, in the order of K: each block
 // ends some of the tokens, a thread four channels of them.
 template <class Block>
 __device__ void reduce_ranges(const Params& p, const float* sums) {
@@ -171,7 +171,7 @@ __device__ void reduce_ranges(const Params& p, const float* sums) {
     PartsSum<Block::kGroups> sum;
     int part = 0, block = 0, range = 0;
 #pragma unroll 1
-    while (range < ranges.slices * Block::kPanels) {
+    while (range < ranges.slices * Block::kRanges) {
       uint4 x[kAtOnce];
 #pragma unroll
       for (uint4& of_part : x) {
@@ -201,8 +201,8 @@ template <class Block>
 __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared) {
   uint8_t* const words = shared + p.stages * Block::kTokenBytes;
   auto* const sums = reinterpret_cast<float*>(words + p.stages * Block::kWordBytes);
-  auto& fixed = *reinterpret_cast<typename Block::Fixed*>(
-      sums + (Block::kAlongK ? Block::kPanels * p.parts : 1) * Block::kSums);
+  auto& fixed =
+      *reinterpret_cast<typename Block::Fixed*>(sums + Block::kRanges * p.parts * Block::kSums);
   const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(~0u, thread / 32, 0);
 
   if (thread == Block::kConsumers) cute::prefetch_tma_descriptor(&p.tokens);
@@ -229,10 +229,11 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
     wait_for_dependencies();
     const int panel = warp / 4;
     Multiplier<Block> multiplier(p, shared, words, fixed);
-    if constexpr (Block::kAlongK) {
+    if (Block::kAlongK || p.pieces.plan.slices > 1) {
       multiply_range<Block>(p, multiplier, fixed, sums, panel, thread % 128);
       return reduce_ranges<Block>(p, sums);
     }
+    if constexpr (Block::kAlongK) return;
     each_part<Block>(p, [&](int tile, const Chunks& chunks, int slot) {
       begin_part<Block>(p, fixed, tile, panel, thread % 128);
       multiplier.run(chunks.first, chunks.last, slot >= 0, sums);

@@ -34,7 +34,7 @@ struct Params {
   int token_tiles;  // tiles of D along M
   Pieces pieces;
   int stages;          // of the ring
-  int parts;           // whose sums a warpgroup keeps in shared memory
+  int parts;           // of a range of K, whose sums are kept in shared memory
   const int32_t* azp;  // a zero point of each token, or null
   int64_t azp_stride;
   GroupsEnd end;
@@ -74,11 +74,11 @@ struct Block {
     uint64_t ready[kMaxStages];     // tokens are arranged
     uint64_t empty[kMaxStages];
   };
-  // The ring: all stages' tokens, all stages' words. Then sums: of a tile, or of each warpgroup's
-  // parts of it.
+  // Where a cluster has a tile, ranges of K that a block of it has.
+  static constexpr int kRanges = kAlongK ? kPanels : 1;
+  // The ring: all stages' tokens, all stages' words. Then sums: of a tile, or of the ranges' parts.
   static constexpr int shared_bytes(int stages, int parts) {
-    const int tiles = kAlongK ? kPanels * parts : 1;
-    return stages * (kWordBytes + kTokenBytes) + tiles * kSums * 4 +
+    return stages * (kWordBytes + kTokenBytes) + kRanges * parts * kSums * 4 +
            static_cast<int>(sizeof(Fixed));
   }
   static constexpr int stages(int bytes, int parts) {
@@ -101,8 +101,8 @@ __device__ TileOrigin place_of(const Params& p, int tile) {
   return TileOrigin(tile, p.pieces.plan.tiles, p.token_tiles, Block::kTokens, Block::kChannels);
 }
 
-// Where warpgroups share out K: the tile of the calling block's cluster, and the pieces of it that
-// warpgroups have. Those of the first warpgroups of all blocks come first; the first may be longer.
+// Where a cluster has a tile: that of the calling block, and the pieces of its ranges of K. The
+// first ranges of all blocks come first; the first may be longer.
 template <class Block>
 struct Ranges {
   int tile, rank, slices;  // the calling block is the rank-th
@@ -111,24 +111,20 @@ struct Ranges {
       : tile(static_cast<int>(blockIdx.x) / plan.slices),
         rank(static_cast<int>(blockIdx.x) % plan.slices),
         slices(plan.slices),
-        least(plan.chunks / (plan.slices * Block::kPanels)),
-        longer(plan.chunks % (plan.slices * Block::kPanels)) {}
-  __device__ int first(int panel, int block) const {
-    const int index = panel * slices + block;
-    return index * least + min(index, longer);
-  }
-  __device__ int count(int panel, int block) const {
-    return least + (panel * slices + block < longer);
-  }
+        least(plan.chunks / (plan.slices * Block::kRanges)),
+        longer(plan.chunks % (plan.slices * Block::kRanges)) {}
+  // Of all blocks' ranges, in the order of K.
+  __device__ int count(int index) const { return least + (index < longer); }
+  __device__ int first(int index) const { return index * least + min(index, longer); }
   // Sums of a range: the first pieces of all, and integers, are one.
   __device__ int parts(int index) const {
-    const int pieces = least + (index < longer);
     const bool together = Block::kGroups == Grouping::one || index == 0;
-    return index >= slices * Block::kPanels ? 0 : together ? min(pieces, 1) : pieces;
+    return index >= slices * Block::kRanges ? 0 : together ? min(count(index), 1) : count(index);
   }
-  __device__ Chunks chunks(const Pieces& pieces, int panel) const {
-    const int begin = first(panel, rank);
-    return chunks_of(pieces, begin, begin + count(panel, rank));
+  // Of the calling block's i-th range.
+  __device__ Chunks chunks(const Pieces& pieces, int i) const {
+    const int index = i * slices + rank, begin = first(index);
+    return chunks_of(pieces, begin, begin + count(index));
   }
 };
 

@@ -19,7 +19,7 @@ class Stages {
     if constexpr (Block::kAlongK) {
       const Ranges<Block> ranges(p.pieces.plan);
 #pragma unroll
-      for (int i = 0; i < Block::kPanels; ++i) beside_[i] = ranges.chunks(p.pieces, i);
+      for (int i = 0; i < Block::kRanges; ++i) beside_[i] = ranges.chunks(p.pieces, i);
     }
   }
 
@@ -52,7 +52,7 @@ class Stages {
       f(0, i);
     } else {
 #pragma unroll
-      for (int part = 0; part < Block::kPanels; ++part) {
+      for (int part = 0; part < Block::kRanges; ++part) {
         const int chunk = beside_[part].first + i;
         if (chunk < beside_[part].last) f(part, chunk);
       }
@@ -61,7 +61,7 @@ class Stages {
 
  private:
   const Params& p_;
-  Chunks beside_[Block::kAlongK ? Block::kPanels : 1];
+  Chunks beside_[Block::kRanges];
 };
 
 // The loader. The first words are brought to L2 before it waits: the kernel before may still write
