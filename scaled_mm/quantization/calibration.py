@@ -120,9 +120,9 @@ def calibrated(
     extents = extents_of(model, turned, calls, divisors, blocks) if turned else {}
     lost: dict[str, float] = {}
     if config.percentile is not None:
-        layers = {name: found[name] for name in static}
-        share = config.percentile
-        extents, lost = clipped(model, layers, calls, ranges, divisors, share, blocks, extents)
+        layers = {name: found[name] for name in static if name in ranges}
+        whole = {name: ranges[name].whole(divisors.get(name)) for name in layers} | extents
+        extents, lost = clipped(model, layers, calls, whole, divisors, config.percentile, blocks)
     return Calibration(decided, ranges, extents, lost)
 
 
@@ -144,7 +144,7 @@ def _of_experts(
     extents = extents_of(model, turned, calls, {}, blocks) if turned else {}
     if config.percentile is not None:
         whole = {name: each.whole() for name, each in ranges.items()} | extents
-        extents, lost = clipped(model, found, calls, {}, {}, config.percentile, blocks, whole)
+        extents, lost = clipped(model, found, calls, whole, {}, config.percentile, blocks)
     idle = _fill_idle(found, ranges, Ranges.__or__)
     _fill_idle(found, extents, lambda one, other: extent_of(torch.cat([one, other])))
     return Calibration(ranges=ranges, extents=extents, lost=lost, idle=idle)
@@ -184,7 +184,7 @@ def input_scale(
     if extent is None and (block := block_of(scheme)):
         extent = extent_of(prepared(ranges.rows, smooth.s if smooth else None, block))
     if extent is None:
-        extent = (ranges.times(1 / smooth.s) if smooth else ranges).whole()
+        extent = ranges.whole(smooth.s if smooth else None)
     return static_scale(extent, scheme.symmetric)
 
 

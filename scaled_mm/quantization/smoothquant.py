@@ -109,27 +109,6 @@ def factors(x_absmax: Tensor, w_absmax: Tensor, alpha: float) -> Tensor:
     return s.where((x > 0) & (w > 0), 1.0).clamp(1 / _LIMIT, _LIMIT).float()
 
 
-def plan(
-    model: nn.Module,
-    linears: Mapping[str, nn.Module],
-    calls: Sequence[Call],
-    smoothing: Smoothing,
-    build: Build,
-) -> tuple[dict[str, Smooth], dict[str, Ranges]]:
-    """Calibrates, and decides what every layer is smoothed by.
-
-    Layers that share a foldable norm share s, of the maxima over all their weights. `build`
-    quantises a layer for the search to try.
-
-    Returns:
-        Name -> `Smooth` of the layers that are smoothed, and name -> `Ranges` (before smoothing) of
-        all that the batches reached.
-    """
-    decided, ranges = decide(model, linears, calls, smoothing, build)
-    decided.warn(smoothing, calls)
-    return decided.smooth, ranges
-
-
 @dataclass(frozen=True)
 class Decided:
     """What `decide` found, of a model or of a part of it."""
@@ -141,7 +120,7 @@ class Decided:
     def __or__(self, other: Decided) -> Decided:
         return Decided(self.smooth | other.smooth, self.fed | other.fed)
 
-    def warn(self, smoothing: Smoothing, calls: Sequence[Call], stacklevel: int = 3) -> None:
+    def warn(self, smoothing: Smoothing, calls: Sequence[Call], stacklevel: int) -> None:
         """`CalibrationWarning`s of what probably is worse than something else."""
         for text in self._remarks(smoothing, sum(call.sentences() for call in calls)):
             warnings.warn(text, CalibrationWarning, stacklevel=stacklevel)
@@ -177,7 +156,15 @@ def decide(
     smoothing: Smoothing,
     build: Build,
 ) -> tuple[Decided, dict[str, Ranges]]:
-    """`plan` without its warnings, which are about a whole model."""
+    """Calibrates, and decides what every layer is smoothed by.
+
+    Layers that share a foldable norm share s, of the maxima over all their weights. `build`
+    quantises a layer for the search to try.
+
+    Returns:
+        What was decided, and name -> `Ranges` (before smoothing) of all layers that the batches
+        reached.
+    """
     folds = smoothing.folds if smoothing.search else 1
     if len(calls) < folds:
         raise ValueError(f"calibration must have at least folds={folds} batches, got {len(calls)}")
@@ -200,7 +187,7 @@ def decide(
             weights = _absmax([linears[name] for name in names])
             if smoothing.search:
                 tried = [{name: part[name] for name in names if name in part} for part in parts]
-                alpha, _ = search(tried, linears, weights, smoothing.search, build)
+                alpha = search(tried, linears, weights, smoothing.search, build)
             else:
                 alpha = _alpha(names[0], smoothing)
             x_absmax = merge([{"": ranges[name]} for name in names])[""].absmax
@@ -218,7 +205,7 @@ def search(
     w_absmax: Tensor,
     alphas: Iterable[float],
     build: Build,
-) -> tuple[float, float]:
+) -> float:
     """The alpha with the least output noise on inputs that its ranges were not calibrated on.
 
         noise(alpha) = sum over folds and layers of |Q(X) - Y|^2 / |Y|^2
@@ -231,24 +218,19 @@ def search(
         w_absmax: [K], over the layers' weights.
         alphas: what to try; of equals the first is taken.
         build: quantises a layer.
-
-    Returns:
-        That alpha, and the one that the noise on the calibrated inputs themselves would choose.
     """
     parts = [part for part in parts if part]
     others = [merge(p for p in parts if p is not held) for held in parts]
     if len(parts) == 1:
         others = [dict(parts[0])]
-    everything = merge(parts)
-    held_out, in_sample = {}, {}
-    for alpha in alphas:
-        held_out[alpha] = sum(
+
+    def noise(alpha: float) -> float:
+        return sum(
             _noise(held, other, linears, w_absmax, alpha, build)
             for held, other in zip(parts, others, strict=True)
         )
-        in_sample[alpha] = _noise(everything, everything, linears, w_absmax, alpha, build)
-    best, naive = (min(noise, key=lambda a: noise[a]) for noise in (held_out, in_sample))
-    return best, naive
+
+    return min(alphas, key=noise)
 
 
 def _noise(
