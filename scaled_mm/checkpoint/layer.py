@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from torch import Tensor, nn
 
@@ -30,22 +30,21 @@ class QuantisedLayer(ABC):
         name: of the module; its tensors are `NAME.weight` and so on.
         n: output features; k: input features.
         parts: which tensors there are, without the name in front.
+        scheme: how it is quantised; as a text, for a refusal.
     """
 
     name: str
     n: int
     k: int
     parts: frozenset[str]
+    scheme: Any
 
+    kind: ClassVar[type[nn.Module]]
+    """What `module` makes."""
     main: ClassVar[str]
     """The part without which there is no such layer."""
     spare_bias: ClassVar[bool] = False
     """Whether zeros may stand for the bias that the model's layer has not."""
-
-    @property
-    @abstractmethod
-    def kind(self) -> type[nn.Module]:
-        """What `module` makes."""
 
     @abstractmethod
     def module(self, checkpoint: Checkpoint, biased: bool) -> nn.Module:
@@ -54,10 +53,6 @@ class QuantisedLayer(ABC):
         Raises:
             ValueError: a value is out of its range.
         """
-
-    @abstractmethod
-    def scheme_text(self) -> str:
-        """How it is quantised, for a refusal."""
 
     def read(self, checkpoint: Checkpoint, part: str) -> Tensor:
         """One of its tensors."""
@@ -76,11 +71,11 @@ class QuantisedLayer(ABC):
         for part, (present, dtypes, shapes) in rules.items():
             if part not in self.parts:
                 if present:
-                    reason = f"is missing: the scheme is {self.scheme_text()}"
+                    reason = f"is missing: the scheme is {self.scheme}"
                     self.refuse(checkpoint, part, reason)
                 continue
             if present is False:
-                reason = f"must not be there: the scheme is {self.scheme_text()}"
+                reason = f"must not be there: the scheme is {self.scheme}"
                 self.refuse(checkpoint, part, reason)
             entry = checkpoint.entry(f"{self.name}.{part}")
             if entry.dtype not in dtypes:

@@ -36,14 +36,8 @@ class Int8Layer(QuantisedLayer):
 
     scheme: W8A8Scheme
 
+    kind: ClassVar = ScaledLinear
     main: ClassVar[str] = "weight"
-
-    def scheme_text(self) -> str:
-        return str(self.scheme)
-
-    @property
-    def kind(self) -> type[ScaledLinear]:
-        return ScaledLinear
 
     def module(self, checkpoint: Checkpoint, biased: bool) -> ScaledLinear:
         made = ScaledLinear(

@@ -36,12 +36,10 @@ class LowbitLayer(QuantisedLayer):
 
     scheme: AwqGptq | PackedScheme
 
+    kind: ClassVar = WeightOnlyLinear
     spare_bias: ClassVar[bool] = True
     scale_part: ClassVar[str]
     g_idx_part: ClassVar[str]
-
-    def scheme_text(self) -> str:
-        return str(self.scheme)
 
     @property
     def group(self) -> int:
@@ -72,10 +70,6 @@ class LowbitLayer(QuantisedLayer):
                 self.refuse(checkpoint, "bias", "must be 0, for the model's Linear has none")
             return None
         return bias if bias.dtype == dtype else bias.float()
-
-    @property
-    def kind(self) -> type[WeightOnlyLinear]:
-        return WeightOnlyLinear
 
     def _made(
         self, checkpoint: Checkpoint, weight: GroupedWeight, bias: Tensor | None
@@ -122,7 +116,7 @@ class AwqGptqLayer(LowbitLayer):
         stored = middle - (self.scheme.version == 1)
         word = pack_dense(torch.full((per_word(bits),), stored, dtype=torch.uint8), bits)
         if self.scheme.symmetric and bool((qzeros != word).any()):
-            text = f"must hold {middle} everywhere in a symmetric scheme ({self.scheme_text()})"
+            text = f"must hold {middle} everywhere in a symmetric scheme ({self.scheme})"
             self.refuse(checkpoint, "qzeros", text)
         return qzeros
 

@@ -20,14 +20,10 @@ _SCALES = "weight_scale_inv"
 class BlockLayer(QuantisedLayer):
     """A layer in blocks that was found in order."""
 
+    scheme: BlockScheme
+
+    kind: ClassVar = ScaledBlockLinear
     main: ClassVar[str] = "weight"
-
-    def scheme_text(self) -> str:
-        return str(BlockScheme())
-
-    @property
-    def kind(self) -> type[ScaledBlockLinear]:
-        return ScaledBlockLinear
 
     def module(self, checkpoint: Checkpoint, biased: bool) -> ScaledBlockLinear:
         state = {part: self.read(checkpoint, part) for part in self.parts}
@@ -46,7 +42,7 @@ def block_layers(checkpoint: Checkpoint, settings: BlockInt8) -> dict[str, Block
     def make(name: str, n: int, k: int, parts: frozenset[str]) -> BlockLayer | None:
         if settings.leaves_float(name):
             return None
-        layer = BlockLayer(name, n, k, parts)
+        layer = BlockLayer(name, n, k, parts, BlockScheme())
         must_have_sizes(checkpoint, layer)
         blocks = -(-n // BLOCK), -(-k // BLOCK)
         layer.check(

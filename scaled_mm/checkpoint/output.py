@@ -13,14 +13,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .fields import read_json, shown
+from .folder import CONFIG, Checkpoint
 from .paths import is_other_file
-from .writing import PARTIAL, mode_of, new_file
+from .shards import NewShard, index_of
+from .writing import PARTIAL, Draft, mode_of, new_file
 
 MANIFEST = "scaled_mm_output.json"
 
@@ -129,6 +131,24 @@ def copy_file(path: Path, out: Path) -> None:
     """A copy of a file, with its permissions."""
     with path.open("rb") as file, new_file(out, mode_of(path)) as made:
         shutil.copyfileobj(file, made)
+
+
+def write_rest(
+    source: Checkpoint,
+    out: Path,
+    others: Iterable[Path],
+    shards: Sequence[NewShard | Draft],
+    config: dict[str, Any],
+) -> None:
+    """What goes with the shards of a copy: other files, the index where the source has one, and
+    config.json last: before it the folder is no checkpoint."""
+    for path in others:
+        copy_file(path, out / path.name)
+    if source.index is not None:
+        index = index_of(shards, source.index_fields.get("metadata") or {})
+        fields = {**source.index_fields, **index}
+        write_json(out / source.index.name, fields, mode_of(source.index))
+    write_json(out / CONFIG, config, mode_of(source.folder / CONFIG))
 
 
 def write_json(path: Path, fields: dict[str, Any], mode: int = 0o666) -> None:

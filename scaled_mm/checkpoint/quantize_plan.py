@@ -14,26 +14,27 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import tree_leaves
-from ..lowbit.grouped import scales_dtype
-from ..lowbit.stored import stored_sizes
 from ..nn.float_experts import is_experts, parts_of
-from ..quantization.blockwise_int8 import METHOD, BlockScheme, block_count
+from ..quantization.blockwise_int8 import METHOD, BlockScheme
 from ..quantization.compressed_tensors import (
+    INT,
     AnyLayerScheme,
     PackedScheme,
     W8A8Scheme,
+    format_of,
     is_linear,
+    layer_tensors,
     one_format,
     stored_as,
 )
 from ..quantization.config import TARGETS, QuantConfig
 from ..quantization.layers import is_conv1d, linears_in, why_not
-from ..quantization.model import linears, nothing_meant
+from ..quantization.model import empty, linears, nothing_meant
 from ..quantization.observe import as_call
 from ..quantization.report import report_of
 from ..quantization.rotation import EMBEDDING, HEAD, Folding, folding_of
 from ..quantization.schemes import AnyScheme, WeightScheme
-from .files import DTYPES, NAMES, TensorFile
+from .files import DTYPES, TensorFile
 from .float_model import skeleton
 from .folder import Checkpoint
 from .layer import FLOATS
@@ -177,24 +178,11 @@ class Plan:
         return made
 
     def _layer(self, name: str, dtype: torch.dtype, n: int, k: int) -> list[Planned]:
-        scheme, name = self.schemes[name], self.stored[name]
-        parts: list[tuple[str, str, tuple[int, ...]]]
-        if isinstance(scheme, PackedScheme):
-            group = k if scheme.group_size == -1 else scheme.group_size
-            kinds = scheme.bits, group, scheme.symmetric, scales_dtype(dtype), scheme.in_bytes
-            sizes = stored_sizes(n, k, *kinds)
-            return [Planned(f"{name}.{part}", NAMES[kind], size) for part, kind, size in sizes]
-        if isinstance(scheme, BlockScheme):
-            scales = block_count(n), block_count(k)
-            blocks = (("weight", "I8", (n, k)), ("weight_scale_inv", "F32", scales))
-            return [Planned(f"{name}.{part}", kind, size) for part, kind, size in blocks]
-        assert isinstance(scheme, W8A8Scheme)
-        parts = [("weight", "I8", (n, k)), ("weight_scale", "F32", (n, 1))]
-        if not scheme.dynamic:
-            parts.append(("input_scale", "F32", (1,)))
-            if not scheme.symmetric:
-                parts.append(("input_zero_point", "I8", (1,)))
-        return [Planned(f"{name}.{part}", dtype, shape) for part, dtype, shape in parts]
+        linear = nn.Linear(k, n, bias=False, device="meta", dtype=dtype)
+        layer = empty(name, linear, self.scheme_for(name))
+        in_bytes = format_of(self.schemes[name]) == INT
+        made = layer_tensors(self.stored[name], layer, dtype, in_bytes)
+        return [Planned.like(part, x) for part, x in made.items()]
 
 
 def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
