@@ -16,8 +16,8 @@ from scaled_mm.quantization.calibrate import (
     clipped,
     collect,
     merge,
+    remarks_of_clipping,
     static_scale,
-    warn_of_clipping,
 )
 from scaled_mm.quantization.feeds import find_feeds
 from scaled_mm.quantization.observe import as_calls
@@ -86,19 +86,15 @@ def test_clip_keeps_what_it_says() -> None:
     for smooth, by in (({}, 1), ({"0": torch.tensor([2.0])}, 2)):
         whole = {"0": ranges["0"].whole(smooth.get("0"))}
 
-        def clip(percentile: float, whole: Any = whole, smooth: Any = smooth) -> list[float]:
-            layers = linears_of(model)
-            kept, lost = clipped(model, layers, calls, whole, smooth, percentile, {})
-            warn_of_clipping(lost, percentile, 1)
-            return kept["0"].tolist()
-
+        kept, lost = clipped(model, linears_of(model), calls, whole, smooth, 90, {})
+        low, high = kept["0"].tolist()
         # Of x² dx from -1 to 3: 1 - (2.8³ + 0.8³) / (3³ + 1³) is cut off.
-        with pytest.warns(CalibrationWarning, match=r"energy: 0 \(20%\)\. "):
-            low, high = clip(90)
+        (remark,) = remarks_of_clipping(lost, 90)
+        assert "energy: 0 (20%). " in remark
         assert (low * by, high * by) == pytest.approx((-0.8, 2.8), abs=2e-3)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            low, high = clip(100)
+        kept, lost = clipped(model, linears_of(model), calls, whole, smooth, 100, {})
+        low, high = kept["0"].tolist()
+        assert not list(remarks_of_clipping(lost, 100))
         assert (low * by, high * by) == pytest.approx((-1, 3), abs=1e-6)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -131,18 +130,16 @@ def extents_of(
     return found
 
 
-def warn_of_clipping(lost: Mapping[str, float], percentile: float, stacklevel: int) -> None:
+def remarks_of_clipping(lost: Mapping[str, float], percentile: float) -> Iterator[str]:
     """Names the layers where what is cut off carries more than 1 % of the energy: the input of a
     second FFN layer has few outliers which carry up to a quarter. lost: of each layer, the part."""
     worst = {name: part for name, part in lost.items() if part > CLIPPED_ENERGY}
     if worst:
         names = ", ".join(f"{name} ({part:.0%})" for name, part in sorted(worst.items()))
-        warnings.warn(
+        yield (
             f"clipping at the {percentile:g}th percentile cuts off outliers that carry this much "
             f"of a layer's energy: {names}. Calibrate these by minimum and maximum, or quantise "
-            "them dynamically",
-            CalibrationWarning,
-            stacklevel=stacklevel,
+            "them dynamically"
         )
 
 

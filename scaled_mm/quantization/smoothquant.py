@@ -12,9 +12,8 @@ Xiao et al., "SmoothQuant", 2023 (arXiv:2211.10438). The maxima come from calibr
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .._progress import progress
-from .calibrate import CalibrationWarning, Ranges, collect, merge
+from .calibrate import Ranges, collect, merge
 from .feeds import Feeds, find_feeds, scales
 from .layers import as_linear, fits
 from .observe import Call
@@ -109,44 +108,30 @@ def factors(x_absmax: Tensor, w_absmax: Tensor, alpha: float) -> Tensor:
     return s.where((x > 0) & (w > 0), 1.0).clamp(1 / _LIMIT, _LIMIT).float()
 
 
-@dataclass(frozen=True)
-class Decided:
-    """What `decide` found, of a model or of a part of it."""
-
-    smooth: dict[str, Smooth] = field(default_factory=dict)
-    fed: frozenset[str] = frozenset()
-    """The layers that a norm feeds."""
-
-    def __or__(self, other: Decided) -> Decided:
-        return Decided(self.smooth | other.smooth, self.fed | other.fed)
-
-    def warn(self, smoothing: Smoothing, calls: Sequence[Call], stacklevel: int) -> None:
-        """`CalibrationWarning`s of what probably is worse than something else."""
-        for text in self._remarks(smoothing, sum(call.sentences() for call in calls)):
-            warnings.warn(text, CalibrationWarning, stacklevel=stacklevel)
-
-    def _remarks(self, smoothing: Smoothing, sentences: int) -> Iterator[str]:
-        beyond = [name for name in self.smooth if name not in self.fed]
-        high = [name for name in beyond if self.smooth[name].alpha >= HIGH_ALPHA]
-        if high and sentences < FEW_SENTENCES:
-            yield (
-                f"alpha >= {HIGH_ALPHA} on layers that no norm feeds ({high[0]} and {len(high) - 1}"
-                f" more) needs {FEW_SENTENCES} calibration sentences or more, got {sentences}"
-            )
-        if not smoothing.search or not self.smooth:
-            return
-        if smoothing.folds == 1:
-            yield (
-                "a search of alpha with folds=1 judges ranges by the inputs that they were "
-                "calibrated on, which overfits towards 1: use 2 folds or more"
-            )
-        near_one = [name for name, smooth in self.smooth.items() if smooth.alpha >= NEAR_ONE]
-        if len(near_one) > len(self.smooth) / 2:
-            yield (
-                f"the search chose alpha >= {NEAR_ONE} for {len(near_one)} of {len(self.smooth)} "
-                "layers, which is what overfitting looks like: calibrate on more sentences, or "
-                "search below"
-            )
+def remarks(
+    smooth: Mapping[str, Smooth], fed: Collection[str], smoothing: Smoothing, sentences: int
+) -> Iterator[str]:
+    """What of `decide`'s probably is worse than something else, for a warning."""
+    high = [name for name in smooth if name not in fed and smooth[name].alpha >= HIGH_ALPHA]
+    if high and sentences < FEW_SENTENCES:
+        yield (
+            f"alpha >= {HIGH_ALPHA} on layers that no norm feeds ({high[0]} and {len(high) - 1}"
+            f" more) needs {FEW_SENTENCES} calibration sentences or more, got {sentences}"
+        )
+    if not smoothing.search or not smooth:
+        return
+    if smoothing.folds == 1:
+        yield (
+            "a search of alpha with folds=1 judges ranges by the inputs that they were "
+            "calibrated on, which overfits towards 1: use 2 folds or more"
+        )
+    near_one = [name for name, each in smooth.items() if each.alpha >= NEAR_ONE]
+    if len(near_one) > len(smooth) / 2:
+        yield (
+            f"the search chose alpha >= {NEAR_ONE} for {len(near_one)} of {len(smooth)} "
+            "layers, which is what overfitting looks like: calibrate on more sentences, or "
+            "search below"
+        )
 
 
 def decide(
@@ -155,15 +140,15 @@ def decide(
     calls: Sequence[Call],
     smoothing: Smoothing,
     build: Build,
-) -> tuple[Decided, dict[str, Ranges]]:
+) -> tuple[dict[str, Smooth], frozenset[str], dict[str, Ranges]]:
     """Calibrates, and decides what every layer is smoothed by.
 
     Layers that share a foldable norm share s, of the maxima over all their weights. `build`
     quantises a layer for the search to try.
 
     Returns:
-        What was decided, and name -> `Ranges` (before smoothing) of all layers that the batches
-        reached.
+        Name -> `Smooth` of the layers that are smoothed; the layers that a norm feeds; and name ->
+        `Ranges` (before smoothing) of all that the batches reached.
     """
     folds = smoothing.folds if smoothing.search else 1
     if len(calls) < folds:
@@ -195,7 +180,7 @@ def decide(
             planned |= {name: Smooth(s, alpha, norm_of.get(name)) for name in names}
             tick()
     in_order = {name: planned[name] for name in linears if name in planned}
-    return Decided(in_order, frozenset(feeds.fed)), ranges
+    return in_order, frozenset(feeds.fed), ranges
 
 
 @torch.no_grad()
