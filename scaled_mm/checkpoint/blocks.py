@@ -91,42 +91,38 @@ class Walk:
         """
         hooks = []
         for at, block in enumerate(self.blocks):
-            enter, leave = self._enter(at), self._leave(at)
+            enter = partial(self._enter, at)
             hooks.append(block.register_forward_pre_hook(enter, with_kwargs=True))
-            hooks.append(block.register_forward_hook(leave))
+            hooks.append(block.register_forward_hook(self._leave))
         with hooked(hooks), self._loaded, self.streamed.loaded(without=self.name), self._between:
             yield
         if self._done != len(self.blocks):
             raise NotInParts(f"{self._done} of {len(self.blocks)} blocks of {self.name} ran")
 
-    def _enter(self, at: int) -> Any:
-        def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if at != self._done:
-                raise NotInParts(f"{self.name} does not run each block once, in order")
-            leaves, spec = tree_flatten((args, kwargs))
-            if self._first is None:
-                self._first = leaves, spec
-            else:
-                self.feeding[at] = self._fed(at, leaves, spec)
-            self._between.inside = True
-            self._loaded.enter_context(self.streamed.loaded(f"{self.name}.{at}"))
+    def _enter(
+        self, at: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if at != self._done:
+            raise NotInParts(f"{self.name} does not run each block once, in order")
+        leaves, spec = tree_flatten((args, kwargs))
+        if self._first is None:
+            self._first = leaves, spec
+        else:
+            self.feeding[at] = self._fed(at, leaves, spec)
+        self._between.inside = True
+        self._loaded.enter_context(self.streamed.loaded(f"{self.name}.{at}"))
 
-        return enter
-
-    def _leave(self, at: int) -> Any:
-        def leave(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._loaded.close()
-            self._out = tree_leaves(output)
-            self._done += 1
-            self._between.inside = False
-            out = {id(x): x for x in self._out if isinstance(x, Tensor)}
-            if self._done < len(self.blocks):
-                self._between.for_blocks |= out
-            else:  # the model goes on with what the last one put out
-                for each in out:
-                    self._between.for_blocks.pop(each, None)
-
-        return leave
+    def _leave(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._loaded.close()
+        self._out = tree_leaves(output)
+        self._done += 1
+        self._between.inside = False
+        out = {id(x): x for x in self._out if isinstance(x, Tensor)}
+        if self._done < len(self.blocks):
+            self._between.for_blocks |= out
+        else:  # the model goes on with what the last one put out
+            for each in out:
+                self._between.for_blocks.pop(each, None)
 
     def _fed(self, at: int, leaves: list[Any], spec: TreeSpec) -> Feeding:
         assert self._first is not None

@@ -54,6 +54,14 @@ class QuantisedLayer(ABC):
             ValueError: a value is out of its range.
         """
 
+    @abstractmethod
+    def rules(self, checkpoint: Checkpoint) -> dict[str, Part]:
+        """What its tensors must be, without its name in front; only headers are looked at.
+
+        Raises:
+            ValueError: its sizes are none that the scheme can have.
+        """
+
     def read(self, checkpoint: Checkpoint, part: str) -> Tensor:
         """One of its tensors."""
         return checkpoint.read(f"{self.name}.{part}")
@@ -64,8 +72,9 @@ class QuantisedLayer(ABC):
         file = checkpoint.where.get(name) or checkpoint.where[f"{self.name}.{self.main}"]
         raise ValueError(f"{file.path}: {name} {reason}")
 
-    def check(self, checkpoint: Checkpoint, rules: dict[str, Part]) -> None:
-        """That the headers say of its tensors what the rules do, and that there are no others."""
+    def check(self, checkpoint: Checkpoint) -> None:
+        """That the headers say of its tensors what `rules` does, and that there are no others."""
+        rules = self.rules(checkpoint)
         for part in sorted(self.parts - rules.keys()):
             self.refuse(checkpoint, part, "is not understood")
         for part, (present, dtypes, shapes) in rules.items():
@@ -100,6 +109,7 @@ def layers_with(
     for name, parts in parts_by_module(checkpoint).items():
         if main in parts and name:
             layers[name] = make(name, frozenset(parts))
+            layers[name].check(checkpoint)
         elif main in parts or other in parts:
             tensor = f"{name}.{other}" if name else main
             file = checkpoint.where[tensor].path

@@ -93,6 +93,17 @@ class AwqGptqLayer(LowbitLayer):
     scale_part: ClassVar[str] = "scales"
     g_idx_part: ClassVar[str] = "g_idx"
 
+    def rules(self, checkpoint: Checkpoint) -> dict[str, Part]:
+        n, groups = self.n, self.groups(checkpoint, "rows")
+        scattered = (self.scheme.act_order or None) if self.scheme.method == "gptq" else False
+        return {
+            "qweight": Part(True, ("I32",), None),  # of which N and K are
+            "qzeros": Part(True, ("I32",), ((groups, n // per_word(self.scheme.bits)),)),
+            "scales": Part(True, ("F16", "BF16"), ((groups, n),)),
+            "g_idx": Part(scattered, ("I32", "I64"), ((self.k,),)),
+            "bias": Part(None, FLOATS, ((n,),)),
+        }
+
     def module(self, checkpoint: Checkpoint, biased: bool) -> WeightOnlyLinear:
         scales, qzeros = self._scales(checkpoint), self._qzeros(checkpoint)
         bias = self._bias(checkpoint, biased, scales.dtype)
@@ -146,15 +157,4 @@ def _layer(
     if not k or not n or n % values:
         form = f"[K/{values}, N], N a multiple of {values}" if gptq else f"[K, N/{values}]"
         layer.refuse(checkpoint, "qweight", f"must have shape {form}, got {list(shape)}")
-    groups = layer.groups(checkpoint, "rows")
-    layer.check(
-        checkpoint,
-        {
-            "qweight": Part(True, ("I32",), (shape,)),
-            "qzeros": Part(True, ("I32",), ((groups, n // values),)),
-            "scales": Part(True, ("F16", "BF16"), ((groups, n),)),
-            "g_idx": Part((settings.act_order or None) if gptq else False, ("I32", "I64"), ((k,),)),
-            "bias": Part(None, FLOATS, ((n,),)),
-        },
-    )
     return layer

@@ -46,7 +46,9 @@ def output_folder(out: Path, made_by: str, source: Path, files: Collection[str])
     if out.resolve() == source.resolve():
         raise ValueError(f"{out}: must not be the folder of the checkpoint")
     out.mkdir(mode_of(source) | 0o700, parents=True, exist_ok=True)
-    manifest = {"made_by": made_by, **_source(source)}
+    path = source.resolve()
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()
+    manifest = {"made_by": made_by, "source": shown(path.name), "source_path_sha256": digest}
     with _locked(out):
         _check_ours(out, manifest, files)
         for left in out.glob(f".*{PARTIAL}"):  # of a run that was killed
@@ -54,12 +56,6 @@ def output_folder(out: Path, made_by: str, source: Path, files: Collection[str])
         if not (out / MANIFEST).exists():
             write_json(out / MANIFEST, manifest)
         yield
-
-
-def _source(folder: Path) -> dict[str, str]:
-    path = folder.resolve()
-    digest = hashlib.sha256(os.fsencode(path)).hexdigest()
-    return {"source": shown(path.name), "source_path_sha256": digest}
 
 
 @contextmanager

@@ -113,7 +113,9 @@ def precompute(
     others, left_out = other_files(source.folder, {*names, CONFIG}, source.paths())
     shards = []
     with output_folder(out, "scaled-mm precompute", source.folder, names), _one_thread():
-        _refuse_unmarked(out, drafts)
+        for path in (out / draft.name for draft in drafts):
+            if path.exists() and not is_marked(path, MARK, "1"):  # somebody's own
+                raise ValueError(f"{path}: was not written by precompute; name another folder")
         for draft in drafts:
             skipped = draft.is_in(out / draft.name, lambda done: progressed(done, total))
             if not skipped:
@@ -158,10 +160,3 @@ def _term(source: Checkpoint, layer: Int8Layer) -> Term:
         rounded_from=stored if stored != value else None,
         added=layer.scheme.term not in layer.parts,
     )
-
-
-def _refuse_unmarked(out: Path, drafts: list[Draft]) -> None:
-    """Somebody's own shard in an earlier output is not written over."""
-    for path in (out / draft.name for draft in drafts):
-        if path.exists() and not is_marked(path, MARK, "1"):
-            raise ValueError(f"{path}: was not written by precompute; name another folder")

@@ -39,7 +39,7 @@ from .float_model import skeleton
 from .folder import Checkpoint
 from .layer import FLOATS
 from .names import Names
-from .shards import Planned
+from .shards import Planned, raw_bytes
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,11 @@ class Plan:
         names = _names(model, source)
         stored = {name: file for file, name in names.items()}
         kept = {name: x for name, x in meant.items() if not is_conv1d(x)}
-        whole = [name for name, x in kept.items() if is_experts(x) and _is_whole(name, x, stored)]
+        whole = [  # experts that lie stacked in the files, too
+            name
+            for name, x in kept.items()
+            if is_experts(x) and any(f"{name}.{stack}" in stored for stack in parts_of(x))
+        ]
         parts = {n: dict(linears_in(n, x)) for n, x in kept.items() if n not in whole}
         found = {part: linear for linears in parts.values() for part, linear in linears.items()}
         modules = {part: name for name, linears in parts.items() for part in linears}
@@ -114,7 +118,10 @@ class Plan:
                 f"{source.folder}: transformers must know the model, for {METHOD} names the "
                 "Linears that stay float"
             )
-        computed = {file for file, name in names.items() if name in _computed(model)}
+        # Buffers that a state dict leaves out; old checkpoints hold some of them.
+        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        made = buffers - model.state_dict().keys()
+        computed = frozenset(file for file, name in names.items() if name in made)
         left = report_of(model, config, {n: kept[n] for n in parts}, {}).floats if known else ()
         stacked = "stacked in the files, which quantize_model takes, once they are loaded"
         others = {
@@ -124,8 +131,8 @@ class Plan:
         }
         return cls(
             *(source, config, schemes, modules, in_files, names),
-            *(tuple(floats) if known else None, others, frozenset(computed)),
-            _folding(source, model, {name: file for file, name in names.items()}, config),
+            *(tuple(floats) if known else None, others, computed),
+            _folding(source, model, stored, config),
         )
 
     def scheme_for(self, name: str) -> AnyScheme:
@@ -221,11 +228,6 @@ def _names(model: nn.Module, source: Checkpoint) -> dict[str, str]:
     return found
 
 
-def _is_whole(name: str, experts: nn.Module, stored: Mapping[str, str]) -> bool:
-    """Whether the files have stacks, too."""
-    return any(f"{name}.{stack}" in stored for stack in parts_of(experts))
-
-
 def _check(
     source: Checkpoint,
     stored: Mapping[str, str],
@@ -282,12 +284,6 @@ def _layer_of(weight: str) -> str:
     return weight.removesuffix(".weight")
 
 
-def _computed(model: nn.Module) -> set[str]:
-    """Buffers that a state dict leaves out, by name; old checkpoints hold some of them."""
-    names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    return names - model.state_dict().keys()
-
-
 def _in_words(scheme: AnyScheme) -> AnyLayerScheme:
     if isinstance(scheme, BlockScheme):
         return scheme
@@ -333,8 +329,7 @@ def _digest(batches: Iterable[Any]) -> str:
         for leaf in tree_leaves((call.args, dict(call.kwargs), call.mask)):
             if isinstance(leaf, Tensor):
                 digest.update(f"{leaf.dtype} {tuple(leaf.shape)} ".encode())
-                raw = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                digest.update(raw.numpy().tobytes())
+                digest.update(raw_bytes(leaf))
             else:
                 digest.update(f"{leaf!r} ".encode())
     return digest.hexdigest()

@@ -134,11 +134,12 @@ def quantize_checkpoint(
         reports, values = run.write_shards(progressed)
         run.write_rest(others)
         (out / CALIBRATION).unlink(missing_ok=True)
+    smoothed = values.smoothed if values else None
     return QuantizeReport(
         checkpoint=str(checkpoint),
         out=str(out),
         layers={name: str(scheme) for name, scheme in plan.schemes.items()},
-        smoothed=_smoothed(plan, values),
+        smoothed=smoothed if plan.config.smoothing else 0,
         rotation=plan.folding.rotation if plan.folding else None,
         calibration=values.how if values else None,
         floats=plan.floats,
@@ -152,12 +153,6 @@ def quantize_checkpoint(
         bytes=sum(shard.bytes for shard in reports),
         seconds=time.perf_counter() - started,
     )
-
-
-def _smoothed(plan: Plan, values: Calibrated | None) -> int | None:
-    if plan.config.smoothing is None:
-        return 0
-    return None if values is None else values.smoothed
 
 
 class _Run:
@@ -237,17 +232,13 @@ class _Run:
             if layer is not None:
                 yield from self._layer(layer, file.read(entry.name), values)
             elif entry.name not in self._plan.computed:
-                inside = self._plan.names.get(entry.name, entry.name)
-                yield from self._float(entry.name, inside, file.read(entry.name), values)
+                inside = self._plan.names.get(entry.name, entry.name)  # the model's name of it
+                x = file.read(entry.name)
+                yield entry.name, _divided(inside, self._plan.folded(inside, x), values)
+                if self._plan.new_head and inside == f"{EMBEDDING}.weight":
+                    yield f"{HEAD}.weight", self._plan.folded(f"{HEAD}.weight", x)
+                del x  # before the next one is read
             progressed(entry.nbytes)
-
-    def _float(
-        self, name: str, inside: str, x: Tensor, values: Calibrated
-    ) -> Iterator[tuple[str, Tensor]]:
-        """A tensor that stays float, called `inside` in the model, and a head parted from it."""
-        yield name, _divided(inside, self._plan.folded(inside, x), values)
-        if self._plan.new_head and inside == f"{EMBEDDING}.weight":
-            yield f"{HEAD}.weight", self._plan.folded(f"{HEAD}.weight", x)
 
     def _layer(self, name: str, weight: Tensor, values: Calibrated) -> Iterator[tuple[str, Tensor]]:
         smooth = values.get(f"{name}.smooth")

@@ -83,7 +83,7 @@ class NewShard:
                 missing.remove(name)
                 file.seek(len(self.header) + entry.begin)
                 if entry.nbytes:
-                    file.write(memoryview(_raw(x)))
+                    file.write(memoryview(raw_bytes(x)))
                 del x  # before the next one is made
                 progressed(entry.nbytes)
             if missing:
@@ -98,8 +98,8 @@ class NewShard:
             return file.read(len(self.header)) == self.header
 
 
-def _raw(x: Tensor) -> Any:
-    """The bytes of a tensor."""
+def raw_bytes(x: Tensor) -> Any:
+    """The bytes of a tensor, as a buffer."""
     return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
