@@ -6,8 +6,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -185,11 +185,17 @@ class Plan:
         return made
 
     def _layer(self, name: str, dtype: torch.dtype, n: int, k: int) -> list[Planned]:
-        linear = nn.Linear(k, n, bias=False, device="meta", dtype=dtype)
-        layer = empty(name, linear, self.scheme_for(name))
         in_bytes = format_of(self.schemes[name]) == INT
-        made = layer_tensors(self.stored[name], layer, dtype, in_bytes)
-        return [Planned.like(part, x) for part, x in made.items()]
+        parts = _parts(self.scheme_for(name), in_bytes, dtype, n, k)
+        return [replace(part, name=f"{self.stored[name]}.{part.name}") for part in parts]
+
+
+@cache
+def _parts(scheme: AnyScheme, in_bytes: bool, dtype: torch.dtype, n: int, k: int) -> list[Planned]:
+    """The tensors of a layer, which one without values tells, by their names within it."""
+    layer = empty("layer", nn.Linear(k, n, bias=False, device="meta", dtype=dtype), scheme)
+    made = layer_tensors("layer", layer, dtype, in_bytes)
+    return [Planned.like(name.removeprefix("layer."), x) for name, x in made.items()]
 
 
 def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
