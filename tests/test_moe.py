@@ -261,7 +261,7 @@ GROUPED = {
 }
 GROUPED_TYPES = {
     "offsets must be a Tensor, got list": {"offsets": [1]},
-    "activation must be a str, got int": {"activation": 3},
+    "activation must be a string, got int": {"activation": 3},
     "out_dtype must be a torch.dtype, got str": {"out_dtype": "half"},
 }
 COMBINED = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,15 +65,15 @@ class Walk:
     """One run of a model, block by block, of which every step is looked at.
 
     Attributes:
+        name, blocks: of the list in the model, and the list.
         feeding: how each block but the first is called, by its place in the list.
     """
 
-    def __init__(self, streamed: StreamedModel, blocks: str) -> None:
-        self._streamed = streamed
-        self._name = blocks
-        listed = streamed.model.get_submodule(blocks)
+    def __init__(self, streamed: StreamedModel, name: str) -> None:
+        self.streamed, self.name = streamed, name
+        listed = streamed.model.get_submodule(name)
         assert isinstance(listed, nn.ModuleList)
-        self._blocks = listed
+        self.blocks = listed
         self._first: tuple[list[Any], TreeSpec] | None = None
         self._out: list[Any] = []  # leaves of what the last block put out
         self._loaded = ExitStack()
@@ -89,49 +90,45 @@ class Walk:
                 after the other, each on the output of the one before.
         """
         hooks = []
-        for at, block in enumerate(self._blocks):
-            enter, leave = self._enter(at), self._leave(at)
+        for at, block in enumerate(self.blocks):
+            enter = partial(self._enter, at)
             hooks.append(block.register_forward_pre_hook(enter, with_kwargs=True))
-            hooks.append(block.register_forward_hook(leave))
-        with hooked(hooks), self._loaded, self._streamed.loaded(without=self._name), self._between:
+            hooks.append(block.register_forward_hook(self._leave))
+        with hooked(hooks), self._loaded, self.streamed.loaded(without=self.name), self._between:
             yield
-        if self._done != len(self._blocks):
-            raise NotInParts(f"{self._done} of {len(self._blocks)} blocks of {self._name} ran")
+        if self._done != len(self.blocks):
+            raise NotInParts(f"{self._done} of {len(self.blocks)} blocks of {self.name} ran")
 
-    def _enter(self, at: int) -> Any:
-        def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if at != self._done:
-                raise NotInParts(f"{self._name} does not run each block once, in order")
-            leaves, spec = tree_flatten((args, kwargs))
-            if self._first is None:
-                self._first = leaves, spec
-            else:
-                self.feeding[at] = self._fed(at, leaves, spec)
-            self._between.inside = True
-            self._loaded.enter_context(self._streamed.loaded(f"{self._name}.{at}"))
+    def _enter(
+        self, at: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if at != self._done:
+            raise NotInParts(f"{self.name} does not run each block once, in order")
+        leaves, spec = tree_flatten((args, kwargs))
+        if self._first is None:
+            self._first = leaves, spec
+        else:
+            self.feeding[at] = self._fed(at, leaves, spec)
+        self._between.inside = True
+        self._loaded.enter_context(self.streamed.loaded(f"{self.name}.{at}"))
 
-        return enter
-
-    def _leave(self, at: int) -> Any:
-        def leave(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._loaded.close()
-            self._out = tree_leaves(output)
-            self._done += 1
-            self._between.inside = False
-            out = {id(x): x for x in self._out if isinstance(x, Tensor)}
-            if self._done < len(self._blocks):
-                self._between.for_blocks |= out
-            else:  # the model goes on with what the last one put out
-                for each in out:
-                    self._between.for_blocks.pop(each, None)
-
-        return leave
+    def _leave(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._loaded.close()
+        self._out = tree_leaves(output)
+        self._done += 1
+        self._between.inside = False
+        out = {id(x): x for x in self._out if isinstance(x, Tensor)}
+        if self._done < len(self.blocks):
+            self._between.for_blocks |= out
+        else:  # the model goes on with what the last one put out
+            for each in out:
+                self._between.for_blocks.pop(each, None)
 
     def _fed(self, at: int, leaves: list[Any], spec: TreeSpec) -> Feeding:
         assert self._first is not None
         first, first_spec = self._first
         if spec != first_spec:
-            raise NotInParts(f"{self._name}.{at} is called otherwise than {self._name}.0")
+            raise NotInParts(f"{self.name}.{at} is called otherwise than {self.name}.0")
         slots = []
         for leaf, of_first in zip(leaves, first, strict=True):
             out = next((i for i, x in enumerate(self._out) if x is leaf), SAME)
@@ -140,17 +137,13 @@ class Walk:
             if out == SAME and not same:
                 what = type(leaf).__name__
                 raise NotInParts(
-                    f"{self._name}.{at} gets a {what} that is neither the first "
+                    f"{self.name}.{at} gets a {what} that is neither the first "
                     "block's nor the output of the one before"
                 )
             slots.append(out if isinstance(leaf, Tensor) else SAME)
         if set(slots) == {SAME}:
-            raise NotInParts(f"{self._name}.{at} does not get what the block before put out")
+            raise NotInParts(f"{self.name}.{at} does not get what the block before put out")
         return Feeding(spec, tuple(slots))
-
-    def blockwise(self, calls: Sequence[Call]) -> Blockwise:
-        """All batches at the first block, after a run that was watched."""
-        return Blockwise(self._streamed, self._name, self.feeding, calls)
 
 
 class _Between(TorchFunctionMode):
@@ -173,36 +166,24 @@ class _Between(TorchFunctionMode):
         return out
 
 
-Run = Callable[[int, Call], Any]
-
-
 @dataclass(frozen=True)
 class BlockCall(Call):
-    """A batch on its way, known by its number: `run` says what is called with it."""
+    """A batch on its way: `run` says what is called with it."""
 
-    run: Run | None = None
-    number: int = 0
+    run: Callable[[Call], Any] | None = None
 
     def __call__(self, model: nn.Module) -> Any:
         assert self.run is not None
-        return self.run(self.number, self)
+        return self.run(self)
 
 
 class Blockwise:
-    """All batches on their way through the list `blocks` of a model, fed as a `Walk` found it."""
+    """All batches on their way through the blocks of a model, which a `Walk` has watched."""
 
-    def __init__(
-        self,
-        streamed: StreamedModel,
-        blocks: str,
-        feeding: Mapping[int, Feeding],
-        calls: Sequence[Call],
-    ) -> None:
-        self._streamed, self._name, self._feeding, self._calls = streamed, blocks, feeding, calls
-        listed = streamed.model.get_submodule(blocks)
-        assert isinstance(listed, nn.ModuleList)
-        self._blocks = listed
-        with streamed.loaded(without=blocks):
+    def __init__(self, walk: Walk, calls: Sequence[Call]) -> None:
+        self._streamed, self._name, self._blocks = walk.streamed, walk.name, walk.blocks
+        self._feeding, self._calls = walk.feeding, calls
+        with self._streamed.loaded(without=self._name):
             self._first = [self._arguments(call) for call in calls]
         self._outputs: list[Any] = []
 
@@ -253,7 +234,7 @@ class Blockwise:
         calls = []
         for number, call in enumerate(self._calls):
             args, kwargs = self._arguments_of(at, number)
-            calls.append(BlockCall(args, kwargs, call.mask, run, number))
+            calls.append(BlockCall(args, kwargs, call.mask, partial(run, number)))
         if layers:
             found = calibrated(self._streamed.model, layers, calls, _within(config, layers))
         else:
@@ -290,7 +271,7 @@ class Blockwise:
             return self._streamed.model(*call.args, **call.kwargs)
 
         calls = [
-            BlockCall(call.args, call.kwargs, call.mask, run, number)
+            BlockCall(call.args, call.kwargs, call.mask, partial(run, number))
             for number, call in enumerate(self._calls)
         ]
         blocks = list(self._blocks)

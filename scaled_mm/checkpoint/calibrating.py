@@ -17,7 +17,7 @@ from ..quantization.config import QuantConfig
 from ..quantization.feeds import find_feeds
 from ..quantization.observe import Call, as_calls, evaluating
 from ..quantization.rotation import Folding, check_output, output_of, rotate
-from .blocks import Walk, blocks_of
+from .blocks import Blockwise, Walk, blocks_of
 from .files import TensorFile
 from .float_model import load_model
 from .quantize_plan import Plan
@@ -112,7 +112,7 @@ def _by_blocks(plan: Plan, calls: Sequence[Call]) -> _Found:
             calls[0](streamed.model)
     config, norms = _into_norms(plan, foldable)
     try:
-        return config, norms, walk.blockwise(calls).calibrate(layers, config)
+        return config, norms, Blockwise(walk, calls).calibrate(layers, config)
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error):
             raise

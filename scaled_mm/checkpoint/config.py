@@ -285,10 +285,8 @@ class _Reader(Fields):
     def _packed_scheme(self, at: str, group: dict[str, Any]) -> PackedScheme:
         inputs = group.get("input_activations")
         int8_input = None if inputs is None else self._int8_input(f"{at}.input_activations", inputs)
-        fields = group.get("weights")
         at = f"{at}.weights"
-        if not isinstance(fields, dict):
-            self.refuse(f"{at} must be an object, got {shown(fields)}")
+        fields = self.object(at, group.get("weights"))
         bits = (4, 8) if int8_input is None else (4,)
         made = self._arguments(at, fields, bits=bits, orders=(*_ORDERS_OF_GPTQ, "group"))
         if made["dynamic"]:

@@ -111,7 +111,11 @@ class AwqGptqFields(Fields):
         if method == "awq" and fields.get("backend") not in (None, "autoawq", "auto"):
             self.refuse(f"backend must be autoawq, got {shown(fields['backend'])}")
         self.understood("", fields, _TOLD | _READ_OF[method])
-        self._skips_only(fields.get("dynamic") or {})
+        # GPTQModel's settings by pattern: those that leave modules float ("-:") say what the
+        # tensors say too; others change bits or groups.
+        for pattern in self.object("dynamic", fields.get("dynamic") or {}):
+            if not pattern.startswith("-:"):
+                self.refuse(f"dynamic must only skip modules (-:), got {pattern[:80]!r}")
         return AwqGptq(
             method,
             bits,
@@ -172,12 +176,3 @@ class AwqGptqFields(Fields):
         zero_point = self.flag("zero_point", fields.get("zero_point"))
         # transformers writes "sym": true beside "zero_point": true, as a default that nobody reads.
         return bool(sym) if zero_point is None else not zero_point
-
-    def _skips_only(self, dynamic: Any) -> None:
-        """GPTQModel's settings by pattern: those that leave modules float ("-:") say what the
-        tensors say too; others change bits or groups."""
-        if not isinstance(dynamic, dict):
-            self.refuse(f"dynamic must be an object, got {shown(dynamic)}")
-        for pattern in dynamic:
-            if not pattern.startswith("-:"):
-                self.refuse(f"dynamic must only skip modules (-:), got {pattern[:80]!r}")

@@ -106,7 +106,10 @@ class TensorFile:
         if not self.header.startswith(b"{"):
             self._refuse("the header must begin with {, " + f"got {self.header[:1]!r}")
         fields = parse_json(self.header, path)
-        self.metadata = self._metadata(fields.pop("__metadata__", None))
+        metadata = fields.pop("__metadata__", None)
+        self.metadata = self._fields.object("__metadata__", {} if metadata is None else metadata)
+        for key, text in self.metadata.items():
+            self._fields.text(f"__metadata__.{shown(key)}", text)
         entries = [self._entry(name, field) for name, field in fields.items()]
         entries.sort(key=lambda entry: (entry.begin, entry.end))
         self.entries = {entry.name: entry for entry in entries}
@@ -137,12 +140,6 @@ class TensorFile:
         if prod(shape) * _BITS[dtype] != 8 * (offsets[1] - offsets[0]):
             self._refuse(f"{name}: data_offsets must span {dtype} {list(shape)}, got {offsets}")
         return Entry(name, dtype, shape, *offsets)
-
-    def _metadata(self, value: Any) -> dict[str, str]:
-        metadata = self._fields.object("__metadata__", {} if value is None else value)
-        for key, text in metadata.items():
-            self._fields.text(f"__metadata__.{shown(key)}", text)
-        return metadata
 
     def _dtype(self, name: str) -> torch.dtype:
         kind = self.entries[name].dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from torch import Tensor, nn
 
@@ -30,22 +30,21 @@ class QuantisedLayer(ABC):
         name: of the module; its tensors are `NAME.weight` and so on.
         n: output features; k: input features.
         parts: which tensors there are, without the name in front.
+        scheme: how it is quantised; as a text, for a refusal.
     """
 
     name: str
     n: int
     k: int
     parts: frozenset[str]
+    scheme: Any
 
+    kind: ClassVar[type[nn.Module]]
+    """What `module` makes."""
     main: ClassVar[str]
     """The part without which there is no such layer."""
     spare_bias: ClassVar[bool] = False
     """Whether zeros may stand for the bias that the model's layer has not."""
-
-    @property
-    @abstractmethod
-    def kind(self) -> type[nn.Module]:
-        """What `module` makes."""
 
     @abstractmethod
     def module(self, checkpoint: Checkpoint, biased: bool) -> nn.Module:
@@ -56,8 +55,12 @@ class QuantisedLayer(ABC):
         """
 
     @abstractmethod
-    def scheme_text(self) -> str:
-        """How it is quantised, for a refusal."""
+    def rules(self, checkpoint: Checkpoint) -> dict[str, Part]:
+        """What its tensors must be, without its name in front; only headers are looked at.
+
+        Raises:
+            ValueError: its sizes are none that the scheme can have.
+        """
 
     def read(self, checkpoint: Checkpoint, part: str) -> Tensor:
         """One of its tensors."""
@@ -69,18 +72,19 @@ class QuantisedLayer(ABC):
         file = checkpoint.where.get(name) or checkpoint.where[f"{self.name}.{self.main}"]
         raise ValueError(f"{file.path}: {name} {reason}")
 
-    def check(self, checkpoint: Checkpoint, rules: dict[str, Part]) -> None:
-        """That the headers say of its tensors what the rules do, and that there are no others."""
+    def check(self, checkpoint: Checkpoint) -> None:
+        """That the headers say of its tensors what `rules` does, and that there are no others."""
+        rules = self.rules(checkpoint)
         for part in sorted(self.parts - rules.keys()):
             self.refuse(checkpoint, part, "is not understood")
         for part, (present, dtypes, shapes) in rules.items():
             if part not in self.parts:
                 if present:
-                    reason = f"is missing: the scheme is {self.scheme_text()}"
+                    reason = f"is missing: the scheme is {self.scheme}"
                     self.refuse(checkpoint, part, reason)
                 continue
             if present is False:
-                reason = f"must not be there: the scheme is {self.scheme_text()}"
+                reason = f"must not be there: the scheme is {self.scheme}"
                 self.refuse(checkpoint, part, reason)
             entry = checkpoint.entry(f"{self.name}.{part}")
             if entry.dtype not in dtypes:
@@ -105,6 +109,7 @@ def layers_with(
     for name, parts in parts_by_module(checkpoint).items():
         if main in parts and name:
             layers[name] = make(name, frozenset(parts))
+            layers[name].check(checkpoint)
         elif main in parts or other in parts:
             tensor = f"{name}.{other}" if name else main
             file = checkpoint.where[tensor].path

@@ -36,14 +36,30 @@ class Int8Layer(QuantisedLayer):
 
     scheme: W8A8Scheme
 
+    kind: ClassVar = ScaledLinear
     main: ClassVar[str] = "weight"
 
-    def scheme_text(self) -> str:
-        return str(self.scheme)
-
-    @property
-    def kind(self) -> type[ScaledLinear]:
-        return ScaledLinear
+    def rules(self, checkpoint: Checkpoint) -> dict[str, Part]:
+        n, k, scheme = self.n, self.k, self.scheme
+        if scheme.rotate and k % scheme.rotate:
+            rule = f"must have a multiple of {scheme.rotate} input features, which are rotated"
+            self.refuse(checkpoint, "weight", f"{rule}, got {k}")
+        one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
+        channels: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (1, n))
+        term: tuple[tuple[int, ...], ...] = ((1, n), (n,))
+        static = not scheme.dynamic
+        return {
+            "weight": Part(True, ("I8",), ((n, k),)),
+            "weight_scale": Part(True, FLOATS, channels if scheme.per_channel else one),
+            "weight_zero_point": Part(None, _ZEROS, None),
+            "bias": Part(None, FLOATS, ((n,),)),
+            "input_scale": Part(static, FLOATS, one),
+            "input_zero_point": Part(None if scheme.symmetric else static, _ZEROS, one),
+            "azp_adj": Part(None if scheme.term == "azp_adj" else False, ("I32",), term),
+            "azp_with_adj": Part(None if scheme.term == "azp_with_adj" else False, ("I32",), term),
+            "input_smooth": Part(None, FLOATS, ((k,),)),
+            "input_rotate": Part(None, ("I32",), ((1,),)),
+        }
 
     def module(self, checkpoint: Checkpoint, biased: bool) -> ScaledLinear:
         made = ScaledLinear(
@@ -133,11 +149,7 @@ def int8_layers(checkpoint: Checkpoint, settings: W8A8) -> dict[str, Int8Layer]:
 
     def make(name: str, n: int, k: int, parts: frozenset[str]) -> Int8Layer | None:
         scheme = settings.scheme_of(name)
-        if scheme is None:
-            return None
-        layer = Int8Layer(name, n, k, parts, scheme)
-        layer.check(checkpoint, _rules(checkpoint, layer))
-        return layer
+        return None if scheme is None else Int8Layer(name, n, k, parts, scheme)
 
     return layers_in_bytes(checkpoint, "weight_scale", make)
 
@@ -162,6 +174,12 @@ def layers_in_bytes(
                 raise ValueError(
                     f"{file.path}: {tensor} is int8, but quantization_config leaves {name} float"
                 )
+            if not layer.n or not layer.k:  # no bytes in the file, and azp terms of any size
+                layer.refuse(checkpoint, part, f"must have elements, got shape {[*entry.shape]}")
+            if layer.k > MAX_K:  # products of its K must fit int32
+                rule = f"must have at most {MAX_K} input features"
+                layer.refuse(checkpoint, part, f"{rule}, got {layer.k}")
+            layer.check(checkpoint)
             layers[name] = layer
         elif part == scale_part and _dtype(checkpoint, f"{name}.weight") != "I8":
             raise ValueError(f"{file.path}: {tensor} has no int8 {name}.weight beside it")
@@ -170,36 +188,3 @@ def layers_in_bytes(
 
 def _dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
     return checkpoint.entry(tensor).dtype if tensor in checkpoint else None
-
-
-def must_have_sizes(checkpoint: Checkpoint, layer: QuantisedLayer) -> None:
-    """Of an int8 weight: products of its K must fit int32."""
-    n, k = layer.n, layer.k
-    if not n or not k:  # no bytes in the file, and azp terms of any size
-        layer.refuse(checkpoint, "weight", f"must have elements, got shape {[n, k]}")
-    if k > MAX_K:
-        layer.refuse(checkpoint, "weight", f"must have at most {MAX_K} input features, got {k}")
-
-
-def _rules(checkpoint: Checkpoint, layer: Int8Layer) -> dict[str, Part]:
-    n, k, scheme = layer.n, layer.k, layer.scheme
-    must_have_sizes(checkpoint, layer)
-    if scheme.rotate and k % scheme.rotate:
-        rule = f"must have a multiple of {scheme.rotate} input features, which are rotated"
-        layer.refuse(checkpoint, "weight", f"{rule}, got {k}")
-    one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
-    channels: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (1, n))
-    term: tuple[tuple[int, ...], ...] = ((1, n), (n,))
-    static = not scheme.dynamic
-    return {
-        "weight": Part(True, ("I8",), ((n, k),)),
-        "weight_scale": Part(True, FLOATS, channels if scheme.per_channel else one),
-        "weight_zero_point": Part(None, _ZEROS, None),
-        "bias": Part(None, FLOATS, ((n,),)),
-        "input_scale": Part(static, FLOATS, one),
-        "input_zero_point": Part(None if scheme.symmetric else static, _ZEROS, one),
-        "azp_adj": Part(None if scheme.term == "azp_adj" else False, ("I32",), term),
-        "azp_with_adj": Part(None if scheme.term == "azp_with_adj" else False, ("I32",), term),
-        "input_smooth": Part(None, FLOATS, ((k,),)),
-        "input_rotate": Part(None, ("I32",), ((1,),)),
-    }

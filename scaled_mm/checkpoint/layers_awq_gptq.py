@@ -36,12 +36,10 @@ class LowbitLayer(QuantisedLayer):
 
     scheme: AwqGptq | PackedScheme
 
+    kind: ClassVar = WeightOnlyLinear
     spare_bias: ClassVar[bool] = True
     scale_part: ClassVar[str]
     g_idx_part: ClassVar[str]
-
-    def scheme_text(self) -> str:
-        return str(self.scheme)
 
     @property
     def group(self) -> int:
@@ -73,10 +71,6 @@ class LowbitLayer(QuantisedLayer):
             return None
         return bias if bias.dtype == dtype else bias.float()
 
-    @property
-    def kind(self) -> type[WeightOnlyLinear]:
-        return WeightOnlyLinear
-
     def _made(
         self, checkpoint: Checkpoint, weight: GroupedWeight, bias: Tensor | None
     ) -> WeightOnlyLinear:
@@ -98,6 +92,17 @@ class AwqGptqLayer(LowbitLayer):
     main: ClassVar[str] = "qweight"
     scale_part: ClassVar[str] = "scales"
     g_idx_part: ClassVar[str] = "g_idx"
+
+    def rules(self, checkpoint: Checkpoint) -> dict[str, Part]:
+        n, groups = self.n, self.groups(checkpoint, "rows")
+        scattered = (self.scheme.act_order or None) if self.scheme.method == "gptq" else False
+        return {
+            "qweight": Part(True, ("I32",), None),  # of which N and K are
+            "qzeros": Part(True, ("I32",), ((groups, n // per_word(self.scheme.bits)),)),
+            "scales": Part(True, ("F16", "BF16"), ((groups, n),)),
+            "g_idx": Part(scattered, ("I32", "I64"), ((self.k,),)),
+            "bias": Part(None, FLOATS, ((n,),)),
+        }
 
     def module(self, checkpoint: Checkpoint, biased: bool) -> WeightOnlyLinear:
         scales, qzeros = self._scales(checkpoint), self._qzeros(checkpoint)
@@ -122,7 +127,7 @@ class AwqGptqLayer(LowbitLayer):
         stored = middle - (self.scheme.version == 1)
         word = pack_dense(torch.full((per_word(bits),), stored, dtype=torch.uint8), bits)
         if self.scheme.symmetric and bool((qzeros != word).any()):
-            text = f"must hold {middle} everywhere in a symmetric scheme ({self.scheme_text()})"
+            text = f"must hold {middle} everywhere in a symmetric scheme ({self.scheme})"
             self.refuse(checkpoint, "qzeros", text)
         return qzeros
 
@@ -152,15 +157,4 @@ def _layer(
     if not k or not n or n % values:
         form = f"[K/{values}, N], N a multiple of {values}" if gptq else f"[K, N/{values}]"
         layer.refuse(checkpoint, "qweight", f"must have shape {form}, got {list(shape)}")
-    groups = layer.groups(checkpoint, "rows")
-    layer.check(
-        checkpoint,
-        {
-            "qweight": Part(True, ("I32",), (shape,)),
-            "qzeros": Part(True, ("I32",), ((groups, n // values),)),
-            "scales": Part(True, ("F16", "BF16"), ((groups, n),)),
-            "g_idx": Part((settings.act_order or None) if gptq else False, ("I32", "I64"), ((k,),)),
-            "bias": Part(None, FLOATS, ((n,),)),
-        },
-    )
     return layer

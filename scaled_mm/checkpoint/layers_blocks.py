@@ -11,7 +11,7 @@ from ..quantization.blockwise_int8 import BlockScheme
 from .config_blocks import BlockInt8
 from .folder import Checkpoint
 from .layer import FLOATS, Part, QuantisedLayer
-from .layers import layers_in_bytes, must_have_sizes
+from .layers import layers_in_bytes
 
 _SCALES = "weight_scale_inv"
 
@@ -20,14 +20,18 @@ _SCALES = "weight_scale_inv"
 class BlockLayer(QuantisedLayer):
     """A layer in blocks that was found in order."""
 
+    scheme: BlockScheme
+
+    kind: ClassVar = ScaledBlockLinear
     main: ClassVar[str] = "weight"
 
-    def scheme_text(self) -> str:
-        return str(BlockScheme())
-
-    @property
-    def kind(self) -> type[ScaledBlockLinear]:
-        return ScaledBlockLinear
+    def rules(self, checkpoint: Checkpoint) -> dict[str, Part]:
+        blocks = -(-self.n // BLOCK), -(-self.k // BLOCK)
+        return {
+            "weight": Part(True, ("I8",), ((self.n, self.k),)),
+            _SCALES: Part(True, FLOATS, (blocks,)),
+            "bias": Part(None, FLOATS, ((self.n,),)),
+        }
 
     def module(self, checkpoint: Checkpoint, biased: bool) -> ScaledBlockLinear:
         state = {part: self.read(checkpoint, part) for part in self.parts}
@@ -44,19 +48,6 @@ def block_layers(checkpoint: Checkpoint, settings: BlockInt8) -> dict[str, Block
     `int8_layers`."""
 
     def make(name: str, n: int, k: int, parts: frozenset[str]) -> BlockLayer | None:
-        if settings.leaves_float(name):
-            return None
-        layer = BlockLayer(name, n, k, parts)
-        must_have_sizes(checkpoint, layer)
-        blocks = -(-n // BLOCK), -(-k // BLOCK)
-        layer.check(
-            checkpoint,
-            {
-                "weight": Part(True, ("I8",), ((n, k),)),
-                _SCALES: Part(True, FLOATS, (blocks,)),
-                "bias": Part(None, FLOATS, ((n,),)),
-            },
-        )
-        return layer
+        return None if settings.leaves_float(name) else BlockLayer(name, n, k, parts, BlockScheme())
 
     return layers_in_bytes(checkpoint, _SCALES, make)

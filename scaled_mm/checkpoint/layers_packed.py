@@ -27,12 +27,13 @@ from torch import Tensor
 
 from ..lowbit.grouped import GroupedWeight
 from ..lowbit.stored import of_bytes, plain
+from ..lowbit.words import per_word
 from ..nn import WeightOnlyLinear
 from ..quantization.compressed_tensors import PackedScheme
 from .config import PackedWeights
 from .folder import Checkpoint
 from .layer import FLOATS, Part, layers_with
-from .layers import layers_in_bytes, must_have_sizes
+from .layers import layers_in_bytes
 from .layers_awq_gptq import LowbitLayer
 
 
@@ -45,6 +46,18 @@ class PackedLayer(LowbitLayer):
     main: ClassVar[str] = "weight_packed"
     scale_part: ClassVar[str] = "weight_scale"
     g_idx_part: ClassVar[str] = "weight_g_idx"
+
+    def rules(self, checkpoint: Checkpoint) -> dict[str, Part]:
+        n, scheme, groups = self.n, self.scheme, self.groups(checkpoint, "features")
+        zeros = -(-n // per_word(scheme.bits)), groups
+        return {
+            "weight_packed": Part(True, ("I32",), None),  # of which N and K are
+            "weight_scale": Part(True, ("F16", "BF16"), ((n, groups),)),
+            "weight_zero_point": Part(not scheme.symmetric, ("I32",), (zeros,)),
+            "weight_shape": Part(True, ("I64", "I32"), ((2,),)),
+            "weight_g_idx": Part(scheme.act_order, ("I32", "I64"), ((self.k,),)),
+            "bias": Part(None, FLOATS, ((n,),)),
+        }
 
     def module(self, checkpoint: Checkpoint, biased: bool) -> WeightOnlyLinear:
         scales, part = self._scales(checkpoint), "weight_zero_point"
@@ -66,6 +79,14 @@ class ByteLayer(PackedLayer):
     """The same with a value to a byte."""
 
     main: ClassVar[str] = "weight"
+
+    def rules(self, checkpoint: Checkpoint) -> dict[str, Part]:
+        rules = super().rules(checkpoint)
+        del rules["weight_packed"], rules["weight_shape"]
+        zeros = None if self.scheme.symmetric else True
+        rules["weight"] = Part(True, ("I8",), ((self.n, self.k),))
+        rules["weight_zero_point"] = Part(zeros, ("I8",), rules["weight_scale"].shapes)
+        return rules
 
     def _grouped(
         self, checkpoint: Checkpoint, scales: Tensor, zeros: Tensor | None
@@ -89,39 +110,15 @@ def packed_layers(checkpoint: Checkpoint, settings: PackedWeights) -> dict[str, 
         ValueError: a tensor of such a layer is missing, not understood, or of another dtype or
             shape than the settings say; or the settings leave the layer float.
     """
+
+    def in_bytes(name: str, n: int, k: int, parts: frozenset[str]) -> PackedLayer | None:
+        scheme = settings.scheme_of(name)
+        return None if scheme is None else ByteLayer(name, n, k, parts, scheme)
+
     if settings.in_bytes:
-        of_bytes = partial(_byte_layer, checkpoint, settings)
-        return {**layers_in_bytes(checkpoint, "weight_scale", of_bytes)}
+        return layers_in_bytes(checkpoint, "weight_scale", in_bytes)
     make = partial(_layer, checkpoint, settings)
     return layers_with(checkpoint, PackedLayer.main, "weight_scale", make)
-
-
-def _byte_layer(
-    checkpoint: Checkpoint,
-    settings: PackedWeights,
-    name: str,
-    n: int,
-    k: int,
-    parts: frozenset[str],
-) -> ByteLayer | None:
-    scheme = settings.scheme_of(name)
-    if scheme is None:
-        return None
-    layer = ByteLayer(name, n, k, parts, scheme)
-    must_have_sizes(checkpoint, layer)
-    groups = layer.groups(checkpoint, "features")
-    zeros = None if scheme.symmetric else True
-    layer.check(
-        checkpoint,
-        {
-            "weight": Part(True, ("I8",), ((n, k),)),
-            "weight_scale": Part(True, ("F16", "BF16"), ((n, groups),)),
-            "weight_zero_point": Part(zeros, ("I8",), ((n, groups),)),
-            "weight_g_idx": Part(scheme.act_order, ("I32", "I64"), ((k,),)),
-            "bias": Part(None, FLOATS, ((n,),)),
-        },
-    )
-    return layer
 
 
 def _layer(
@@ -134,27 +131,12 @@ def _layer(
         where = checkpoint.where[f"{name}.weight_packed"].path
         text = f"{name}.weight_packed is packed, but quantization_config leaves {name} float"
         raise ValueError(f"{where}: {text}")
-    per_word = 32 // scheme.bits
-    layer = PackedLayer(name, n, per_word * words, parts, scheme)
+    values = per_word(scheme.bits)
+    layer = PackedLayer(name, n, values * words, parts, scheme)
     if not words or not n:
-        reason = f"must have shape [N, K/{per_word}], got {list(shape)}"
+        reason = f"must have shape [N, K/{values}], got {list(shape)}"
         layer.refuse(checkpoint, "weight_packed", reason)
-    layer = replace(layer, k=_features(checkpoint, layer, words))
-    k, groups = layer.k, layer.groups(checkpoint, "features")
-    layer.check(
-        checkpoint,
-        {
-            "weight_packed": Part(True, ("I32",), (shape,)),
-            "weight_scale": Part(True, ("F16", "BF16"), ((n, groups),)),
-            "weight_zero_point": Part(
-                not scheme.symmetric, ("I32",), ((-(-n // per_word), groups),)
-            ),
-            "weight_shape": Part(True, ("I64", "I32"), ((2,),)),
-            "weight_g_idx": Part(scheme.act_order, ("I32", "I64"), ((k,),)),
-            "bias": Part(None, FLOATS, ((n,),)),
-        },
-    )
-    return layer
+    return replace(layer, k=_features(checkpoint, layer, words))
 
 
 def _features(checkpoint: Checkpoint, layer: PackedLayer, words: int) -> int:

@@ -123,7 +123,7 @@ def whole(
         return made
     if not isinstance(made, WeightOnlyLinear) or made.int8_input is not None:
         rule = "must have float activations with int8_input"
-        layer.refuse(checkpoint, layer.main, f"{rule}, got {layer.scheme_text()}")
+        layer.refuse(checkpoint, layer.main, f"{rule}, got {layer.scheme}")
     try:
         check_int8_input(int8_input, made.bits, made.group_size, made.in_features)
     except ValueError as error:

@@ -13,14 +13,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .fields import read_json, shown
+from .folder import CONFIG, Checkpoint
 from .paths import is_other_file
-from .writing import PARTIAL, mode_of, new_file
+from .shards import NewShard, index_of
+from .writing import PARTIAL, Draft, mode_of, new_file
 
 MANIFEST = "scaled_mm_output.json"
 
@@ -44,7 +46,9 @@ def output_folder(out: Path, made_by: str, source: Path, files: Collection[str])
     if out.resolve() == source.resolve():
         raise ValueError(f"{out}: must not be the folder of the checkpoint")
     out.mkdir(mode_of(source) | 0o700, parents=True, exist_ok=True)
-    manifest = {"made_by": made_by, **_source(source)}
+    path = source.resolve()
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()
+    manifest = {"made_by": made_by, "source": shown(path.name), "source_path_sha256": digest}
     with _locked(out):
         _check_ours(out, manifest, files)
         for left in out.glob(f".*{PARTIAL}"):  # of a run that was killed
@@ -52,12 +56,6 @@ def output_folder(out: Path, made_by: str, source: Path, files: Collection[str])
         if not (out / MANIFEST).exists():
             write_json(out / MANIFEST, manifest)
         yield
-
-
-def _source(folder: Path) -> dict[str, str]:
-    path = folder.resolve()
-    digest = hashlib.sha256(os.fsencode(path)).hexdigest()
-    return {"source": shown(path.name), "source_path_sha256": digest}
 
 
 @contextmanager
@@ -129,6 +127,24 @@ def copy_file(path: Path, out: Path) -> None:
     """A copy of a file, with its permissions."""
     with path.open("rb") as file, new_file(out, mode_of(path)) as made:
         shutil.copyfileobj(file, made)
+
+
+def write_rest(
+    source: Checkpoint,
+    out: Path,
+    others: Iterable[Path],
+    shards: Sequence[NewShard | Draft],
+    config: dict[str, Any],
+) -> None:
+    """What goes with the shards of a copy: other files, the index where the source has one, and
+    config.json last: before it the folder is no checkpoint."""
+    for path in others:
+        copy_file(path, out / path.name)
+    if source.index is not None:
+        index = index_of(shards, source.index_fields.get("metadata") or {})
+        fields = {**source.index_fields, **index}
+        write_json(out / source.index.name, fields, mode_of(source.index))
+    write_json(out / CONFIG, config, mode_of(source.folder / CONFIG))
 
 
 def write_json(path: Path, fields: dict[str, Any], mode: int = 0o666) -> None:

@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from .config import W8A8
 from .folder import CONFIG, Checkpoint
 from .layers import Int8Layer, int8_layers
-from .output import copy_file, other_files, output_folder, write_json
-from .writing import MARK, Draft, is_marked, mode_of
+from .output import other_files, output_folder, write_rest
+from .writing import MARK, Draft, is_marked
 
 CONFIG_MARK = "scaled_mm_azp"
 """Stands in the config.json that is written, as 1."""
@@ -110,22 +109,19 @@ def precompute(
     terms = tuple(_term(source, layer) for layer in layers.values() if layer.scheme.term)
     drafts = [Draft(source, file, layers) for file in source.files.values()]
     total = sum(draft.size for draft in drafts)
-    index, config = source.index, source.folder / CONFIG
-    names = {draft.name for draft in drafts} | ({index.name} if index else set())
+    names = {draft.name for draft in drafts} | ({source.index.name} if source.index else set())
     others, left_out = other_files(source.folder, {*names, CONFIG}, source.paths())
     shards = []
     with output_folder(out, "scaled-mm precompute", source.folder, names), _one_thread():
-        _refuse_unmarked(out, drafts)
+        for path in (out / draft.name for draft in drafts):
+            if path.exists() and not is_marked(path, MARK, "1"):  # somebody's own
+                raise ValueError(f"{path}: was not written by precompute; name another folder")
         for draft in drafts:
             skipped = draft.is_in(out / draft.name, lambda done: progressed(done, total))
             if not skipped:
                 draft.write(out / draft.name, lambda done: progressed(done, total))
             shards.append(Shard(draft.name, draft.size, len(draft.terms), skipped))
-        for path in others:
-            copy_file(path, out / path.name)
-        if index is not None:
-            write_json(out / index.name, _index(source, drafts), mode_of(index))
-        write_json(out / CONFIG, {**source.config, CONFIG_MARK: 1}, mode_of(config))
+        write_rest(source, out, others, drafts, {**source.config, CONFIG_MARK: 1})
     return PrecomputeReport(
         checkpoint=str(checkpoint),
         out=str(out),
@@ -164,21 +160,3 @@ def _term(source: Checkpoint, layer: Int8Layer) -> Term:
         rounded_from=stored if stored != value else None,
         added=layer.scheme.term not in layer.parts,
     )
-
-
-def _refuse_unmarked(out: Path, drafts: list[Draft]) -> None:
-    """Somebody's own shard in an earlier output is not written over."""
-    for path in (out / draft.name for draft in drafts):
-        if path.exists() and not is_marked(path, MARK, "1"):
-            raise ValueError(f"{path}: was not written by precompute; name another folder")
-
-
-def _index(source: Checkpoint, drafts: list[Draft]) -> dict[str, Any]:
-    weight_map = {name: file.path.name for name, file in source.where.items()}
-    weight_map |= {name: draft.name for draft in drafts for name in draft.terms}
-    size = sum(draft.size - len(draft.header) for draft in drafts)
-    return {
-        **source.index_fields,
-        "metadata": {**(source.index_fields.get("metadata") or {}), "total_size": size},
-        "weight_map": dict(sorted(weight_map.items())),
-    }

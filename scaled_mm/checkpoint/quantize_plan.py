@@ -6,39 +6,40 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._torch import tree_leaves
-from ..lowbit.grouped import scales_dtype
-from ..lowbit.stored import stored_sizes
 from ..nn.float_experts import is_experts, parts_of
-from ..quantization.blockwise_int8 import METHOD, BlockScheme, block_count
+from ..quantization.blockwise_int8 import METHOD, BlockScheme
 from ..quantization.compressed_tensors import (
+    INT,
     AnyLayerScheme,
     PackedScheme,
     W8A8Scheme,
+    format_of,
     is_linear,
+    layer_tensors,
     one_format,
     stored_as,
 )
 from ..quantization.config import TARGETS, QuantConfig
 from ..quantization.layers import is_conv1d, linears_in, why_not
-from ..quantization.model import linears, nothing_meant
+from ..quantization.model import empty, linears, nothing_meant
 from ..quantization.observe import as_call
 from ..quantization.report import report_of
 from ..quantization.rotation import EMBEDDING, HEAD, Folding, folding_of
 from ..quantization.schemes import AnyScheme, WeightScheme
-from .files import DTYPES, NAMES, TensorFile
+from .files import DTYPES, TensorFile
 from .float_model import skeleton
 from .folder import Checkpoint
 from .layer import FLOATS
 from .names import Names
-from .shards import Planned
+from .shards import Planned, raw_bytes
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,11 @@ class Plan:
         names = _names(model, source)
         stored = {name: file for file, name in names.items()}
         kept = {name: x for name, x in meant.items() if not is_conv1d(x)}
-        whole = [name for name, x in kept.items() if is_experts(x) and _is_whole(name, x, stored)]
+        whole = [  # experts that lie stacked in the files, too
+            name
+            for name, x in kept.items()
+            if is_experts(x) and any(f"{name}.{stack}" in stored for stack in parts_of(x))
+        ]
         parts = {n: dict(linears_in(n, x)) for n, x in kept.items() if n not in whole}
         found = {part: linear for linears in parts.values() for part, linear in linears.items()}
         modules = {part: name for name, linears in parts.items() for part in linears}
@@ -113,7 +118,10 @@ class Plan:
                 f"{source.folder}: transformers must know the model, for {METHOD} names the "
                 "Linears that stay float"
             )
-        computed = {file for file, name in names.items() if name in _computed(model)}
+        # Buffers that a state dict leaves out; old checkpoints hold some of them.
+        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        made = buffers - model.state_dict().keys()
+        computed = frozenset(file for file, name in names.items() if name in made)
         left = report_of(model, config, {n: kept[n] for n in parts}, {}).floats if known else ()
         stacked = "stacked in the files, which quantize_model takes, once they are loaded"
         others = {
@@ -123,8 +131,8 @@ class Plan:
         }
         return cls(
             *(source, config, schemes, modules, in_files, names),
-            *(tuple(floats) if known else None, others, frozenset(computed)),
-            _folding(source, model, {name: file for file, name in names.items()}, config),
+            *(tuple(floats) if known else None, others, computed),
+            _folding(source, model, stored, config),
         )
 
     def scheme_for(self, name: str) -> AnyScheme:
@@ -177,24 +185,17 @@ class Plan:
         return made
 
     def _layer(self, name: str, dtype: torch.dtype, n: int, k: int) -> list[Planned]:
-        scheme, name = self.schemes[name], self.stored[name]
-        parts: list[tuple[str, str, tuple[int, ...]]]
-        if isinstance(scheme, PackedScheme):
-            group = k if scheme.group_size == -1 else scheme.group_size
-            kinds = scheme.bits, group, scheme.symmetric, scales_dtype(dtype), scheme.in_bytes
-            sizes = stored_sizes(n, k, *kinds)
-            return [Planned(f"{name}.{part}", NAMES[kind], size) for part, kind, size in sizes]
-        if isinstance(scheme, BlockScheme):
-            scales = block_count(n), block_count(k)
-            blocks = (("weight", "I8", (n, k)), ("weight_scale_inv", "F32", scales))
-            return [Planned(f"{name}.{part}", kind, size) for part, kind, size in blocks]
-        assert isinstance(scheme, W8A8Scheme)
-        parts = [("weight", "I8", (n, k)), ("weight_scale", "F32", (n, 1))]
-        if not scheme.dynamic:
-            parts.append(("input_scale", "F32", (1,)))
-            if not scheme.symmetric:
-                parts.append(("input_zero_point", "I8", (1,)))
-        return [Planned(f"{name}.{part}", dtype, shape) for part, dtype, shape in parts]
+        in_bytes = format_of(self.schemes[name]) == INT
+        parts = _parts(self.scheme_for(name), in_bytes, dtype, n, k)
+        return [replace(part, name=f"{self.stored[name]}.{part.name}") for part in parts]
+
+
+@cache
+def _parts(scheme: AnyScheme, in_bytes: bool, dtype: torch.dtype, n: int, k: int) -> list[Planned]:
+    """The tensors of a layer, which one without values tells, by their names within it."""
+    layer = empty("layer", nn.Linear(k, n, bias=False, device="meta", dtype=dtype), scheme)
+    made = layer_tensors("layer", layer, dtype, in_bytes)
+    return [Planned.like(name.removeprefix("layer."), x) for name, x in made.items()]
 
 
 def _modules(source: Checkpoint, config: QuantConfig) -> tuple[nn.Module, bool]:
@@ -231,11 +232,6 @@ def _names(model: nn.Module, source: Checkpoint) -> dict[str, str]:
             if (name := names.expert(_layer_of(file))) is not None:
                 found[file] = f"{name}.weight"
     return found
-
-
-def _is_whole(name: str, experts: nn.Module, stored: Mapping[str, str]) -> bool:
-    """Whether the files have stacks, too."""
-    return any(f"{name}.{stack}" in stored for stack in parts_of(experts))
 
 
 def _check(
@@ -294,12 +290,6 @@ def _layer_of(weight: str) -> str:
     return weight.removesuffix(".weight")
 
 
-def _computed(model: nn.Module) -> set[str]:
-    """Buffers that a state dict leaves out, by name; old checkpoints hold some of them."""
-    names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    return names - model.state_dict().keys()
-
-
 def _in_words(scheme: AnyScheme) -> AnyLayerScheme:
     if isinstance(scheme, BlockScheme):
         return scheme
@@ -345,8 +335,7 @@ def _digest(batches: Iterable[Any]) -> str:
         for leaf in tree_leaves((call.args, dict(call.kwargs), call.mask)):
             if isinstance(leaf, Tensor):
                 digest.update(f"{leaf.dtype} {tuple(leaf.shape)} ".encode())
-                raw = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                digest.update(raw.numpy().tobytes())
+                digest.update(raw_bytes(leaf))
             else:
                 digest.update(f"{leaf!r} ".encode())
     return digest.hexdigest()

@@ -29,9 +29,9 @@ from ..quantization.schemes import WeightScheme
 from .calibrating import CALIBRATION, Calibrated, calibrate, read_calibration, write_calibration
 from .files import TensorFile
 from .folder import CONFIG, Checkpoint, rotation_metadata
-from .output import copy_file, other_files, output_folder, write_json
+from .output import other_files, output_folder, write_rest
 from .quantize_plan import Plan, fingerprint
-from .shards import NewShard, index_of
+from .shards import NewShard
 from .writing import is_marked, mode_of
 
 MADE_BY = "scaled-mm quantize"
@@ -132,15 +132,14 @@ def quantize_checkpoint(
     others, left_out = other_files(source.folder, written, source.paths())
     with output_folder(out, MADE_BY, source.folder, run.names()):
         reports, values = run.write_shards(progressed)
-        for path in others:
-            copy_file(path, out / path.name)
-        run.write_json_files()
+        run.write_rest(others)
         (out / CALIBRATION).unlink(missing_ok=True)
+    smoothed = values.smoothed if values else None
     return QuantizeReport(
         checkpoint=str(checkpoint),
         out=str(out),
         layers={name: str(scheme) for name, scheme in plan.schemes.items()},
-        smoothed=_smoothed(plan, values),
+        smoothed=smoothed if plan.config.smoothing else 0,
         rotation=plan.folding.rotation if plan.folding else None,
         calibration=values.how if values else None,
         floats=plan.floats,
@@ -154,12 +153,6 @@ def quantize_checkpoint(
         bytes=sum(shard.bytes for shard in reports),
         seconds=time.perf_counter() - started,
     )
-
-
-def _smoothed(plan: Plan, values: Calibrated | None) -> int | None:
-    if plan.config.smoothing is None:
-        return 0
-    return None if values is None else values.smoothed
 
 
 class _Run:
@@ -239,17 +232,13 @@ class _Run:
             if layer is not None:
                 yield from self._layer(layer, file.read(entry.name), values)
             elif entry.name not in self._plan.computed:
-                inside = self._plan.names.get(entry.name, entry.name)
-                yield from self._float(entry.name, inside, file.read(entry.name), values)
+                inside = self._plan.names.get(entry.name, entry.name)  # the model's name of it
+                x = file.read(entry.name)
+                yield entry.name, _divided(inside, self._plan.folded(inside, x), values)
+                if self._plan.new_head and inside == f"{EMBEDDING}.weight":
+                    yield f"{HEAD}.weight", self._plan.folded(f"{HEAD}.weight", x)
+                del x  # before the next one is read
             progressed(entry.nbytes)
-
-    def _float(
-        self, name: str, inside: str, x: Tensor, values: Calibrated
-    ) -> Iterator[tuple[str, Tensor]]:
-        """A tensor that stays float, called `inside` in the model, and a head parted from it."""
-        yield name, _divided(inside, self._plan.folded(inside, x), values)
-        if self._plan.new_head and inside == f"{EMBEDDING}.weight":
-            yield f"{HEAD}.weight", self._plan.folded(f"{HEAD}.weight", x)
 
     def _layer(self, name: str, weight: Tensor, values: Calibrated) -> Iterator[tuple[str, Tensor]]:
         smooth = values.get(f"{name}.smooth")
@@ -283,20 +272,14 @@ class _Run:
             if (x := values.get(f"{name}.{part}")) is not None:
                 yield f"{stored_as}.{part}", x
 
-    def write_json_files(self) -> None:
-        """The index, and last config.json."""
-        source, config = self._source, self._source.folder / CONFIG
-        if source.index is not None:
-            metadata = source.index_fields.get("metadata") or {}
-            index = index_of(list(self._shards.values()), metadata)
-            fields = {**source.index_fields, **index}
-            write_json(self._out / source.index.name, fields, mode_of(source.index))
+    def write_rest(self, others: list[Path]) -> None:
+        """What goes with the shards, and last config.json."""
         schemes = {self._plan.stored[name]: x for name, x in self._plan.schemes.items()}
         rotation = self._plan.folding.rotation if self._plan.folding else None
         quantization = quantization_config(schemes, self._plan.floats, rotation)
         untied = {"tie_word_embeddings": False} if rotation and rotation.residual else {}
-        fields = {**source.config, **untied, "quantization_config": quantization}
-        write_json(self._out / CONFIG, fields, mode_of(config))
+        config = {**self._source.config, **untied, "quantization_config": quantization}
+        write_rest(self._source, self._out, others, list(self._shards.values()), config)
 
 
 def _divided(name: str, x: Tensor, values: Calibrated) -> Tensor:

@@ -100,6 +100,8 @@ def save_quantized(
     _check_kinds(model, layers)
     source = _source(model, source)
     schemes = {name: stored_as(x, name, format) for name, x in _schemes(model, layers).items()}
+    # Every name of the modules that a target "Linear" means though they stayed float.
+    floats = [name for name, x in model.named_modules(remove_duplicate=False) if is_linear(x)]
     makes = _makes(model, layers, format == INT)
     planned = [Planned.like(name, x) for make in makes for name, x in make().items()]
     parts = split(planned, max_shard_bytes)
@@ -108,9 +110,7 @@ def save_quantized(
         for name, part in zip(shard_names(len(parts)), parts, strict=True)
     ]
     config = _config(model, source)
-    config["quantization_config"] = quantization_config(
-        schemes, _float_linears(model), rotation_of(model)
-    )
+    config["quantization_config"] = quantization_config(schemes, floats, rotation_of(model))
     with _whole(path) as folder:
         for shard in shards:
             shard.write(folder / shard.name, _tensors(makes, shard))
@@ -173,13 +173,6 @@ def _check_kinds(model: nn.Module, layers: Mapping[str, Quantised]) -> None:
             )
 
 
-def _float_linears(model: nn.Module) -> list[str]:
-    """Every name of the modules that a target "Linear" means though they stayed float."""
-    return [
-        name for name, module in model.named_modules(remove_duplicate=False) if is_linear(module)
-    ]
-
-
 def _makes(model: nn.Module, layers: Mapping[str, Quantised], in_bytes: bool) -> list[_Make]:
     """All tensors, in the order of the modules."""
     kept = _once(model, _floats(model, layers.values()))
@@ -221,15 +214,12 @@ def _floats(model: nn.Module, layers: Iterable[Quantised]) -> dict[str, Tensor]:
             got = "one on the meta device" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise ValueError(f"{tensor} must be a tensor with values, got {got}")
         if x.dtype in _INT8 and x.ndim > 1:
+            kind = type(model.get_submodule(tensor.rpartition(".")[0])).__name__
             raise ValueError(
-                f"{tensor} must be float, got {x.dtype} of a {_kind(model, tensor)}, which the "
-                "format has no place for"
+                f"{tensor} must be float, got {x.dtype} of a {kind}, which the format has no place "
+                "for"
             )
     return found
-
-
-def _kind(model: nn.Module, tensor: str) -> str:
-    return type(model.get_submodule(tensor.rpartition(".")[0])).__name__
 
 
 def _once(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,9 +8,7 @@ need be in memory together. Elements of more bytes come first, which keeps all o
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fields import MAX_JSON
 from .files import DTYPES, NAMES, Entry
-from .writing import new_file
+from .writing import Draft, header_of, new_file
 
 
 @dataclass(frozen=True)
@@ -58,19 +55,8 @@ class NewShard:
             end = at + each.nbytes
             self.entries[each.name] = Entry(each.name, each.dtype, each.shape, at, end)
             at = end
-        self.header = self._header(metadata)
+        self.header = header_of(self.entries.values(), metadata, name)
         self.size = len(self.header) + at
-
-    def _header(self, metadata: Mapping[str, str]) -> bytes:
-        fields: dict[str, Any] = {"__metadata__": dict(metadata)}
-        for entry in self.entries.values():
-            place = {"data_offsets": [entry.begin, entry.end]}
-            fields[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, **place}
-        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
-        if len(text) > MAX_JSON:
-            raise ValueError(f"{self.name}: its header must be at most {MAX_JSON:,} bytes")
-        return struct.pack("<Q", len(text)) + text
 
     def write(
         self,
@@ -97,7 +83,7 @@ class NewShard:
                 missing.remove(name)
                 file.seek(len(self.header) + entry.begin)
                 if entry.nbytes:
-                    file.write(memoryview(_raw(x)))
+                    file.write(memoryview(raw_bytes(x)))
                 del x  # before the next one is made
                 progressed(entry.nbytes)
             if missing:
@@ -112,8 +98,8 @@ class NewShard:
             return file.read(len(self.header)) == self.header
 
 
-def _raw(x: Tensor) -> Any:
-    """The bytes of a tensor."""
+def raw_bytes(x: Tensor) -> Any:
+    """The bytes of a tensor, as a buffer."""
     return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -137,7 +123,7 @@ def shard_names(count: int) -> list[str]:
     return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
-def index_of(shards: Sequence[NewShard], metadata: Mapping[str, Any]) -> dict[str, Any]:
+def index_of(shards: Sequence[NewShard | Draft], metadata: Mapping[str, Any]) -> dict[str, Any]:
     """model.safetensors.index.json; metadata: what it is to hold besides the total size."""
     total = sum(entry.nbytes for shard in shards for entry in shard.entries.values())
     where = {name: shard.name for shard in shards for name in shard.entries}

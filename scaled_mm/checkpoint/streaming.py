@@ -6,7 +6,7 @@ matrices are read from the checkpoint when a part of the model is loaded, and fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -62,7 +62,7 @@ class StreamedModel:
                 x.copy_(self._read(name))
         for name, parameter in self.model.named_parameters():
             self._check(name, parameter)
-        self.load_vectors()
+        self._place(name for name, x in self._named() if x.ndim < 2)
 
     def _find(self) -> dict[str, Given]:
         """Name of each tensor of the model -> what it is made of, which may be a tied one's."""
@@ -90,9 +90,6 @@ class StreamedModel:
             got = "made otherwise" if found is None else f"{NAMES[found.dtype]} {list(found.shape)}"
             raise NotInParts(f"{name} is {got}, the model has {x.dtype} {list(x.shape)}")
 
-    def load_vectors(self) -> None:
-        self._place((name, x) for name, x in self._named() if x.ndim < 2)
-
     @contextmanager
     def loaded(self, prefix: str = "", without: str | None = None) -> Iterator[None]:
         """The matrices below a module are in memory inside, and freed afterwards.
@@ -108,7 +105,7 @@ class StreamedModel:
             and _below(name, prefix)
             and (without is None or not _below(name, without))
         ]
-        self._place((name, x) for name, x in self._named() if name in names)
+        self._place(names)
         try:
             yield
         finally:
@@ -123,10 +120,10 @@ class StreamedModel:
         path, _, leaf = name.rpartition(".")
         return self.model.get_submodule(path), leaf
 
-    def _place(self, named: Iterator[tuple[str, nn.Parameter]]) -> None:
+    def _place(self, names: Iterable[str]) -> None:
         # By the name in the files: what is tied stays so, unless a rotation parts it.
         made: dict[str, nn.Parameter] = {}
-        for name, _ in named:
+        for name in names:
             source = self._sources[name].name
             turned = self._folding is not None and name in self._folding.folds
             key = name if turned else source

@@ -12,8 +12,9 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,8 +39,8 @@ _EIGHT_BYTES = ("I64", "U64", "F64", "C64")
 
 
 class Draft:
-    """An output shard that is not written yet; `header` includes its own length, and `terms` has
-    for each new tensor the layer and where in the data it begins."""
+    """An output shard that is not written yet; `header` includes its own length, `entries` are all
+    tensors, and `terms` has for each new one the layer and where in the data it begins."""
 
     def __init__(self, source: Checkpoint, file: TensorFile, layers: dict[str, Int8Layer]) -> None:
         self._source = source
@@ -57,28 +58,20 @@ class Draft:
                 self.terms[f"{layer.name}.{layer.scheme.term}"] = (at, layer)
                 at += 4 * layer.n
         self._shift = at - begin
-        self.name = file.path.name
-        self.header = self._header()
-        self.size = len(self.header) + file.size - file.data + self._shift
-
-    def _header(self) -> bytes:
         shifted = [
-            Entry(entry.name, entry.dtype, entry.shape, entry.begin + shift, entry.end + shift)
+            replace(entry, begin=entry.begin + shift, end=entry.end + shift)
             for entry, shift in self._shifted()
         ]
         terms = [
             Entry(name, "I32", (1, layer.n), at, at + 4 * layer.n)
             for name, (at, layer) in self.terms.items()
         ]
-        fields: dict[str, Any] = {"__metadata__": {**self._file.metadata, MARK: "1"}}
-        for entry in [*shifted[: self._first], *terms, *shifted[self._first :]]:
-            place = {"data_offsets": [entry.begin, entry.end]}
-            fields[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, **place}
-        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)  # as the safetensors package pads: the data is aligned
-        if len(text) > MAX_JSON:
-            raise ValueError(f"{self._file.path}: with azp terms its header is over 100 MB")
-        return struct.pack("<Q", len(text)) + text
+        in_order = [*shifted[: self._first], *terms, *shifted[self._first :]]
+        self.entries = {entry.name: entry for entry in in_order}
+        self.name = file.path.name
+        metadata = {**file.metadata, MARK: "1"}
+        self.header = header_of(self.entries.values(), metadata, f"{file.path}: with azp terms")
+        self.size = len(self.header) + file.size - file.data + self._shift
 
     def _shifted(self) -> Iterator[tuple[Entry, int]]:
         """The old tensors, and by how much each moves."""
@@ -143,6 +136,19 @@ class Draft:
             yield self.terms[name][0], memoryview(term.numpy().tobytes())
         else:
             layer.check_term(self._source, term)
+
+
+def header_of(entries: Iterable[Entry], metadata: Mapping[str, str], whose: str) -> bytes:
+    """The header of a file with these tensors, its own length in front; whose: for a refusal."""
+    fields: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for entry in entries:
+        place = {"data_offsets": [entry.begin, entry.end]}
+        fields[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, **place}
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # as the safetensors package pads: the data is aligned
+    if len(text) > MAX_JSON:
+        raise ValueError(f"{whose}: its header must be at most {MAX_JSON:,} bytes")
+    return struct.pack("<Q", len(text)) + text
 
 
 def is_marked(path: Path, mark: str, value: str) -> bool:

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from .patterns import Match, find, patterns
+from .patterns import find, patterns
 
 _OPS = torch.ops.scaled_mm
 _LINEAR = _OPS.scaled_linear.default
@@ -100,7 +100,7 @@ def _part_layers(graph: fx.Graph) -> None:
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """Of a layer's node, as they are now: what is parted before it may have been one of them."""
+    """Of a node, as they are now: what is parted before it may have been one of them."""
     normal = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
     assert normal is not None
     return dict(normal.kwargs)
@@ -136,8 +136,11 @@ def _part_layer(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _added(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node, which knows what its outputs look like: inductor asks it."""
     node = graph.call_function(target, args, kwargs)
-    _shapes(node, args[0].meta["val"].fake_mode)
+    given, named = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    with next(x for x in given if isinstance(x, Tensor)).fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = target(*given, **named)
     return node
 
 
@@ -187,11 +190,12 @@ def _produce(graph: fx.Graph, node: fx.Node) -> None:
     place = node
     if others:
         place = y.next
-        if "eps" not in match.options or not all(_before(n, place) for n in _nodes(given)):
+        known = all(n < place for n in given.values() if isinstance(n, fx.Node))
+        if "eps" not in match.options or not known:
             return  # it is no norm, or the scale is not known yet where the others read
         given["normed"] = True
     with graph.inserting_before(place):
-        made = _call(graph, match, given)
+        made = _added(graph, _PRODUCE, match.producer, match.x, **match.options, **given)
         if others:
             floats = _part(graph, made, _PARTS - 1)
     for reader in others:
@@ -205,37 +209,13 @@ def _produce(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _nodes(given: dict[str, Any]) -> list[fx.Node]:
-    return [value for value in given.values() if isinstance(value, fx.Node)]
-
-
-def _before(node: fx.Node, place: fx.Node) -> bool:
-    return node is not place and node < place
-
-
 def _options_of(node: fx.Node) -> dict[str, Any] | None:
     """How it quantises, as a producer takes it; None where no producer does."""
-    normal = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
-    if normal is None:
-        return None
-    given = dict(normal.kwargs)
-    given.pop("x")
+    given = _arguments(node)
+    del given["x"]
     if node.target is _QUANTIZERS[0]:
         return given if given.pop("per_token") else None
     return {name: t for name, t in given.items() if t is not None}
-
-
-def _call(graph: fx.Graph, match: Match, given: dict[str, Any]) -> fx.Node:
-    node = graph.call_function(_PRODUCE, (match.producer, match.x), {**match.options, **given})
-    _shapes(node, _value(match.x).fake_mode)
-    return node
-
-
-def _shapes(node: fx.Node, mode: Any) -> None:
-    """What the node's outputs look like, as inductor wants to know."""
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-    with mode:
-        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _take_residual(graph: fx.Graph, node: fx.Node) -> None:
@@ -252,10 +232,8 @@ def _take_residual(graph: fx.Graph, node: fx.Node) -> None:
         total.prepend(other)
     x, residual = total.args
     with graph.inserting_before(total):
-        made = graph.call_function(
-            _PRODUCE, (node.args[0], x), {**node.kwargs, "residual": residual}
-        )
-        _shapes(made, _value(x).fake_mode)
+        options = {**node.kwargs, "residual": residual}
+        made = _added(graph, _PRODUCE, node.args[0], x, **options)
         h = _part(graph, made, 3)
     _parts_to(graph, node, made, range(_PARTS))
     total.replace_all_uses_with(h)
@@ -270,10 +248,6 @@ def _movable(node: fx.Node, place: fx.Node, late: dict[fx.Node, None]) -> bool:
     aten = getattr(node.target, "namespace", None) in _PURE
     late[node] = None
     return aten and all(n is not place and _movable(n, place, late) for n in node.all_input_nodes)
-
-
-def _value(node: Any) -> Any:
-    return node.meta["val"]
 
 
 def _is_sum(node: fx.Node) -> bool:

@@ -55,12 +55,8 @@ def _rms_of_transformers(x: Tensor, weight: Tensor) -> Tensor:
     return weight * (wide * root).to(x.dtype)
 
 
-def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.layer_norm(x, (_K,), weight, bias, _EPS)
-
-
-def _layer_without_bias(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.layer_norm(x, (_K,), weight, None, _EPS)
 
 
 def _alone(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -75,7 +71,7 @@ FUNCTIONS: list[tuple[str, Callable[..., Tensor], int]] = [
     ("rms_norm", _rms, 2),
     ("rms_norm", _rms_of_transformers, 2),
     ("layer_norm", _layer, 3),
-    ("layer_norm", _layer_without_bias, 2),
+    ("layer_norm", partial(_layer, bias=None), 2),
     *((name, partial(_times, function), 0) for name, function in ACTIVATIONS.items()),
     *((name, partial(_alone, function), 1) for name, function in ACTIVATIONS.items()),
 ]

@@ -39,7 +39,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .._torch import not_unexpected
 from ..checkpoint.config import read_settings
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.loading import layer_for, linears_of, places_of, put_in, quantised_layers, whole
+from ..checkpoint.loading import layer_for, layers_to_load, linears_of, places_of, put_in, whole
 from ..checkpoint.names import Names
 from ..nn.experts import layers_in
 from ..nn.weight_only_linear import INT8_INPUTS
@@ -168,9 +168,7 @@ class ScaledMMQuantizer(HfQuantizer):
                 "distributed_config and tp_plan must be None with a model that scaled_mm quantises"
             )
         self.checkpoint = _checkpoint(kwargs.get("checkpoint_files"))
-        self.layers = Names(model).layers(quantised_layers(self.checkpoint))
-        if not self.layers:
-            raise ValueError(f"{self.checkpoint.folder}: has no quantised weight")
+        self.layers = Names(model).layers(layers_to_load(self.checkpoint))
         self.places = places_of(model, linears_of(model, self.checkpoint, self.layers))
         for module in {model.get_submodule(place) for place in self.places}:
             for part in _without_tensors(module):  # transformers fills the rest
@@ -222,7 +220,7 @@ def _checkpoint(files: list[str] | None) -> Checkpoint:
     """The checkpoint of the files that transformers will read.
 
     Raises:
-        ValueError: it is malformed or float, or these are not its files.
+        ValueError: it is malformed, or these are not its files.
     """
     if not files:
         raise ValueError("a quantised model must be loaded from a folder, got no files")
@@ -234,8 +232,6 @@ def _checkpoint(files: list[str] | None) -> Checkpoint:
             f"{checkpoint.folder}: must have its tensors in {names}, which transformers reads, "
             f"got {sorted(checkpoint.files)}"
         )
-    if checkpoint.quantization is None:
-        raise ValueError(f"{checkpoint.folder}: is a float checkpoint, without quantization_config")
     return checkpoint
 
 

@@ -215,15 +215,6 @@ def why_not_weight_only(shape: WeightOnlyShape, bits: int) -> str | None:
     return next((reason for holds, reason in rules if not holds), None)
 
 
-def _as_gptq(words: Any, scales: Any, zeros: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The parameters with their dimensions as GPTQ has them: K or its groups first, then N."""
-    along_k = words.data if words.input_dim == 0 else words.data.t()
-    by_group = scales.data.t() if scales.output_dim == 0 else scales.data
-    if zeros is None:
-        return along_k, by_group, None
-    return along_k, by_group, zeros.data.t() if zeros.output_dim == 0 else zeros.data
-
-
 def packed_weight(words: Any, scales: Any, zeros: Any = None, *, bits: int) -> MixedWeight:
     """The operand of `weight_only_linear`: W = (q - z) s; without zero points (q - 2^(bits-1)) s,
     q unsigned.
@@ -232,13 +223,18 @@ def packed_weight(words: Any, scales: Any, zeros: Any = None, *, bits: int) -> M
         words, scales, zeros: vLLM's parameters, as at the top of this file.
         bits: of the weight, 4 or 8.
     """
-    along_k, by_group, along_n = _as_gptq(words, scales, zeros)
+
+    def by_output(x: Any) -> Tensor:
+        """With its dimensions as compressed-tensors has them: N first, then K or its groups."""
+        return x.data if x.output_dim == 0 else x.data.t()
+
+    packed = by_output(words)
     return MixedWeight.from_compressed_tensors(
-        along_k.t(),
-        by_group.t(),
-        None if along_n is None else along_n.t(),
+        packed,
+        by_output(scales),
+        None if zeros is None else by_output(zeros),
         bits=bits,
-        k=len(along_k) * per_word(bits),
+        k=packed.shape[1] * per_word(bits),
     )
 
 

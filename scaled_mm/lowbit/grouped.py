@@ -129,3 +129,32 @@ def _quantized(
 def _scales(s: Tensor, dtype: torch.dtype) -> Tensor:
     """In their dtype; not so small that a division by them overflows."""
     return s.to(dtype).clamp_min(torch.finfo(dtype).tiny)
+
+
+def must_be_in(name: str, values: Tensor, low: int, high: int) -> None:
+    """ValueError where a value is not, or where there are none to look at."""
+    if values.is_meta:
+        raise ValueError(f"{name} must have values, in {low}..{high}, got a tensor on meta")
+    if values.numel():
+        least, most = (int(x) for x in torch.aminmax(values))
+        if least < low or most > high:
+            raise ValueError(f"{name} must be in {low}..{high}, got {least}..{most}")
+
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def order_of(g_idx: Tensor, k: int, groups: int) -> Tensor | None:
+    """Where each row of the sorted weight comes from; None where it is sorted already."""
+    if g_idx.dtype not in _INTEGERS or g_idx.shape != (k,):
+        got = f"{str(g_idx.dtype)[6:]} of shape {tuple(g_idx.shape)}"
+        raise ValueError(f"g_idx must be an integer tensor of shape ({k},), got {got}")
+    must_be_in("g_idx", g_idx, 0, groups - 1)
+    counts = torch.bincount(g_idx, minlength=groups)
+    if k and bool((counts * groups != k).any()):
+        rule = f"give each of the {groups} groups as many of the K={k} rows"
+        raise ValueError(f"g_idx must {rule}, got {counts.tolist()[:8]}")
+    order = torch.argsort(g_idx, stable=True)
+    if bool((order == torch.arange(k, device=order.device)).all()):
+        return None
+    return order.to(torch.int32)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .gptq import from_gptq_words, to_gptq_words
+from .grouped import must_be_in, order_of
 from .words import pack, unpack
 
 
@@ -64,16 +65,10 @@ class Int4:
         """
         if self.g_idx is None:
             return self, None
-        k, groups = len(self.q), len(self.scales)
-        sizes = torch.bincount(self.group_of_rows(), minlength=groups)
-        if len(sizes) != groups or (k and bool((sizes * groups != k).any())):
-            raise ValueError(
-                f"g_idx must give each of the {groups} groups as many of the K={k} rows, "
-                f"got {sizes.tolist()[:8]}"
-            )
-        order = torch.argsort(self.g_idx, stable=True)
-        if bool((order == torch.arange(k, device=order.device)).all()):
+        found = order_of(self.g_idx, len(self.q), len(self.scales))
+        if found is None:
             return replace(self, g_idx=None), None
+        order = found.long()
         return Int4(self.q[order], self.scales, self.zeros), order
 
     def out_of_order(self, order: Tensor) -> Int4:
@@ -144,7 +139,5 @@ def to_gptq(weight: Int4, *, version: int) -> Gptq:
 
 def _must_be_nibbles(**tensors: Tensor) -> None:
     for name, values in tensors.items():
-        if values.numel() and not values.is_meta:
-            low, high = (int(x) for x in values.aminmax())
-            if low < 0 or high > 15:
-                raise ValueError(f"{name} must be in 0..15, got {low}..{high}")
+        if not values.is_meta:
+            must_be_in(name, values, 0, 15)

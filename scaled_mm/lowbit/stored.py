@@ -41,11 +41,12 @@ def stored(weight: GroupedWeight, bits: int) -> dict[str, Tensor]:
 
 def to_bytes(tensors: dict[str, Tensor], k: int) -> dict[str, Tensor]:
     """int-quantized tensors of pack-quantized ones of 4 bits; others go through."""
-    made = {name: x for name, x in tensors.items() if name != "weight_shape"}
-    made["weight"] = signed(unpack_dense(made.pop("weight_packed"), 4, k), 4)
+    weight = signed(unpack_dense(tensors["weight_packed"], 4, k), 4)
+    words = ("weight_packed", "weight_shape")
+    made = {"weight": weight, **{name: x for name, x in tensors.items() if name not in words}}
     if (zeros := made.get("weight_zero_point")) is not None:
-        n = len(made["weight"])
-        made["weight_zero_point"] = signed(unpack_dense(zeros.t(), 4, n), 4).t().contiguous()
+        unpacked = unpack_dense(zeros.t(), 4, len(weight))
+        made["weight_zero_point"] = signed(unpacked, 4).t().contiguous()
     return made
 
 
@@ -72,24 +73,16 @@ def stored_sizes(
     group: int,
     symmetric: bool,
     dtype: torch.dtype,
-    in_bytes: bool = False,
-) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-    """Name, dtype and shape of what `stored` makes, and of the weight_shape beside it; or of what
-    `to_bytes` makes of that."""
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of what `stored` makes, by name."""
     per_word, groups = 32 // bits, k // group if group else 0
     sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "weight_packed": (torch.int32, (n, -(-k // per_word))),
         "weight_scale": (dtype, (n, groups)),
-        "weight_zero_point": (torch.int32, (-(-n // per_word), groups)),
-        "weight_shape": (torch.int64, (2,)),
     }
-    if in_bytes:
-        scale = sizes["weight_scale"]
-        zero = torch.int8, scale[1]
-        sizes = {"weight": (torch.int8, (n, k)), "weight_scale": scale, "weight_zero_point": zero}
-    if symmetric:
-        del sizes["weight_zero_point"]
-    return [(name, kind, shape) for name, (kind, shape) in sizes.items()]
+    if not symmetric:
+        sizes["weight_zero_point"] = (torch.int32, (-(-n // per_word), groups))
+    return sizes
 
 
 def plain(

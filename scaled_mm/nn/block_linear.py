@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -102,12 +102,6 @@ class ScaledBlockLinear(Int8Layer):
         q, scale = self.quantize_input(x)
         weight, scales = self._weight_for_kernels(), self.weight_scale_inv.t()
         return scaled_mm(q, weight, scale, scales, bias=self.bias, out_dtype=x.dtype)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.pack()
 
     def extra_repr(self) -> str:
         return (

@@ -59,18 +59,23 @@ def expert_linear(experts: Any, name: str) -> nn.Linear:
     number, _, part = name.partition(".")
     stack, parts = next(each for each in parts_of(experts).items() if part in each[1])
 
-    def rows(name: str, transposed: bool) -> nn.Parameter:
+    def rows(name: str, transposed: bool) -> Tensor:
         x = getattr(experts, name).detach()[int(number)]
         x, at, count = (x.t() if transposed else x), parts.index(part), len(parts)
-        own = x.chunk(count)[at] if experts.is_concatenated else x[at::count]
-        return nn.Parameter(own, requires_grad=False)
+        own: Tensor = x.chunk(count)[at] if experts.is_concatenated else x[at::count]
+        return own
 
-    weight = rows(stack, experts.is_transposed)
+    bias = rows(f"{stack}_bias", False) if experts.has_bias else None
+    return linear_of(rows(stack, experts.is_transposed), bias)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """An `nn.Linear` of this memory, without gradients."""
     n, k = weight.shape
-    linear = nn.Linear(k, n, bias=experts.has_bias, device="meta")
-    linear.weight = weight
-    if experts.has_bias:
-        linear.bias = rows(f"{stack}_bias", False)
+    linear = nn.Linear(k, n, bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return linear
 
 

@@ -94,6 +94,30 @@ class GroupedLinear(PackedLayer):
         """Those of a part."""
         return rows[part :: self.parts] if self.in_turns else rows.chunk(self.parts)[part]
 
+    def forward(
+        self,
+        x: Tensor,
+        offsets: Tensor,
+        *,
+        rows: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
+        """y [T', N] of x's dtype; [T', N/2] with a gated activation.
+
+        Args:
+            x: float [T, K].
+            offsets: int32 [E], where the rows of each expert end.
+            rows: int32 [T'], the row of x that each sorted row is; None: x is sorted itself.
+            activation: as for `grouped_mm`.
+        """
+        return self.product(x, offsets, rows, activation)
+
+    @abstractmethod
+    def product(
+        self, x: Tensor, offsets: Tensor, rows: Tensor | None, activation: str | None
+    ) -> Tensor:
+        """What `forward` returns."""
+
     @abstractmethod
     def linear(self, expert: int, part: int = 0) -> nn.Module:
         """One expert's layer, or a part of it: a copy."""
@@ -118,6 +142,7 @@ class ScaledGroupedLinear(GroupedLinear):
 
     _WEIGHT: ClassVar = ("weight",)
     _SCALES: ClassVar = "weight_scale"
+    _FOLLOWS: ClassVar = False
 
     weight: Tensor
     weight_scale: Tensor
@@ -177,22 +202,9 @@ class ScaledGroupedLinear(GroupedLinear):
     def _plain(self, packed: PackedWeight) -> dict[str, Tensor]:
         return {"weight": packed.unpack().mT}
 
-    def forward(
-        self,
-        x: Tensor,
-        offsets: Tensor,
-        *,
-        rows: Tensor | None = None,
-        activation: str | None = None,
+    def product(
+        self, x: Tensor, offsets: Tensor, rows: Tensor | None, activation: str | None
     ) -> Tensor:
-        """y [T', N] of x's dtype; [T', N/2] with a gated activation.
-
-        Args:
-            x: float [T, K].
-            offsets: int32 [E], where the rows of each expert end.
-            rows: int32 [T'], the row of x that each sorted row is; None: x is sorted itself.
-            activation: as for `grouped_mm`.
-        """
         if self.input_scale is not None:  # each expert has its own for the same token
             x, rows = (x if rows is None else x[rows]), None
         q, scale, azp = self.quantize_input(x, offsets)
@@ -220,12 +232,6 @@ class ScaledGroupedLinear(GroupedLinear):
                 options["azp"] = self.input_zero_point[expert]
         return quantize_int8(x, **options)
 
-    def _converted(self) -> set[str]:
-        return set()
-
-    def _taken(self, name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-        return (dtype,)
-
     def extra_repr(self) -> str:
         e, n = self.weight_scale.shape
         return (
@@ -243,6 +249,7 @@ class WeightOnlyGroupedLinear(GroupedLinear):
 
     _WEIGHT: ClassVar = ("weight_packed", "weight_scale", "weight_zero_point")
     _SCALES: ClassVar = "weight_scale"
+    _FOLLOWS: ClassVar = True
 
     weight_packed: Tensor
     weight_scale: Tensor
@@ -296,15 +303,10 @@ class WeightOnlyGroupedLinear(GroupedLinear):
         made = [stored(self._weight(e), self.bits) for e in range(len(packed.data))]
         return {name: torch.stack([each[name] for each in made]) for name in made[0]}
 
-    def forward(
-        self,
-        x: Tensor,
-        offsets: Tensor,
-        *,
-        rows: Tensor | None = None,
-        activation: str | None = None,
+    def product(
+        self, x: Tensor, offsets: Tensor, rows: Tensor | None, activation: str | None
     ) -> Tensor:
-        """As `ScaledGroupedLinear.forward`; x is brought to the scales' dtype, y back to x's."""
+        """x is brought to the scales' dtype, y back to x's."""
         return grouped_mixed_mm(
             x.to(self._dtype),
             self._current(),

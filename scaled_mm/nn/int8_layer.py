@@ -23,6 +23,7 @@ class Int8Layer(PackedLayer):
 
     _WEIGHT: ClassVar = ("weight",)
     _SCALES: ClassVar = "weight_scale"
+    _FOLLOWS: ClassVar = False
 
     in_features: int
     out_features: int
@@ -115,12 +116,6 @@ class Int8Layer(PackedLayer):
         if held.dim() == 1:
             return rows_of_panels(held, k, n)
         return held[:, :k].clone(memory_format=torch.contiguous_format)
-
-    def _converted(self) -> set[str]:
-        return set()
-
-    def _taken(self, name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-        return (dtype,)
 
     def _weight_for_kernels(self) -> Tensor | PackedWeight:
         memory, _ = self._memory()

@@ -25,6 +25,7 @@ class MixedLayer(PackedLayer):
     _SCALES: ClassVar = "weight_scale"
     _OFFSETS: ClassVar = ("weight_offset",)
     _FACTORS: ClassVar = ("pre_scale", "folded_smooth")
+    _FOLLOWS: ClassVar = True
 
     weight_packed: Tensor  # this and the next four: None while the layer is packed
     weight_scale: Tensor
@@ -103,7 +104,6 @@ class MixedLayer(PackedLayer):
         if shape is not None and not shape.is_meta and shape.tolist() != wanted:
             args[4].append(f"{prefix}{SHAPE} must hold {wanted}, got {shape.tolist()}")
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.pack()
 
     def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
         device = self.weight_scale.device

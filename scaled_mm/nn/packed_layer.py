@@ -19,17 +19,18 @@ class PackedLayer(nn.Module):
     `pack` puts the buffers of `_WEIGHT` together for the kernels: `packed` is then the weight's
     only copy, its memory is the buffer `kernel_weight`, and the plain buffers are None until
     `unpack`. State dicts and pickles hold the plain form, under the plain buffers' names: the
-    packed one belongs to a device and a version. Moving, converting, loading or copying a packed
-    layer packs it again.
+    packed one belongs to a device and a version. Moving, converting or copying a packed layer packs
+    it again, and so does loading into any.
 
-    Words stay words, whatever the module is converted to. Scales, offsets and bias follow to the
-    16-bit floats and leave every other dtype alone, for the kernels take 16 bits.
+    Words stay words, whatever the module is converted to. Scales, offsets and bias stay too, or
+    follow to the 16-bit floats and leave every other dtype alone, for the kernels take 16 bits.
     """
 
     _WEIGHT: ClassVar[tuple[str, ...]]  # the buffers that `packed` stands for
     _SCALES: ClassVar[str]  # the scales, whose dtype is the layer's
     _OFFSETS: ClassVar[tuple[str, ...]] = ()  # of the scales' dtype, always
     _FACTORS: ClassVar[tuple[str, ...]] = ()  # float32, always
+    _FOLLOWS: ClassVar[bool]  # whether scales and bias follow to 16-bit floats
 
     packed: Any  # a PackedWeight or MixedWeight, or None
     kernel_weight: Tensor | None  # its memory
@@ -44,7 +45,8 @@ class PackedLayer(nn.Module):
         raise NotImplementedError
 
     def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Makes buffers for what a state dict has and the layer has not."""
+        """Makes buffers for what a state dict has and the layer has not, and gives the state dict
+        what follows from the rest of it."""
 
     def unpack(self: Layer) -> Layer:
         """Undoes `pack`: the weight's buffers are there again. Returns the layer."""
@@ -93,7 +95,7 @@ class PackedLayer(nn.Module):
 
     def _converted(self) -> set[str]:
         """The buffers that take the dtype that the module was converted to; now."""
-        if self._dtype not in HALVES:
+        if not self._FOLLOWS or self._dtype not in HALVES:
             return set()
         held = {
             name for name, x in self._buffers.items() if x is not None and x.is_floating_point()
@@ -141,7 +143,6 @@ class PackedLayer(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        packs = self.packed is not None
         self.unpack()._make_room(state_dict, prefix)
         dtypes = {name: x.dtype for name, x in self._buffers.items() if x is not None}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -150,11 +151,12 @@ class PackedLayer(nn.Module):
         for name in self._OFFSETS:
             self._bring(name, (self._dtype,), self._dtype)
         self._bring("bias", (self._dtype, torch.float32), self._dtype)
-        if packs:
-            self.pack()
+        self.pack()
 
     def _taken(self, name: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         """The dtypes that a buffer may have."""
+        if not self._FOLLOWS:
+            return (dtype,)
         halves = name == self._SCALES or name in self._OFFSETS
         return HALVES if halves else (*HALVES, torch.float32) if name == "bias" else (dtype,)
 

@@ -300,18 +300,12 @@ class ScaledLinear(Int8Layer):
             out_dtype=out_dtype,
         )
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
+    def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
         n, k = self.out_features, self.in_features
         weight = state_dict.get(prefix + "weight")
         if weight is not None and weight.shape == (n, k) and weight.dtype == torch.int8:
             for name, value in self._azp_terms(weight, state_dict, prefix).items():
                 state_dict.setdefault(prefix + name, value)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.pack()
-
-    def _make_room(self, state_dict: dict[str, Any], prefix: str) -> None:
         if state_dict.get(prefix + "input_smooth") is not None and self.input_smooth is None:
             self.input_smooth = torch.empty(self.in_features, device=self.weight_scale.device)
         given = state_dict.get(prefix + "input_rotate")

@@ -25,7 +25,7 @@ from ..ops.mixed_weight import ZEROS, MixedWeight, pack_weight
 from ..ops.quantize import quantize_int8
 from ..ops.w4a8 import w4a8_mm
 from . import fused
-from .mixed_layer import SHAPE, MixedLayer
+from .mixed_layer import MixedLayer
 from .scaled_linear import divisors
 
 _ENTRIES = 9
@@ -115,8 +115,7 @@ class WeightOnlyLinear(MixedLayer):
         self.zero = zero
         self.activation = activation
         k, n, groups = in_features, out_features, in_features // self.group_size
-        sizes = stored_sizes(n, k, bits, self.group_size, zero != "integer", dtype)
-        made = {name: (kind, shape) for name, kind, shape in sizes if name != SHAPE}
+        made = stored_sizes(n, k, bits, self.group_size, zero != "integer", dtype)
         if zero == "float":
             made["weight_offset"] = (dtype, (n, groups))
         if bias:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._arguments import accept, explained
+from .._arguments import called
 from .packed_weight import PackedWeight, weight_arguments
 from .shapes import must_share_device, weight_sizes
 
@@ -30,11 +30,7 @@ def azp_adj(b: Tensor | PackedWeight) -> Tensor:
         ValueError: b is not an int8 matrix, or K > 131071.
     """
     weight, packed = weight_arguments(b)
-    accept({"b": weight})
-    try:
-        return _azp_adj(weight, **packed)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {"b": weight}) from None
+    return called(_azp_adj, (weight,), {"b": weight}, settings=packed)
 
 
 def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
@@ -51,12 +47,7 @@ def azp_with_adj(b: Tensor | PackedWeight, azp: Tensor) -> Tensor:
         ValueError: b is not an int8 matrix, K > 131071, or azp is not one int32.
     """
     weight, packed = weight_arguments(b)
-    operands = {"b": weight, "azp": azp}
-    accept(operands)
-    try:
-        return _azp_with_adj(weight, azp, **packed)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, operands) from None
+    return called(_azp_with_adj, (weight, azp), {"b": weight, "azp": azp}, settings=packed)
 
 
 # --- shapes only ----------------------------------------------------------------------------------

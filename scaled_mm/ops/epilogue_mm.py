@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
-from .._arguments import accept, explained
+from .._arguments import called
 from .._program import MAX_OPERANDS, decoded
 from .packed_weight import PackedWeight, factor_arguments
 from .shapes import must, must_share_device, product_sizes
@@ -31,11 +31,7 @@ def epilogue_mm(
     """The outputs of a program in its form as integers (csrc/problems/program.h) over A B."""
     weight, packed = factor_arguments(b)
     given = {"a": a, "b": weight, **dict(zip(OPERANDS, operands, strict=False))}
-    accept(given)
-    try:
-        made: list[Tensor] = _epilogue_mm(a, weight, operands, program, **packed)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, given) from None
+    made: list[Tensor] = called(_epilogue_mm, (a, weight, operands, program), given, {}, packed)
     if a.is_cuda and not torch.compiler.is_compiling() and _library.jit_mode() == "off":
         note_interpreted()
     return made
@@ -62,6 +58,5 @@ def _(
         must_share_device("a", a, **{f"operands[{i}]": x})
     read, dtypes = decoded(list(program))
     columns = read.out_columns
-    rule = "have an even number of columns for pairs"
-    must("b", n % columns == 0, lambda: rule, lambda: f"N={n}")
+    must("b", n % columns == 0, "have an even number of columns for pairs", lambda: f"N={n}")
     return [a.new_empty([*rows, n // columns], dtype=dtype) for dtype in dtypes]

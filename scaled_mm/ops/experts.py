@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._arguments import accept, explained, must_be_size
+from .._arguments import accept, accepted_settings, called, must_be_size
 from .packed_weight import PackedWeight, weight_arguments
-from .shapes import must, must_have_dim, must_share_device, out_columns, shape_text, sizes_text
+from .shapes import must_have_shape, must_share_device, out_columns, shape_text, sizes_text
 
 _grouped_mm = torch.ops.scaled_mm.grouped_mm.default
 _moe_combine = torch.ops.scaled_mm.moe_combine.default
@@ -69,24 +69,12 @@ def grouped_mm(
             lie beyond T', or rows name no row of a.
         TypeError: an operand is no tensor, or out_dtype no dtype.
     """
-    if not isinstance(out_dtype, torch.dtype):
-        raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
-    if activation is not None and not isinstance(activation, str):
-        raise TypeError(f"activation must be a str, got {type(activation).__name__}")
+    settings = accepted_settings(activation, out_dtype)
     weight, packed = weight_arguments(b)
     operands = {"a": a, "b": weight, "offsets": offsets, "scale_a": scale_a, "scale_b": scale_b}
-    tensors = {"bias": bias, "azp": azp, "azp_adj": azp_adj, "residual": residual, "rows": rows}
-    tensors |= {"out_scale": out_scale, "out_azp": out_azp}
-    options: dict[str, Any] = {name: t for name, t in tensors.items() if t is not None}
-    accept(operands, options)
-    if activation is not None:
-        options["activation"] = activation
-    if out_dtype is not torch.bfloat16:
-        options["out_dtype"] = out_dtype
-    try:
-        return _grouped_mm(*operands.values(), **options, **packed)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {**operands, **options}) from None
+    options = {"bias": bias, "azp": azp, "azp_adj": azp_adj, "residual": residual, "rows": rows}
+    options |= {"out_scale": out_scale, "out_azp": out_azp}
+    return called(_grouped_mm, tuple(operands.values()), operands, options, {**settings, **packed})
 
 
 class SortedTokens(NamedTuple):
@@ -163,12 +151,8 @@ def moe_combine(
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
     operands = {"y": y, "weights": weights, "order": order}
-    options: dict[str, Any] = {} if residual is None else {"residual": residual}
-    accept(operands, options)
-    try:
-        return _moe_combine(y, weights, order, **options, out_dtype=out_dtype)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {**operands, **options}) from None
+    settings = {"out_dtype": out_dtype}
+    return called(_moe_combine, (y, weights, order), operands, {"residual": residual}, settings)
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -182,30 +166,23 @@ def _(
     scale_a: Tensor,
     scale_b: Tensor,
     *,
-    bias: Tensor | None = None,
-    azp: Tensor | None = None,
-    azp_adj: Tensor | None = None,
-    residual: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
-    out_scale: Tensor | None = None,
-    out_azp: Tensor | None = None,
     rows: Tensor | None = None,
     b_shape: Sequence[int] | None = None,
+    **others: Any,
 ) -> Tensor:
     must_share_device("a", a, b=b, offsets=offsets, scale_a=scale_a, scale_b=scale_b, rows=rows)
-    must_share_device("a", a, bias=bias, azp=azp, azp_adj=azp_adj, residual=residual)
-    must_share_device("a", a, out_scale=out_scale, out_azp=out_azp)
-    must_have_dim("a", a, a.dim() == 2, "be a matrix [T, K]")
+    must_share_device("a", a, **others)
+    must_have_shape("a", a, a.dim() == 2, "be a matrix [T, K]")
     if b_shape is None:
-        must_have_dim("b", b, b.dim() == 3, "be a stack of matrices [E, K, N]")
+        must_have_shape("b", b, b.dim() == 3, "be a stack of matrices [E, K, N]")
     elif len(b_shape) != 3:
         raise ValueError(f"b_shape must be (E, K, N), got {sizes_text(b_shape)}")
     _, k, n = b.shape if b_shape is None else b_shape
-    columns = f"have K={k} columns, the rows of b"
-    must("a", a.shape[1] == k, lambda: columns, lambda: shape_text(a))
+    must_have_shape("a", a, a.shape[1] == k, f"have K={k} columns, the rows of b")
     if rows is not None:
-        must_have_dim("rows", rows, rows.dim() == 1, "be a vector")
+        must_have_shape("rows", rows, rows.dim() == 1, "be a vector")
     count = (a if rows is None else rows).shape[0]
     n = out_columns("b", n, activation)
     return a.new_empty([count, n], dtype=out_dtype or torch.bfloat16)
@@ -221,11 +198,11 @@ def _(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     must_share_device("y", y, weights=weights, order=order, residual=residual)
-    must_have_dim("y", y, y.dim() == 2, "be a matrix [T * k, N]")
-    must_have_dim("weights", weights, weights.dim() == 2, "be a matrix [T, k]")
+    must_have_shape("y", y, y.dim() == 2, "be a matrix [T * k, N]")
+    must_have_shape("weights", weights, weights.dim() == 2, "be a matrix [T, k]")
     count = weights.shape[0] * weights.shape[1]
     rule = f"have T * k = {count} rows, one for each of weights"
-    must("y", y.shape[0] == count, lambda: rule, lambda: shape_text(y))
+    must_have_shape("y", y, y.shape[0] == count, rule)
     return y.new_empty([weights.shape[0], y.shape[1]], dtype=out_dtype or y.dtype)
 
 

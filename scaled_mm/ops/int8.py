@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import accept, accept_out, are_tensors, explained, written
+from .._arguments import accept, accepted_settings, called, explained
 from .eager import plain_product
 from .packed_weight import PackedWeight, factor_arguments, settle
 from .shapes import (
     must,
-    must_have_dim,
+    must_have_shape,
     must_share_device,
     out_columns,
     output,
@@ -110,49 +110,27 @@ def scaled_mm(
     Source: SmoothQuant (Xiao et al., 2023) for the setting, Jacob et al. (2018) for the zero-point
     algebra, Shazeer (2020) for the gated linear units, Micikevicius et al. (2022) for e4m3.
     """
-    options: dict[str, Any] = {}  # only what is not a default: each costs the dispatcher 0.6 us
-    if azp is not None:
-        options["azp"] = azp
-    if azp_adj is not None:
-        options["azp_adj"] = azp_adj
-    if azp_with_adj is not None:
-        options["azp_with_adj"] = azp_with_adj
-    if residual is not None:
-        options["residual"] = residual
-    if out_scale is not None:
-        options["out_scale"] = out_scale
-    if out_azp is not None:
-        options["out_azp"] = out_azp
-    if out is not None:
-        options["out"] = out
-    if not options and activation is None and isinstance(out_dtype, torch.dtype):
+    if (
+        azp is None
+        and azp_adj is None
+        and azp_with_adj is None
+        and residual is None
+        and activation is None
+        and out_scale is None
+        and out_azp is None
+        and out is None
+        and isinstance(out_dtype, torch.dtype)
+    ):
         product = plain_product(a, b, scale_a, scale_b, bias, out_dtype)
         if product is not None:
             return product
-    if bias is not None:
-        options["bias"] = bias
+    options = {"bias": bias, "azp": azp, "azp_adj": azp_adj, "azp_with_adj": azp_with_adj}
+    options |= {"residual": residual, "out_scale": out_scale, "out_azp": out_azp, "out": out}
+    settings = accepted_settings(activation, out_dtype)
     weight, packed = factor_arguments(b)
-    if not are_tensors(a, weight, scale_a, scale_b):
-        accept({"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b})
-    if options:
-        accept(options)
-    if out_dtype is not torch.bfloat16:
-        if not isinstance(out_dtype, torch.dtype):
-            raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
-        options["out_dtype"] = out_dtype
-    if activation is not None:
-        if not isinstance(activation, str):
-            raise TypeError(f"activation must be a str, got {type(activation).__name__}")
-        options["activation"] = activation
-    try:
-        if out is None:
-            return _scaled_mm(a, weight, scale_a, scale_b, **options, **packed)
-        accept_out(out)
-        _scaled_mm_out(a, weight, scale_a, scale_b, **options, **packed)
-        return written(out)
-    except (MemoryError, RuntimeError) as error:
-        operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b, **options}
-        raise explained(error, operands) from None
+    operands = {"a": a, "b": weight, "scale_a": scale_a, "scale_b": scale_b}
+    op = _scaled_mm if out is None else _scaled_mm_out
+    return called(op, tuple(operands.values()), operands, options, {**settings, **packed})
 
 
 def int8_mm(a: Tensor, b: Tensor | PackedWeight, *, out: Tensor | None = None) -> Tensor:
@@ -171,17 +149,8 @@ def int8_mm(a: Tensor, b: Tensor | PackedWeight, *, out: Tensor | None = None) -
         TypeError: a, b or out is no tensor.
     """
     weight, packed = factor_arguments(b)
-    operands = {"a": a, "b": weight}
-    options = {} if out is None else {"out": out}
-    accept(operands, options)
-    try:
-        if out is None:
-            return _int8_mm(a, weight, **packed)
-        accept_out(out)
-        _int8_mm_out(a, weight, out=out, **packed)
-        return written(out)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {**operands, **options}) from None
+    op = _int8_mm if out is None else _int8_mm_out
+    return called(op, (a, weight), {"a": a, "b": weight}, {"out": out}, packed)
 
 
 def pack_weight_int8(b: Tensor) -> PackedWeight:
@@ -210,7 +179,7 @@ def pack_weight_int8(b: Tensor) -> PackedWeight:
 
 
 def _pack_stack(b: Tensor) -> Tensor:
-    must_have_dim("b", b, b.shape[0] > 0, "have one expert at least")
+    must_have_shape("b", b, b.shape[0] > 0, "have one expert at least")
     first = _pack_weight_int8(b[0])
     data = first.new_empty((b.shape[0], *first.shape))
     data[0] = first
@@ -244,17 +213,17 @@ def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
     for name, x in (("gate", gate), ("up", up)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a Tensor, got {type(x).__name__}")
-    must_have_dim("gate", gate, gate.dim() in (1, 2), "be a vector [I] or a matrix [K, I]")
+    must_have_shape("gate", gate, gate.dim() in (1, 2), "be a vector [I] or a matrix [K, I]")
     must_share_device("gate", gate, up=up)
-    must("up", up.dtype == gate.dtype, lambda: f"be {gate.dtype} as gate", lambda: str(up.dtype))
-    same = f"have gate's {shape_text(gate)}"
-    must("up", up.shape == gate.shape, lambda: same, lambda: shape_text(up))
+    must("up", up.dtype == gate.dtype, f"be {gate.dtype} as gate", lambda: str(up.dtype))
+    must_have_shape("up", up, up.shape == gate.shape, f"have gate's {shape_text(gate)}")
     columns = torch.stack((gate.movedim(-1, 0), up.movedim(-1, 0)), 1)  # [I, 2] or [I, 2, K]
     return columns.flatten(0, 1).movedim(0, -1)
 
 
 # --- shapes only ----------------------------------------------------------------------------------
-# A fake has the whole signature of its op, and serves both of its forms.
+# A fake names what it looks at of its op's arguments; of the others it asks the device. It serves
+# both of the op's forms.
 
 
 def _scaled_mm_shape(
@@ -263,23 +232,14 @@ def _scaled_mm_shape(
     scale_a: Tensor,
     scale_b: Tensor,
     *,
-    bias: Tensor | None = None,
-    azp: Tensor | None = None,
-    azp_adj: Tensor | None = None,
-    azp_with_adj: Tensor | None = None,
-    residual: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
-    out_scale: Tensor | None = None,
-    out_azp: Tensor | None = None,
     b_shape: Sequence[int] | None = None,
-    b_settled: bool = False,
     out: Tensor | None = None,
+    **others: Any,
 ) -> Tensor | None:
     *rows, n = product_sizes(a, b, b_shape)
-    must_share_device("a", a, scale_a=scale_a, scale_b=scale_b, bias=bias, azp=azp)
-    must_share_device("a", a, azp_adj=azp_adj, azp_with_adj=azp_with_adj, residual=residual)
-    must_share_device("a", a, out_scale=out_scale, out_azp=out_azp)
+    must_share_device("a", a, scale_a=scale_a, scale_b=scale_b, **others)
     n = out_columns("b", n, activation)
     return output(out, "a", a, [*rows, n], out_dtype or torch.bfloat16)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._torch import short
-from .shapes import must, must_have_dim, must_rotate, must_share_device, shape_text
+from .shapes import must_have_shape, must_rotate, must_share_device
 
 scaled_linear = short(torch.ops.scaled_mm.scaled_linear.default)
 """For eager calls; a trace wants the overload."""
@@ -28,12 +28,12 @@ def _(
     azp_term: Tensor | None = None,
     rotate: int = 0,
 ) -> Tensor:
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_have_shape("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, weight=weight, weight_scale=weight_scale, bias=bias)
     must_share_device("x", x, input_scale=input_scale, input_azp=input_azp, azp_term=azp_term)
     must_share_device("x", x, input_smooth=input_smooth)
-    must("x", x.shape[-1] == k, lambda: f"have K={k} columns", lambda: shape_text(x))
+    must_have_shape("x", x, x.shape[-1] == k, f"have K={k} columns")
     must_rotate(rotate, k)
-    must_have_dim("weight", weight, weight.dim() in (1, 2), "be packed or have shape [N, K]")
-    must_have_dim("weight_scale", weight_scale, weight_scale.dim() == 2, "have shape [N, 1]")
+    must_have_shape("weight", weight, weight.dim() in (1, 2), "be packed or have shape [N, K]")
+    must_have_shape("weight_scale", weight_scale, weight_scale.dim() == 2, "have shape [N, 1]")
     return x.new_empty([*x.shape[:-1], weight_scale.shape[0]])

@@ -7,18 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import accept, accept_out, explained, written
+from .._arguments import accepted_settings, called
 from .mixed import mixed_mm
 from .mixed_weight import MixedWeight
-from .shapes import (
-    awq_sizes,
-    must,
-    must_have_dim,
-    must_share_device,
-    out_columns,
-    output,
-    shape_text,
-)
+from .shapes import awq_sizes, must_have_shape, must_share_device, out_columns, output
 
 _awq_dequantize = torch.ops.scaled_mm.awq_dequantize.default
 _awq_gemm = torch.ops.scaled_mm.awq_gemm.default
@@ -45,11 +37,7 @@ def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
     Source: AWQ (Lin et al., 2023); the "GEMM" packing of its checkpoints.
     """
     operands = {"qweight": qweight, "scales": scales, "qzeros": qzeros}
-    accept(operands)
-    try:
-        return _awq_dequantize(qweight, scales, qzeros)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, operands) from None
+    return called(_awq_dequantize, (qweight, scales, qzeros), operands)
 
 
 def awq_gemm(
@@ -90,24 +78,12 @@ def awq_gemm(
     if isinstance(qweight, MixedWeight):
         if scales is not None or qzeros is not None:
             raise TypeError("scales and qzeros must be absent beside a MixedWeight, got a Tensor")
-        ending: dict[str, Any] = {"bias": bias, "residual": residual, "activation": activation}
-        return mixed_mm(x, qweight, **ending, out=out)
-    if activation is not None and not isinstance(activation, str):
-        raise TypeError(f"activation must be a string, got {type(activation).__name__}")
-    given = {"bias": bias, "residual": residual, "out": out}
-    options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
+        return mixed_mm(x, qweight, bias=bias, residual=residual, activation=activation, out=out)
+    settings = accepted_settings(activation)
     operands: dict[str, Any] = {"x": x, "qweight": qweight, "scales": scales, "qzeros": qzeros}
-    accept(operands, options)
-    if activation is not None:
-        options["activation"] = activation
-    try:
-        if out is None:
-            return _awq_gemm(x, qweight, scales, qzeros, **options)
-        accept_out(out)
-        _awq_gemm_out(x, qweight, scales, qzeros, **options)
-        return written(out)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {**operands, **options}) from None
+    options = {"bias": bias, "residual": residual, "out": out}
+    op = _awq_gemm if out is None else _awq_gemm_out
+    return called(op, tuple(operands.values()), operands, options, settings)
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -119,17 +95,14 @@ def _awq_gemm_shape(
     scales: Tensor,
     qzeros: Tensor,
     *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
+    **others: Any,
 ) -> Tensor | None:
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
-    must_share_device("x", x, qweight=qweight)
+    must_have_shape("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_share_device("x", x, qweight=qweight, **others)
     k, n = awq_sizes(qweight, scales, qzeros)
-    columns = x.shape[-1] == k
-    must("x", columns, lambda: f"have K={k} columns, the rows of qweight", lambda: shape_text(x))
-    must_share_device("x", x, bias=bias, residual=residual)
+    must_have_shape("x", x, x.shape[-1] == k, f"have K={k} columns, the rows of qweight")
     n = out_columns("qweight", n, activation)
     return output(out, "x", x, [*x.shape[:-1], n], x.dtype)
 

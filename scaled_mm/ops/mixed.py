@@ -9,19 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import accept, accept_out, explained, written
+from .._arguments import accepted_settings, called
 from .._torch import short
 from .mixed_weight import LAYOUT_SIZES, MixedWeight
 from .packed_weight import is_read_early
-from .shapes import (
-    must,
-    must_have_dim,
-    must_share_device,
-    out_columns,
-    output,
-    shape_text,
-    sizes_text,
-)
+from .shapes import must_have_shape, must_share_device, out_columns, output, sizes_text
 
 _mixed_mm = torch.ops.scaled_mm.mixed_mm.default
 _mixed_mm_out = torch.ops.scaled_mm.mixed_mm.out
@@ -72,24 +64,11 @@ def mixed_mm(
     Source: TensorRT-LLM's and FasterTransformer's weight-only ("fpA intB") products; AWQ (Lin et
     al., 2023) for pre_scale.
     """
-    _must_be_of_types(w, activation)
-    tensors = {"bias": bias, "residual": residual, "out": out}
-    given = {"order": w.order, "pre_scale": pre_scale, **tensors}
-    options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
-    operands = {"x": x, "packed": w.data}
-    accept(operands, options)
-    if activation is not None:
-        options["activation"] = activation
-    if is_read_early(w):
-        options["settled"] = True
-    try:
-        if out is None:
-            return _mixed_mm(x, w.data, w.sizes, **options)
-        accept_out(out)
-        _mixed_mm_out(x, w.data, w.sizes, **options)
-        return written(out)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {**operands, **options}) from None
+    settings = _settings(w, activation)
+    ending = {"bias": bias, "residual": residual, "out": out}
+    options = {"order": w.order, "pre_scale": pre_scale, **ending}
+    op = _mixed_mm if out is None else _mixed_mm_out
+    return called(op, (x, w.data, w.sizes), {"x": x, "packed": w.data}, options, settings)
 
 
 def grouped_mixed_mm(
@@ -125,26 +104,21 @@ def grouped_mixed_mm(
             fall or lie beyond T', and rows that name no row of x, which CUDA takes for the nearest.
         TypeError: an operand is no tensor, w no `MixedWeight`, activation no string.
     """
-    _must_be_of_types(w, activation)
-    given = {"order": w.order, "bias": bias, "residual": residual, "rows": rows}
-    options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
+    settings = _settings(w, activation)
     operands = {"x": x, "packed": w.data, "offsets": offsets}
-    accept(operands, options)
-    if activation is not None:
-        options["activation"] = activation
-    if is_read_early(w):
-        options["settled"] = True
-    try:
-        return _grouped_mixed_mm(x, w.data, w.sizes, offsets, **options)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {**operands, **options}) from None
+    options = {"order": w.order, "bias": bias, "residual": residual, "rows": rows}
+    return called(_grouped_mixed_mm, (x, w.data, w.sizes, offsets), operands, options, settings)
 
 
-def _must_be_of_types(w: object, activation: object) -> None:
+def _settings(w: MixedWeight, activation: object) -> dict[str, Any]:
+    must_be_mixed(w)
+    settled = {"settled": True} if is_read_early(w) else {}
+    return {**accepted_settings(activation), **settled}
+
+
+def must_be_mixed(w: object) -> None:
     if not isinstance(w, MixedWeight):
         raise TypeError(f"w must be a MixedWeight (see pack_weight), got {type(w).__name__}")
-    if activation is not None and not isinstance(activation, str):
-        raise TypeError(f"activation must be a string, got {type(activation).__name__}")
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -158,10 +132,10 @@ def must_be_packed(packed: Tensor, sizes: Sequence[int], stacked: bool = False) 
     k, n, group, bits, zero, layout = sizes
     size = LAYOUT_SIZES[layout](k, n, group, bits, zero)
     kind = "a stack of buffers [E, elements]" if stacked else "a packed buffer"
-    must_have_dim("packed", packed, packed.dim() == 1 + stacked, f"be {kind}")
+    must_have_shape("packed", packed, packed.dim() == 1 + stacked, f"be {kind}")
     shape = sizes_text([*packed.shape[:-1], size])
     rule = f"be a contiguous buffer of shape {shape} for K={k}, N={n}, G={group}, {bits} bits"
-    must("packed", packed.shape[-1] == size, lambda: rule, lambda: shape_text(packed))
+    must_have_shape("packed", packed, packed.shape[-1] == size, rule)
     return k, n
 
 
@@ -177,12 +151,11 @@ def _mixed_mm_shape(
     settled: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_have_shape("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, packed=packed, order=order, pre_scale=pre_scale, bias=bias)
     must_share_device("x", x, residual=residual)
     k, n = must_be_packed(packed, sizes)
-    columns = x.shape[-1] == k
-    must("x", columns, lambda: f"have K={k} columns, the rows of packed", lambda: shape_text(x))
+    must_have_shape("x", x, x.shape[-1] == k, f"have K={k} columns, the rows of packed")
     n = out_columns("packed", n, activation)
     return output(out, "x", x, [*x.shape[:-1], n], x.dtype)
 
@@ -198,21 +171,16 @@ def _(
     sizes: Sequence[int],
     offsets: Tensor,
     *,
-    order: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
     activation: str | None = None,
     rows: Tensor | None = None,
-    settled: bool = False,
+    **others: Any,
 ) -> Tensor:
-    must_have_dim("x", x, x.dim() == 2, "be a matrix [T, K]")
-    must_share_device("x", x, packed=packed, offsets=offsets, order=order, bias=bias)
-    must_share_device("x", x, residual=residual, rows=rows)
+    must_have_shape("x", x, x.dim() == 2, "be a matrix [T, K]")
+    must_share_device("x", x, packed=packed, offsets=offsets, rows=rows, **others)
     k, n = must_be_packed(packed, sizes, stacked=True)
-    columns = f"have K={k} columns, the rows of packed"
-    must("x", x.shape[1] == k, lambda: columns, lambda: shape_text(x))
+    must_have_shape("x", x, x.shape[1] == k, f"have K={k} columns, the rows of packed")
     if rows is not None:
-        must_have_dim("rows", rows, rows.dim() == 1, "be a vector")
+        must_have_shape("rows", rows, rows.dim() == 1, "be a vector")
     count = (x if rows is None else rows).shape[0]
     return x.new_empty([count, out_columns("packed", n, activation)])
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from .._arguments import accept, accept_dense, explained, must_be_size
 from ..layouts import Layout, restore_weights_of_mixed_gemm
 from ..lowbit.gptq import from_gptq_words
-from ..lowbit.grouped import HALVES
+from ..lowbit.grouped import HALVES, order_of
 from ..lowbit.stored import plain
 from ..lowbit.words import must_be_words, signed, unpack, unsigned
 from .packed_weight import Packed, settle_written
 from .packed_words import FLOAT, INTEGER, NONE, pack_words, unpack_words, words_elements
-from .plain_weight import check_plain, order_of, shown
+from .plain_weight import check_plain, shown
 from .shapes import awq_sizes, shape_text
 from .units import from_units, layout_for, to_units, units_elements
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..lowbit.grouped import must_be_in
 from .packed_words import FLOAT, INTEGER
 
 
@@ -36,37 +37,9 @@ def check_plain(
             raise ValueError(f"{name} must be on the device of q ({q.device}), got {t.device}")
     if bits == 4:
         low = 0 if zero == INTEGER else -8
-        _must_be_in("q", q, low, low + 15)
+        must_be_in("q", q, low, low + 15)
         if zero == INTEGER and zeros is not None:
-            _must_be_in("zeros", zeros, 0, 15)
-
-
-def _must_be_in(name: str, values: Tensor, low: int, high: int) -> None:
-    if values.is_meta:
-        raise ValueError(f"{name} must have values, in {low}..{high}, got a tensor on meta")
-    if values.numel():
-        least, most = (int(x) for x in torch.aminmax(values))
-        if least < low or most > high:
-            raise ValueError(f"{name} must be in {low}..{high}, got {least}..{most}")
-
-
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def order_of(g_idx: Tensor, k: int, groups: int) -> Tensor | None:
-    """Where each row of the sorted weight comes from; None where it is sorted already."""
-    if g_idx.dtype not in _INTEGERS or g_idx.shape != (k,):
-        got = f"{str(g_idx.dtype)[6:]} of shape {tuple(g_idx.shape)}"
-        raise ValueError(f"g_idx must be an integer tensor of shape ({k},), got {got}")
-    _must_be_in("g_idx", g_idx, 0, groups - 1)
-    counts = torch.bincount(g_idx, minlength=groups)
-    if k and bool((counts * groups != k).any()):
-        rule = f"give each of the {groups} groups as many of the K={k} rows"
-        raise ValueError(f"g_idx must {rule}, got {counts.tolist()[:8]}")
-    order = torch.argsort(g_idx, stable=True)
-    if bool((order == torch.arange(k, device=order.device)).all()):
-        return None
-    return order.to(torch.int32)
+            must_be_in("zeros", zeros, 0, 15)
 
 
 def shown(t: Tensor) -> str:

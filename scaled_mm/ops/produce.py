@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._arguments import accept, explained, must_be_bool
 from .rotate import block_given
-from .shapes import must, must_have_dim, must_rotate, must_share_device, shape_text
+from .shapes import must_have_shape, must_rotate, must_share_device
 
 _produce_int8 = torch.ops.scaled_mm.produce_int8.default
 Quantized = tuple[Tensor, Tensor, Tensor | None]
@@ -73,8 +73,7 @@ def rms_norm_quantize_int8(
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
     """
     given = {"weight": weight, "residual": residual, "smooth": smooth}
-    must_be_bool("normed", normed)
-    options = {"eps": eps, "normed": normed, "rotate": block_given(rotate)}
+    options: dict[str, Any] = {"rotate": rotate, "eps": eps, "normed": normed}
     return QuantizedNorm(*_produce("rms_norm", x, given, scale, azp, symmetric, **options))
 
 
@@ -106,8 +105,7 @@ def layer_norm_quantize_int8(
     Source: Ba, Kiros and Hinton, Layer Normalization (2016).
     """
     given = {"weight": weight, "bias": bias, "residual": residual, "smooth": smooth}
-    must_be_bool("normed", normed)
-    options = {"eps": eps, "normed": normed, "rotate": block_given(rotate)}
+    options: dict[str, Any] = {"rotate": rotate, "eps": eps, "normed": normed}
     return QuantizedNorm(*_produce("layer_norm", x, given, scale, azp, symmetric, **options))
 
 
@@ -140,10 +138,8 @@ def silu_mul_quantize_int8(
 
     Source: Shazeer, GLU Variants Improve Transformer (2020).
     """
-    given = {"times": times, "smooth": smooth}
-    return _produce(
-        "silu", x, given, scale, azp, symmetric, halves=times is None, rotate=block_given(rotate)
-    )[:3]
+    given, halves = {"times": times, "smooth": smooth}, times is None
+    return _produce("silu", x, given, scale, azp, symmetric, rotate, halves=halves)[:3]
 
 
 def gelu_quantize_int8(
@@ -177,7 +173,7 @@ def gelu_quantize_int8(
         raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
     producer = "gelu" if approximate == "none" else "gelu_tanh"
     given = {"times": times, "smooth": smooth}
-    return _produce(producer, x, given, scale, azp, symmetric, rotate=block_given(rotate))[:3]
+    return _produce(producer, x, given, scale, azp, symmetric, rotate)[:3]
 
 
 def relu_quantize_int8(
@@ -195,7 +191,7 @@ def relu_quantize_int8(
     Arguments, Returns, Raises: as for `gelu_quantize_int8`.
     """
     given = {"times": times, "smooth": smooth}
-    return _produce("relu", x, given, scale, azp, symmetric, rotate=block_given(rotate))[:3]
+    return _produce("relu", x, given, scale, azp, symmetric, rotate)[:3]
 
 
 def produce_int8(
@@ -219,13 +215,15 @@ def _produce(
     scale: Tensor | None,
     azp: Tensor | None,
     symmetric: bool,
-    **options: Any,
+    rotate: int | None = None,
+    **settings: Any,
 ) -> tuple[Any, Any, Any, Any, Any]:
     operands = {name: t for name, t in given.items() if t is not None}
     scales = {name: t for name, t in {"scale": scale, "azp": azp}.items() if t is not None}
     accept({"x": x, **operands}, scales)
     must_be_bool("symmetric", symmetric)
-    eps = options.get("eps", 0.0)
+    must_be_bool("normed", settings.get("normed", False))
+    eps = settings.get("eps", 0.0)
     if not isinstance(eps, int | float):
         raise TypeError(f"eps must be a number, got {type(eps).__name__}")
     if azp is not None and scale is None:
@@ -233,10 +231,9 @@ def _produce(
     if scale is not None and symmetric != (azp is None):
         rule = "not be given" if symmetric else "be given"
         raise ValueError(f"azp must {rule} with scale when symmetric={symmetric}, got {azp}")
+    settings |= {"symmetric": symmetric, "rotate": block_given(rotate)}
     try:
-        q, made, zero, *floats = _produce_int8(
-            producer, x, symmetric=symmetric, **operands, **scales, **options
-        )
+        q, made, zero, *floats = _produce_int8(producer, x, **operands, **scales, **settings)
     except (MemoryError, RuntimeError) as error:
         raise explained(error, {"x": x, **operands, **scales}) from None
     return (q, made, zero, *floats) if scale is None else (q, scale, azp, *floats)
@@ -250,26 +247,20 @@ def _(
     producer: str,
     x: Tensor,
     *,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
     residual: Tensor | None = None,
-    times: Tensor | None = None,
     halves: bool = False,
-    eps: float = 0.0,
-    smooth: Tensor | None = None,
     scale: Tensor | None = None,
-    azp: Tensor | None = None,
     symmetric: bool = True,
     normed: bool = False,
     rotate: int = 0,
+    **others: Any,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
-    others = {"weight": weight, "bias": bias, "residual": residual, "times": times}
-    must_share_device("x", x, **others, smooth=smooth, scale=scale, azp=azp)
+    must_have_shape("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_share_device("x", x, residual=residual, scale=scale, **others)
     cols = x.shape[-1]
     if halves:
         even = "have an even number of columns, both factors'"
-        must("x", cols % 2 == 0, lambda: even, lambda: shape_text(x))
+        must_have_shape("x", x, cols % 2 == 0, even)
         cols = cols // 2
     must_rotate(rotate, cols)
     per_token = [*x.shape[:-1], 1]

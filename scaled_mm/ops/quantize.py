@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._arguments import accept, explained, must_be_bool
+from .._arguments import accept, called, explained, must_be_bool
 from .rotate import block_given
-from .shapes import must_have_dim, must_rotate, must_share_device, shape_text
+from .shapes import must_have_shape, must_rotate, must_share_device, shape_text
 
 _quantize_int8 = torch.ops.scaled_mm.quantize_int8.default
 _quantize_int8_static = torch.ops.scaled_mm.quantize_int8_static.default
@@ -118,7 +118,7 @@ def _in_groups(
 
 
 def _in_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
-    must_have_dim("w", w, w.dim() == 2, "be a matrix [N, K]")
+    must_have_shape("w", w, w.dim() == 2, "be a matrix [N, K]")
     n, k = w.shape
     padded = torch.nn.functional.pad(w, (0, -k % _BLOCK, 0, -n % _BLOCK))
     of_n, of_k = (size // _BLOCK for size in padded.shape)
@@ -149,17 +149,15 @@ def quantize_weight_int8(
     Raises:
         ValueError: w is not a float matrix, or requires grad in grad mode (pass `w.detach()`).
     """
-    accept({"w": w})
     must_be_bool("per_channel", per_channel)
     if block_size is not None:
         if block_size != _BLOCK or not per_channel or rotate is not None:
             got = f"{block_size!r}, per_channel={per_channel} and rotate={rotate}"
             raise ValueError(f"block_size must be {_BLOCK} with neither of the others, got {got}")
+        accept({"w": w})
         return _in_blocks(w)
-    try:
-        return _quantize_weight_int8(w, per_channel=per_channel, rotate=block_given(rotate))
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {"w": w}) from None
+    settings = {"per_channel": per_channel, "rotate": block_given(rotate)}
+    return called(_quantize_weight_int8, (w,), {"w": w}, settings=settings)
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -169,7 +167,7 @@ def quantize_weight_int8(
 def _(
     x: Tensor, *, symmetric: bool = True, per_token: bool = True, rotate: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_have_shape("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_rotate(rotate, x.shape[-1])
     shape = [*x.shape[:-1], 1] if per_token else [1]
     return (
@@ -181,7 +179,7 @@ def _(
 
 @torch.library.register_fake("scaled_mm::quantize_weight_int8")
 def _(w: Tensor, *, per_channel: bool = True, rotate: int = 0) -> tuple[Tensor, Tensor]:
-    must_have_dim("w", w, w.dim() == 2, "be a matrix [N, K]")
+    must_have_shape("w", w, w.dim() == 2, "be a matrix [N, K]")
     must_rotate(rotate, w.shape[-1])
     n = w.shape[0] if per_channel else 1
     return w.new_empty(w.shape, dtype=torch.int8), w.new_empty([1, n], dtype=torch.float32)
@@ -189,7 +187,7 @@ def _(w: Tensor, *, per_channel: bool = True, rotate: int = 0) -> tuple[Tensor, 
 
 @torch.library.register_fake("scaled_mm::quantize_int8_static")
 def _(x: Tensor, scale: Tensor, azp: Tensor | None = None, rotate: int = 0) -> Tensor:
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_have_shape("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, scale=scale, azp=azp)
     must_rotate(rotate, x.shape[-1])
     return x.new_empty(x.shape, dtype=torch.int8)

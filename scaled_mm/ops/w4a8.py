@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import accept, accept_out, explained, written
-from .mixed import must_be_packed
+from .._arguments import accepted_settings, called
+from .mixed import must_be_mixed, must_be_packed
 from .mixed_weight import MixedWeight
-from .shapes import must, must_have_dim, must_share_device, out_columns, output, shape_text
+from .shapes import must_have_shape, must_share_device, out_columns, output
 
 _w4a8_mm = torch.ops.scaled_mm.w4a8_mm.default
 _w4a8_mm_out = torch.ops.scaled_mm.w4a8_mm.out
@@ -68,28 +68,12 @@ def w4a8_mm(
 
     Source: QServe (Lin et al., 2024) for the setting; the order of the sums is this library's.
     """
-    if not isinstance(w, MixedWeight):
-        raise TypeError(f"w must be a MixedWeight (see pack_weight), got {type(w).__name__}")
-    if activation is not None and not isinstance(activation, str):
-        raise TypeError(f"activation must be a string, got {type(activation).__name__}")
-    if not isinstance(out_dtype, torch.dtype):
-        raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
-    given = {"order": w.order, "azp": azp, "bias": bias, "residual": residual, "out": out}
-    options: dict[str, Any] = {name: t for name, t in given.items() if t is not None}
+    must_be_mixed(w)
+    settings = accepted_settings(activation, out_dtype)
     operands = {"x": x, "packed": w.data, "scale_a": scale_a}
-    accept(operands, options)
-    if out_dtype is not torch.bfloat16:
-        options["out_dtype"] = out_dtype
-    if activation is not None:
-        options["activation"] = activation
-    try:
-        if out is None:
-            return _w4a8_mm(x, w.data, w.sizes, scale_a, **options)
-        accept_out(out)
-        _w4a8_mm_out(x, w.data, w.sizes, scale_a, **options)
-        return written(out)
-    except (MemoryError, RuntimeError) as error:
-        raise explained(error, {**operands, **options}) from None
+    options = {"order": w.order, "azp": azp, "bias": bias, "residual": residual, "out": out}
+    op = _w4a8_mm if out is None else _w4a8_mm_out
+    return called(op, (x, w.data, w.sizes, scale_a), operands, options, settings)
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -101,20 +85,15 @@ def _w4a8_mm_shape(
     sizes: Sequence[int],
     scale_a: Tensor,
     *,
-    order: Tensor | None = None,
-    azp: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    **others: Any,
 ) -> Tensor | None:
-    must_have_dim("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
-    must_share_device("x", x, packed=packed, scale_a=scale_a, order=order, azp=azp, bias=bias)
-    must_share_device("x", x, residual=residual)
+    must_have_shape("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
+    must_share_device("x", x, packed=packed, scale_a=scale_a, **others)
     k, n = must_be_packed(packed, sizes)
-    columns = x.shape[-1] == k
-    must("x", columns, lambda: f"have K={k} columns, the rows of packed", lambda: shape_text(x))
+    must_have_shape("x", x, x.shape[-1] == k, f"have K={k} columns, the rows of packed")
     n = out_columns("packed", n, activation)
     return output(out, "x", x, [*x.shape[:-1], n], out_dtype or torch.bfloat16)
 

@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from .._torch import become
-from ..nn import ScaledExperts
 from ..nn.grouped_linear import (
     GroupedLinear,
     ScaledGroupedLinear,
@@ -20,6 +19,7 @@ from ..nn.grouped_linear import (
 from ..ops.experts import grouped_mm
 from ..ops.mixed import grouped_mixed_mm
 from ..ops.packed_weight import PackedWeight
+from .experts import whole_experts
 from .layers import ranges_quantized
 from .layouts import all_reduce
 from .shares import Share, Side, check
@@ -45,10 +45,7 @@ class ExpertTensorParallel(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if not isinstance(module, ScaledExperts):
-            raise TypeError(f"module must be a ScaledExperts, got {type(module).__name__}")
-        if type(module) is not ScaledExperts or hasattr(module, "share"):
-            raise ValueError("module must not be shared out already, got one that is")
+        module = whole_experts(module)
         first, down = (module.get_submodule(name) for name in module.layers())
         assert isinstance(first, GroupedLinear) and isinstance(down, GroupedLinear)
         one = cast(Quantised, down.linear(0))
@@ -101,13 +98,8 @@ class RowwiseScaledGroupedLinear(ScaledGroupedLinear):
             return super().quantize_input(x, offsets)
         return ranges_quantized(x, self.mesh, symmetric=self.symmetric, rotate=self.rotate)
 
-    def forward(
-        self,
-        x: Tensor,
-        offsets: Tensor,
-        *,
-        rows: Tensor | None = None,
-        activation: str | None = None,
+    def product(
+        self, x: Tensor, offsets: Tensor, rows: Tensor | None, activation: str | None
     ) -> Tensor:
         assert rows is None and activation is None
         q, scale, azp = self.quantize_input(x, offsets)
@@ -135,13 +127,8 @@ class RowwiseWeightOnlyGroupedLinear(WeightOnlyGroupedLinear):
 
     mesh: DeviceMesh
 
-    def forward(
-        self,
-        x: Tensor,
-        offsets: Tensor,
-        *,
-        rows: Tensor | None = None,
-        activation: str | None = None,
+    def product(
+        self, x: Tensor, offsets: Tensor, rows: Tensor | None, activation: str | None
     ) -> Tensor:
         assert rows is None and activation is None
         product = grouped_mixed_mm(x.to(self._dtype), self._current(), offsets)

@@ -29,10 +29,7 @@ class ExpertParallel(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if not isinstance(module, ScaledExperts):
-            raise TypeError(f"module must be a ScaledExperts, got {type(module).__name__}")
-        if type(module) is not ScaledExperts or hasattr(module, "share"):
-            raise ValueError("module must not be shared out already, got one that is")
+        module = whole_experts(module)
         if device_mesh.ndim != 1:
             raise ValueError(f"mesh must have one dimension, got {device_mesh.ndim}")
         world, rank, experts = device_mesh.size(), device_mesh.get_rank(), module.num_experts
@@ -48,6 +45,15 @@ class ExpertParallel(ParallelStyle):
         vars(module).update(mesh=device_mesh, ends=ends, begin=begin)
         module.num_experts = ends[rank] - begin
         return module
+
+
+def whole_experts(module: nn.Module) -> ScaledExperts:
+    """The module; TypeError or ValueError where no style for experts can be applied to it."""
+    if not isinstance(module, ScaledExperts):
+        raise TypeError(f"module must be a ScaledExperts, got {type(module).__name__}")
+    if type(module) is not ScaledExperts or hasattr(module, "share"):
+        raise ValueError("module must not be shared out already, got one that is")
+    return module
 
 
 class SpreadExperts(ScaledExperts):

@@ -94,7 +94,7 @@ class LayerPart:
         features = layer.n if style.side is Side.OUT else layer.k
         if not _may_be_cut(layer):
             rule = "must be W8A8, or weight-only in packed words, to be cut"
-            raise ValueError(f"{layer.name} {rule}, got {layer.scheme_text()}")
+            raise ValueError(f"{layer.name} {rule}, got {layer.scheme}")
         self.group = layer.group if isinstance(layer, LowbitLayer) else 1
         try:
             self.share = style.share(layer.kind, features, self.group, mesh)

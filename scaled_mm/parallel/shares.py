@@ -100,12 +100,11 @@ INT8_CUTS: Mapping[Side, Mapping[str, Cut]] = {
 def packed_cuts(side: Side, bits: int, group: int | None) -> Mapping[str, Cut]:
     """Of compressed-tensors' pack-quantized tensors; group None: one for all input features, whose
     scales belong to every rank."""
-    words = Cut(1, 32 // bits) if side is Side.IN else Cut(0)
     if side is Side.IN:
         grouped = ("weight_scale", "weight_zero_point") if group is not None else ()
-        return {"weight_packed": words} | {name: Cut(1, group or 1) for name in grouped}
+        return {"weight_packed": Cut(1, 32 // bits)} | dict.fromkeys(grouped, Cut(1, group or 1))
     return {
-        "weight_packed": words,
+        "weight_packed": Cut(0),
         "weight_scale": Cut(0),
         "weight_zero_point": Cut(0, 32 // bits),
         "bias": Cut(0),
@@ -118,9 +117,8 @@ def words_cuts(side: Side, bits: int, group: int | None, along_k: bool) -> Mappi
     words = 32 // bits
     if side is Side.IN:
         grouped = ("scales", "qzeros") if group is not None else ()
-        return {"qweight": Cut(0, words if along_k else 1)} | {
-            name: Cut(0, group or 1) for name in grouped
-        }
+        qweight = Cut(0, words if along_k else 1)
+        return {"qweight": qweight} | dict.fromkeys(grouped, Cut(0, group or 1))
     return {
         "qweight": Cut(1, 1 if along_k else words),
         "qzeros": Cut(1, words),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -58,14 +58,19 @@ class QuantizedParallel(ParallelStyle):
                 use_local_output=self.use_local_output,
             )
             return parallelize_module(module, device_mesh, style, src_data_rank=self.src_data_rank)
-        must_be_whole(module)
-        layer = cast(Quantised, module)
-        features = getattr(layer, self.side.value)
-        group = getattr(layer, "group_size", 0) or getattr(layer, "rotate", 0) or 1
-        share = self.share(type(layer), features, group, device_mesh)
+        if not isinstance(module, Quantised):
+            raise TypeError(
+                "module must be a ScaledLinear, WeightOnlyLinear, nn.Linear or nn.Embedding, "
+                f"got {type(module).__name__}"
+            )
+        if (before := getattr(module, "share", None)) is not None:
+            raise ValueError(f"module must not be cut already, got one of {before.world} shares")
+        features = getattr(module, self.side.value)
+        group = getattr(module, "group_size", 0) or getattr(module, "rotate", 0) or 1
+        share = self.share(type(module), features, group, device_mesh)
         with torch.no_grad():
-            _become(layer, cut(layer, share))
-        self.finish(layer, share, device_mesh)
+            _become(module, cut(module, share))
+        self.finish(module, share, device_mesh)
         return module
 
     def share(self, kind: type, features: int, group: int, mesh: DeviceMesh) -> Share:
@@ -173,30 +178,14 @@ class RowwiseQuantizedParallel(QuantizedParallel):
     of_torch = RowwiseParallel
 
 
-def must_be_whole(module: nn.Module) -> None:
-    """Refuses what is no quantised layer, or a part of one.
-
-    Raises:
-        TypeError, ValueError: it is not.
-    """
-    if not isinstance(module, Quantised):
-        raise TypeError(
-            "module must be a ScaledLinear, WeightOnlyLinear, nn.Linear or nn.Embedding, "
-            f"got {type(module).__name__}"
-        )
-    share = getattr(module, "share", None)
-    if share is not None:
-        raise ValueError(f"module must not be cut already, got one of {share.world} shares")
-
-
 def cut(layer: Quantised, share: Share) -> Quantised:
     """A layer of this rank's features."""
     if isinstance(layer, WeightOnlyLinear):
         return weight_only_part(layer, share)
-    k, n = (share.count if share.side is side else getattr(layer, side.value) for side in _KN)
+    features = {side: getattr(layer, side.value) for side in Side} | {share.side: share.count}
     made = ScaledLinear(
-        k,
-        n,
+        features[Side.IN],
+        features[Side.OUT],
         layer.bias is not None,
         dynamic=layer.dynamic,
         symmetric=layer.symmetric,
@@ -212,18 +201,12 @@ def cut(layer: Quantised, share: Share) -> Quantised:
     return made
 
 
-_KN = (Side.IN, Side.OUT)
-
-
 def _part(x: Tensor, name: str, share: Share) -> Tensor:
     """This rank's part of a tensor, in memory of its own."""
     cut = INT8_CUTS[share.side].get(name)
-    part = share.within(cut, tuple(x.shape)) if cut is not None else None
-    return (
-        x.clone()
-        if part is None
-        else x.narrow(part.axis, part.begin, part.end - part.begin).clone()
-    )
+    part = None if cut is None else share.within(cut, tuple(x.shape))
+    own = x if part is None else x.narrow(part.axis, part.begin, part.end - part.begin)
+    return own.clone()
 
 
 def _become(layer: nn.Module, made: nn.Module) -> None:

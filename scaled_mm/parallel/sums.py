@@ -113,10 +113,7 @@ def _(
     scale_a: Tensor,
     scale_b: Tensor,
     *,
-    bias: Tensor | None,
-    azp: Tensor | None,
-    azp_adj: Tensor | None,
-    azp_with_adj: Tensor | None,
     out_dtype: torch.dtype,
+    **others: object,
 ) -> Tensor:
     return acc.new_empty(acc.shape, dtype=out_dtype)

@@ -32,11 +32,6 @@ class BlockScheme:
         return f"int8 in blocks of {BLOCK} x {BLOCK}"
 
 
-def block_count(size: int) -> int:
-    """Blocks along an axis of the weight."""
-    return -(-size // BLOCK)
-
-
 def block_config(floats: Sequence[str]) -> dict[str, Any]:
     """The `quantization_config` of config.json; floats: names of Linears that stay float."""
     return {

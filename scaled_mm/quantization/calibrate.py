@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -41,13 +39,10 @@ class Ranges:
         """float32 [K]: the largest magnitude of each channel."""
         return torch.maximum(-self.low, self.high)
 
-    def whole(self) -> Tensor:
-        """float32 [2]: the smallest and the largest element of all channels."""
-        return torch.stack([self.low.min(), self.high.max()])
-
-    def times(self, factor: Tensor) -> Ranges:
-        """The ranges of the input times a positive factor for each channel."""
-        return replace(self, low=self.low * factor, high=self.high * factor)
+    def whole(self, s: Tensor | None = None) -> Tensor:
+        """float32 [2]: the smallest and the largest element of all channels, divided by s."""
+        factor = 1.0 if s is None else 1 / s
+        return torch.stack([(self.low * factor).min(), (self.high * factor).max()])
 
     def __or__(self, other: Ranges) -> Ranges:
         return Ranges(
@@ -135,40 +130,16 @@ def extents_of(
     return found
 
 
-def clip(
-    model: nn.Module,
-    layers: Mapping[str, nn.Module],
-    calls: Sequence[Call],
-    ranges: Mapping[str, Ranges],
-    smooth: Mapping[str, Tensor],
-    percentile: float,
-) -> dict[str, Tensor]:
-    """Range float32 [2] of each layer's (smoothed) input that holds `percentile` % of its elements,
-    an equal part of the rest beyond either end.
-
-    A `CalibrationWarning` names the layers where what is cut off carries more than 1 % of the
-    energy: the input of a second FFN layer has few outliers which carry up to a quarter.
-
-    Args:
-        ranges: as collected on the same batches.
-        smooth: s by which layers' inputs are to be divided, [K]; not for every layer.
-    """
-    kept, lost = clipped(model, layers, calls, ranges, smooth, percentile)
-    warn_of_clipping(lost, percentile)
-    return kept
-
-
-def warn_of_clipping(lost: Mapping[str, float], percentile: float, stacklevel: int = 3) -> None:
-    """The warning of `clip`; lost: of each layer, the part of the energy that is cut off."""
+def remarks_of_clipping(lost: Mapping[str, float], percentile: float) -> Iterator[str]:
+    """Names the layers where what is cut off carries more than 1 % of the energy: the input of a
+    second FFN layer has few outliers which carry up to a quarter. lost: of each layer, the part."""
     worst = {name: part for name, part in lost.items() if part > CLIPPED_ENERGY}
     if worst:
         names = ", ".join(f"{name} ({part:.0%})" for name, part in sorted(worst.items()))
-        warnings.warn(
+        yield (
             f"clipping at the {percentile:g}th percentile cuts off outliers that carry this much "
             f"of a layer's energy: {names}. Calibrate these by minimum and maximum, or quantise "
-            "them dynamically",
-            CalibrationWarning,
-            stacklevel=stacklevel,
+            "them dynamically"
         )
 
 
@@ -176,19 +147,19 @@ def clipped(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     calls: Sequence[Call],
-    ranges: Mapping[str, Ranges],
+    extents: Mapping[str, Tensor],
     smooth: Mapping[str, Tensor],
     percentile: float,
-    blocks: Mapping[str, int] = MappingProxyType({}),
-    extents: Mapping[str, Tensor] = MappingProxyType({}),
+    blocks: Mapping[str, int],
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """What `clip` returns, and the part of each layer's energy that is cut off; `blocks` and
-    `extents`: of rotated layers."""
-    extents = {
-        name: (ranges[name].times(1 / smooth[name]) if name in smooth else ranges[name]).whole()
-        for name in layers
-        if name in ranges
-    } | dict(extents)
+    """Range float32 [2] of each layer's input that holds `percentile` % of its elements, an equal
+    part of the rest beyond either end; and the part of the input's energy that is cut off.
+
+    Args:
+        extents: float32 [2] of each layer's input, smoothed and rotated, on the same batches.
+        smooth: s by which layers' inputs are to be divided, [K]; not for every layer.
+        blocks: of the layers whose inputs are rotated.
+    """
     counts = {name: torch.zeros(BINS, dtype=torch.float64) for name in extents}
 
     def count(name: str, layer: nn.Module, x: Tensor, y: Tensor) -> None:

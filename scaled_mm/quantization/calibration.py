@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeVar
@@ -21,21 +21,23 @@ from .calibrate import (
     extent_of,
     extents_of,
     prepared,
+    remarks_of_clipping,
     static_scale,
-    warn_of_clipping,
 )
 from .config import QuantConfig
 from .layers import as_linear
 from .observe import Call
 from .schemes import AnyScheme, BlockScheme, Scheme, WeightScheme, block_of
-from .smoothquant import Decided, Smooth, decide
+from .smoothquant import Smooth, decide, remarks
 
 
 @dataclass(frozen=True)
 class Calibration:
     """What was found, by names of layers; of a whole model or, joined by |, of its parts."""
 
-    decided: Decided = field(default_factory=Decided)
+    smooth: dict[str, Smooth] = field(default_factory=dict)
+    fed: frozenset[str] = frozenset()
+    """The layers that a norm feeds."""
     ranges: dict[str, Ranges] = field(default_factory=dict)
     """Before smoothing, of all layers that the batches reached."""
     extents: dict[str, Tensor] = field(default_factory=dict)
@@ -46,13 +48,10 @@ class Calibration:
     idle: tuple[str, ...] = ()
     """Experts to which no token was sent: they have the ranges of all the others together."""
 
-    @property
-    def smooth(self) -> Mapping[str, Smooth]:
-        return self.decided.smooth
-
     def __or__(self, other: Calibration) -> Calibration:
         return Calibration(
-            self.decided | other.decided,
+            self.smooth | other.smooth,
+            self.fed | other.fed,
             self.ranges | other.ranges,
             self.extents | other.extents,
             self.lost | other.lost,
@@ -71,18 +70,20 @@ class Calibration:
 
     def warn(self, config: QuantConfig, calls: Sequence[Call], stacklevel: int) -> None:
         """`CalibrationWarning`s of what probably is worse than something else."""
+        for text in self._remarks(config, sum(call.sentences() for call in calls)):
+            warnings.warn(text, CalibrationWarning, stacklevel=stacklevel)
+
+    def _remarks(self, config: QuantConfig, sentences: int) -> Iterator[str]:
         if config.smoothing:
-            self.decided.warn(config.smoothing, calls, stacklevel + 1)
+            yield from remarks(self.smooth, self.fed, config.smoothing, sentences)
         if config.percentile is not None:
-            warn_of_clipping(self.lost, config.percentile, stacklevel + 1)
+            yield from remarks_of_clipping(self.lost, config.percentile)
         if self.idle:
             more = f" and {len(self.idle) - 5} more" if len(self.idle) > 5 else ""
-            warnings.warn(
+            yield (
                 f"calibration sent no token to {len(self.idle)} experts: "
                 f"{', '.join(self.idle[:5])}{more}. Their static scales are of the ranges of the "
-                "other experts together: calibrate on more text",
-                CalibrationWarning,
-                stacklevel=stacklevel,
+                "other experts together: calibrate on more text"
             )
 
 
@@ -108,22 +109,36 @@ def calibrated(
         smooth = None if s is None else Smooth(s, 0.0, None)
         return quantised(as_linear(found[name]), config.scheme_for(name), ranges, smooth, None)
 
-    decided = Decided()
+    smooth: dict[str, Smooth] = {}
+    fed: frozenset[str] = frozenset()
     if config.smoothing:
-        decided, ranges = decide(model, found, calls, config.smoothing, build)
+        smooth, fed, ranges = decide(model, found, calls, config.smoothing, build)
     else:
         ranges = collect(model, found, calls)
-    static = [name for name in found if config.scheme_for(name).static]
-    divisors = {name: part.s for name, part in decided.smooth.items()}
+    static = {n: x for n, x in found.items() if n in ranges and config.scheme_for(n).static}
+    divisors = {name: part.s for name, part in smooth.items()}
+    whole = {name: ranges[name].whole(divisors.get(name)) for name in static}
     blocks = {name: block for name in static if (block := block_of(config.scheme_for(name)))}
-    turned = {name: found[name] for name in blocks if name in ranges}
+    extents, lost = _extents(model, static, calls, config, whole, divisors, blocks)
+    return Calibration(smooth, fed, ranges, extents, lost)
+
+
+def _extents(
+    model: nn.Module,
+    static: Mapping[str, nn.Module],
+    calls: Sequence[Call],
+    config: QuantConfig,
+    whole: Mapping[str, Tensor],
+    divisors: Mapping[str, Tensor],
+    blocks: Mapping[str, int],
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """`Calibration.extents` and `Calibration.lost` of static layers; whole: the ends of their
+    ranges, smoothed."""
+    turned = {name: x for name, x in static.items() if block_of(config.scheme_for(name))}
     extents = extents_of(model, turned, calls, divisors, blocks) if turned else {}
-    lost: dict[str, float] = {}
-    if config.percentile is not None:
-        layers = {name: found[name] for name in static}
-        share = config.percentile
-        extents, lost = clipped(model, layers, calls, ranges, divisors, share, blocks, extents)
-    return Calibration(decided, ranges, extents, lost)
+    if config.percentile is None:
+        return extents, {}
+    return clipped(model, static, calls, {**whole, **extents}, divisors, config.percentile, blocks)
 
 
 def _of_experts(
@@ -138,13 +153,9 @@ def _of_experts(
         if (block := block_of(config.scheme_for(name)))
         for part in linear_names(experts)
     }
-    lost: dict[str, float] = {}
     ranges = collect(model, found, calls)
-    turned = {name: x for name, x in found.items() if block_of(config.scheme_for(name))}
-    extents = extents_of(model, turned, calls, {}, blocks) if turned else {}
-    if config.percentile is not None:
-        whole = {name: each.whole() for name, each in ranges.items()} | extents
-        extents, lost = clipped(model, found, calls, {}, {}, config.percentile, blocks, whole)
+    whole = {name: each.whole() for name, each in ranges.items()}
+    extents, lost = _extents(model, found, calls, config, whole, {}, blocks)
     idle = _fill_idle(found, ranges, Ranges.__or__)
     _fill_idle(found, extents, lambda one, other: extent_of(torch.cat([one, other])))
     return Calibration(ranges=ranges, extents=extents, lost=lost, idle=idle)
@@ -184,7 +195,7 @@ def input_scale(
     if extent is None and (block := block_of(scheme)):
         extent = extent_of(prepared(ranges.rows, smooth.s if smooth else None, block))
     if extent is None:
-        extent = (ranges.times(1 / smooth.s) if smooth else ranges).whole()
+        extent = ranges.whole(smooth.s if smooth else None)
     return static_scale(extent, scheme.symmetric)
 
 

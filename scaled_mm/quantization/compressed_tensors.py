@@ -95,7 +95,6 @@ Saved = ScaledLinear | WeightOnlyLinear | ScaledBlockLinear
 """The layers that a format has a place for; blocks have one of their own."""
 AnyLayerScheme = W8A8Scheme | PackedScheme | BlockScheme
 INT, PACKED, _ = FORMATS = ("int-quantized", "pack-quantized", METHOD)
-_EIGHT_BITS = {"num_bits": 8, "type": "int", "group_size": None}
 
 
 def format_of(scheme: AnyLayerScheme) -> str:
@@ -302,7 +301,18 @@ def one_format(schemes: Mapping[str, AnyLayerScheme]) -> str:
 
 def _group(scheme: AnyLayerScheme, targets: Sequence[str]) -> dict[str, Any]:
     assert not isinstance(scheme, BlockScheme)
-    weights, inputs = _w8a8(scheme) if isinstance(scheme, W8A8Scheme) else _weight_only(scheme)
+    inputs = None
+    if isinstance(scheme, W8A8Scheme):
+        weights = _said("channel" if scheme.per_channel else "tensor", True)
+        by = "token" if scheme.per_token else "tensor"
+        inputs = _said(by, scheme.symmetric, scheme.dynamic)
+    else:
+        group = None if scheme.group_size == -1 else scheme.group_size
+        by = "channel" if group is None else "group"
+        weights = _said(by, scheme.symmetric, bits=scheme.bits, group_size=group)
+        weights["actorder"] = "group" if scheme.act_order else None
+        if scheme.int8_input is not None:
+            inputs = _said("token", scheme.int8_input == "symmetric", True)
     return {
         "targets": list(targets),
         "weights": weights,
@@ -312,35 +322,20 @@ def _group(scheme: AnyLayerScheme, targets: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _w8a8(scheme: W8A8Scheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    weights = {
-        **_EIGHT_BITS,
-        "strategy": "channel" if scheme.per_channel else "tensor",
-        "symmetric": True,
-        "dynamic": False,
-    }
-    inputs = {
-        **_EIGHT_BITS,
-        "strategy": "token" if scheme.per_token else "tensor",
-        "symmetric": scheme.symmetric,
-        "dynamic": scheme.dynamic,
-    }
-    return weights, inputs
-
-
-def _weight_only(scheme: PackedScheme) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    grouped = scheme.group_size != -1
-    weights = {
-        "num_bits": scheme.bits,
+def _said(
+    strategy: str,
+    symmetric: bool,
+    dynamic: bool = False,
+    *,
+    bits: int = 8,
+    group_size: int | None = None,
+) -> dict[str, Any]:
+    """Of weights or of activations: how they are quantised."""
+    return {
+        "num_bits": bits,
         "type": "int",
-        "symmetric": scheme.symmetric,
-        "strategy": "group" if grouped else "channel",
-        "group_size": scheme.group_size if grouped else None,
-        "dynamic": False,
-        "actorder": "group" if scheme.act_order else None,
+        "strategy": strategy,
+        "group_size": group_size,
+        "symmetric": symmetric,
+        "dynamic": dynamic,
     }
-    if scheme.int8_input is None:
-        return weights, None
-    symmetric = scheme.int8_input == "symmetric"
-    inputs = {**_EIGHT_BITS, "strategy": "token", "symmetric": symmetric, "dynamic": True}
-    return weights, inputs

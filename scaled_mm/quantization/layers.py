@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import MAX_K, ScaledExperts
-from ..nn.float_experts import expert_linear, is_experts, linear_names, why_unserved
+from ..nn.float_experts import (
+    expert_linear,
+    is_experts,
+    linear_names,
+    linear_of,
+    why_unserved,
+)
 from ..nn.fused import unhooked
 from .schemes import AnyScheme, BlockScheme, Scheme, WeightScheme
 
@@ -76,13 +82,7 @@ def as_linear(module: nn.Module) -> nn.Linear:
     """A quantisable module as an `nn.Linear`: itself, or one of the same memory."""
     if isinstance(module, nn.Linear):
         return module
-    weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
-    k, n = weight.shape
-    linear = nn.Linear(k, n, bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach().t(), requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return linear
+    return linear_of(cast(Tensor, module.weight).t(), cast("Tensor | None", module.bias))
 
 
 def named(model: nn.Module) -> dict[nn.Module, list[str]]:

@@ -14,6 +14,7 @@ from ..lowbit.grouped import scales_dtype
 from ..nn import ScaledBlockLinear, ScaledExperts, ScaledLinear, WeightOnlyLinear
 from ..nn.float_experts import is_experts
 from .calibration import Calibration, calibrated, quantised
+from .compressed_tensors import Saved
 from .config import QuantConfig as QuantConfig
 from .feeds import divided
 from .fuse import fuse_model
@@ -225,7 +226,7 @@ def prepare_model(
     found = linears(model, config)
     swap = Swap(model, inplace)
     for name, module in found.items():
-        make = partial(_empty, scheme=config.scheme_for(name))
+        make = partial(empty, scheme=config.scheme_for(name))
         swap.replace(module, quantised_as(name, module, make))
     made = swap.finished()
     if config.rotation is not None and config.rotation.residual:
@@ -233,7 +234,8 @@ def prepare_model(
     return made
 
 
-def _empty(name: str, linear: nn.Linear, scheme: AnyScheme) -> nn.Module:
+def empty(name: str, linear: nn.Linear, scheme: AnyScheme) -> Saved:
+    """The layer that takes a Linear's place, without values."""
     check(name, linear, scheme)
     sizes, biased = (linear.in_features, linear.out_features), linear.bias is not None
     weight = linear.weight

@@ -106,8 +106,11 @@ def observe(
 
     def show(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if is_experts(layer) or isinstance(layer, ScaledExperts):
-            linear = linears.setdefault(name, cache(_linear_of(layer)))
-            gating = layer.gating if isinstance(layer, ScaledExperts) else layer
+            gating = layer
+            of_name: Callable[[str], nn.Module] = partial(expert_linear, layer)
+            if isinstance(layer, ScaledExperts):
+                gating, of_name = layer.gating, layer.linear
+            linear = linears.setdefault(name, cache(of_name))
             mask = None if call.mask is None else call.mask.flatten()
             counted = mask if mask is not None and len(mask) == len(inputs[0]) else None
             for part, own, x, y in steps(gating, linear, inputs[0], inputs[1], counted):
@@ -123,13 +126,6 @@ def observe(
             outputs.append(call(model))
             tick()
     return outputs
-
-
-def _linear_of(experts: nn.Module) -> Callable[[str], nn.Module]:
-    """Of an expert's Linear by name, for one run of a model."""
-    if isinstance(experts, ScaledExperts):
-        return experts.linear
-    return partial(expert_linear, experts)
 
 
 def one_scale(layer: nn.Module) -> bool:

@@ -12,9 +12,8 @@ Xiao et al., "SmoothQuant", 2023 (arXiv:2211.10438). The maxima come from calibr
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .._progress import progress
-from .calibrate import CalibrationWarning, Ranges, collect, merge
+from .calibrate import Ranges, collect, merge
 from .feeds import Feeds, find_feeds, scales
 from .layers import as_linear, fits
 from .observe import Call
@@ -109,65 +108,30 @@ def factors(x_absmax: Tensor, w_absmax: Tensor, alpha: float) -> Tensor:
     return s.where((x > 0) & (w > 0), 1.0).clamp(1 / _LIMIT, _LIMIT).float()
 
 
-def plan(
-    model: nn.Module,
-    linears: Mapping[str, nn.Module],
-    calls: Sequence[Call],
-    smoothing: Smoothing,
-    build: Build,
-) -> tuple[dict[str, Smooth], dict[str, Ranges]]:
-    """Calibrates, and decides what every layer is smoothed by.
-
-    Layers that share a foldable norm share s, of the maxima over all their weights. `build`
-    quantises a layer for the search to try.
-
-    Returns:
-        Name -> `Smooth` of the layers that are smoothed, and name -> `Ranges` (before smoothing) of
-        all that the batches reached.
-    """
-    decided, ranges = decide(model, linears, calls, smoothing, build)
-    decided.warn(smoothing, calls)
-    return decided.smooth, ranges
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What `decide` found, of a model or of a part of it."""
-
-    smooth: dict[str, Smooth] = field(default_factory=dict)
-    fed: frozenset[str] = frozenset()
-    """The layers that a norm feeds."""
-
-    def __or__(self, other: Decided) -> Decided:
-        return Decided(self.smooth | other.smooth, self.fed | other.fed)
-
-    def warn(self, smoothing: Smoothing, calls: Sequence[Call], stacklevel: int = 3) -> None:
-        """`CalibrationWarning`s of what probably is worse than something else."""
-        for text in self._remarks(smoothing, sum(call.sentences() for call in calls)):
-            warnings.warn(text, CalibrationWarning, stacklevel=stacklevel)
-
-    def _remarks(self, smoothing: Smoothing, sentences: int) -> Iterator[str]:
-        beyond = [name for name in self.smooth if name not in self.fed]
-        high = [name for name in beyond if self.smooth[name].alpha >= HIGH_ALPHA]
-        if high and sentences < FEW_SENTENCES:
-            yield (
-                f"alpha >= {HIGH_ALPHA} on layers that no norm feeds ({high[0]} and {len(high) - 1}"
-                f" more) needs {FEW_SENTENCES} calibration sentences or more, got {sentences}"
-            )
-        if not smoothing.search or not self.smooth:
-            return
-        if smoothing.folds == 1:
-            yield (
-                "a search of alpha with folds=1 judges ranges by the inputs that they were "
-                "calibrated on, which overfits towards 1: use 2 folds or more"
-            )
-        near_one = [name for name, smooth in self.smooth.items() if smooth.alpha >= NEAR_ONE]
-        if len(near_one) > len(self.smooth) / 2:
-            yield (
-                f"the search chose alpha >= {NEAR_ONE} for {len(near_one)} of {len(self.smooth)} "
-                "layers, which is what overfitting looks like: calibrate on more sentences, or "
-                "search below"
-            )
+def remarks(
+    smooth: Mapping[str, Smooth], fed: Collection[str], smoothing: Smoothing, sentences: int
+) -> Iterator[str]:
+    """What of `decide`'s probably is worse than something else, for a warning."""
+    high = [name for name in smooth if name not in fed and smooth[name].alpha >= HIGH_ALPHA]
+    if high and sentences < FEW_SENTENCES:
+        yield (
+            f"alpha >= {HIGH_ALPHA} on layers that no norm feeds ({high[0]} and {len(high) - 1}"
+            f" more) needs {FEW_SENTENCES} calibration sentences or more, got {sentences}"
+        )
+    if not smoothing.search or not smooth:
+        return
+    if smoothing.folds == 1:
+        yield (
+            "a search of alpha with folds=1 judges ranges by the inputs that they were "
+            "calibrated on, which overfits towards 1: use 2 folds or more"
+        )
+    near_one = [name for name, each in smooth.items() if each.alpha >= NEAR_ONE]
+    if len(near_one) > len(smooth) / 2:
+        yield (
+            f"the search chose alpha >= {NEAR_ONE} for {len(near_one)} of {len(smooth)} "
+            "layers, which is what overfitting looks like: calibrate on more sentences, or "
+            "search below"
+        )
 
 
 def decide(
@@ -176,8 +140,16 @@ def decide(
     calls: Sequence[Call],
     smoothing: Smoothing,
     build: Build,
-) -> tuple[Decided, dict[str, Ranges]]:
-    """`plan` without its warnings, which are about a whole model."""
+) -> tuple[dict[str, Smooth], frozenset[str], dict[str, Ranges]]:
+    """Calibrates, and decides what every layer is smoothed by.
+
+    Layers that share a foldable norm share s, of the maxima over all their weights. `build`
+    quantises a layer for the search to try.
+
+    Returns:
+        Name -> `Smooth` of the layers that are smoothed; the layers that a norm feeds; and name ->
+        `Ranges` (before smoothing) of all that the batches reached.
+    """
     folds = smoothing.folds if smoothing.search else 1
     if len(calls) < folds:
         raise ValueError(f"calibration must have at least folds={folds} batches, got {len(calls)}")
@@ -200,7 +172,7 @@ def decide(
             weights = _absmax([linears[name] for name in names])
             if smoothing.search:
                 tried = [{name: part[name] for name in names if name in part} for part in parts]
-                alpha, _ = search(tried, linears, weights, smoothing.search, build)
+                alpha = search(tried, linears, weights, smoothing.search, build)
             else:
                 alpha = _alpha(names[0], smoothing)
             x_absmax = merge([{"": ranges[name]} for name in names])[""].absmax
@@ -208,7 +180,7 @@ def decide(
             planned |= {name: Smooth(s, alpha, norm_of.get(name)) for name in names}
             tick()
     in_order = {name: planned[name] for name in linears if name in planned}
-    return Decided(in_order, frozenset(feeds.fed)), ranges
+    return in_order, frozenset(feeds.fed), ranges
 
 
 @torch.no_grad()
@@ -218,7 +190,7 @@ def search(
     w_absmax: Tensor,
     alphas: Iterable[float],
     build: Build,
-) -> tuple[float, float]:
+) -> float:
     """The alpha with the least output noise on inputs that its ranges were not calibrated on.
 
         noise(alpha) = sum over folds and layers of |Q(X) - Y|^2 / |Y|^2
@@ -231,24 +203,19 @@ def search(
         w_absmax: [K], over the layers' weights.
         alphas: what to try; of equals the first is taken.
         build: quantises a layer.
-
-    Returns:
-        That alpha, and the one that the noise on the calibrated inputs themselves would choose.
     """
     parts = [part for part in parts if part]
     others = [merge(p for p in parts if p is not held) for held in parts]
     if len(parts) == 1:
         others = [dict(parts[0])]
-    everything = merge(parts)
-    held_out, in_sample = {}, {}
-    for alpha in alphas:
-        held_out[alpha] = sum(
+
+    def noise(alpha: float) -> float:
+        return sum(
             _noise(held, other, linears, w_absmax, alpha, build)
             for held, other in zip(parts, others, strict=True)
         )
-        in_sample[alpha] = _noise(everything, everything, linears, w_absmax, alpha, build)
-    best, naive = (min(noise, key=lambda a: noise[a]) for noise in (held_out, in_sample))
-    return best, naive
+
+    return min(alphas, key=noise)
 
 
 def _noise(
