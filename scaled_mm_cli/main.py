@@ -156,8 +156,7 @@ def _reason(error: Exception) -> str | None:
     """What is said of an error that the user can mend; None: it is a fault of the program."""
     text = str(error)
     if isinstance(error, _UsageError):
-        said: str = error.format_message()
-        return said
+        return error.format_message()
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return f"there is not enough memory: {text}" if text else "there is not enough memory"
     if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text:  # torch has no class

@@ -107,8 +107,7 @@ def compiled(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """An ending by torch.compile, once for all shapes."""
     nothing = torch.empty(0)
     function = endings_of(nothing, nothing)[name].torch
-    made: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(function, dynamic=True)
-    return made
+    return torch.compile(function, dynamic=True)
 
 
 def endings_of(residual: Tensor, scale: Tensor) -> dict[str, Ending]:

@@ -123,8 +123,7 @@ def fp8_weight(w: Tensor) -> tuple[Tensor, Tensor]:
 
 def torch_dynamic(x: Tensor, weight: Any) -> Tensor:
     """torch.ao's dynamically quantised Linear: one scale for all tokens, 7 bits of activations."""
-    y: Tensor = torch.ops.quantized.linear_dynamic(x.contiguous(), weight, reduce_range=True)
-    return y
+    return torch.ops.quantized.linear_dynamic(x.contiguous(), weight, reduce_range=True)
 
 
 def torch_weight(w: Tensor) -> Any:

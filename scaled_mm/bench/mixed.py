@@ -175,8 +175,7 @@ def _humming(case: MixedCase) -> Route:
         return layer
 
     def run(a: Tensor, layer: Any) -> Tensor:
-        made: Tensor = layer(a, input_scale=scale)
-        return made
+        return layer(a, input_scale=scale)
 
     return Route(_int8(case), weight, run, case.bits / 8)
 

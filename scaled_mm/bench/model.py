@@ -96,8 +96,7 @@ def model_of(settings: ModelSettings) -> nn.Module:
         torch.manual_seed(0)
         with torch.device(settings.device):
             model = made.from_config(config, dtype=DTYPE)
-    moved: nn.Module = model.to(settings.device).eval().requires_grad_(False)
-    return moved
+    return model.to(settings.device).eval().requires_grad_(False)
 
 
 # --- what is timed --------------------------------------------------------------------------------

@@ -156,12 +156,6 @@ def column(case: dict[str, Any]) -> str:
     return f"M={case['m']}" if case["m"] else f"{case['k']}x{case['n']}"
 
 
-def ours_of(settings: dict[str, Any]) -> str:
-    """The contender of ours that the summary is about."""
-    op: str = settings.get("op", "plain")
-    return op
-
-
 def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The title and cases of each table: one for a weight shape, or for all where there is no M."""
     settings, every = result["settings"], result["results"]
@@ -193,7 +187,7 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
         if result.get(key):
             yield from of(result)
             return
-    ours = ours_of(result["settings"])
+    ours = result["settings"].get("op", "plain")  # the contender that the summary is about
     in_time = result["settings"]["device"] == "cuda" or ours == "awq_dequantize"
     for title, cases in titled(result):
         yield title, gpu_rows(cases, ours) if in_time else cpu_rows(cases)

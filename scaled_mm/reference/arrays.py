@@ -1,7 +1,5 @@
 """Tensors of any device to numpy and back."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 import numpy as np

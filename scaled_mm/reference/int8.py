@@ -1,7 +1,5 @@
 """The int8 products and their epilogues: R1, the bits, and R0, the exact result rounded once."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any

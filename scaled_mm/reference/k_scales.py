@@ -1,8 +1,6 @@
 """Products whose scales change along K: int32 sums of groups, added up in float32 in one order
 (docs/numerics.md, section 8)."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any, NamedTuple

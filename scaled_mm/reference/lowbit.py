@@ -1,7 +1,5 @@
 """The int4 part of `reference`: what the AWQ ops compute, in plain numpy, exact."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any

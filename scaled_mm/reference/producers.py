@@ -1,7 +1,5 @@
 """The producers: R1 of a norm or an activation that writes int8 (docs/numerics.md, section 6)."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any

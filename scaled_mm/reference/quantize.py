@@ -1,7 +1,5 @@
 """The quantisers: R1, and the exact quotient rounded once."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 import numpy as np

@@ -77,8 +77,7 @@ def memory_share(device: Device) -> float:
 
 def rates(device: Device) -> dict[str, Any]:
     """What the library takes the GPU for."""
-    found: dict[str, Any] = ask("int8", 1, 64, 64, device)["gpu"]
-    return found
+    return ask("int8", 1, 64, 64, device)["gpu"]
 
 
 def device_of(times: Times) -> Device:
