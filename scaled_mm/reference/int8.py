@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .accuracy import AccuracyReport, judge
 from .arithmetic import FORMATS, Array, Exact, Float32, Format, Magnitude, round_to
-from .arrays import matrix_product, to_float64, to_numpy, to_tensor
+from .arrays import as_rows, matrix_product, to_float64, to_numpy, to_tensor
 from .epilogues import FORMS, ended, evaluate, name_epilogue
 from .float_mode import ieee
 from .k_scales import Groups, in_blocks, of_blocks, of_int4
@@ -278,7 +278,5 @@ def _operands(
     by_column = {"scale_b": scale_b, "bias": bias, "azp_adj": azp_adj, "azp_with_adj": azp_with_adj}
     shaped = [(name, x, (-1, 1)) for name, x in by_row.items()]
     shaped += [(name, x, (1, -1)) for name, x in by_column.items()]
-    if residual is not None:
-        rows = int(np.prod(residual.shape[:-1]))
-        shaped.append(("residual", residual, (rows, residual.shape[-1])))
-    return {name: to_numpy(x).reshape(shape) for name, x, shape in shaped if x is not None}
+    made = {name: to_numpy(x).reshape(shape) for name, x, shape in shaped if x is not None}
+    return made if residual is None else {**made, "residual": as_rows(to_numpy(residual))}
