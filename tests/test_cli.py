@@ -15,7 +15,7 @@ from helpers import run_python
 
 import scaled_mm
 from scaled_mm import _library, explain, gpus
-from scaled_mm.bench import cases, grouped, layer, mixed, model
+from scaled_mm.bench import cases, grouped, layer, lowbit, model
 from scaled_mm.demo.run import STRIDE
 from scaled_mm.quantization import compressed_tensors, schemes
 from scaled_mm.reference.epilogues import FORMS
@@ -139,7 +139,7 @@ def test_the_words_of_help_texts_are_the_library_s():
     assert tuple(layer.LAYERS) == words.LAYERS
     assert tuple(grouped.BLOCKS) == words.BLOCKS
     assert tuple(model.MODELS) == words.MODELS
-    assert tuple(mixed.SCHEMES) == words.MIXED
+    assert tuple(lowbit.SCHEMES) == words.MIXED
     assert (tuple(bench.DEFAULT_SHAPES), tuple(gpus.DEVICES)) == (words.DEVICES, words.GPUS)
     assert words.FORMATS == compressed_tensors.FORMATS
     assert words.FAMILIES == _library.FAMILIES == tuple(measure.SHAPES)

@@ -196,9 +196,9 @@ def measure(
     """Microseconds of every ending, every way."""
     m, n, k = shape
     asked = contenders(m, n, k, settings.device, clock, own)
-    watches = {key: clock.stopwatch(calls) for key, calls in asked.items()}
+    ready = {key: partial(clock.stopwatch, calls) for key, calls in asked.items()}
     case: dict[str, Any] = {"m": m, "n": n, "k": k, "us": {}}
-    for (name, way), own in rounds_in_turns(watches, settings.rounds).items():
+    for (name, way), own in rounds_in_turns(ready, settings.rounds).items():
         case["us"].setdefault(name, {})[way] = 1e6 * statistics.median(own)
     return case
 

@@ -22,8 +22,9 @@ from ..nn import ScaledLinear
 from ..ops.int8 import int8_mm
 from ..ops.quantize import quantize_int8
 from .cases import DTYPES, EPILOGUES, Case, make_case
+from .clocks import in_short
 from .contenders import CONTENDERS
-from .measure import SCHEMA, Settings, in_short
+from .measure import SCHEMA, Settings
 
 SIZES = {"cuda": (32, 512, 512), "cpu": (1, 16, 16)}  # device -> M, N, K
 CALLS = 2000  # in a round

@@ -12,7 +12,6 @@ values, in as many copies as keep them out of the last-level cache.
 
 from __future__ import annotations
 
-import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,8 +30,8 @@ from ..ops.produce import (
     silu_mul_quantize_int8,
 )
 from ..ops.quantize import quantize_int8, quantize_weight_int8
-from .clocks import Clock, Stopwatch, clock_of, rounds_in_turns
-from .measure import empty_result, in_short
+from .clocks import Clock, Stopwatch, clock_of
+from .measure import empty_result, timed_rows
 
 EPS = 1e-5
 DTYPE = torch.bfloat16
@@ -289,21 +288,13 @@ def exact_of(settings: LayerSettings, m: int) -> Tensor:
 def measure(settings: LayerSettings, m: int, clock: Clock) -> list[dict[str, Any]]:
     """A row per contender, in the table's order: microseconds, and the relative distance of the
     output from the float32 layer's."""
-    taking = [c for c in CONTENDERS if settings.device in c.devices]
     exact = exact_of(settings, m)
-    stopwatches: dict[str, Stopwatch] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for contender in (c for c in taking if c.name not in settings.without):
-        row = rows[contender.name] = {"name": contender.name, "microseconds": None, "verdict": ""}
-        try:
-            stopwatch, row["error"] = prepare(contender, settings, m, clock, exact)
-            stopwatches[contender.name] = stopwatch
-        except Exception as reason:  # the others go on
-            row["verdict"] = in_short(reason)
-    times = rounds_in_turns(stopwatches, settings.rounds, clock.budget_seconds)
-    for name, own in times.items():
-        rows[name]["microseconds"] = 1e6 * statistics.median(own)
-    return [*rows.values()]
+    contenders = {
+        contender.name: partial(prepare, contender, settings, m, clock, exact)
+        for contender in CONTENDERS
+        if settings.device in contender.devices and contender.name not in settings.without
+    }
+    return timed_rows(contenders, settings.rounds, clock)
 
 
 def growing(
@@ -320,16 +311,3 @@ def growing(
         clock.clear()
         torch.compiler.reset()
         yield result
-
-
-def rows(result: dict[str, Any]) -> list[list[str]]:
-    """The table, its header first: microseconds, and how far the last M's output is off."""
-    layers = result["layers"]
-    table = [["us", *(f"M={layer['m']}" for layer in layers), "off float32"]]
-    for i, first in enumerate(layers[0]["rows"]):
-        entries = [layer["rows"][i] for layer in layers]
-        cells = [f"{e['microseconds']:.1f}" if e["microseconds"] else "-" for e in entries]
-        off = next((f"{e['error']:.2%}" for e in entries if e.get("error") is not None), "")
-        reasons = ", ".join(dict.fromkeys(e["verdict"] for e in entries if e["verdict"]))
-        table.append([first["name"], *cells, off or reasons])
-    return table

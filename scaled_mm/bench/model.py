@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from .. import integrations
 from .._extras import needed
-from .clocks import clock_of
-from .measure import empty_result, in_short, median_ratio
+from .clocks import Stopwatch, clock_of, in_short, rounds_in_turns
+from .measure import empty_result, median_ratio
 from .model_contenders import BASE, CONTENDERS, DTYPE
 from .model_step import STEP_FACTS, Sequences, step_facts
 
@@ -141,8 +141,8 @@ def compiled(model: nn.Module, device: str) -> Callable[..., Any]:
     return called
 
 
-def round_of(model: nn.Module, work: tuple[str, int, str], device: str) -> Callable[[], float]:
-    """Seconds of a prefill, or of a token, whenever it is called; warm."""
+def round_of(model: nn.Module, work: tuple[str, int, str], device: str) -> Stopwatch:
+    """Of a prefill, or of a token; warm."""
     phase, batch, mode = work
     prefill = phase == "prefill"
     tokens = (PROMPT if prefill else BEHIND)[device]
@@ -157,8 +157,7 @@ def round_of(model: nn.Module, work: tuple[str, int, str], device: str) -> Calla
         return timed(run, 1 if prefill else STEPS, device)
 
     seconds()
-    seconds()
-    return seconds
+    return Stopwatch(seconds, seconds(), [run])
 
 
 def works(device: str, batches: Sequence[int]) -> list[tuple[str, int, str]]:
@@ -251,28 +250,12 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds of each round, in turns; who fails has none, and its row says why it did so first."""
     torch.compiler.reset()
-    rounds: dict[str, Callable[[], float]] = {}
-    times: dict[str, list[float]] = {}
-    told = {row["name"]: row for row in rows}
-
-    def guarded(name: str, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except Exception as reason:
-            why = f"{' '.join(map(str, work))}: {in_short(reason)}"
-            told[name]["verdict"] = told[name]["verdict"] or why
-            rounds.pop(name, None)
-            times.pop(name, None)
-
-    def prepare(name: str) -> None:
-        rounds[name] = round_of(models[name], work, settings.device)
-        times[name] = []
-
-    for name in models:
-        guarded(name, partial(prepare, name))
-    for i in range(settings.rounds):
-        for name in [*rounds][:: -1 if i % 2 else 1]:
-            guarded(name, lambda name=name: times[name].append(rounds[name]()))  # type: ignore[misc]
+    failed = dict[str, str]()
+    able = {name: partial(round_of, model, work, settings.device) for name, model in models.items()}
+    times = rounds_in_turns(able, settings.rounds, failed=failed)
+    for row in rows:
+        if why := failed.get(row["name"]):
+            row["verdict"] = row["verdict"] or f"{' '.join(map(str, work))}: {why}"
     return times
 
 

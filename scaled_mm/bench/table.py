@@ -12,8 +12,8 @@ from .endings import tables as ending_tables
 from .grouped import tables as grouped_tables
 from .grouped_contenders import CONTENDERS as GROUPED_CONTENDERS
 from .layer import CONTENDERS as LAYER_CONTENDERS
-from .layer import rows as layer_rows
-from .mixed import LOWBIT_CONTENDERS
+from .lowbit import LOWBIT_CONTENDERS
+from .measure import row_table
 from .model import tables as model_tables
 from .peers import PEERS
 
@@ -177,7 +177,8 @@ def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
     """Title and rows, the header first, of every table."""
     if result.get("layers"):
-        yield f"{result['settings']['layer']}, without attention's core, us", layer_rows(result)
+        rows = row_table([f"M={layer['m']}" for layer in result["layers"]], result["layers"])
+        yield f"{result['settings']['layer']}, without attention's core, us", rows
         return
     for key, of in (
         ("endings", ending_tables),

@@ -23,12 +23,12 @@ from scaled_mm.bench import host as host_time
 from scaled_mm.bench import layer as layer_time
 from scaled_mm.bench import model as model_time
 from scaled_mm.bench.cases import DTYPES, EPILOGUES
-from scaled_mm.bench.clocks import clock_of
+from scaled_mm.bench.clocks import clock_of, in_short
 from scaled_mm.bench.contenders import CONTENDERS
 from scaled_mm.bench.grouped_contenders import CONTENDERS as GROUPED_CONTENDERS
-from scaled_mm.bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
+from scaled_mm.bench.lowbit import LOWBIT_CONTENDERS, SCHEMES
+from scaled_mm.bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing
 from scaled_mm.bench.merge import merged
-from scaled_mm.bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
 from scaled_mm.bench.model_contenders import CONTENDERS as MODEL_CONTENDERS
 from scaled_mm.bench.peers import PEERS
 from scaled_mm.bench.picture import plot
@@ -120,7 +120,7 @@ def op_of(awq: bool, awq_dequantize: bool, mixed: str | None, png_file: Path | N
         raise ValueError(f"{given[0]} must be given without {given[1]}, got both")
     op = "awq_dequantize" if awq_dequantize else "awq_gemm" if awq else ""
     if mixed is not None:
-        op = one_of("--mixed", mixed, MIXED_CONTENDERS)
+        op = one_of("--mixed", mixed, SCHEMES)
     if op and png_file is not None:
         raise ValueError(f"--png must be given without --awq, got {op}")
     return op
@@ -129,10 +129,10 @@ def op_of(awq: bool, awq_dequantize: bool, mixed: str | None, png_file: Path | N
 def lowbit_settings(
     op: str, group: int | None, epilogue: str, dtype: str, **common: Any
 ) -> LowbitSettings:
-    option = "--mixed" if op in MIXED_CONTENDERS else "--awq"
+    option = "--mixed" if op in SCHEMES else "--awq"
     if epilogue != "scaled":
         raise ValueError(f"--epilogue must be left out with {option}, got {epilogue}")
-    if group == 0 and op not in MIXED_CONTENDERS:
+    if group == 0 and op not in SCHEMES:
         raise ValueError("--group must be at least 1 with --awq, got 0")
     if group is None:
         group = 0 if op == "w8a16" else 128
