@@ -6,6 +6,7 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,12 +208,12 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def command(as_json: bool) -> None:
+def command(given: SimpleNamespace) -> None:
     known = facts()
     checks = [self_check(isa) for isa in _library.cpu_isas()]
     if _library.serves_gpu():
         checks.append(gpu_self_check())
-    if as_json:
+    if given.as_json:
         print_json({**known, "self-check": [asdict(check) for check in checks]})
     else:
         _show(known, checks, Console())

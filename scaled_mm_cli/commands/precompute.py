@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
+from types import SimpleNamespace
 
 from rich.console import Console as RichConsole
 
@@ -37,13 +37,15 @@ def show(report: PrecomputeReport, console: RichConsole) -> None:
     lines(console, *found)
 
 
-def command(checkpoint: Path, out: Path, as_json: bool) -> None:
+def command(given: SimpleNamespace) -> None:
     with progress_display() as display:
         bar = display.add_task("precompute")
         report = precompute(
-            checkpoint, out, lambda done, total: display.update(bar, advance=done, total=total)
+            given.checkpoint,
+            given.out,
+            lambda done, total: display.update(bar, advance=done, total=total),
         )
-    if as_json:
+    if given.as_json:
         print_json(asdict(report))
     else:
         show(report, Console())

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich import box
@@ -209,44 +210,36 @@ def cache_path() -> Path:
     return path
 
 
-def command(
-    family: list[str] | None,
-    json_file: Path | None,
-    read: Path | None,
-    dry_run: bool,
-    removing: bool,
-) -> None:
-    for each in family or ():
+def command(given: SimpleNamespace) -> None:
+    for each in given.family or ():
         if each not in SHAPES:
             raise ValueError(f"--family must be one of {', '.join(SHAPES)}, got {each}")
     console = Console()
-    if read is not None:
-        times = read_times(read)
-        if family:
-            times["times"] = {
-                name: times["times"][name] for name in family if name in times["times"]
-            }
+    if given.read is not None:
+        times = read_times(given.read)
+        if given.family:
+            there = times["times"]
+            times["times"] = {name: there[name] for name in given.family if name in there}
         show(fits(times), True, console)
         return
-    keeping = not dry_run or removing
-    path = cache_path() if keeping else None
-    if removing:
+    path = cache_path() if given.removing or not given.dry_run else None
+    if given.removing:
         assert path is not None
         lines(console, remove(path))
         return
 
     def save(times: Times) -> None:
-        if json_file is not None:
-            json_file.write_text(json.dumps(times) + "\n")
+        if given.json_file is not None:
+            given.json_file.write_text(json.dumps(times) + "\n")
 
     _library.untune()  # kernels are measured that the tables' own numbers take for good
     say, done = progress()
     try:
-        times = measured(family or list(SHAPES), say, save)
+        times = measured(given.family or list(SHAPES), say, save)
     finally:
         done()
     results = fits(times)
-    show(results, dry_run, console)
+    show(results, given.dry_run, console)
     if path is None:
         return
     entry = entry_of(times, results)
