@@ -34,8 +34,8 @@ class Route:
 class Contender:
     name: str
     what: str
-    prepare: Callable[[Any], Route]  # of a case of its bench
-    devices: tuple[str, ...] = ("cpu",)
+    prepare: Callable[[Any], Any]  # a case of its bench made ready: of products, a Route
+    devices: tuple[str, ...] = ("cpu", "cuda")
     ours: bool = False
     unjudged: str = ""  # the verdict on an output that is no int8 product with its epilogue
 
@@ -84,17 +84,17 @@ def _float(case: Case, dtype: torch.dtype) -> Route:
     return Route(floats_of(case).to(dtype), weight, run, dtype.itemsize)
 
 
-def _to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x as e4m3 with a scale per row, float32 [rows, 1]."""
-    scale = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
-    return (x / scale).to(torch.float8_e4m3fn), scale
+def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as e4m3 with a scale per row, float32 [..., 1]."""
+    scale = (x.abs().amax(-1, keepdim=True).float() / 448).clamp_min(1e-12)
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
 
 def _float8(case: Case) -> Route:
     if case.out_dtype != torch.bfloat16:
         raise Unsupported("bfloat16 output only")
-    x, scale_a = _to_float8(floats_of(case))
-    weight, scale_b = _to_float8((case.b * case.scale_b).t())
+    x, scale_a = to_float8(floats_of(case))
+    weight, scale_b = to_float8((case.b * case.scale_b).t())
     bias = bias_of(case, torch.bfloat16)
 
     def run(x: Tensor, b: Tensor) -> Tensor:
@@ -208,38 +208,34 @@ def _onednn(case: Case) -> Route:
     return Route(x, prepack, run, 1)
 
 
-_BOTH, _GPU = ("cpu", "cuda"), ("cuda",)
-
+CPU, GPU = ("cpu",), ("cuda",)
 CONTENDERS = (
-    Contender("packed", "scaled_mm with pack_weight_int8", _packed, _BOTH, ours=True),
-    Contender("plain", "scaled_mm with the int8 weight", _plain, _BOTH, ours=True),
+    Contender("packed", "scaled_mm with pack_weight_int8", _packed, ours=True),
+    Contender("plain", "scaled_mm with the int8 weight", _plain, ours=True),
     Contender(
         "float32 mm",
         "linear, float32",
         lambda case: _float(case, torch.float32),
+        CPU,
         unjudged="float",
     ),
     Contender(
         "bf16 mm",
         "linear, bfloat16",
         lambda case: _float(case, torch.bfloat16),
-        _BOTH,
         unjudged="float",
     ),
     Contender(
         "fp8 rowwise",
         "torch._scaled_mm, e4m3, a scale per row and column",
         _float8,
-        _GPU,
+        GPU,
         unjudged="float",
     ),
-    Contender("_int_mm", "torch._int_mm + eager epilogue", _int_mm),
-    Contender("_int_mm sums", "torch._int_mm, no epilogue", _int_mm_sums, _GPU, unjudged="sums"),
-    Contender("_int_mm compiled", "the same under torch.compile", _int_mm_compiled),
-    Contender(
-        "_int_mm compiled", "torch._int_mm + epilogue under torch.compile", _int_mm_compiled, _GPU
-    ),
-    Contender("triton", "Triton kernel with a fused epilogue, autotuned", _triton, _GPU),
-    Contender("onednn qlinear", "onednn.qlinear_pointwise, u8 activations", _onednn),
+    Contender("_int_mm", "torch._int_mm + eager epilogue", _int_mm, CPU),
+    Contender("_int_mm sums", "torch._int_mm, no epilogue", _int_mm_sums, GPU, unjudged="sums"),
+    Contender("_int_mm compiled", "torch._int_mm + epilogue under torch.compile", _int_mm_compiled),
+    Contender("triton", "Triton kernel with a fused epilogue, autotuned", _triton, GPU),
+    Contender("onednn qlinear", "onednn.qlinear_pointwise, u8 activations", _onednn, CPU),
 )
 """What takes part, in the order of the tables."""

@@ -31,6 +31,7 @@ from ..ops.produce import (
 )
 from ..ops.quantize import quantize_int8, quantize_weight_int8
 from .clocks import Clock, Stopwatch, clock_of
+from .contenders import CPU, GPU, to_float8
 from .measure import empty_result, timed_rows
 
 EPS = 1e-5
@@ -105,19 +106,9 @@ def dense(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.t()
 
 
-FP8 = torch.float8_e4m3fn
-
-
 def fp8_rowwise(x: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
-    scale = (x.abs().amax(-1, keepdim=True).float() / 448).clamp_min(1e-12)
-    q = (x.float() / scale).clamp(-448, 448).to(FP8)
-    b, scale_b = weight
-    return torch._scaled_mm(q, b.t(), scale, scale_b, out_dtype=DTYPE, use_fast_accum=True)
-
-
-def fp8_weight(w: Tensor) -> tuple[Tensor, Tensor]:
-    scale = w.abs().amax(1).float()[None] / 448
-    return (w.float() / scale.t()).to(FP8), scale
+    (q, scale), (b, scale_b) = to_float8(x), weight
+    return torch._scaled_mm(q, b.t(), scale, scale_b.t(), out_dtype=DTYPE, use_fast_accum=True)
 
 
 def torch_dynamic(x: Tensor, weight: Any) -> Tensor:
@@ -195,20 +186,17 @@ class Contender:
         return torch.compile(run, dynamic=False) if self.compiled else run
 
 
-GPU = ("cuda",)
 CONTENDERS = [
     Contender("ours", "int8 per token, quantisers fused, eager", our_weight),
     Contender("ours compiled", "the same under torch.compile", our_weight, compiled=True),
-    Contender(
-        "float32", "torch, eager", lambda w: w.float(), dense, False, ("cpu",), torch.float32
-    ),
+    Contender("float32", "torch, eager", lambda w: w.float(), dense, False, CPU, torch.float32),
     Contender(
         "float32 compiled",
         "under torch.compile",
         lambda w: w.float(),
         dense,
         True,
-        ("cpu",),
+        CPU,
         torch.float32,
     ),
     Contender(
@@ -217,7 +205,7 @@ CONTENDERS = [
         torch_weight,
         torch_dynamic,
         False,
-        ("cpu",),
+        CPU,
         torch.float32,
     ),
     Contender("bf16", "torch, eager", lambda w: w.clone(), dense),
@@ -225,7 +213,7 @@ CONTENDERS = [
     Contender(
         "fp8 compiled",
         "rowwise e4m3, a scale per token, compiled",
-        fp8_weight,
+        to_float8,
         fp8_rowwise,
         True,
         GPU,

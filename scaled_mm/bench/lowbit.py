@@ -4,11 +4,10 @@ one out."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,7 +22,7 @@ from ..ops.packed_weight import settle_written
 from ..ops.w4a8 import w4a8_mm
 from ..reference.arithmetic import FORMATS
 from .cases import CHECKED_ROWS, Judgement, Product, judged, spread
-from .contenders import Contender, Route, Unsupported
+from .contenders import GPU, Contender, Route, Unsupported
 
 SCHEMES = {"w8a16": 8, "w4a16": 4, "w4a8": 4}
 """Bits of the weight; zero points there are none."""
@@ -298,14 +297,18 @@ def _int4pack(case: LowbitCase) -> Route:
 # ---- The contenders: weights, written out --------------------------------------------------------
 
 
-def _dequantizer(function: Callable[..., Tensor], case: LowbitCase) -> Route:
+def _dequantized(case: LowbitCase, function: Callable[..., Tensor]) -> Route:
     """`function(qweight, scales, qzeros)`, its outputs in turn in other places."""
     route = _with_words(case, lambda _, words: function(*words))
     return replace(route, rotate_outputs=True)
 
 
-def _eager(*words: Tensor) -> Tensor:
-    return awq.from_awq(*words).dequantize()
+def _written_out(case: LowbitCase) -> Route:
+    return _dequantized(case, awq.awq_dequantize)
+
+
+def _eager(case: LowbitCase) -> Route:
+    return _dequantized(case, lambda *words: awq.from_awq(*words).dequantize())
 
 
 def _for_the_compiler(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
@@ -318,72 +321,51 @@ def _for_the_compiler(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor
     return ((q - z).to(scales.dtype) * scales[:, None]).view(-1, n)
 
 
-@functools.cache
-def _compiler() -> Callable[..., Any]:
-    return torch.compile(_for_the_compiler, dynamic=False)
-
-
-def _compiled(*words: Tensor) -> Tensor:
-    return _compiler()(*words)
+def _compiled(case: LowbitCase) -> Route:
+    return _dequantized(case, torch.compile(_for_the_compiler, dynamic=False))
 
 
 # ---- Who takes part ------------------------------------------------------------------------------
 
-_BOTH, _GPU = ("cpu", "cuda"), ("cuda",)
-_DENSE = Contender("dense mm", "linear, the dense weight of the same dtype", _dense, _BOTH)
-_INT4PACK = Contender("int4pack mm", "torch._weight_int4pack_mm, its own packing", _int4pack, _BOTH)
-_OF_16_BITS = (
-    _DENSE,
-    Contender(
-        "dequantize + mm",
-        "MixedWeight.dequantize, then torch's matmul",
-        _dequantize_and_mm,
-        _BOTH,
-    ),
-    Contender("int8pack mm", "torch._weight_int8pack_mm, per channel", _int8pack, _BOTH),
-    _INT4PACK,
+_DENSE = Contender("dense mm", "linear, the dense weight of the same dtype", _dense)
+_INT4PACK = Contender("int4pack mm", "torch._weight_int4pack_mm, its own packing", _int4pack)
+_UNPACKED = Contender(
+    "dequantize + mm", "MixedWeight.dequantize, then torch's matmul", _dequantize_and_mm
 )
+_INT8PACK = Contender("int8pack mm", "torch._weight_int8pack_mm, per channel", _int8pack)
 _HUMMING = Contender(
-    "humming",
-    "HummingLayer, whose weights are rounded anew",
-    _humming,
-    _GPU,
-    unjudged="float",
+    "humming", "HummingLayer, whose weights are rounded anew", _humming, GPU, unjudged="float"
 )
 LOWBIT_CONTENDERS: dict[str, tuple[Contender, ...]] = {
     "awq_gemm": (
-        Contender("awq_gemm", "scaled_mm.awq_gemm", _gemm, _BOTH, ours=True),
-        Contender(
-            "awq_gemm packed", "the same, of a packed weight", _gemm_packed, _BOTH, ours=True
-        ),
+        Contender("awq_gemm", "scaled_mm.awq_gemm", _gemm, ours=True),
+        Contender("awq_gemm packed", "the same, of a packed weight", _gemm_packed, ours=True),
         _DENSE,
-        Contender(
-            "dequantize + mm",
-            "scaled_mm.awq_dequantize, then torch's matmul",
-            _awq_dequantize_and_mm,
-            _BOTH,
+        replace(
+            _UNPACKED,
+            what="scaled_mm.awq_dequantize, then torch's matmul",
+            prepare=_awq_dequantize_and_mm,
         ),
         _INT4PACK,
     ),
-    "awq_dequantize": tuple(
-        Contender(name, what, partial(_dequantizer, function), devices, name == "awq_dequantize")
-        for name, what, function, devices in (
-            ("awq_dequantize", "scaled_mm.awq_dequantize", awq.awq_dequantize, _BOTH),
-            ("torch eager", "shifts and a product, eager", _eager, _BOTH),
-            ("torch compiled", "the same under torch.compile", _compiled, _GPU),
-        )
+    "awq_dequantize": (
+        Contender("awq_dequantize", "scaled_mm.awq_dequantize", _written_out, ours=True),
+        Contender("torch eager", "shifts and a product, eager", _eager),
+        Contender("torch compiled", "the same under torch.compile", _compiled, GPU),
     ),
     **{
-        scheme: (Contender(scheme, "scaled_mm.mixed_mm", _ours, _BOTH, ours=True), *_OF_16_BITS)
+        scheme: (
+            Contender(scheme, "scaled_mm.mixed_mm", _ours, ours=True),
+            *(_DENSE, _UNPACKED, _INT8PACK, _INT4PACK),
+        )
         for scheme in ("w8a16", "w4a16")
     },
     "w4a8": (
-        Contender("w4a8", "scaled_mm.w4a8_mm", _ours_int8, _BOTH, ours=True),
-        Contender("as w8a8", "scaled_mm, the weight's values as int8", _w8a8, _BOTH),
-        Contender("as w4a16", "scaled_mm.mixed_mm", _ours, _BOTH),
+        Contender("w4a8", "scaled_mm.w4a8_mm", _ours_int8, ours=True),
+        Contender("as w8a8", "scaled_mm, the weight's values as int8", _w8a8),
+        Contender("as w4a16", "scaled_mm.mixed_mm", _ours),
         *([_HUMMING] if find_spec("humming") else []),
-        _DENSE,
-        _INT4PACK,
+        *(_DENSE, _INT4PACK),
     ),
 }
 """What takes part, by what is timed, in the order of the tables: an op on AWQ's words, or a scheme

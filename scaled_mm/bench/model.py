@@ -199,7 +199,7 @@ def contenders(settings: ModelSettings) -> tuple[dict[str, nn.Module], list[dict
         rows.append(row)
         whole = model_of(settings)
         try:
-            model = contender.make(whole)
+            model = contender.prepare(whole)
             logits = Sequences(model, 1, 8, settings.device, room=0).prefill(model).float()
             exact = logits if exact is None else exact
             row["error"] = float((logits - exact).norm() / exact.norm())

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from .cases import Case
-from .contenders import Contender, Route, Unsupported, bias_of, floats_of, plain_weight
-
-GPU, BOTH = ("cuda",), ("cpu", "cuda")
+from .contenders import GPU, Contender, Route, Unsupported, bias_of, floats_of, plain_weight
 
 
 def _flat(case: Case, name: str) -> Tensor | None:
@@ -126,9 +124,9 @@ def _humming(case: Case) -> Route:
 PEERS = {  # the module that has to be there -> the contender
     "vllm": Contender("vllm", "vllm's cutlass_scaled_mm", _vllm, GPU),
     "sgl_kernel": Contender("sgl-kernel", "sgl_kernel.int8_scaled_mm", _sgl, GPU),
-    "torchao": Contender("torchao", "torchao's int_scaled_matmul, scales and bias", _torchao, BOTH),
+    "torchao": Contender("torchao", "torchao's int_scaled_matmul, scales and bias", _torchao),
     "bitsandbytes": Contender(
-        "bitsandbytes", "int8_linear_matmul and int8_mm_dequant, by float16", _bitsandbytes, BOTH
+        "bitsandbytes", "int8_linear_matmul and int8_mm_dequant, by float16", _bitsandbytes
     ),
     "comfy_kitchen": Contender(
         "comfy-kitchen",

@@ -13,6 +13,7 @@ from typing import Any
 from .._extras import needed
 from .endings import ratio
 from .model import ratios
+from .table import larger_floor
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -110,7 +111,7 @@ def _panel(axes: Any, cases: list[dict[str, Any]], part: str) -> None:
         for case in cases:
             routes = {route["name"]: route for route in case["routes"]}
             times = {who: route["microseconds"] for who, route in routes.items()}
-            least = times[ours] if part == "speed-up" else _floor(case)
+            least = times[ours] if part == "speed-up" else larger_floor(case)
             if times[name] and least and (part != "speed-up" or name != ours):
                 points.append((case["m"], times[name] / least))
         if points:
@@ -126,10 +127,6 @@ def _panel(axes: Any, cases: list[dict[str, Any]], part: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 16, 256, 4096], ["1", "16", "256", "4096"])
     axes.set_ylim(0, 3 if part == "speed-up" else 4)
-
-
-def _floor(case: dict[str, Any]) -> float:
-    return max(case["floor_us"], case.get("operations_us") or 0.0)
 
 
 def labelled(points: dict[str, tuple[float, float]], labels: tuple[str, str], path: Path) -> None:
