@@ -10,9 +10,8 @@ import typer
 
 from scaled_mm._extras import needed
 from scaled_mm._library import serves_gpu
-from scaled_mm.demo.plot import plot
 from scaled_mm.demo.run import STRIDE, run
-from scaled_mm.demo.table import show
+from scaled_mm.demo.show import plot, show
 
 from ..terminal import Console, print_json
 from . import progress_display
