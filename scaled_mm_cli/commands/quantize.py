@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +25,10 @@ from scaled_mm.quantization.rotation import Rotation
 from scaled_mm.quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
 from scaled_mm.quantization.smoothquant import ALPHAS, Smoothing
 
-from ..terminal import Console, lines, print_json
-from . import progress_display, shards_of
+from ..terminal import lines
+from . import progress_display, shards_of, tell
 from .search import search as find
-from .search import tell
+from .search import show as show_found
 
 _SHOWN = 8
 KNOWN = f"{', '.join(SCHEMES)}, {NAMES_OF_WEIGHTS}"
@@ -90,7 +90,7 @@ def command(given: SimpleNamespace) -> None:
         for option, patterns in (("--target", given.target), ("--ignore", given.ignore)):
             words += [word for pattern in patterns or () for word in (option, pattern)]
         found = find(given.model_dir, replace(config, smoothing=None), sequences, words)
-        tell(found, given.as_json)
+        tell(found, show_found, given.as_json)
         return
     batches = _batches(given, config)
     with progress_display() as display:
@@ -103,10 +103,7 @@ def command(given: SimpleNamespace) -> None:
             lambda done, total: display.update(bar, advance=done, total=total),
             format=given.format,
         )
-    if given.as_json:
-        print_json(asdict(report))
-    else:
-        show(report, Console())
+    tell(report, show, given.as_json)
 
 
 def config_of(given: SimpleNamespace) -> QuantConfig:
