@@ -253,8 +253,8 @@ def a_gpu(monkeypatch):
     monkeypatch.setattr(_library, "arch_of_gpu", lambda index: ["sm90", ""][index])
     check = info._check
     check_awq = info._check_awq
-    monkeypatch.setattr(info, "_check", lambda device, sizes: check("cpu", sizes))
-    monkeypatch.setattr(info, "_check_awq", lambda device: check_awq("cpu"))
+    monkeypatch.setattr(info, "_check", lambda made, device, sizes: check(made, "cpu", sizes))
+    monkeypatch.setattr(info, "_check_awq", lambda made, device: check_awq(made, "cpu"))
 
 
 def test_info_of_a_gpu(a_gpu, cli):
