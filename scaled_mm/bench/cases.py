@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,23 @@ def spread(length: int, most: int) -> Tensor:
 def shape_text(m: int, n: int, k: int) -> str:
     """M=0: the weight alone."""
     return f"M={m} N={n} K={k}" if m else f"N={n} K={k}"
+
+
+def by_weight(cases: Iterable[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """(N, K) -> the cases of a result that have it."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for case in cases:
+        found.setdefault((case["n"], case["k"]), []).append(case)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every bench is told."""
+
+    device: str = "cpu"
+    rounds: int = 9
+    without: tuple[str, ...] = ()  # contenders left out
 
 
 @dataclass(frozen=True)

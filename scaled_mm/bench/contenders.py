@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -40,6 +40,22 @@ class Contender:
     unjudged: str = ""  # the verdict on an output that is no int8 product with its epilogue
 
 
+def humming_layer(
+    weight: Tensor, values: dict[str, Any], dtype: torch.dtype, experts: int | None = None
+) -> Any:
+    """Of Humming's, for int8 activations, whose weight [N, K] or [E, N, K] it rounds itself."""
+    from humming.layer import HummingLayer
+
+    sizes = {"shape_n": weight.shape[-2], "shape_k": weight.shape[-1]}
+    sizes |= {} if experts is None else {"num_experts": experts}
+    layer = HummingLayer(
+        **sizes, weight_config=values, input_config={"dtype": "int8"}, torch_dtype=dtype
+    ).to(weight.device)
+    layer.load_from_unquantized(weight)
+    layer.transform()
+    return layer
+
+
 def plain_weight(case: Case) -> Callable[[], Tensor]:
     return lambda: case.b.t().clone().t()
 
@@ -72,7 +88,7 @@ def _plain(case: Case) -> Route:
     return _ours(case, plain_weight(case))
 
 
-def _float(case: Case, dtype: torch.dtype) -> Route:
+def _float(dtype: torch.dtype, case: Case) -> Route:
     bias = bias_of(case, dtype)
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
@@ -154,7 +170,7 @@ def _int_mm(case: Case) -> Route:
     return _int_mm_route(case, _int_mm_linear, operands)
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _compiled(what: Sequence[Any]) -> Callable[..., Tensor]:
     """`_int_mm_linear`, compiled afresh whenever `what` it is compiled for changes."""
     torch._dynamo.reset()
@@ -213,18 +229,9 @@ CONTENDERS = (
     Contender("packed", "scaled_mm with pack_weight_int8", _packed, ours=True),
     Contender("plain", "scaled_mm with the int8 weight", _plain, ours=True),
     Contender(
-        "float32 mm",
-        "linear, float32",
-        lambda case: _float(case, torch.float32),
-        CPU,
-        unjudged="float",
+        "float32 mm", "linear, float32", partial(_float, torch.float32), CPU, unjudged="float"
     ),
-    Contender(
-        "bf16 mm",
-        "linear, bfloat16",
-        lambda case: _float(case, torch.bfloat16),
-        unjudged="float",
-    ),
+    Contender("bf16 mm", "linear, bfloat16", partial(_float, torch.bfloat16), unjudged="float"),
     Contender(
         "fp8 rowwise",
         "torch._scaled_mm, e4m3, a scale per row and column",

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .cases import Common
 from .clocks import Clock, Stopwatch, clock_of
 from .grouped_contenders import CONTENDERS, JUDGED, Block, Run, Stacks, Tokens
 from .layer import DTYPE
@@ -32,13 +33,10 @@ BLOCKS = {
 
 
 @dataclass(frozen=True)
-class GroupedSettings:
+class GroupedSettings(Common):
     """What to measure."""
 
     blocks: tuple[str, ...]
-    device: str = "cpu"
-    rounds: int = 9
-    without: tuple[str, ...] = ()
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -85,7 +83,7 @@ def measure(
         return clock.stopwatch([partial(run, tokens) for tokens in given]), error
 
     able = {name: partial(ready, prepared) for name, prepared in contenders.items()}
-    rows = timed_rows(able, settings.rounds, clock)
+    rows = timed_rows(able, settings.rounds, clock.budget_seconds)
     experts = statistics.mean(map(hit, given))
     size = int8_bytes(block, experts)
     floor = 1e6 * size / clock.bandwidth if clock.bandwidth else None

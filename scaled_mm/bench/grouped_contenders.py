@@ -16,7 +16,7 @@ from ..ops.experts import grouped_mm, moe_combine, moe_sort
 from ..ops.int8 import pack_weight_int8
 from ..ops.produce import silu_mul_quantize_int8
 from ..ops.quantize import quantize_int8, quantize_weight_int8
-from .contenders import GPU, Contender, to_float8
+from .contenders import GPU, Contender, humming_layer, to_float8
 from .layer import DTYPE
 
 JUDGED = 8  # tokens that are compared with the float32 block
@@ -198,19 +198,10 @@ def _loop(stacks: Stacks) -> Run:
 
 
 def _humming(stacks: Stacks) -> Run:
-    from humming.layer import HummingLayer
-
-    def layer(stack: Tensor) -> Any:
-        eight_bits = {"dtype": "int8"}
-        sizes = {"shape_n": stack.shape[1], "shape_k": stack.shape[2], "num_experts": len(stack)}
-        made = HummingLayer(
-            **sizes, weight_config=eight_bits, input_config={**eight_bits}, torch_dtype=DTYPE
-        ).to(stack.device)
-        made.load_from_unquantized(stack)
-        made.transform()
-        return made
-
-    up, down = layer(stacks.up), layer(stacks.down)
+    up, down = (
+        humming_layer(stack, {"dtype": "int8"}, DTYPE, len(stack))
+        for stack in (stacks.up, stacks.down)
+    )
 
     def run(tokens: Tokens) -> Tensor:
         rows, offsets, order = moe_sort(tokens.index, stacks.block.experts)

@@ -30,6 +30,7 @@ from ..ops.produce import (
     silu_mul_quantize_int8,
 )
 from ..ops.quantize import quantize_int8, quantize_weight_int8
+from .cases import Common
 from .clocks import Clock, Stopwatch, clock_of
 from .contenders import CPU, GPU, to_float8
 from .measure import empty_result, timed_rows
@@ -67,13 +68,10 @@ TOKENS = {"cuda": [1, 16, 64, 256, 2048, 8192], "cpu": [1, 16, 64, 256]}
 
 
 @dataclass(frozen=True)
-class LayerSettings:
+class LayerSettings(Common):
     """What to measure."""
 
     layer: str
-    device: str = "cpu"
-    rounds: int = 9
-    without: tuple[str, ...] = ()
 
 
 # --- the layer, of float products -----------------------------------------------------------------
@@ -186,37 +184,30 @@ class Contender:
         return torch.compile(run, dynamic=False) if self.compiled else run
 
 
+FLOAT32: dict[str, Any] = {"devices": CPU, "dtype": torch.float32}
 CONTENDERS = [
     Contender("ours", "int8 per token, quantisers fused, eager", our_weight),
     Contender("ours compiled", "the same under torch.compile", our_weight, compiled=True),
-    Contender("float32", "torch, eager", lambda w: w.float(), dense, False, CPU, torch.float32),
+    Contender("float32", "torch, eager", Tensor.float, dense, **FLOAT32),
     Contender(
-        "float32 compiled",
-        "under torch.compile",
-        lambda w: w.float(),
-        dense,
-        True,
-        CPU,
-        torch.float32,
+        "float32 compiled", "under torch.compile", Tensor.float, dense, compiled=True, **FLOAT32
     ),
     Contender(
         "torch.ao",
         "torch's dynamically quantised Linears, float32 between them, eager",
         torch_weight,
         torch_dynamic,
-        False,
-        CPU,
-        torch.float32,
+        **FLOAT32,
     ),
-    Contender("bf16", "torch, eager", lambda w: w.clone(), dense),
-    Contender("bf16 compiled", "under torch.compile", lambda w: w.clone(), dense, True),
+    Contender("bf16", "torch, eager", Tensor.clone, dense),
+    Contender("bf16 compiled", "under torch.compile", Tensor.clone, dense, compiled=True),
     Contender(
         "fp8 compiled",
         "rowwise e4m3, a scale per token, compiled",
         to_float8,
         fp8_rowwise,
-        True,
-        GPU,
+        compiled=True,
+        devices=GPU,
     ),
 ]
 
@@ -282,7 +273,7 @@ def measure(settings: LayerSettings, m: int, clock: Clock) -> list[dict[str, Any
         for contender in CONTENDERS
         if settings.device in contender.devices and contender.name not in settings.without
     }
-    return timed_rows(contenders, settings.rounds, clock)
+    return timed_rows(contenders, settings.rounds, clock.budget_seconds)
 
 
 def growing(

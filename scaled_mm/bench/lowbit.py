@@ -22,7 +22,7 @@ from ..ops.packed_weight import settle_written
 from ..ops.w4a8 import w4a8_mm
 from ..reference.arithmetic import FORMATS
 from .cases import CHECKED_ROWS, Judgement, Product, judged, spread
-from .contenders import GPU, Contender, Route, Unsupported
+from .contenders import GPU, Contender, Route, Unsupported, humming_layer
 
 SCHEMES = {"w8a16": 8, "w4a16": 4, "w4a8": 4}
 """Bits of the weight; zero points there are none."""
@@ -223,19 +223,11 @@ def _w8a8(case: LowbitCase) -> Route:
 
 
 def _humming(case: LowbitCase) -> Route:
-    from humming.layer import HummingLayer
-
-    k, n = case.q.shape
-    group = 0 if len(case.scales) == 1 else case.group
+    values = {"dtype": "uint4", "group_size": 0 if len(case.scales) == 1 else case.group}
     scale = _scale_a(case)
 
     def weight() -> Any:
-        config = {"dtype": "uint4", "group_size": group}
-        layer = HummingLayer(n, k, config, {"dtype": "int8"}, torch_dtype=case.x.dtype)
-        layer = layer.to(case.x.device)
-        layer.load_from_unquantized(case.dequantized().t().contiguous())
-        layer.transform()
-        return layer
+        return humming_layer(case.dequantized().t().contiguous(), values, case.x.dtype)
 
     def run(a: Tensor, layer: Any) -> Tensor:
         return layer(a, input_scale=scale)

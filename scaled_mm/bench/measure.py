@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .cases import DTYPES, Product, make_case, shape_text
+from .cases import DTYPES, Common, Product, make_case, shape_text
 from .clocks import Clock, Stopwatch, clock_of, rounds_in_turns
 from .contenders import CONTENDERS, Contender, Route
 from .lowbit import LOWBIT_CONTENDERS, make_lowbit_case
@@ -56,17 +57,14 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Common):
     """What to measure of the int8 products."""
 
     baselines: ClassVar = ("packed", "plain")  # those of ours that all times are divided by
 
     epilogue: str = "scaled"
     out_dtype: str = "bfloat16"
-    device: str = "cpu"
     cold: bool = True
-    rounds: int = 9
-    without: tuple[str, ...] = ()  # contenders left out
     peers: bool = False  # other libraries too
 
     def contenders(self) -> list[Contender]:
@@ -78,16 +76,13 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class LowbitSettings:
+class LowbitSettings(Common):
     """What to measure of weights of few bits."""
 
     op: str = "awq_gemm"  # of LOWBIT_CONTENDERS
     group: int = 128  # 0, of schemes of mixed_mm: one scale per channel
     out_dtype: str = "bfloat16"
-    device: str = "cpu"
     cold: bool = True
-    rounds: int = 9
-    without: tuple[str, ...] = ()
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -185,10 +180,12 @@ def measure(
 
 
 def timed_rows(
-    contenders: Mapping[str, Callable[[], tuple[Stopwatch, float]]], rounds: int, clock: Clock
+    contenders: Mapping[str, Callable[[], tuple[Stopwatch, float | None]]],
+    rounds: int,
+    budget_seconds: float = math.inf,
 ) -> list[dict[str, Any]]:
     """A row per contender: microseconds, and how far its output is off; or why there are none. A
-    contender is what makes it ready, and tells how far it is off."""
+    contender is what makes it ready, and tells how far it is off if that was looked at."""
     rows: dict[str, dict[str, Any]] = {
         name: {"name": name, "microseconds": None, "verdict": ""} for name in contenders
     }
@@ -199,7 +196,7 @@ def timed_rows(
 
     failed = dict[str, str]()
     able = {name: partial(ready, name) for name in contenders}
-    times = rounds_in_turns(able, rounds, clock.budget_seconds, failed)
+    times = rounds_in_turns(able, rounds, budget_seconds, failed)
     for name, row in rows.items():
         row["verdict"] = failed.get(name, "")
         if name in times:

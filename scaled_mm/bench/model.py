@@ -23,36 +23,20 @@ from torch import Tensor, nn
 
 from .. import integrations
 from .._extras import needed
+from .cases import Common
 from .clocks import Stopwatch, clock_of, in_short, rounds_in_turns
 from .measure import empty_result, median_ratio
 from .model_contenders import BASE, CONTENDERS, DTYPE
 from .model_step import STEP_FACTS, Sequences, step_facts
 
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 MODELS: dict[str, dict[str, Any]] = {  # what Llama's config does not say by itself
-    "llama-3.2-1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "llama-3-8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "llama-3-70b": {
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
+    name: {**dict(zip(SIZES, sizes, strict=True)), "num_key_value_heads": 8, "vocab_size": 128256}
+    for name, sizes in {
+        "llama-3.2-1b": (2048, 8192, 16, 32),
+        "llama-3-8b": (4096, 14336, 32, 32),
+        "llama-3-70b": (8192, 28672, 80, 64),
+    }.items()
 }
 BATCHES = (1, 16, 64)
 PROMPT = {"cuda": 2048, "cpu": 32}  # tokens of a sequence
@@ -62,14 +46,11 @@ MODES = {"cuda": ("eager", "captured", "compiled"), "cpu": ("eager", "compiled")
 
 
 @dataclass(frozen=True)
-class ModelSettings:
+class ModelSettings(Common):
     """What to measure."""
 
     model: str  # of MODELS, or a folder
-    device: str = "cpu"
     layers: int | None = None  # so many instead of the config's
-    rounds: int = 9
-    without: tuple[str, ...] = ()
 
 
 def model_of(settings: ModelSettings) -> nn.Module:

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from .cases import Case
-from .contenders import GPU, Contender, Route, Unsupported, bias_of, floats_of, plain_weight
+from .contenders import (
+    GPU,
+    Contender,
+    Route,
+    Unsupported,
+    bias_of,
+    floats_of,
+    humming_layer,
+    plain_weight,
+)
 
 
 def _flat(case: Case, name: str) -> Tensor | None:
@@ -104,19 +113,12 @@ def _comfy(case: Case) -> Route:
 
 
 def _humming(case: Case) -> Route:
-    from humming.layer import HummingLayer
-
     if case.operands:
         raise Unsupported("without bias")
-    n, k = case.mnk[1:]
 
     def weight() -> Any:
-        eight_bits = {"dtype": "int8"}
-        layer = HummingLayer(n, k, eight_bits, eight_bits, torch_dtype=torch.bfloat16)
-        layer = layer.to(case.a.device)
-        layer.load_from_unquantized((case.b * case.scale_b).t().to(torch.bfloat16))
-        layer.transform()
-        return layer
+        dense = (case.b * case.scale_b).t().to(torch.bfloat16)
+        return humming_layer(dense, {"dtype": "int8"}, torch.bfloat16)
 
     return Route(_floats(case), weight, lambda x, layer: layer(x), 1)
 

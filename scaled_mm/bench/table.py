@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .cases import EPILOGUES, shape_text
+from .cases import EPILOGUES, by_weight, shape_text
 from .contenders import CONTENDERS
 from .endings import tables as ending_tables
 from .grouped import tables as grouped_tables
@@ -156,8 +156,8 @@ def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]
     if every and not every[0]["m"]:
         yield about, every
         return
-    for n, k in dict.fromkeys((case["n"], case["k"]) for case in every):
-        yield f"N={n} K={k}, {about}", [c for c in every if (c["n"], c["k"]) == (n, k)]
+    for (n, k), cases in by_weight(every).items():
+        yield f"N={n} K={k}, {about}", cases
 
 
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:

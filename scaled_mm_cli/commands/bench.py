@@ -7,6 +7,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,15 +130,16 @@ def lowbit_settings(
     return LowbitSettings(op, group, one_of("--dtype", dtype, ("bfloat16", "float16")), **common)
 
 
-def progress() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Say what is being measured, and stop: one line that changes, or where stderr is no terminal
-    a line for each shape."""
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """What says what is being measured: in one line that changes, or where stderr is no terminal
+    in a line for each shape."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        return lambda text: print(text, file=sys.stderr, flush=True), lambda: None
-    status = console.status("")
-    status.start()
-    return lambda text: status.update(f"measuring {text}"), status.stop
+        yield lambda text: print(text, file=sys.stderr, flush=True)
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(f"measuring {text}")
 
 
 def write_json(result: dict[str, Any], path: Path) -> None:
@@ -201,18 +203,16 @@ def measured(
 ) -> dict[str, Any]:
     """The last result, keeping the JSON file up to date: a run that is cut off leaves what it has.
     `results` is given what tells the user of progress."""
-    say, done = progress()
     result: dict[str, Any] = {}
     try:
-        for result in results(say):
-            if json_file is not None:
-                write_json(result, json_file)
+        with telling() as say:
+            for result in results(say):
+                if json_file is not None:
+                    write_json(result, json_file)
     except RuntimeError as reason:  # a GPU that a kernel has brought down: show what there is
         if not result:
             raise
         print("scaled-mm: stopped:", in_short(reason), file=sys.stderr)
-    finally:
-        done()
     return result
 
 
@@ -295,7 +295,7 @@ def products_measured(given: SimpleNamespace, common: dict[str, Any]) -> dict[st
         epilogue, one_of("--dtype", given.dtype, DTYPES), peers=given.peers, **common
     )
     if given.host:
-        return host_time.run(settings, clock_of(settings.device).machine())
+        return host_time.run(settings, clock_of(settings.device))
     return measured(partial(growing, shapes_of(given, DEFAULT_SHAPES), settings), given.json_file)
 
 

@@ -23,7 +23,7 @@ from scaled_mm.tuning.fit import Loss, Measured, Result, fit
 from scaled_mm.tuning.measure import SHAPES, ask, measure
 
 from ..terminal import Console, cell, lines
-from .bench import progress
+from .bench import telling
 
 FORMAT = 1  # of the file of times
 COPY = 0.987  # what kernels reach of the bandwidth of a copy, on an H200
@@ -233,11 +233,8 @@ def command(given: SimpleNamespace) -> None:
             given.json_file.write_text(json.dumps(times) + "\n")
 
     _library.untune()  # kernels are measured that the tables' own numbers take for good
-    say, done = progress()
-    try:
+    with telling() as say:
         times = measured(given.family or list(SHAPES), say, save)
-    finally:
-        done()
     results = fits(times)
     show(results, given.dry_run, console)
     if path is None:
