@@ -54,13 +54,13 @@ def measured(
     families: list[str], say: Callable[[str], None], save: Callable[[Times], None]
 ) -> Times:
     """Measures, keeping what there is after each shape."""
-    device = served_gpu()
-    share = memory_share(device)
+    device, clock = served_gpu(), CudaGraphClock()
+    share = memory_share(device, clock.bandwidth)
     result: Times = {"format": FORMAT, "device": asdict(device), "memory_share": share, "times": {}}
     for family in families:
         shapes: list[dict[str, Any]] = result["times"].setdefault(family, [])
         all_ = SHAPES[family].count
-        for each in measure(family, device):
+        for each in measure(family, device, clock):
             shapes.append(each)
             best = min(each["us"], key=lambda name: each["us"][name])
             sizes = f"M={each['m']} N={each['n']} K={each['k']}"
@@ -69,10 +69,10 @@ def measured(
     return result
 
 
-def memory_share(device: Device) -> float:
-    """Of the peak of device memory, what kernels reach: a copy's bandwidth, measured."""
+def memory_share(device: Device, copy: float) -> float:
+    """Of the peak of device memory, what kernels reach, by the bandwidth of a copy."""
     least, most = cache.MEMORY_SHARE
-    share = COPY * CudaGraphClock().bandwidth / (1e6 * rates(device)["bytes_per_us"])
+    share = COPY * copy / (1e6 * rates(device)["bytes_per_us"])
     return round(min(max(share, least), most), 4)
 
 
