@@ -156,8 +156,7 @@ def try_compiled(
 
 def known_gpus() -> list[dict[str, Any]]:
     """The lines of csrc/dispatch/gpus.def."""
-    answer: list[dict[str, Any]] = json.loads(_ask(_CPU, "_gpus"))
-    return answer
+    return json.loads(_ask(_CPU, "_gpus"))
 
 
 def fingerprint(arch: str) -> str:
@@ -209,5 +208,4 @@ def explain(family: str, *question: object) -> dict[str, Any]:
     Raises:
         ValueError: `SCALED_MM_KERNEL` names no kernel.
     """
-    answer: dict[str, Any] = json.loads(_ask(_CPU, f"_explain_{family}", *question))
-    return answer
+    return json.loads(_ask(_CPU, f"_explain_{family}", *question))

@@ -105,6 +105,11 @@ class Operand(NamedTuple):
     columns: int
     """Of B for each element along n: 2 for an operand of pairs; 0 for one of rows alone."""
 
+    def shape(self, m: int, n: int) -> tuple[int, int]:
+        """Beside sums [m, n]."""
+        wide = n // max(1, self.columns)
+        return {Axis.ROW: (1, wide), Axis.COL: (m, 1), Axis.FULL: (m, wide)}[self.axis]
+
 
 class Node(NamedTuple):
     operation: str

@@ -78,11 +78,7 @@ def cutlass_scaled_mm(
     too, and a float32 bias is taken with any output; b may be a `scaled_mm.PackedWeight`. fp8
     operands and block scales are refused.
     """
-    accept({"a": a, "scale_a": scale_a, "scale_b": scale_b})
-    d = scaled_mm(
-        _matrix(a), b, _column(scale_a), _row(scale_b), bias=_bias(bias), out_dtype=out_dtype
-    )
-    return d.view(*a.shape[:-1], b.shape[1])
+    return _scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
 
 
 def cutlass_scaled_mm_azp(
@@ -116,20 +112,11 @@ def cutlass_scaled_mm_azp(
     tokens.
     """
     accept({"a": a, "scale_a": scale_a, "scale_b": scale_b, "azp_adj": azp_adj})
-    zero: dict[str, Any] = {"azp_with_adj": _row(azp_adj)}
-    if azp is not None:
-        accept({"azp": azp})
-        zero = {"azp": _column(azp), "azp_adj": _row(azp_adj)}
-    d = scaled_mm(
-        _matrix(a),
-        b,
-        _column(scale_a),
-        _row(scale_b),
-        bias=_bias(bias),
-        out_dtype=out_dtype,
-        **zero,
-    )
-    return d.view(*a.shape[:-1], b.shape[1])
+    if azp is None:
+        return _scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, azp_with_adj=_row(azp_adj))
+    accept({"azp": azp})
+    zero = {"azp": _column(azp), "azp_adj": _row(azp_adj)}
+    return _scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, **zero)
 
 
 def scaled_int8_quant(
@@ -229,10 +216,24 @@ def int8_scaled_mm(
     return cutlass_scaled_mm(mat_a, mat_b, scales_a, scales_b, out_dtype, bias)
 
 
-def _matrix(a: Tensor) -> Tensor:
-    """[..., K] -> [tokens, K], as the peers see it: their scales have an element for each token,
+def _scaled_mm(
+    a: Tensor,
+    b: Tensor | PackedWeight,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+    **more: Any,
+) -> Tensor:
+    """`scaled_mm` of [tokens, K], as the peers see a: their scales have an element for each token,
     whatever the dimensions of a."""
-    return a.flatten(0, -2) if a.ndim > 2 else a.view(1, -1) if a.ndim == 1 else a
+    accept({"a": a, "scale_a": scale_a, "scale_b": scale_b})
+    if bias is not None:
+        accept({"bias": bias})
+        more["bias"] = _row(bias)
+    rows = a.flatten(0, -2) if a.ndim > 2 else a.view(1, -1) if a.ndim == 1 else a
+    d = scaled_mm(rows, b, _column(scale_a), _row(scale_b), out_dtype=out_dtype, **more)
+    return d.view(*a.shape[:-1], b.shape[1])
 
 
 def _column(x: Tensor) -> Tensor:
@@ -241,10 +242,3 @@ def _column(x: Tensor) -> Tensor:
 
 def _row(x: Tensor) -> Tensor:
     return x.reshape(1, -1)
-
-
-def _bias(bias: Tensor | None) -> Tensor | None:
-    if bias is None:
-        return None
-    accept({"bias": bias})
-    return _row(bias)

@@ -111,40 +111,6 @@ class Explanation:
 OUT_DTYPES = {**DTYPES, "int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
-def ask_library(
-    m: int, n: int, k: int, device: Device, out_dtype: torch.dtype, activation: str | None
-) -> dict[str, Any]:
-    """The library's answer.
-
-    Raises:
-        ValueError: SCALED_MM_KERNEL names no kernel.
-    """
-    return _library.explain("int8", m, n, k, out_dtype, activation or "none", *device.facts)
-
-
-def ask_library_lowbit(
-    m: int, n: int, k: int, device: Device, group: int, packed: bool, bits: int, zeros: str
-) -> dict[str, Any]:
-    """The library's answer for a weight of 4 or 8 bits.
-
-    Raises:
-        ValueError: SCALED_MM_KERNEL names no kernel.
-    """
-    weight = (group, bits, ZEROS.index(zeros), packed)
-    return _library.explain("lowbit", m, n, k, *weight, *device.facts)
-
-
-def ask_library_k_scales(
-    m: int, n: int, k: int, device: Device, group: int, in_blocks: bool, out_dtype: torch.dtype
-) -> dict[str, Any]:
-    """The library's answer for scales along K.
-
-    Raises:
-        ValueError: SCALED_MM_KERNEL names no kernel.
-    """
-    return _library.explain("k_scales", m, n, k, group, in_blocks, out_dtype, *device.facts)
-
-
 def explain(
     m: int,
     n: int,
@@ -179,18 +145,18 @@ def explain(
         raise ValueError(f"out_dtype must be one of {', '.join(OUT_DTYPES)}, got {out_dtype}")
     check_as_the_op_does(m, n, k, OUT_DTYPES[out_dtype], activation)
     gpu = device or local_device() or DEVICES["H200"]
+    ending = (OUT_DTYPES[out_dtype], activation or "none")
     if blocks:
         if experts is not None:
             raise ValueError(f"experts must be None with blocks, got {experts}")
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype must be one of {', '.join(DTYPES)}, got {out_dtype}")
-        answer = ask_library_k_scales(m, n, k, gpu, BLOCK, True, DTYPES[out_dtype])
+        answer = _library.explain("k_scales", m, n, k, BLOCK, True, ending[0], *gpu.facts)
     elif experts is None:
-        answer = ask_library(m, n, k, gpu, OUT_DTYPES[out_dtype], activation)
+        answer = _library.explain("int8", m, n, k, *ending, *gpu.facts)
     else:
         if not 0 < experts <= MOST:
             raise ValueError(f"experts must be in 1..{MOST}, got {experts}")
-        ending = (OUT_DTYPES[out_dtype], activation or "none")
         answer = _library.explain("grouped", m, n, k, experts, *ending, *gpu.facts)
     question = {"m": m, "n": n, "k": k, "out_dtype": out_dtype, "device": gpu}
     of_blocks = {"blocks": True, "group": BLOCK} if blocks else {}
@@ -244,9 +210,11 @@ def explain_mixed(
         raise ValueError(f"out_dtype must be one of {', '.join(dtypes)}, got {out_dtype}")
     gpu = device or local_device() or DEVICES["H200"]
     if int8_input:
-        answer = ask_library_k_scales(m, n, k, gpu, max(1, rows), False, DTYPES[out_dtype])
+        kind = (max(1, rows), False, DTYPES[out_dtype])
+        answer = _library.explain("k_scales", m, n, k, *kind, *gpu.facts)
     else:
-        answer = ask_library_lowbit(m, n, k, gpu, rows, packed, bits, zeros)
+        weight = (rows, bits, ZEROS.index(zeros), packed)
+        answer = _library.explain("lowbit", m, n, k, *weight, *gpu.facts)
     question = {"m": m, "n": n, "k": k, "out_dtype": out_dtype, "device": gpu}
     return made_of(answer, **question, group=rows, bits=bits, int8_input=int8_input)
 
@@ -288,16 +256,10 @@ def made_of(answer: dict[str, Any], **question: Any) -> Explanation:
         )
         for row in answer["kernels"]
     ]
-    absent = float("inf")
     device, gpu = question["device"], answer.get("gpu", {})
     if not device.bandwidth:  # the driver does not tell
         question["device"] = replace(device, bandwidth=1e-6 * gpu["bytes_per_us"])
-    kernels.sort(
-        key=lambda each: (
-            not each.chosen,
-            absent if each.predicted_us is None else each.predicted_us,
-        )
-    )
+    kernels.sort(key=lambda x: (not x.chosen, x.predicted_us is None, x.predicted_us or 0.0))
     found = Explanation(
         **question,
         arch=answer["arch"],

@@ -1,9 +1,9 @@
 """The `scaled-mm` command: its table of commands, its exit codes, and what becomes of an error.
 
-A command is two functions of the same parameters, each in the module of its name: `options` in
-`scaled_mm_cli.options` says how they are written and what they mean, `command` in
-`scaled_mm_cli.commands` does the work. The latter, and torch with it, is imported when the command
-is called.
+A command is two functions, each in the module of its name: the parameters of `options` in
+`scaled_mm_cli.options` are the command's, with what they mean, and `command` in
+`scaled_mm_cli.commands`, which is given their values, does the work. The latter, and torch with it,
+is imported when the command is called.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
@@ -72,7 +73,8 @@ def load(name: str) -> Any:
 
     @functools.wraps(options)
     def command(**given: Any) -> None:
-        importlib.import_module(f"scaled_mm_cli.commands.{name}").command(**given)
+        module = importlib.import_module(f"scaled_mm_cli.commands.{name}")
+        module.command(SimpleNamespace(**given))
 
     alone = typer.Typer(add_completion=False)
     alone.command(name, help=COMMANDS[name], epilog=f"Example: {EXAMPLES[name]}")(command)
@@ -156,8 +158,7 @@ def _reason(error: Exception) -> str | None:
     """What is said of an error that the user can mend; None: it is a fault of the program."""
     text = str(error)
     if isinstance(error, _UsageError):
-        said: str = error.format_message()
-        return said
+        return error.format_message()
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return f"there is not enough memory: {text}" if text else "there is not enough memory"
     if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text:  # torch has no class

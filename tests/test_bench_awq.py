@@ -7,14 +7,14 @@ import torch
 from cuda_support import GPU
 
 from scaled_mm.bench import measure
-from scaled_mm.bench.awq import AWQ_CONTENDERS, make_awq_case
+from scaled_mm.bench.lowbit import LOWBIT_CONTENDERS, make_lowbit_case
 from scaled_mm.bench.measure import LowbitSettings, Measurement, judge
 
 DTYPES = ("bfloat16", "float16")
 
 
 def names(op, device="cpu"):
-    return [c.name for c in AWQ_CONTENDERS[op] if device in c.devices]
+    return [c.name for c in LOWBIT_CONTENDERS[op] if device in c.devices]
 
 
 @pytest.fixture(scope="module", params=DTYPES)
@@ -49,8 +49,8 @@ def test_every_contender_computes_the_weight(weights):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_verdicts_on_a_product(dtype):
-    case = make_awq_case("awq_gemm", 20, 48, 64, 32, dtype)
-    exact = case.x.double() @ case.weight.dequantize().double()
+    case = make_lowbit_case("awq_gemm", 20, 48, 64, 32, dtype)
+    exact = case.x.double() @ case.dequantized().double()
 
     def verdict(out):
         entry = Measurement("it")
@@ -69,8 +69,8 @@ def test_verdicts_on_a_product(dtype):
 
 
 def test_verdicts_on_a_weight():
-    case = make_awq_case("awq_dequantize", 0, 48, 64, 32, torch.float16)
-    weight = case.weight.dequantize()
+    case = make_lowbit_case("awq_dequantize", 0, 48, 64, 32, torch.float16)
+    weight = case.dequantized()
 
     def verdict(out):
         entry = Measurement("it")

@@ -3,8 +3,8 @@
 import pytest
 
 from scaled_mm.bench import measure
+from scaled_mm.bench.lowbit import LOWBIT_CONTENDERS
 from scaled_mm.bench.measure import LowbitSettings
-from scaled_mm.bench.mixed import MIXED_CONTENDERS
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -16,7 +16,7 @@ def test_every_contender_computes_the_product(scheme, group, dtype):
     result = measure.run([(2, 64, 128), (5, 64, 128)], settings)
     for case in result["results"]:
         assert [route["name"] for route in case["routes"]] == [
-            contender.name for contender in MIXED_CONTENDERS[scheme]
+            contender.name for contender in LOWBIT_CONTENDERS[scheme]
         ]
         ours, *peers = case["routes"]
         assert ours["verdict"] in ("exact", "bound")

@@ -1,30 +1,16 @@
 """What setup.py builds, for which GPUs, and what it says when something is missing."""
 
-import importlib.util
 import os
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
+import compile_against
+import cuda_build
 import pytest
 from helpers import refuses, run_python
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def load(path: Path) -> ModuleType:
-    """A file that is on no import path, as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-cuda_build = load(ROOT / "tools/cuda_build.py")
 Wanted = cuda_build.Wanted
 
 # ---- The GPUs ------------------------------------------------------------------------------------
@@ -210,7 +196,7 @@ def test_a_static_libstdcxx_is_not_taken(tmp_path: Path) -> None:
     """Half of it would be torch's: a stream then writes no numbers, or ends the process."""
     source, library = tmp_path / "stream.cpp", tmp_path / "stream.so"
     source.write_text(STREAM)
-    setup = load(ROOT / "setup.py")
+    setup = compile_against.load_setup()
     command = [os.environ.get("CXX", "c++"), "-static-libstdc++", "-shared", "-fPIC", str(source)]
     flags = ["-fvisibility=hidden", "-o", str(library), *setup.LINK_FLAGS]
     subprocess.run([*command, *flags], check=True)
@@ -219,8 +205,6 @@ def test_a_static_libstdcxx_is_not_taken(tmp_path: Path) -> None:
 
 
 # ---- Other torches -------------------------------------------------------------------------------
-
-compile_against = load(ROOT / "tools/compile_against.py")
 
 
 def test_the_oldest_torch_is_the_one_that_is_built_for() -> None:

@@ -10,7 +10,7 @@ from helpers import extra
 from torch import nn
 
 from scaled_mm.demo import bert, data, measure, run
-from scaled_mm.demo.schemes import COMPARED, quantise
+from scaled_mm.demo.run import COMPARED, quantise
 from scaled_mm.quantization.calibrate import collect
 from scaled_mm.quantization.inspect import Inspector
 from scaled_mm.quantization.schemes import SCHEMES
@@ -48,7 +48,7 @@ def scheme(request):
 def test_model_file_must_be_the_published_one(tmp_path, monkeypatch):
     (tmp_path / "model.safetensors").write_bytes(b"another")
     package = SimpleNamespace(get_model_path=lambda: tmp_path)
-    monkeypatch.setattr(data, "extra", lambda name: package)
+    monkeypatch.setattr(data, "needed", lambda what, name: [package])
     with pytest.raises(ValueError, match=r"^model.safetensors must have SHA-256 53aa.*, got "):
         data.model_folder()
 

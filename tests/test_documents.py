@@ -2,10 +2,10 @@
 
 import importlib
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
+import benchmarks
 import pytest
 
 import scaled_mm
@@ -110,9 +110,6 @@ def test_every_page_is_in_the_index() -> None:
         name = page.relative_to(DOCS).with_suffix("").as_posix()
         assert name == "index" or name in listed or f"{name.rpartition('/')[0]}/*" in listed, name
 
-
-sys.path.append(str(ROOT / "tools"))
-import benchmarks  # noqa: E402
 
 TABLES = [
     file.with_name(f"{file.name.partition('.')[0]}.md")

@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from scaled_mm.explain import DEVICES, Device, ask_library, ask_library_lowbit
+from scaled_mm import _library
+from scaled_mm.explain import DEVICES, Device
+from scaled_mm.ops.mixed_weight import ZEROS
 
 RATES = ["memory_share", "products_per_us", "most_products_per_us", "l2_bytes_per_us"]
 RATES += ["lone_bytes_per_us", "latency"]
 
 
 def told(device: Device) -> dict[str, Any]:
-    answer = ask_library(64, 4096, 4096, device, torch.bfloat16, None)
-    assert (
-        ask_library_lowbit(64, 4096, 4096, device, 128, False, 4, "integer")["gpu"] == answer["gpu"]
-    )
-    gpu: dict[str, Any] = answer["gpu"]
+    sizes = (64, 4096, 4096)
+    gpu = _library.explain("int8", *sizes, torch.bfloat16, "none", *device.facts)["gpu"]
+    weight = (128, 4, ZEROS.index("integer"), False)
+    assert _library.explain("lowbit", *sizes, *weight, *device.facts)["gpu"] == gpu
     return gpu
 
 

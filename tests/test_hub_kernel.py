@@ -7,12 +7,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import hub_kernel
 import pytest
 from helpers import extra, run_python
-from test_build import ROOT, load
 from torch.utils import cpp_extension
 
-hub_kernel = load(ROOT / "tools/hub_kernel.py")
 tomllib = extra("tomllib" if sys.version_info >= (3, 11) else "tomli")  # pytest has tomli
 
 

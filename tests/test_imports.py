@@ -1,12 +1,11 @@
 """What imports what: no circles, nothing upward, and the drawing in docs/architecture.md."""
 
-import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import imports
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tools"))
-import imports  # noqa: E402
 
 
 def test_no_module_imports_itself_by_others() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scaled_mm.bench import picture
+from scaled_mm.bench.cases import by_weight
 from scaled_mm.bench.table import machine_line, tables, totals
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs/benchmarks"
@@ -52,12 +53,9 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
     shown = [c for c in cases if not many or (c["m"] in SHOWN and (c["n"], c["k"]) in PANELS)]
     fewer = {**result, "results": shown}
     if "endings" in result:
-        of_weights: dict[Any, list[Any]] = {}
-        for case in result["endings"]:
-            of_weights.setdefault((case["n"], case["k"]), []).append(case)
         fewer["endings"] = [
             case
-            for cases in [*of_weights.values()][:3]
+            for cases in [*by_weight(result["endings"]).values()][:3]
             for case in cases
             if len(cases) <= len(ENDED) or case["m"] in ENDED
         ]

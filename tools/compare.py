@@ -3,18 +3,18 @@
     python tools/compare.py [--rounds 3] [--json FILE] [--markdown FILE] NAME=FOLDER NAME=FOLDER ...
     python tools/compare.py --read FILE --markdown FILE
 
-Each FOLDER holds one package `scaled_mm` with its compiled libraries. A round times every build,
-each in a process of its own, odd rounds in the opposite order. A time is in microseconds a call:
-the median over the rounds, from replays of a CUDA graph whose weights rotate through copies that
-exceed the L2. The column `spread` is what a build's times differ by between rounds, largest over
-smallest, of the build where that is most: no ratio in its line says more than this.
+Each FOLDER holds a package `scaled_mm` with its compiled libraries, and the command beside it, as a
+checkout does. A round times every build, each in a process of its own, odd rounds in the opposite
+order. A time is in microseconds a call: the median over the rounds, by the build's own clock of
+`scaled-mm bench`, which replays a CUDA graph whose weights rotate through copies that exceed the
+L2. The column `spread` is what a build's times differ by between rounds, largest over smallest, of
+the build where that is most: no ratio in its line says more than this.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -25,78 +25,90 @@ from pathlib import Path
 from typing import Any
 
 Times = dict[str, float]
+Cells = Iterator[tuple[str, float]]
 
 INT8 = ((4096, 4096), (28672, 8192), (4096, 14336), (6144, 4096))  # N, K
-INT4 = INT8[:3]
+LOWBIT = INT8[:3]
 TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 AZP_TOKENS = (16, 512, 2048, 8192)
-INT4_TOKENS = (1, 16, 64, 128, 256, 1024, 4096)
-GROUP = 128
-COLD_BYTES = 2e8  # the copies of a weight together
+LOWBIT_TOKENS = (1, 16, 64, 128, 256, 1024, 4096)
+MIXED = {"w4a16-g128": (4, 128), "w4a16": (4, 0), "w8a16": (8, 0)}  # bits, group (0: all)
+GROUP = 128  # of AWQ
+LAYER = "llama-3-8b"
+OTHERS = ("ours compiled", "bf16", "bf16 compiled", "fp8 compiled")  # are not timed in the layer
+DEVICE = "cuda"
 
 
-def replay_us(call: Callable[..., object], weights: Sequence[Any], guess: float) -> float:
-    """Microseconds of call(*weight); `guess` is about that, and decides how long to warm up."""
-    import torch
-
-    count = max(len(weights), min(100, int(1500 / guess)))
-    call(*weights[0])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(count):
-            call(*weights[i % len(weights)])
-    for _ in range(math.ceil((50_000 if guess > 100 else 8_000) / (guess * count))):
-        graph.replay()
-    times = []
-    for _ in range(3 if guess > 1000 else 5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / count)
-    return statistics.median(times)
+def call_us(clock: Any, call: Callable[..., object], weights: Sequence[Any]) -> float:
+    """Microseconds of call(*weight), each weight in its turn."""
+    stopwatch = clock.stopwatch([partial(call, *weight) for weight in weights])
+    return 1e6 * statistics.median(stopwatch.seconds() for _ in range(5))
 
 
-def int8_times(n: int, k: int) -> Iterator[tuple[str, float]]:
+def int8_times(clock: Any, n: int, k: int) -> Cells:
     import torch
 
     from scaled_mm import scaled_mm
 
     def integers(*size: int) -> torch.Tensor:
-        return torch.randint(-128, 128, size, dtype=torch.int8, device="cuda")
+        return torch.randint(-128, 128, size, dtype=torch.int8, device=DEVICE)
 
-    weights = [(integers(n, k).t(),) for _ in range(max(3, math.ceil(COLD_BYTES / (n * k))))]
-    scale_b, bias = torch.rand(1, n, device="cuda"), torch.randn(n, device="cuda")
-    adj = torch.randint(-1000, 1000, (1, n), device="cuda", dtype=torch.int32)
+    weights = [(integers(n, k).t(),) for _ in range(clock.weight_copies(n * k))]
+    scale_b, bias = torch.rand(1, n, device=DEVICE), torch.randn(n, device=DEVICE)
+    adj = torch.randint(-1000, 1000, (1, n), device=DEVICE, dtype=torch.int32)
     for m in TOKENS:
-        a, scale_a = integers(m, k), torch.rand(m, 1, device="cuda")
-        guess = max(5, n * k / 4e6, 2 * m * n * k / 1.4e9)
+        a, scale_a = integers(m, k), torch.rand(m, 1, device=DEVICE)
         call = partial(scaled_mm, a, scale_a=scale_a, scale_b=scale_b)
-        yield f"int8 {n}x{k} {m}", replay_us(call, weights, guess)
+        yield f"int8 {n}x{k} {m}", call_us(clock, call, weights)
         if m in AZP_TOKENS:
-            azp = torch.randint(-128, 128, (m, 1), device="cuda", dtype=torch.int32)
+            azp = torch.randint(-128, 128, (m, 1), device=DEVICE, dtype=torch.int32)
             call = partial(call, azp=azp, azp_adj=adj, bias=bias)
-            yield f"azp {n}x{k} {m}", replay_us(call, weights, guess)
+            yield f"azp {n}x{k} {m}", call_us(clock, call, weights)
 
 
-def int4_times(n: int, k: int) -> Iterator[tuple[str, float]]:
+def awq_times(clock: Any, n: int, k: int) -> Cells:
     import torch
 
     from scaled_mm import awq_gemm
 
     def words(rows: int) -> torch.Tensor:
-        return torch.randint(-(2**31), 2**31, (rows, n // 8), dtype=torch.int32, device="cuda")
+        return torch.randint(-(2**31), 2**31, (rows, n // 8), dtype=torch.int32, device=DEVICE)
 
     weights = [
-        (words(k), torch.rand(k // GROUP, n, device="cuda").half() * 0.01, words(k // GROUP))
-        for _ in range(max(3, math.ceil(COLD_BYTES / (n * k / 2))))
+        (words(k), torch.rand(k // GROUP, n, device=DEVICE).half() * 0.01, words(k // GROUP))
+        for _ in range(clock.weight_copies(n * k // 2))
     ]
-    bias = torch.randn(n, device="cuda").half()
-    for m in INT4_TOKENS:
-        x = torch.randn(m, k, device="cuda").half()
-        guess = max(7, n * k / 8e6, 2 * m * n * k / 6e8)
-        yield f"int4 {n}x{k} {m}", replay_us(partial(awq_gemm, x, bias=bias), weights, guess)
+    bias = torch.randn(n, device=DEVICE).half()
+    for m in LOWBIT_TOKENS:
+        x = torch.randn(m, k, device=DEVICE).half()
+        yield f"int4 {n}x{k} {m}", call_us(clock, partial(awq_gemm, x, bias=bias), weights)
+
+
+def mixed_times(clock: Any, n: int, k: int) -> Cells:
+    import torch
+
+    from scaled_mm import mixed_mm, pack_weight
+
+    for name, (bits, group) in MIXED.items():
+        q = torch.randint(-(1 << bits - 1), 1 << bits - 1, (k, n), dtype=torch.int8, device=DEVICE)
+        scales = torch.rand(k // (group or k), n, device=DEVICE).bfloat16() * 0.01
+        copies = clock.weight_copies(n * k * bits // 8)
+        weights = [(pack_weight(q, scales, bits=bits),) for _ in range(copies)]
+        for m in LOWBIT_TOKENS:
+            x = torch.randn(m, k, device=DEVICE).bfloat16()
+            yield f"{name} {n}x{k} {m}", call_us(clock, partial(mixed_mm, x), weights)
+
+
+def layer_times(folder: str) -> Cells:
+    """By the build's own command."""
+    without = [word for name in OTHERS for word in ("--without", name)]
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        asked = ["bench", "--device", DEVICE, "--layer", LAYER, "--json", out.name, *without]
+        command = [sys.executable, "-m", "scaled_mm", *asked]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        result = json.loads(Path(out.name).read_text())
+    for layer in result["layers"]:
+        yield f"layer {LAYER} {layer['m']}", layer["rows"][0]["microseconds"]
 
 
 def time_build(folder: str) -> Times:
@@ -104,12 +116,17 @@ def time_build(folder: str) -> Times:
     import torch
 
     import scaled_mm
+    from scaled_mm.bench.clocks import clock_of
 
     if Path(folder) not in Path(scaled_mm.__file__).parents:
         raise SystemExit(f"{folder} holds no package scaled_mm: {scaled_mm.__file__} was imported")
     torch.manual_seed(0)
-    cells = [cell for shape in INT8 for cell in int8_times(*shape)]
-    return dict(cells + [cell for shape in INT4 for cell in int4_times(*shape)])
+    clock = clock_of(DEVICE)
+    cells = [cell for shape in INT8 for cell in int8_times(clock, *shape)]
+    for times in (awq_times, mixed_times):
+        cells += [cell for shape in LOWBIT for cell in times(clock, *shape)]
+    clock.clear()
+    return dict([*cells, *layer_times(folder)])
 
 
 def rounds_of(builds: dict[str, str], rounds: int) -> dict[str, list[Times]]:
@@ -130,7 +147,7 @@ def table(times: dict[str, list[Times]]) -> str:
     cells = list(times[first][0])
     median = {v: {c: statistics.median(t[c] for t in times[v]) for c in cells} for v in times}
     ratios = [f"{v}/{first}" for v in others]
-    head = ["cell: N x K, M", *times, *ratios, "spread"]
+    head = ["cell: N x K or layer, M", *times, *ratios, "spread"]
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for c in cells:
         of_rounds = [[t[c] for t in times[v]] for v in times]

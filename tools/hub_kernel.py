@@ -19,7 +19,6 @@ build.toml. CUTLASS is the builder's `cutlass_4_0`.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import shutil
@@ -28,6 +27,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import imports
+from compile_against import load_setup
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "scaled_mm"
@@ -39,14 +41,6 @@ BINDING = "torch-ext/torch_binding.cpp"
 STABLE_ABI = "2.11"
 NOT_A_FLAG = ("-isystem", "-DTORCH_TARGET_VERSION", "-W", "-g0", "-O")
 """The builder has its own of these."""
-
-
-def load_setup() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scaled_mm_setup", ROOT / "setup.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ---- build.toml ----------------------------------------------------------------------------------
@@ -139,43 +133,28 @@ def python_files() -> list[Path]:
     Raises:
         SystemExit: one of them imports what is neither torch nor of the standard library.
     """
-    found: set[Path] = set()
-    waiting = [file for part in ENTRANCES for file in (PACKAGE / part).glob("*.py")]
+    files, imported = imports.modules(), imports.graph()
+    found = set[str]()
+    waiting = [x for x in files if imports.unit(x) in {f"scaled_mm.{part}" for part in ENTRANCES}]
     while waiting:
-        file = waiting.pop()
-        if file in found:
-            continue
-        found.add(file)
-        for module, level in _imports(file):
-            if level:
-                waiting += _relative(file, module, level)
-            elif module.partition(".")[0] not in {*sys.stdlib_module_names, "torch"}:
-                raise SystemExit(f"{file.relative_to(ROOT)}: the hub's package has no {module}")
-    return sorted(file.relative_to(PACKAGE) for file in found)
+        name = waiting.pop()
+        package = name.rpartition(".")[0]
+        if name not in found and package:  # the package itself has an __init__ of its own
+            found.add(name)
+            waiting += [package, *imported[name]]
+            for other in foreign(files[name]) - {*sys.stdlib_module_names, "torch"}:
+                raise SystemExit(
+                    f"{files[name].relative_to(ROOT)}: the hub's package has no {other}"
+                )
+    return sorted(files[name].relative_to(PACKAGE) for name in found)
 
 
-def _imports(file: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, 0) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            yield node.module or "", node.level
-            base = f"{node.module}." if node.module else ""
-            yield from ((f"{base}{alias.name}", node.level) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module or "", 0
-
-
-def _relative(file: Path, module: str, level: int) -> list[Path]:
-    """The files behind `from ..module import`, those of the packages on the way too."""
-    folder = file.parents[level - 1]
-    found = []
-    for part in filter(None, module.split(".")):
-        folder = folder / part
-        found += [folder.with_suffix(".py"), folder / "__init__.py"]
-    if file.parents[level - 1] != PACKAGE:
-        found.append(file.parents[level - 1] / "__init__.py")
-    return [path for path in found if path.is_file()]
+def foreign(file: Path) -> set[str]:
+    """The packages that it imports by their own names."""
+    nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    names = [x.name for node in nodes if isinstance(node, ast.Import) for x in node.names]
+    names += [x.module or "" for x in nodes if isinstance(x, ast.ImportFrom) and not x.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def in_own_namespace(text: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,23 @@ def shape_text(m: int, n: int, k: int) -> str:
     return f"M={m} N={n} K={k}" if m else f"N={n} K={k}"
 
 
+def by_weight(cases: Iterable[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """(N, K) -> the cases of a result that have it."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for case in cases:
+        found.setdefault((case["n"], case["k"]), []).append(case)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every bench is told."""
+
+    device: str = "cpu"
+    rounds: int = 9
+    without: tuple[str, ...] = ()  # contenders left out
+
+
 @dataclass(frozen=True)
 class Judgement:
     """How an output compares with the reference."""
@@ -58,8 +76,44 @@ def judged(out: Tensor, exact: Tensor, bound: Tensor) -> Judgement:
     return Judgement(verdict, off, beyond, got.numel())
 
 
+class Product:
+    """One product with its operands: what every bench's case tells of itself."""
+
+    @property
+    def int8_operations(self) -> float:
+        """What one of them costs of a GPU's int8 rate."""
+        return 1.0
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Where the weight alone has a floor."""
+        return None
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        raise NotImplementedError
+
+    @property
+    def operations(self) -> int:
+        return 2 * math.prod(self.mnk)
+
+    def bytes_moved(self) -> int:
+        """Of every operand once and of the output: what no kernel can do without."""
+        raise NotImplementedError
+
+    def facts(self) -> dict[str, int]:
+        """What the result says of the case."""
+        facts = {**dict(zip("mnk", self.mnk, strict=True)), "bytes": self.bytes_moved()}
+        return facts if self.weight_bytes is None else facts | {"weight_bytes": self.weight_bytes}
+
+    def judge(self, out: Tensor, most: int) -> Judgement:
+        """Compares an output with the reference: all of it, or where a weight has more than `most`
+        elements a sample."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Case:
+class Case(Product):
     """One product with its operands: full-range int8, scales that bring the output near 1.
 
     Scale and zero point of the activations are per tensor, as the peers ask for; per token in
@@ -73,25 +127,15 @@ class Case:
     operands: dict[str, Tensor]  # those of the epilogue, all of two dimensions
     azp: Tensor | None  # int32 [1, 1] or [M, 1]
     out_dtype: torch.dtype
-    int8_operations: ClassVar[float] = 1.0  # what one costs of a GPU's int8 rate
 
     @property
     def mnk(self) -> tuple[int, int, int]:
         return self.a.shape[0], self.b.shape[1], self.a.shape[1]
 
-    @property
-    def operations(self) -> int:
-        return 2 * math.prod(self.mnk)
-
     def bytes_moved(self) -> int:
-        """Of every operand once and of the output: what no kernel can do without."""
         read = (self.a, self.b, self.scale_a, self.scale_b, *self.operands.values())
         m, n, _ = self.mnk
         return sum(x.numel() * x.itemsize for x in read) + m * n * self.out_dtype.itemsize
-
-    def facts(self) -> dict[str, int]:
-        """What the result says of the case."""
-        return {**dict(zip("mnk", self.mnk, strict=True)), "bytes": self.bytes_moved()}
 
     def judge(self, out: Tensor, most: int) -> Judgement:
         """Compares a sample of rows with the reference, and of columns when a weight has more than

@@ -10,7 +10,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -198,22 +199,45 @@ class CudaGraphClock:
         return 2 * source.numel() / statistics.median(times)
 
 
-def rounds_in_turns(
-    stopwatches: Mapping[K, Stopwatch], rounds: int, budget_seconds: float = math.inf
-) -> dict[K, list[float]]:
-    """Seconds of a call, for each round: all take turns, every other round in reverse.
+def in_short(reason: Exception) -> str:
+    """What a table says of a contender that failed."""
+    return (str(reason).strip() or type(reason).__name__).splitlines()[0][:60]
 
-    Whose rounds would take more than the budget takes part in fewer, the first ones.
+
+def rounds_in_turns(
+    contenders: Mapping[K, Callable[[], Stopwatch]],
+    rounds: int,
+    budget_seconds: float = math.inf,
+    failed: dict[K, str] | None = None,
+) -> dict[K, list[float]]:
+    """Seconds of a call of each contender, for each round: all take turns, every other round in
+    reverse. Whose rounds would take more than the budget takes part in fewer, the first ones.
+
+    Args:
+        contenders: what makes each ready; all are, before the first round.
+        failed: who raises is told of here, and the others go on. None: it ends all.
     """
-    own = {
-        key: max(1, round(min(rounds, budget_seconds / stopwatch.round_seconds)))
-        for key, stopwatch in stopwatches.items()
-    }
-    times: dict[K, list[float]] = {key: [] for key in stopwatches}
+    ready = dict[K, Stopwatch]()
+    times = dict[K, list[float]]()
+
+    @contextmanager
+    def others_go_on(key: K) -> Iterator[None]:
+        try:
+            yield
+        except Exception as reason:  # one may fail in any way it likes
+            if failed is None:
+                raise
+            failed[key] = in_short(reason)
+            times.pop(key, None)
+
+    for key, make in contenders.items():
+        with others_go_on(key):
+            ready[key], times[key] = make(), []
     for i in range(rounds):
-        for key in [*stopwatches][:: -1 if i % 2 else 1]:
-            if i < own[key]:
-                times[key].append(stopwatches[key].seconds())
+        for key in [*times][:: -1 if i % 2 else 1]:
+            if i < max(1, round(min(rounds, budget_seconds / ready[key].round_seconds))):
+                with others_go_on(key):
+                    times[key].append(ready[key].seconds())
     return times
 
 

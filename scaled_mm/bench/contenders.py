@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -34,10 +34,26 @@ class Route:
 class Contender:
     name: str
     what: str
-    prepare: Callable[[Any], Route]  # of a case of its bench
-    devices: tuple[str, ...] = ("cpu",)
+    prepare: Callable[[Any], Any]  # a case of its bench made ready: of products, a Route
+    devices: tuple[str, ...] = ("cpu", "cuda")
     ours: bool = False
     unjudged: str = ""  # the verdict on an output that is no int8 product with its epilogue
+
+
+def humming_layer(
+    weight: Tensor, values: dict[str, Any], dtype: torch.dtype, experts: int | None = None
+) -> Any:
+    """Of Humming's, for int8 activations, whose weight [N, K] or [E, N, K] it rounds itself."""
+    from humming.layer import HummingLayer
+
+    sizes = {"shape_n": weight.shape[-2], "shape_k": weight.shape[-1]}
+    sizes |= {} if experts is None else {"num_experts": experts}
+    layer = HummingLayer(
+        **sizes, weight_config=values, input_config={"dtype": "int8"}, torch_dtype=dtype
+    ).to(weight.device)
+    layer.load_from_unquantized(weight)
+    layer.transform()
+    return layer
 
 
 def plain_weight(case: Case) -> Callable[[], Tensor]:
@@ -72,7 +88,7 @@ def _plain(case: Case) -> Route:
     return _ours(case, plain_weight(case))
 
 
-def _float(case: Case, dtype: torch.dtype) -> Route:
+def _float(dtype: torch.dtype, case: Case) -> Route:
     bias = bias_of(case, dtype)
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
@@ -84,17 +100,17 @@ def _float(case: Case, dtype: torch.dtype) -> Route:
     return Route(floats_of(case).to(dtype), weight, run, dtype.itemsize)
 
 
-def _to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x as e4m3 with a scale per row, float32 [rows, 1]."""
-    scale = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
-    return (x / scale).to(torch.float8_e4m3fn), scale
+def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as e4m3 with a scale per row, float32 [..., 1]."""
+    scale = (x.abs().amax(-1, keepdim=True).float() / 448).clamp_min(1e-12)
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
 
 def _float8(case: Case) -> Route:
     if case.out_dtype != torch.bfloat16:
         raise Unsupported("bfloat16 output only")
-    x, scale_a = _to_float8(floats_of(case))
-    weight, scale_b = _to_float8((case.b * case.scale_b).t())
+    x, scale_a = to_float8(floats_of(case))
+    weight, scale_b = to_float8((case.b * case.scale_b).t())
     bias = bias_of(case, torch.bfloat16)
 
     def run(x: Tensor, b: Tensor) -> Tensor:
@@ -154,7 +170,7 @@ def _int_mm(case: Case) -> Route:
     return _int_mm_route(case, _int_mm_linear, operands)
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _compiled(what: Sequence[Any]) -> Callable[..., Tensor]:
     """`_int_mm_linear`, compiled afresh whenever `what` it is compiled for changes."""
     torch._dynamo.reset()
@@ -208,38 +224,25 @@ def _onednn(case: Case) -> Route:
     return Route(x, prepack, run, 1)
 
 
-_BOTH, _GPU = ("cpu", "cuda"), ("cuda",)
-
+CPU, GPU = ("cpu",), ("cuda",)
 CONTENDERS = (
-    Contender("packed", "scaled_mm with pack_weight_int8", _packed, _BOTH, ours=True),
-    Contender("plain", "scaled_mm with the int8 weight", _plain, _BOTH, ours=True),
+    Contender("packed", "scaled_mm with pack_weight_int8", _packed, ours=True),
+    Contender("plain", "scaled_mm with the int8 weight", _plain, ours=True),
     Contender(
-        "float32 mm",
-        "linear, float32",
-        lambda case: _float(case, torch.float32),
-        unjudged="float",
+        "float32 mm", "linear, float32", partial(_float, torch.float32), CPU, unjudged="float"
     ),
-    Contender(
-        "bf16 mm",
-        "linear, bfloat16",
-        lambda case: _float(case, torch.bfloat16),
-        _BOTH,
-        unjudged="float",
-    ),
+    Contender("bf16 mm", "linear, bfloat16", partial(_float, torch.bfloat16), unjudged="float"),
     Contender(
         "fp8 rowwise",
         "torch._scaled_mm, e4m3, a scale per row and column",
         _float8,
-        _GPU,
+        GPU,
         unjudged="float",
     ),
-    Contender("_int_mm", "torch._int_mm + eager epilogue", _int_mm),
-    Contender("_int_mm sums", "torch._int_mm, no epilogue", _int_mm_sums, _GPU, unjudged="sums"),
-    Contender("_int_mm compiled", "the same under torch.compile", _int_mm_compiled),
-    Contender(
-        "_int_mm compiled", "torch._int_mm + epilogue under torch.compile", _int_mm_compiled, _GPU
-    ),
-    Contender("triton", "Triton kernel with a fused epilogue, autotuned", _triton, _GPU),
-    Contender("onednn qlinear", "onednn.qlinear_pointwise, u8 activations", _onednn),
+    Contender("_int_mm", "torch._int_mm + eager epilogue", _int_mm, CPU),
+    Contender("_int_mm sums", "torch._int_mm, no epilogue", _int_mm_sums, GPU, unjudged="sums"),
+    Contender("_int_mm compiled", "torch._int_mm + epilogue under torch.compile", _int_mm_compiled),
+    Contender("triton", "Triton kernel with a fused epilogue, autotuned", _triton, GPU),
+    Contender("onednn qlinear", "onednn.qlinear_pointwise, u8 activations", _onednn, CPU),
 )
 """What takes part, in the order of the tables."""

@@ -27,6 +27,7 @@ from ..ops.epilogue_mm import epilogue_mm
 from ..ops.int8 import pack_weight_int8, scaled_mm
 from ..ops.produce import gelu_quantize_int8, silu_mul_quantize_int8
 from ..ops.quantize import quantize_int8
+from .cases import Common, by_weight
 from .clocks import Clock, clock_of, rounds_in_turns
 from .measure import empty_result
 
@@ -36,11 +37,9 @@ Kernel = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class EndingSettings:
+class EndingSettings(Common):
     """What to measure."""
 
-    device: str = "cpu"
-    rounds: int = 9
     epilogue: str = ""
     """One's own instead of the usual ones: FILE.py:NAME."""
 
@@ -48,16 +47,13 @@ class EndingSettings:
 def operands_of(epilogue: Any, m: int, n: int, **given: Any) -> dict[str, Any]:
     """Some for every parameter of one's own epilogue."""
     made = dict[str, Any]()
-    for name, axis, is_float, columns in epilogue.program.operands:
-        wide = n // max(1, columns)
-        rows = 1 if name in epilogue.scalars else m
-        shape = {Axis.ROW: (1, wide), Axis.COL: (rows, 1), Axis.FULL: (m, wide)}[axis]
-        if is_float:
-            made[name] = torch.rand(shape, **given) / 500
+    for operand in epilogue.program.operands:
+        shape = operand.shape(1 if operand.name in epilogue.scalars else m, n)
+        if operand.is_float:
+            dtype = torch.bfloat16 if operand.axis is Axis.FULL else torch.float32
+            made[operand.name] = (torch.rand(shape, **given) / 500).to(dtype)
         else:
-            made[name] = torch.randint(-9, 9, shape, dtype=torch.int32, **given)
-        if is_float and axis is Axis.FULL:
-            made[name] = made[name].to(torch.bfloat16)
+            made[operand.name] = torch.randint(-9, 9, shape, dtype=torch.int32, **given)
     return made
 
 
@@ -86,14 +82,6 @@ def _swiglu(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     return functional.silu(x[:, ::2]) * x[:, 1::2]
 
 
-def _swiglu_to_int8(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-    return _to_int8(residual, scale, _swiglu(residual, scale, x))
-
-
-def _gelu_to_int8(residual: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-    return _to_int8(residual, scale, functional.gelu(x))
-
-
 FUNCTIONS: dict[str, Kernel] = {
     "relu": torch.relu,
     "silu": functional.silu,
@@ -107,8 +95,7 @@ def compiled(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """An ending by torch.compile, once for all shapes."""
     nothing = torch.empty(0)
     function = endings_of(nothing, nothing)[name].torch
-    made: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(function, dynamic=True)
-    return made
+    return torch.compile(function, dynamic=True)
 
 
 def endings_of(residual: Tensor, scale: Tensor) -> dict[str, Ending]:
@@ -124,12 +111,12 @@ def endings_of(residual: Tensor, scale: Tensor) -> dict[str, Ending]:
     found["swiglu to int8"] = Ending(
         {"activation": "swiglu", **int8},
         lambda x: silu_mul_quantize_int8(x, scale=scale)[0],  # of halves: the same bytes and work
-        _swiglu_to_int8,
+        lambda residual, scale, x: _to_int8(residual, scale, _swiglu(residual, scale, x)),
     )
     found["gelu to int8"] = Ending(
         {"activation": "gelu", **int8},
         lambda x: gelu_quantize_int8(x, scale=scale)[0],
-        _gelu_to_int8,
+        lambda residual, scale, x: _to_int8(residual, scale, functional.gelu(x)),
     )
     return found
 
@@ -197,9 +184,9 @@ def measure(
     """Microseconds of every ending, every way."""
     m, n, k = shape
     asked = contenders(m, n, k, settings.device, clock, own)
-    watches = {key: clock.stopwatch(calls) for key, calls in asked.items()}
+    ready = {key: partial(clock.stopwatch, calls) for key, calls in asked.items()}
     case: dict[str, Any] = {"m": m, "n": n, "k": k, "us": {}}
-    for (name, way), own in rounds_in_turns(watches, settings.rounds).items():
+    for (name, way), own in rounds_in_turns(ready, settings.rounds).items():
         case["us"].setdefault(name, {})[way] = 1e6 * statistics.median(own)
     return case
 
@@ -231,8 +218,7 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
     """Title and rows, the header first, for each weight."""
     every = result["endings"]
     ways = [way for way in WAYS if any(way in us for case in every for us in case["us"].values())]
-    for n, k in dict.fromkeys((case["n"], case["k"]) for case in every):
-        cases = [case for case in every if (case["n"], case["k"]) == (n, k)]
+    for (n, k), cases in by_weight(every).items():
         rows = [["us", *(f"M={case['m']}" for case in cases), "worst"]]
         for name in cases[0]["us"]:
             own = [case["us"][name] for case in cases]

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .clocks import Clock, Stopwatch, clock_of, rounds_in_turns
+from .cases import Common
+from .clocks import Clock, Stopwatch, clock_of
 from .grouped_contenders import CONTENDERS, JUDGED, Block, Run, Stacks, Tokens
 from .layer import DTYPE
-from .measure import empty_result, in_short
+from .measure import empty_result, row_table, timed_rows
 
 TOKENS = (1, 16, 64, 256, 1024, 4096)
 BLOCKS = {
@@ -33,13 +33,10 @@ BLOCKS = {
 
 
 @dataclass(frozen=True)
-class GroupedSettings:
+class GroupedSettings(Common):
     """What to measure."""
 
     blocks: tuple[str, ...]
-    device: str = "cpu"
-    rounds: int = 9
-    without: tuple[str, ...] = ()
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -66,7 +63,11 @@ def int8_bytes(block: Block, experts: float) -> float:
 
 @torch.inference_mode()
 def measure(
-    settings: GroupedSettings, stacks: Stacks, runs: dict[str, Run], count: int, clock: Clock
+    settings: GroupedSettings,
+    stacks: Stacks,
+    contenders: Mapping[str, Callable[[], Run]],
+    count: int,
+    clock: Clock,
 ) -> dict[str, Any]:
     """The case of so many tokens: rows of the contenders, in microseconds, and the relative
     distance of the first tokens' output from the float32 block's."""
@@ -74,40 +75,19 @@ def measure(
     first = drawn(block, count, settings.device, 0)
     copies = clock.weight_copies(int(int8_bytes(block, hit(first))))
     given = [first, *(drawn(block, count, settings.device, i) for i in range(1, copies))]
-    experts = statistics.mean(map(hit, given))
     exact = stacks.exact(first)
-    stopwatches: dict[str, Stopwatch] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for name, run in runs.items():
-        row = rows[name] = {"name": name, "microseconds": None, "verdict": ""}
-        try:
-            row["error"] = float((run(first)[:JUDGED].float() - exact).norm() / exact.norm())
-            stopwatches[name] = clock.stopwatch([partial(run, tokens) for tokens in given])
-        except Exception as reason:  # the others go on
-            row["verdict"] = in_short(reason)
-    times = rounds_in_turns(stopwatches, settings.rounds, clock.budget_seconds)
-    for name, own in times.items():
-        rows[name]["microseconds"] = 1e6 * statistics.median(own)
+
+    def ready(prepared: Callable[[], Run]) -> tuple[Stopwatch, float]:
+        run = prepared()
+        error = float((run(first)[:JUDGED].float() - exact).norm() / exact.norm())
+        return clock.stopwatch([partial(run, tokens) for tokens in given]), error
+
+    able = {name: partial(ready, prepared) for name, prepared in contenders.items()}
+    rows = timed_rows(able, settings.rounds, clock.budget_seconds)
+    experts = statistics.mean(map(hit, given))
     size = int8_bytes(block, experts)
     floor = 1e6 * size / clock.bandwidth if clock.bandwidth else None
-    case = {"tokens": count, "hit": experts, "weight_bytes": size, "floor_us": floor}
-    return {**case, "rows": [*rows.values()]}
-
-
-def prepared(settings: GroupedSettings, stacks: Stacks) -> dict[str, Run]:
-    """What takes part; one that cannot be prepared fails when it is run."""
-
-    def fails(reason: Exception, tokens: Tokens) -> Tensor:
-        raise reason
-
-    runs: dict[str, Run] = {}
-    for contender in CONTENDERS:
-        if settings.device in contender.devices and contender.name not in settings.without:
-            try:
-                runs[contender.name] = contender.prepare(stacks)
-            except Exception as reason:
-                runs[contender.name] = partial(fails, reason)
-    return runs
+    return {"tokens": count, "hit": experts, "weight_bytes": size, "floor_us": floor, "rows": rows}
 
 
 def growing(
@@ -122,14 +102,18 @@ def growing(
     for name in settings.blocks:
         progress(f"{name}: weights")
         stacks = Stacks(BLOCKS[name].on(settings.device), settings.device)
-        runs = prepared(settings, stacks)
+        contenders = {
+            contender.name: cache(partial(contender.prepare, stacks))
+            for contender in CONTENDERS
+            if settings.device in contender.devices and contender.name not in settings.without
+        }
         for count in every_count or TOKENS:
             progress(f"{name}: {count} tokens")
-            case = measure(settings, stacks, runs, count, clock)
+            case = measure(settings, stacks, contenders, count, clock)
             result["blocks"].append({"block": name, **case})
             clock.clear()
             yield result
-        del stacks, runs
+        del stacks, contenders
         torch.compiler.reset()
         clock.clear()
 
@@ -158,13 +142,7 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
     """Title and rows, the header first, for each block."""
     for name in dict.fromkeys(case["block"] for case in result["blocks"]):
         cases = [case for case in result["blocks"] if case["block"] == name]
-        rows = [["us", *(f"T={case['tokens']}" for case in cases), "off float32"]]
-        for i, first in enumerate(cases[0]["rows"]):
-            entries = [case["rows"][i] for case in cases]
-            cells = [f"{e['microseconds']:.1f}" if e["microseconds"] else "-" for e in entries]
-            off = next((f"{e['error']:.2%}" for e in entries if e.get("error") is not None), "")
-            reasons = ", ".join(dict.fromkeys(e["verdict"] for e in entries if e["verdict"]))
-            rows.append([first["name"], *cells, reasons or off])
+        rows = row_table([f"T={case['tokens']}" for case in cases], cases)
         if cases[0]["floor_us"]:
             floors = [f"{case['floor_us']:.1f}" for case in cases]
             rows.append(["HBM floor", *floors, "int8 weights of the experts hit, once"])

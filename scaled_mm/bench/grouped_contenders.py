@@ -16,7 +16,8 @@ from ..ops.experts import grouped_mm, moe_combine, moe_sort
 from ..ops.int8 import pack_weight_int8
 from ..ops.produce import silu_mul_quantize_int8
 from ..ops.quantize import quantize_int8, quantize_weight_int8
-from .layer import DTYPE, FP8
+from .contenders import GPU, Contender, humming_layer, to_float8
+from .layer import DTYPE
 
 JUDGED = 8  # tokens that are compared with the float32 block
 SMALLER = 4  # on the CPU, hidden and inner sizes are so many times smaller
@@ -100,8 +101,8 @@ def _int8(stack: Tensor, in_turns: bool = False) -> list[Tensor]:
 
 def _fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows as e4m3, and their scales."""
-    scale = (x.abs().amax(-1).float() / 448).clamp_min(1e-12)
-    return (x.float() / scale[:, None]).clamp(-448, 448).to(FP8), scale
+    q, scale = to_float8(x)
+    return q, scale.squeeze(-1)
 
 
 # --- the contenders -------------------------------------------------------------------------------
@@ -197,19 +198,10 @@ def _loop(stacks: Stacks) -> Run:
 
 
 def _humming(stacks: Stacks) -> Run:
-    from humming.layer import HummingLayer
-
-    def layer(stack: Tensor) -> Any:
-        eight_bits = {"dtype": "int8"}
-        sizes = {"shape_n": stack.shape[1], "shape_k": stack.shape[2], "num_experts": len(stack)}
-        made = HummingLayer(
-            **sizes, weight_config=eight_bits, input_config={**eight_bits}, torch_dtype=DTYPE
-        ).to(stack.device)
-        made.load_from_unquantized(stack)
-        made.transform()
-        return made
-
-    up, down = layer(stacks.up), layer(stacks.down)
+    up, down = (
+        humming_layer(stack, {"dtype": "int8"}, DTYPE, len(stack))
+        for stack in (stacks.up, stacks.down)
+    )
 
     def run(tokens: Tokens) -> Tensor:
         rows, offsets, order = moe_sort(tokens.index, stacks.block.experts)
@@ -226,17 +218,6 @@ def _humming(stacks: Stacks) -> Run:
     return run
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A way to run the block."""
-
-    name: str
-    what: str
-    prepare: Callable[[Stacks], Run]
-    devices: tuple[str, ...] = ("cpu", "cuda")
-
-
-GPU = ("cuda",)
 CONTENDERS = [
     Contender("ours", "int8 per token, eager", _ours),
     Contender("bf16 compiled", "torch._grouped_mm, under torch.compile", _bf16),

@@ -8,10 +8,8 @@ one thread; its CPU time is taken, which other programs do not lengthen.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -22,8 +20,9 @@ from ..nn import ScaledLinear
 from ..ops.int8 import int8_mm
 from ..ops.quantize import quantize_int8
 from .cases import DTYPES, EPILOGUES, Case, make_case
+from .clocks import Clock, Stopwatch
 from .contenders import CONTENDERS
-from .measure import SCHEMA, Settings, in_short
+from .measure import Settings, empty_result, timed_rows
 
 SIZES = {"cuda": (32, 512, 512), "cpu": (1, 16, 16)}  # device -> M, N, K
 CALLS = 2000  # in a round
@@ -72,8 +71,8 @@ OTHERS: dict[str, Callable[[Case], Call]] = {
 `ScaledLinear` quantises each token."""
 
 
-def calls(settings: Settings) -> dict[str, Call | str]:
-    """Label -> a call of ours for every epilogue and of every peer; or why there is none."""
+def asked(settings: Settings) -> dict[str, Callable[[], tuple[Stopwatch, None]]]:
+    """Label -> what makes a call of ours ready, one for every epilogue, and of every peer."""
     names = [contender.name for contender in settings.contenders()]
     ours = ("plain", "packed") if "packed" in names else ("plain",)
     wanted = [
@@ -83,47 +82,30 @@ def calls(settings: Settings) -> dict[str, Call | str]:
     ]
     wanted += [(label, prepare, settings.epilogue) for label, prepare in OTHERS.items()]
     wanted += [(name, prepared(name), settings.epilogue) for name in PEERS if name in names]
-    made: dict[str, Call | str] = {}
-    for label, prepare, epilogue in wanted:
-        try:
-            sizes = SIZES[settings.device]
-            call = prepare(make_case(*sizes, epilogue, DTYPES[settings.out_dtype], settings.device))
-            for _ in range(3):
+
+    def ready(prepare: Callable[[Case], Call], epilogue: str) -> tuple[Stopwatch, None]:
+        sizes = (*SIZES[settings.device], epilogue, DTYPES[settings.out_dtype])
+        call = prepare(make_case(*sizes, settings.device))
+        now = time.thread_time if settings.device == "cpu" else time.perf_counter
+
+        def seconds() -> float:
+            if settings.device == "cuda":
+                torch.cuda.synchronize()
+            start = now()
+            for _ in range(CALLS):
                 call()
-            made[label] = call
-        except Exception as reason:  # the others go on
-            made[label] = in_short(reason)
-    return made
+            return (now() - start) / CALLS
+
+        for _ in range(3):
+            call()
+        return Stopwatch(seconds, 1.0, [call]), None
+
+    return {label: partial(ready, prepare, epilogue) for label, prepare, epilogue in wanted}
 
 
 @torch.inference_mode()
-def run(settings: Settings, machine: dict[str, Any]) -> dict[str, Any]:
-    """The result, JSON-ready; `machine`: what it is measured on."""
-    made = calls(settings)
-    now = time.thread_time if settings.device == "cpu" else time.perf_counter
-    times: dict[str, list[float]] = {label: [] for label in made}
-    for _ in range(settings.rounds):
-        for label, call in made.items():
-            if callable(call):
-                if settings.device == "cuda":
-                    torch.cuda.synchronize()
-                start = now()
-                for _ in range(CALLS):
-                    call()
-                times[label].append((now() - start) / CALLS)
-    rows = [
-        {
-            "name": label,
-            "verdict": call if isinstance(call, str) else "",
-            "microseconds": 1e6 * statistics.median(times[label]) if times[label] else None,
-        }
-        for label, call in made.items()
-    ]
-    m, n, k = SIZES[settings.device]
-    return {
-        "schema": SCHEMA,
-        "machine": machine,
-        "settings": asdict(settings),
-        "results": [],
-        "host": {"m": m, "n": n, "k": k, "calls": CALLS, "rows": rows},
-    }
+def run(settings: Settings, clock: Clock) -> dict[str, Any]:
+    """The result, JSON-ready."""
+    sizes = dict(zip("mnk", SIZES[settings.device], strict=True))
+    rows = timed_rows(asked(settings), settings.rounds)
+    return {**empty_result(settings, clock), "host": {**sizes, "calls": CALLS, "rows": rows}}

@@ -12,7 +12,6 @@ values, in as many copies as keep them out of the last-level cache.
 
 from __future__ import annotations
 
-import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,8 +30,10 @@ from ..ops.produce import (
     silu_mul_quantize_int8,
 )
 from ..ops.quantize import quantize_int8, quantize_weight_int8
-from .clocks import Clock, Stopwatch, clock_of, rounds_in_turns
-from .measure import empty_result, in_short
+from .cases import Common
+from .clocks import Clock, Stopwatch, clock_of
+from .contenders import CPU, GPU, to_float8
+from .measure import empty_result, timed_rows
 
 EPS = 1e-5
 DTYPE = torch.bfloat16
@@ -67,13 +68,10 @@ TOKENS = {"cuda": [1, 16, 64, 256, 2048, 8192], "cpu": [1, 16, 64, 256]}
 
 
 @dataclass(frozen=True)
-class LayerSettings:
+class LayerSettings(Common):
     """What to measure."""
 
     layer: str
-    device: str = "cpu"
-    rounds: int = 9
-    without: tuple[str, ...] = ()
 
 
 # --- the layer, of float products -----------------------------------------------------------------
@@ -106,25 +104,14 @@ def dense(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.t()
 
 
-FP8 = torch.float8_e4m3fn
-
-
 def fp8_rowwise(x: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
-    scale = (x.abs().amax(-1, keepdim=True).float() / 448).clamp_min(1e-12)
-    q = (x.float() / scale).clamp(-448, 448).to(FP8)
-    b, scale_b = weight
-    return torch._scaled_mm(q, b.t(), scale, scale_b, out_dtype=DTYPE, use_fast_accum=True)
-
-
-def fp8_weight(w: Tensor) -> tuple[Tensor, Tensor]:
-    scale = w.abs().amax(1).float()[None] / 448
-    return (w.float() / scale.t()).to(FP8), scale
+    (q, scale), (b, scale_b) = to_float8(x), weight
+    return torch._scaled_mm(q, b.t(), scale, scale_b.t(), out_dtype=DTYPE, use_fast_accum=True)
 
 
 def torch_dynamic(x: Tensor, weight: Any) -> Tensor:
     """torch.ao's dynamically quantised Linear: one scale for all tokens, 7 bits of activations."""
-    y: Tensor = torch.ops.quantized.linear_dynamic(x.contiguous(), weight, reduce_range=True)
-    return y
+    return torch.ops.quantized.linear_dynamic(x.contiguous(), weight, reduce_range=True)
 
 
 def torch_weight(w: Tensor) -> Any:
@@ -197,40 +184,30 @@ class Contender:
         return torch.compile(run, dynamic=False) if self.compiled else run
 
 
-GPU = ("cuda",)
+FLOAT32: dict[str, Any] = {"devices": CPU, "dtype": torch.float32}
 CONTENDERS = [
     Contender("ours", "int8 per token, quantisers fused, eager", our_weight),
     Contender("ours compiled", "the same under torch.compile", our_weight, compiled=True),
+    Contender("float32", "torch, eager", Tensor.float, dense, **FLOAT32),
     Contender(
-        "float32", "torch, eager", lambda w: w.float(), dense, False, ("cpu",), torch.float32
-    ),
-    Contender(
-        "float32 compiled",
-        "under torch.compile",
-        lambda w: w.float(),
-        dense,
-        True,
-        ("cpu",),
-        torch.float32,
+        "float32 compiled", "under torch.compile", Tensor.float, dense, compiled=True, **FLOAT32
     ),
     Contender(
         "torch.ao",
         "torch's dynamically quantised Linears, float32 between them, eager",
         torch_weight,
         torch_dynamic,
-        False,
-        ("cpu",),
-        torch.float32,
+        **FLOAT32,
     ),
-    Contender("bf16", "torch, eager", lambda w: w.clone(), dense),
-    Contender("bf16 compiled", "under torch.compile", lambda w: w.clone(), dense, True),
+    Contender("bf16", "torch, eager", Tensor.clone, dense),
+    Contender("bf16 compiled", "under torch.compile", Tensor.clone, dense, compiled=True),
     Contender(
         "fp8 compiled",
         "rowwise e4m3, a scale per token, compiled",
-        fp8_weight,
+        to_float8,
         fp8_rowwise,
-        True,
-        GPU,
+        compiled=True,
+        devices=GPU,
     ),
 ]
 
@@ -290,21 +267,13 @@ def exact_of(settings: LayerSettings, m: int) -> Tensor:
 def measure(settings: LayerSettings, m: int, clock: Clock) -> list[dict[str, Any]]:
     """A row per contender, in the table's order: microseconds, and the relative distance of the
     output from the float32 layer's."""
-    taking = [c for c in CONTENDERS if settings.device in c.devices]
     exact = exact_of(settings, m)
-    stopwatches: dict[str, Stopwatch] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for contender in (c for c in taking if c.name not in settings.without):
-        row = rows[contender.name] = {"name": contender.name, "microseconds": None, "verdict": ""}
-        try:
-            stopwatch, row["error"] = prepare(contender, settings, m, clock, exact)
-            stopwatches[contender.name] = stopwatch
-        except Exception as reason:  # the others go on
-            row["verdict"] = in_short(reason)
-    times = rounds_in_turns(stopwatches, settings.rounds, clock.budget_seconds)
-    for name, own in times.items():
-        rows[name]["microseconds"] = 1e6 * statistics.median(own)
-    return [*rows.values()]
+    contenders = {
+        contender.name: partial(prepare, contender, settings, m, clock, exact)
+        for contender in CONTENDERS
+        if settings.device in contender.devices and contender.name not in settings.without
+    }
+    return timed_rows(contenders, settings.rounds, clock.budget_seconds)
 
 
 def growing(
@@ -321,16 +290,3 @@ def growing(
         clock.clear()
         torch.compiler.reset()
         yield result
-
-
-def rows(result: dict[str, Any]) -> list[list[str]]:
-    """The table, its header first: microseconds, and how far the last M's output is off."""
-    layers = result["layers"]
-    table = [["us", *(f"M={layer['m']}" for layer in layers), "off float32"]]
-    for i, first in enumerate(layers[0]["rows"]):
-        entries = [layer["rows"][i] for layer in layers]
-        cells = [f"{e['microseconds']:.1f}" if e["microseconds"] else "-" for e in entries]
-        off = next((f"{e['error']:.2%}" for e in entries if e.get("error") is not None), "")
-        reasons = ", ".join(dict.fromkeys(e["verdict"] for e in entries if e["verdict"]))
-        table.append([first["name"], *cells, off or reasons])
-    return table

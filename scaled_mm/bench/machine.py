@@ -45,14 +45,23 @@ def _software() -> dict[str, Any]:
     }
 
 
-def cpu() -> dict[str, Any]:
+def _cpuinfo() -> dict[str, str]:
+    """Of the first CPU."""
     info = Path("/proc/cpuinfo")
     lines = [line.partition(":") for line in info.read_text().splitlines()] if info.exists() else []
-    facts = {key.strip(): value.strip() for key, _, value in reversed(lines)}
+    return {key.strip(): value.strip() for key, _, value in reversed(lines)}
+
+
+def cpu_name() -> str:
+    return _cpuinfo().get("model name", platform.processor() or platform.machine())
+
+
+def cpu() -> dict[str, Any]:
+    facts = _cpuinfo()
     flags = set(facts.get("flags", facts.get("Features", "")).split())
     telling = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "i8mm")
     return {
-        "cpu": facts.get("model name", platform.processor() or platform.machine()),
+        "cpu": cpu_name(),
         "flags": [flag for flag in telling if flag in flags],
         "last_level_cache": last_level_cache(),
         "threads": torch.get_num_threads(),

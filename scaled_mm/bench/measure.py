@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -12,11 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .awq import AwqCase, make_awq_case
-from .cases import DTYPES, Case, make_case, shape_text
-from .clocks import Clock, Stopwatch, clock_of
+from .cases import DTYPES, Common, Product, make_case, shape_text
+from .clocks import Clock, Stopwatch, clock_of, rounds_in_turns
 from .contenders import CONTENDERS, Contender, Route
-from .mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS, MixedCase, make_mixed_case
+from .lowbit import LOWBIT_CONTENDERS, make_lowbit_case
 from .peers import importable
 
 SCHEMA = 3  # 1 had no floors, 2 none of operations
@@ -57,38 +57,32 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Common):
     """What to measure of the int8 products."""
 
     baselines: ClassVar = ("packed", "plain")  # those of ours that all times are divided by
 
     epilogue: str = "scaled"
     out_dtype: str = "bfloat16"
-    device: str = "cpu"
     cold: bool = True
-    rounds: int = 9
-    without: tuple[str, ...] = ()  # contenders left out
     peers: bool = False  # other libraries too
 
     def contenders(self) -> list[Contender]:
         """Who takes part, in the order of the tables."""
         return taking_part([*CONTENDERS, *(importable() if self.peers else ())], self)
 
-    def case(self, m: int, n: int, k: int) -> Case:
+    def case(self, m: int, n: int, k: int) -> Product:
         return make_case(m, n, k, self.epilogue, DTYPES[self.out_dtype], self.device)
 
 
 @dataclass(frozen=True)
-class LowbitSettings:
+class LowbitSettings(Common):
     """What to measure of weights of few bits."""
 
     op: str = "awq_gemm"  # of LOWBIT_CONTENDERS
     group: int = 128  # 0, of schemes of mixed_mm: one scale per channel
     out_dtype: str = "bfloat16"
-    device: str = "cpu"
     cold: bool = True
-    rounds: int = 9
-    without: tuple[str, ...] = ()
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -97,12 +91,11 @@ class LowbitSettings:
     def contenders(self) -> list[Contender]:
         return taking_part(LOWBIT_CONTENDERS[self.op], self)
 
-    def case(self, m: int, n: int, k: int) -> AwqCase | MixedCase:
-        make = make_mixed_case if self.op in MIXED_CONTENDERS else make_awq_case
-        return make(self.op, m, n, k, self.group, DTYPES[self.out_dtype], self.device)
+    def case(self, m: int, n: int, k: int) -> Product:
+        dtype = DTYPES[self.out_dtype]
+        return make_lowbit_case(self.op, m, n, k, self.group, dtype, self.device)
 
 
-AnyCase = Case | AwqCase | MixedCase
 AnySettings = Settings | LowbitSettings
 
 
@@ -111,25 +104,11 @@ def taking_part(contenders: Sequence[Contender], settings: AnySettings) -> list[
     return [c for c in contenders if device in c.devices and c.name not in without]
 
 
-def in_short(reason: Exception) -> str:
-    """What a table says of a contender that failed."""
-    return (str(reason).strip() or type(reason).__name__).splitlines()[0][:60]
-
-
-def judge(entry: Measurement, case: AnyCase, out: Tensor, most: int = 2**24) -> None:
+def judge(entry: Measurement, case: Product, out: Tensor, most: int = 2**24) -> None:
     """Compares the output with the reference: all of it, or a sample of a large one."""
     found = case.judge(out, most)
     entry.verdict, entry.checked = found.verdict, found.checked
     entry.off_r1, entry.beyond_bound = found.off_r1, found.beyond_bound
-
-
-@dataclass
-class Runner:
-    """A contender on its marks."""
-
-    entry: Measurement
-    stopwatch: Stopwatch
-    rounds: int  # it takes part in
 
 
 def rotating(route: Route, copies: int) -> Route:
@@ -143,9 +122,10 @@ def rotating(route: Route, copies: int) -> Route:
     return replace(route, run=run)
 
 
-def prepare(contender: Contender, case: AnyCase, settings: AnySettings, clock: Clock) -> Runner:
-    """Runs and judges the contender once, and settles how often it runs in how many rounds."""
-    entry = Measurement(contender.name)
+def prepare(
+    entry: Measurement, contender: Contender, case: Product, settings: AnySettings, clock: Clock
+) -> Stopwatch:
+    """Runs the contender once and judges that into its entry; then all is ready for the rounds."""
     route = contender.prepare(case)
     weights, xs = [route.weight()], [route.x]
     out = route.run(xs[0], weights[0])
@@ -162,55 +142,82 @@ def prepare(contender: Contender, case: AnyCase, settings: AnySettings, clock: C
         weights += [route.weight() for _ in range(copies - 1)]
         size = max(1, route.x.numel() * route.x.itemsize)
         xs += [route.x.clone() for _ in range(min(copies, clock.activation_copies(size)) - 1)]
-    calls = [partial(route.run, xs[i % len(xs)], weight) for i, weight in enumerate(weights)]
-    stopwatch = clock.stopwatch(calls)
-    fitting = round(clock.budget_seconds / stopwatch.round_seconds)
-    return Runner(entry, stopwatch, max(1, min(settings.rounds, fitting)))
+    return clock.stopwatch(
+        [partial(route.run, xs[i % len(xs)], weight) for i, weight in enumerate(weights)]
+    )
 
 
 @torch.inference_mode()
 def measure(
-    case: AnyCase, settings: AnySettings, slow: set[str], clock: Clock
+    case: Product, settings: AnySettings, slow: set[str], clock: Clock
 ) -> list[Measurement]:
     """An entry per contender of the device, in the order of the table.
 
     `slow`: those left out for having taken too long before; who does so now is added.
     """
-    entries: list[Measurement] = []
-    runners: list[Runner] = []
-    for contender in settings.contenders():
-        if contender.name in slow:
-            entries.append(Measurement(contender.name, "left out: too slow at a shape before"))
-            continue
-        try:
-            runners.append(prepare(contender, case, settings, clock))
-            entries.append(runners[-1].entry)
-        except Exception as reason:  # one may fail in any way it likes: the others go on
-            entries.append(Measurement(contender.name, in_short(reason)))
-    times: dict[str, list[float]] = {runner.entry.name: [] for runner in runners}
-    for i in range(settings.rounds):
-        for runner in runners[:: -1 if i % 2 else 1]:
-            if i < runner.rounds:
-                try:
-                    times[runner.entry.name].append(runner.stopwatch.seconds())
-                except Exception as reason:
-                    runner.entry.verdict, runner.rounds = in_short(reason), 0
-                    times[runner.entry.name].clear()
-    for entry in entries:
-        own = times.get(entry.name)
-        entry.times = {name: median_ratio(own, times.get(name)) for name in settings.baselines}
+    contenders = {contender.name: contender for contender in settings.contenders()}
+    entries = {name: Measurement(name) for name in contenders}
+    failed = {name: "left out: too slow at a shape before" for name in contenders if name in slow}
+    able = {
+        name: partial(prepare, entries[name], contender, case, settings, clock)
+        for name, contender in contenders.items()
+        if name not in failed
+    }
+    times = rounds_in_turns(able, settings.rounds, clock.budget_seconds, failed)
+    for name, entry in entries.items():
+        entry.verdict = failed.get(name, entry.verdict)
+        own = times.get(name)
+        entry.times = {base: median_ratio(own, times.get(base)) for base in settings.baselines}
         if own:
             entry.microseconds = 1e6 * statistics.median(own)
             entry.spread = max(own) / min(own)
-            if entry.microseconds > 1e6 * PATIENCE_SECONDS and entry.name not in OURS:
-                slow.add(entry.name)
+            if entry.microseconds > 1e6 * PATIENCE_SECONDS and name not in OURS:
+                slow.add(name)
             entry.gops = 1e-3 * case.operations / entry.microseconds
             if floors := [floor for floor in floors_of(case, clock).values() if floor]:
                 entry.floor_share = max(floors) / entry.microseconds
-    return entries
+    return [*entries.values()]
 
 
-def floors_of(case: AnyCase, clock: Clock) -> dict[str, float | None]:
+def timed_rows(
+    contenders: Mapping[str, Callable[[], tuple[Stopwatch, float | None]]],
+    rounds: int,
+    budget_seconds: float = math.inf,
+) -> list[dict[str, Any]]:
+    """A row per contender: microseconds, and how far its output is off; or why there are none. A
+    contender is what makes it ready, and tells how far it is off if that was looked at."""
+    rows: dict[str, dict[str, Any]] = {
+        name: {"name": name, "microseconds": None, "verdict": ""} for name in contenders
+    }
+
+    def ready(name: str) -> Stopwatch:
+        stopwatch, rows[name]["error"] = contenders[name]()
+        return stopwatch
+
+    failed = dict[str, str]()
+    able = {name: partial(ready, name) for name in contenders}
+    times = rounds_in_turns(able, rounds, budget_seconds, failed)
+    for name, row in rows.items():
+        row["verdict"] = failed.get(name, "")
+        if name in times:
+            row["microseconds"] = 1e6 * statistics.median(times[name])
+    return [*rows.values()]
+
+
+def row_table(columns: Sequence[str], cases: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The table of `timed_rows` of several cases, its header first: microseconds, and in the last
+    column how far an output is off, or why some are missing."""
+    table = [["us", *columns, "off float32"]]
+    for i, first in enumerate(cases[0]["rows"]):
+        entries = [case["rows"][i] for case in cases]
+        cells = [f"{e['microseconds']:.1f}" if e["microseconds"] else "-" for e in entries]
+        off = next((f"{e['error']:.2%}" for e in entries if e.get("error") is not None), "")
+        reasons = ", ".join(dict.fromkeys(e["verdict"] for e in entries if e["verdict"]))
+        table.append([first["name"], *cells, reasons or off])
+    return table
+
+
+def floors_of(case: Product, clock: Clock) -> dict[str, float | None]:
     """What no kernel can be faster than, in microseconds; None: not stated.
 
     floor_us: every operand read and the output written once, at the bandwidth of a copy.

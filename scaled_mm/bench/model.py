@@ -23,36 +23,20 @@ from torch import Tensor, nn
 
 from .. import integrations
 from .._extras import needed
-from .clocks import clock_of
-from .measure import empty_result, in_short, median_ratio
+from .cases import Common
+from .clocks import Stopwatch, clock_of, in_short, rounds_in_turns
+from .measure import empty_result, median_ratio
 from .model_contenders import BASE, CONTENDERS, DTYPE
 from .model_step import STEP_FACTS, Sequences, step_facts
 
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 MODELS: dict[str, dict[str, Any]] = {  # what Llama's config does not say by itself
-    "llama-3.2-1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "llama-3-8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "llama-3-70b": {
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
+    name: {**dict(zip(SIZES, sizes, strict=True)), "num_key_value_heads": 8, "vocab_size": 128256}
+    for name, sizes in {
+        "llama-3.2-1b": (2048, 8192, 16, 32),
+        "llama-3-8b": (4096, 14336, 32, 32),
+        "llama-3-70b": (8192, 28672, 80, 64),
+    }.items()
 }
 BATCHES = (1, 16, 64)
 PROMPT = {"cuda": 2048, "cpu": 32}  # tokens of a sequence
@@ -62,14 +46,11 @@ MODES = {"cuda": ("eager", "captured", "compiled"), "cpu": ("eager", "compiled")
 
 
 @dataclass(frozen=True)
-class ModelSettings:
+class ModelSettings(Common):
     """What to measure."""
 
     model: str  # of MODELS, or a folder
-    device: str = "cpu"
     layers: int | None = None  # so many instead of the config's
-    rounds: int = 9
-    without: tuple[str, ...] = ()
 
 
 def model_of(settings: ModelSettings) -> nn.Module:
@@ -96,8 +77,7 @@ def model_of(settings: ModelSettings) -> nn.Module:
         torch.manual_seed(0)
         with torch.device(settings.device):
             model = made.from_config(config, dtype=DTYPE)
-    moved: nn.Module = model.to(settings.device).eval().requires_grad_(False)
-    return moved
+    return model.to(settings.device).eval().requires_grad_(False)
 
 
 # --- what is timed --------------------------------------------------------------------------------
@@ -142,8 +122,8 @@ def compiled(model: nn.Module, device: str) -> Callable[..., Any]:
     return called
 
 
-def round_of(model: nn.Module, work: tuple[str, int, str], device: str) -> Callable[[], float]:
-    """Seconds of a prefill, or of a token, whenever it is called; warm."""
+def round_of(model: nn.Module, work: tuple[str, int, str], device: str) -> Stopwatch:
+    """Of a prefill, or of a token; warm."""
     phase, batch, mode = work
     prefill = phase == "prefill"
     tokens = (PROMPT if prefill else BEHIND)[device]
@@ -158,8 +138,7 @@ def round_of(model: nn.Module, work: tuple[str, int, str], device: str) -> Calla
         return timed(run, 1 if prefill else STEPS, device)
 
     seconds()
-    seconds()
-    return seconds
+    return Stopwatch(seconds, seconds(), [run])
 
 
 def works(device: str, batches: Sequence[int]) -> list[tuple[str, int, str]]:
@@ -201,7 +180,7 @@ def contenders(settings: ModelSettings) -> tuple[dict[str, nn.Module], list[dict
         rows.append(row)
         whole = model_of(settings)
         try:
-            model = contender.make(whole)
+            model = contender.prepare(whole)
             logits = Sequences(model, 1, 8, settings.device, room=0).prefill(model).float()
             exact = logits if exact is None else exact
             row["error"] = float((logits - exact).norm() / exact.norm())
@@ -252,28 +231,12 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds of each round, in turns; who fails has none, and its row says why it did so first."""
     torch.compiler.reset()
-    rounds: dict[str, Callable[[], float]] = {}
-    times: dict[str, list[float]] = {}
-    told = {row["name"]: row for row in rows}
-
-    def guarded(name: str, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except Exception as reason:
-            why = f"{' '.join(map(str, work))}: {in_short(reason)}"
-            told[name]["verdict"] = told[name]["verdict"] or why
-            rounds.pop(name, None)
-            times.pop(name, None)
-
-    def prepare(name: str) -> None:
-        rounds[name] = round_of(models[name], work, settings.device)
-        times[name] = []
-
-    for name in models:
-        guarded(name, partial(prepare, name))
-    for i in range(settings.rounds):
-        for name in [*rounds][:: -1 if i % 2 else 1]:
-            guarded(name, lambda name=name: times[name].append(rounds[name]()))  # type: ignore[misc]
+    failed = dict[str, str]()
+    able = {name: partial(round_of, model, work, settings.device) for name, model in models.items()}
+    times = rounds_in_turns(able, settings.rounds, failed=failed)
+    for row in rows:
+        if why := failed.get(row["name"]):
+            row["verdict"] = row["verdict"] or f"{' '.join(map(str, work))}: {why}"
     return times
 
 

@@ -6,8 +6,6 @@ stays as it is in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,20 +15,11 @@ from torch import nn
 from .._extras import needed
 from ..quantization.config import QuantConfig
 from ..quantization.model import quantize_model
+from .contenders import CPU, GPU, Contender
 
 DTYPE = torch.bfloat16
 BASE = "bf16"
 """The contender that all times are set against."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A model, made in the place of a bfloat16 one."""
-
-    name: str
-    what: str
-    make: Callable[[nn.Module], nn.Module]
-    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 def ours(scheme: str, model: nn.Module) -> nn.Module:
@@ -90,10 +79,10 @@ CONTENDERS = [
         "torch dynamic",
         "torch's quantize_dynamic, float32 between Linears",
         torch_dynamic,
-        ("cpu",),
+        CPU,
     ),
     Contender("torchao int8", "torchao: int8, dynamic activations", INT8_AO),
-    Contender("torchao int4", "torchao: weights of 4 bits in groups of 128", INT4_AO, ("cuda",)),
-    Contender("bnb int8", "bitsandbytes: LLM.int8()", partial(bitsandbytes, 8), ("cuda",)),
-    Contender("bnb nf4", "bitsandbytes: NF4", partial(bitsandbytes, 4), ("cuda",)),
+    Contender("torchao int4", "torchao: weights of 4 bits in groups of 128", INT4_AO, GPU),
+    Contender("bnb int8", "bitsandbytes: LLM.int8()", partial(bitsandbytes, 8), GPU),
+    Contender("bnb nf4", "bitsandbytes: NF4", partial(bitsandbytes, 4), GPU),
 ]

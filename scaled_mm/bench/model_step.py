@@ -38,13 +38,11 @@ class Sequences:
 
     def prefill(self, called: Any) -> Tensor:
         """Into a cache of its own."""
-        logits: Tensor = called(input_ids=self.ids, use_cache=True, logits_to_keep=1).logits
-        return logits
+        return called(input_ids=self.ids, use_cache=True, logits_to_keep=1).logits
 
     def step(self, called: Any) -> Tensor:
         given = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
-        logits: Tensor = called(input_ids=self.ids[:, :1], **given).logits
-        return logits
+        return called(input_ids=self.ids[:, :1], **given).logits
 
 
 def step_facts(model: nn.Module, behind: int) -> dict[str, float]:

@@ -13,9 +13,16 @@ import torch
 from torch import Tensor
 
 from .cases import Case
-from .contenders import Contender, Route, Unsupported, bias_of, floats_of, plain_weight
-
-GPU, BOTH = ("cuda",), ("cpu", "cuda")
+from .contenders import (
+    GPU,
+    Contender,
+    Route,
+    Unsupported,
+    bias_of,
+    floats_of,
+    humming_layer,
+    plain_weight,
+)
 
 
 def _flat(case: Case, name: str) -> Tensor | None:
@@ -106,19 +113,12 @@ def _comfy(case: Case) -> Route:
 
 
 def _humming(case: Case) -> Route:
-    from humming.layer import HummingLayer
-
     if case.operands:
         raise Unsupported("without bias")
-    n, k = case.mnk[1:]
 
     def weight() -> Any:
-        eight_bits = {"dtype": "int8"}
-        layer = HummingLayer(n, k, eight_bits, eight_bits, torch_dtype=torch.bfloat16)
-        layer = layer.to(case.a.device)
-        layer.load_from_unquantized((case.b * case.scale_b).t().to(torch.bfloat16))
-        layer.transform()
-        return layer
+        dense = (case.b * case.scale_b).t().to(torch.bfloat16)
+        return humming_layer(dense, {"dtype": "int8"}, torch.bfloat16)
 
     return Route(_floats(case), weight, lambda x, layer: layer(x), 1)
 
@@ -126,9 +126,9 @@ def _humming(case: Case) -> Route:
 PEERS = {  # the module that has to be there -> the contender
     "vllm": Contender("vllm", "vllm's cutlass_scaled_mm", _vllm, GPU),
     "sgl_kernel": Contender("sgl-kernel", "sgl_kernel.int8_scaled_mm", _sgl, GPU),
-    "torchao": Contender("torchao", "torchao's int_scaled_matmul, scales and bias", _torchao, BOTH),
+    "torchao": Contender("torchao", "torchao's int_scaled_matmul, scales and bias", _torchao),
     "bitsandbytes": Contender(
-        "bitsandbytes", "int8_linear_matmul and int8_mm_dequant, by float16", _bitsandbytes, BOTH
+        "bitsandbytes", "int8_linear_matmul and int8_mm_dequant, by float16", _bitsandbytes
     ),
     "comfy_kitchen": Contender(
         "comfy-kitchen",

@@ -6,13 +6,16 @@ transparent, and the ink is a grey that can be read on white and on black.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .._extras import needed
+from .cases import by_weight
 from .endings import ratio
 from .model import ratios
+from .table import larger_floor
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -79,16 +82,16 @@ def plot(
     cases = result["results"]
     if not cases or not cases[0].get("floor_us"):
         raise ValueError("--png must be given with shapes measured by --device cuda, got none")
-    shown = list(weights or dict.fromkeys((case["n"], case["k"]) for case in cases))
+    of_weights = by_weight(case for case in cases if _power(case["m"]))
+    shown = list(weights or of_weights)
     figure, panels = figure_of(
         len(parts), len(shown), 0.6 + 3.1 * len(shown), 0.7 + 2.5 * len(parts)
     )
     for j, weight in enumerate(shown):
-        own = [case for case in cases if (case["n"], case["k"]) == weight and _power(case["m"])]
         panels[0, j].set_title(f"N={weight[0]} K={weight[1]}", color=INK, fontsize=10)
         panels[-1, j].set_xlabel("M, tokens", color=INK, fontsize=9)
         for i, part in enumerate(parts):
-            _panel(panels[i, j], own, part)
+            _panel(panels[i, j], of_weights[weight], part)
     for i, part in enumerate(parts):
         label = "scaled_mm: times as fast" if part == "speed-up" else "time over the floor"
         panels[i, 0].set_ylabel(label, color=INK, fontsize=9)
@@ -110,7 +113,7 @@ def _panel(axes: Any, cases: list[dict[str, Any]], part: str) -> None:
         for case in cases:
             routes = {route["name"]: route for route in case["routes"]}
             times = {who: route["microseconds"] for who, route in routes.items()}
-            least = times[ours] if part == "speed-up" else _floor(case)
+            least = times[ours] if part == "speed-up" else larger_floor(case)
             if times[name] and least and (part != "speed-up" or name != ours):
                 points.append((case["m"], times[name] / least))
         if points:
@@ -126,10 +129,6 @@ def _panel(axes: Any, cases: list[dict[str, Any]], part: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 16, 256, 4096], ["1", "16", "256", "4096"])
     axes.set_ylim(0, 3 if part == "speed-up" else 4)
-
-
-def _floor(case: dict[str, Any]) -> float:
-    return max(case["floor_us"], case.get("operations_us") or 0.0)
 
 
 def labelled(points: dict[str, tuple[float, float]], labels: tuple[str, str], path: Path) -> None:
@@ -149,8 +148,8 @@ def labelled(points: dict[str, tuple[float, float]], labels: tuple[str, str], pa
 
 def _endings(cases: list[dict[str, Any]], path: Path) -> None:
     """Every ending of the largest weight at up to six M: in the product over the faster way."""
-    weight = max((case["n"] * case["k"], case["n"], case["k"]) for case in cases)[1:]
-    own = [case for case in cases if (case["n"], case["k"]) == weight][-len(COLOURS) :]
+    weight, every = max(by_weight(cases).items(), key=lambda x: (math.prod(x[0]), x[0]))
+    own = every[-len(COLOURS) :]
     names = [name for name in own[0]["us"] if name != "plain"]
     rows = {f"M={case['m']}": [ratio(case["us"][name]) for name in names] for case in own}
     _ratios(rows, names, f"in the product / the faster way, N={weight[0]} K={weight[1]}", path)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .cases import EPILOGUES, shape_text
+from .cases import EPILOGUES, by_weight, shape_text
 from .contenders import CONTENDERS
 from .endings import tables as ending_tables
 from .grouped import tables as grouped_tables
 from .grouped_contenders import CONTENDERS as GROUPED_CONTENDERS
 from .layer import CONTENDERS as LAYER_CONTENDERS
-from .layer import rows as layer_rows
-from .mixed import LOWBIT_CONTENDERS
+from .lowbit import LOWBIT_CONTENDERS
+from .measure import row_table
 from .model import tables as model_tables
 from .peers import PEERS
 
@@ -25,42 +25,28 @@ VERDICTS = {
     "float": "no int8 product",
     "sums": "int32 sums",
 }
+JUDGED = ("packed", "plain", "awq_gemm", "awq_dequantize", "w8a16", "w4a16", "w4a8")  # of ours
 SUMMARY = {
-    "packed / best right": ("best_right", "packed"),
-    "plain / best right": ("best_right", "plain"),
-    "packed / best": ("best", "packed"),  # shown where the best is not right
-    "plain / best": ("best", "plain"),
-    "awq_gemm / best right": ("best_right", "awq_gemm"),
-    "awq_gemm / best": ("best", "awq_gemm"),
-    "awq_dequantize / best right": ("best_right", "awq_dequantize"),
-    "w8a16 / best right": ("best_right", "w8a16"),
-    "w4a16 / best right": ("best_right", "w4a16"),
-    "w4a8 / best right": ("best_right", "w4a8"),
+    f"{ours} / {key.replace('_', ' ')}": (key, ours)
+    for key in ("best_right", "best")  # the latter is shown where the best is not right
+    for ours in JUDGED
 }
-JUDGED = [name for key, name in SUMMARY.values() if key == "best_right"]  # of ours
 FLOORS = ("HBM floor", "tensor floor", "% of ")
 SPREAD = 1.5  # the slowest round over the fastest: more is no measurement
 Cells = list[list[str]]
 
 
 def verdict(entries: list[dict[str, Any]]) -> str:
-    """The worst of the contender's verdicts in a table; a reason it is missing is the worst."""
-    order = list(VERDICTS)
-    worst = max(entries, key=lambda e: order.index(e["verdict"]) if e["verdict"] in order else 9)
-    counts = {
-        "off": sum(e["off_r1"] for e in entries),
-        "beyond": sum(e["beyond_bound"] for e in entries),
-        "checked": sum(e["checked"] for e in entries),
-    }
-    text: str = worst["verdict"]
-    return VERDICTS[text].format(**counts) if text in VERDICTS else text
-
-
-def verdict_and_reasons(entries: list[dict[str, Any]]) -> str:
     """The worst verdict on the outputs that there are, then why others are missing."""
     there = [entry for entry in entries if entry["verdict"] in VERDICTS]
     reasons = dict.fromkeys(e["verdict"] for e in entries if e["verdict"] not in VERDICTS)
-    return "; ".join([*([verdict(there)] if there else []), *reasons])
+    worst = [max((entry["verdict"] for entry in there), key=[*VERDICTS].index)] if there else []
+    counts = {
+        "off": sum(e["off_r1"] for e in there),
+        "beyond": sum(e["beyond_bound"] for e in there),
+        "checked": sum(e["checked"] for e in there),
+    }
+    return "; ".join([*(VERDICTS[text].format(**counts) for text in worst), *reasons])
 
 
 def speed(gops: float | None) -> str:
@@ -109,7 +95,7 @@ def gpu_rows(cases: list[dict[str, Any]], ours: str) -> Cells:
     own: list[dict[str, Any]] = []
     for name, entries in contenders_of(cases):
         times = [duration(entry["microseconds"]) for entry in entries]
-        rows.append([name, *times, verdict_and_reasons(entries)])
+        rows.append([name, *times, verdict(entries)])
         own = entries if name == ours else own
     by = "floor / time"
     if cases[0]["floor_us"]:
@@ -156,12 +142,6 @@ def column(case: dict[str, Any]) -> str:
     return f"M={case['m']}" if case["m"] else f"{case['k']}x{case['n']}"
 
 
-def ours_of(settings: dict[str, Any]) -> str:
-    """The contender of ours that the summary is about."""
-    op: str = settings.get("op", "plain")
-    return op
-
-
 def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The title and cases of each table: one for a weight shape, or for all where there is no M."""
     settings, every = result["settings"], result["results"]
@@ -176,14 +156,15 @@ def titled(result: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]
     if every and not every[0]["m"]:
         yield about, every
         return
-    for n, k in dict.fromkeys((case["n"], case["k"]) for case in every):
-        yield f"N={n} K={k}, {about}", [c for c in every if (c["n"], c["k"]) == (n, k)]
+    for (n, k), cases in by_weight(every).items():
+        yield f"N={n} K={k}, {about}", cases
 
 
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
     """Title and rows, the header first, of every table."""
     if result.get("layers"):
-        yield f"{result['settings']['layer']}, without attention's core, us", layer_rows(result)
+        rows = row_table([f"M={layer['m']}" for layer in result["layers"]], result["layers"])
+        yield f"{result['settings']['layer']}, without attention's core, us", rows
         return
     for key, of in (
         ("endings", ending_tables),
@@ -193,7 +174,7 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, Cells]]:
         if result.get(key):
             yield from of(result)
             return
-    ours = ours_of(result["settings"])
+    ours = result["settings"].get("op", "plain")  # the contender that the summary is about
     in_time = result["settings"]["device"] == "cuda" or ours == "awq_dequantize"
     for title, cases in titled(result):
         yield title, gpu_rows(cases, ours) if in_time else cpu_rows(cases)
@@ -273,27 +254,33 @@ def machine_line(result: dict[str, Any]) -> str:
     )
 
 
+def taking_part(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Who is in the tables, and what that is."""
+    settings = result["settings"]
+    if result.get("models"):
+        yield from ((model["name"], model["what"]) for model in result["models"])
+        return
+    contenders: Sequence[Any] = (*CONTENDERS, *PEERS.values())
+    if result.get("layers") or result.get("blocks"):
+        contenders = LAYER_CONTENDERS if result.get("layers") else GROUPED_CONTENDERS
+    elif "op" in settings:
+        contenders = LOWBIT_CONTENDERS[settings["op"]]
+    names = {
+        row["name"]
+        for cases, rows in (("results", "routes"), ("layers", "rows"), ("blocks", "rows"))
+        for case in result.get(cases, ())
+        for row in case[rows]
+    }
+    for each in contenders:
+        if settings["device"] in each.devices and each.name in names:
+            yield each.name, each.what
+
+
 def markdown(result: dict[str, Any]) -> str:
     parts = [machine_line(result)]
     for title, (header, *rows) in tables(result):
         rule = ["---", *["---:"] * (len(header) - 2), "---"]
         lines = [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
         parts.append("\n".join([f"**{title}**", "", *lines]))
-    settings = result["settings"]
-    named_here = [(model["name"], model["what"]) for model in result.get("models", [])]
-    if result.get("layers"):
-        named_here = [(c.name, c.what) for c in LAYER_CONTENDERS]
-    if result.get("blocks"):
-        named_here = [(c.name, c.what) for c in GROUPED_CONTENDERS]
-    if named_here:
-        what = "\n".join(f"- {name}: {about}" for name, about in named_here)
-        return "\n\n".join([*parts, what]) + "\n"
-    if not result["results"]:
-        return "\n\n".join(parts) + "\n"
-    contenders = (
-        LOWBIT_CONTENDERS[settings["op"]] if "op" in settings else (*CONTENDERS, *PEERS.values())
-    )
-    named = {route["name"] for case in result["results"] for route in case["routes"]}
-    taken = [c for c in contenders if settings["device"] in c.devices and c.name in named]
-    what = "\n".join(f"- {c.name}: {c.what}" for c in taken)
-    return "\n\n".join([*parts, *totals(result), what]) + "\n"
+    named = "\n".join(f"- {name}: {what}" for name, what in taking_part(result))
+    return "\n\n".join([*parts, *totals(result), *([named] if named else [])]) + "\n"

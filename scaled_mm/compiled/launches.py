@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
-from .._program import Axis, Program, decoded
+from .._program import Program, decoded
 from .._version import VERSION
 from ..reference import program as reference
 from . import store, toolchain
@@ -174,11 +174,9 @@ def _compiled_elsewhere(text: str, arch: str, tools: Toolchain) -> Made:
 
 
 def _operand(program: Program, place: int, made: torch.Generator) -> Tensor:
-    _, axis, is_float, columns = program.operands[place]
-    shape = {Axis.ROW: (N // max(columns, 1),), Axis.COL: (M, 1)}.get(
-        axis, (M, N // max(columns, 1))
-    )
-    if is_float:
+    operand = program.operands[place]
+    shape = operand.shape(M, N)
+    if operand.is_float:
         dtype = (torch.float32, torch.bfloat16, torch.float16)[place % 3]
         return torch.randn(shape, generator=made).to(dtype)
     return torch.randint(-1000, 1000, shape, generator=made, dtype=torch.int32)

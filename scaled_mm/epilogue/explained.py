@@ -6,7 +6,7 @@ import torch
 
 from .. import _library, compiled
 from .._program import Program
-from ..explain import ask_library, check_sizes, made_of
+from ..explain import check_sizes, made_of
 from ..gpus import DEVICES, Device, local_device
 from .built_in import BuiltIn
 
@@ -21,8 +21,8 @@ def explained(
     gpu = device or local_device() or DEVICES["H200"]
     in_one, why_not = _compiled(program, m, n, k, gpu)
     out_dtype = (built_in.out_dtype or torch.bfloat16) if built_in else torch.int32
-    activation = built_in.activation if built_in else None
-    answer = ask_library(m, n, k, gpu, out_dtype, activation)
+    activation = (built_in.activation or "none") if built_in else "none"
+    answer = _library.explain("int8", m, n, k, out_dtype, activation, *gpu.facts)
     found = made_of(answer, m=m, n=n, k=k, out_dtype=str(out_dtype)[6:], device=gpu)
     on_cpu = "the program ends a row of sums while it is in cache"
     on_gpu = (

@@ -1,7 +1,5 @@
 """How good is an int8 GEMM's output? The verdict behind `scaled_mm.reference.check`."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 import math

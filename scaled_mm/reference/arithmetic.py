@@ -15,8 +15,6 @@ transformations (Dekker 1971, Knuth's TwoSum; round to odd: Boldo and Melquiond 
 depends on a fused multiply-add or a long double.
 """
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from collections.abc import Callable

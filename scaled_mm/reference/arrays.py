@@ -1,8 +1,8 @@
 """Tensors of any device to numpy and back."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -39,7 +39,11 @@ def to_float64(x: Tensor) -> Array:
     return to_numpy(x).astype(np.float64)
 
 
+def as_rows(x: Array) -> Array:
+    """x [..., K] as [rows, K]; K may be 0."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 def matrix_product(x: Tensor, w: Tensor) -> Array:
     """x [..., K] times w [K, N] by float64 BLAS, the leading dimensions of x flattened."""
-    rows = int(np.prod(x.shape[:-1]))
-    return to_float64(x).reshape(rows, x.shape[-1]) @ to_float64(w)
+    return as_rows(to_float64(x)) @ to_float64(w)

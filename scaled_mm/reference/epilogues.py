@@ -1,7 +1,5 @@
 """The epilogue: a formula over the verbs of an arithmetic (`arithmetic.py`), and an activation."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any

@@ -11,6 +11,7 @@ from torch import Tensor
 from .arithmetic import FORMATS, round_to
 from .arrays import to_numpy, to_tensor
 from .float_mode import ieee
+from .functions import GATES
 from .int8 import scaled_mm
 
 
@@ -41,11 +42,8 @@ def grouped_mm(
         parts.append(scaled_mm(a[source[begin:end]], b[e], **given))
         begin = end
     dtype = ending.get("out_dtype", torch.bfloat16)
-    n = b.shape[2] // (2 if str(ending.get("activation")).endswith(_GATED) else 1)
+    n = b.shape[2] // (2 if ending.get("activation") in GATES else 1)
     return torch.cat([*parts, torch.zeros(len(source) - begin, n).to(dtype)])
-
-
-_GATED = ("reglu", "swiglu", "geglu", "geglu_tanh")
 
 
 def moe_sort(top_k_index: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:

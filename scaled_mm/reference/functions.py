@@ -1,8 +1,6 @@
 """The transcendental functions of the producers, each a written sequence of float32 operations
 (docs/numerics.md, section 6); csrc/functions.h has the same for the kernels."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 import math

@@ -1,7 +1,5 @@
 """The int8 products and their epilogues: R1, the bits, and R0, the exact result rounded once."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any
@@ -12,13 +10,15 @@ from torch import Tensor
 
 from .accuracy import AccuracyReport, judge
 from .arithmetic import FORMATS, Array, Exact, Float32, Format, Magnitude, round_to
-from .arrays import matrix_product, to_float64, to_numpy, to_tensor
+from .arrays import as_rows, matrix_product, to_float64, to_numpy, to_tensor
 from .epilogues import FORMS, ended, evaluate, name_epilogue
 from .float_mode import ieee
 from .k_scales import Groups, in_blocks, of_blocks, of_int4
 
 # A signature is written out wherever an op has one: help(), mypy and a reader see all of it.
 
+BY_ROW = ("scale_a", "azp", "out_scale", "out_azp")
+"""Operands that have an element for each row; the others have one for each column."""
 E4M3 = Format("float8_e4m3fn", 4, -9, 448.0)
 
 # How many roundings to float32 of the terms' size the bounds with an activation allow for
@@ -62,7 +62,9 @@ def scaled_mm(
     d, to which the bias is added.
     """
     sums, s_a, s_b = _sums(a, b, scale_a, scale_b)
-    operands = _operands(s_a, s_b, bias, azp, azp_adj, azp_with_adj, residual, out_scale, out_azp)
+    zero = {"azp": azp, "azp_adj": azp_adj, "azp_with_adj": azp_with_adj}
+    ending = {"residual": residual, "out_scale": out_scale, "out_azp": out_azp}
+    operands = _operands(scale_a=s_a, scale_b=s_b, bias=bias, **zero, **ending)
     return _stored(Float32, sums, operands, activation, out_dtype, a.shape)
 
 
@@ -88,7 +90,8 @@ def scaled_mm_exact(
     are evaluated in float64.
     """
     sums, s_a, s_b = _sums(a, b, scale_a, scale_b)
-    operands = _operands(s_a, s_b, bias, azp, azp_adj, azp_with_adj, residual)
+    zero = {"azp": azp, "azp_adj": azp_adj, "azp_with_adj": azp_with_adj}
+    operands = _operands(scale_a=s_a, scale_b=s_b, bias=bias, **zero, residual=residual)
     return _stored(Exact, sums, operands, activation, out_dtype, a.shape)
 
 
@@ -136,7 +139,8 @@ def check(
         known = ", ".join(to.name for to in FORMATS.values())
         raise ValueError(f"out must be one of {known}, got {str(out.dtype)[6:]}")
     sums, s_a, s_b = _sums(a, b, scale_a, scale_b)
-    operands = _operands(s_a, s_b, bias, azp, azp_adj, azp_with_adj, residual)
+    zero = {"azp": azp, "azp_adj": azp_adj, "azp_with_adj": azp_with_adj}
+    operands = _operands(scale_a=s_a, scale_b=s_b, bias=bias, **zero, residual=residual)
     roundings = ROUNDINGS.get(
         activation, 5 if residual is not None else 4 if bias is not None else 0
     )
@@ -160,7 +164,7 @@ def w4a8_mm(
 ) -> Tensor:
     """R1 of `scaled_mm.w4a8_mm`, of a weight as plain tensors (`mixed.py`): its `Groups.evaluate`,
     and then the lines of `scaled_mm` from scale_a on."""
-    operands = _operands(scale_a, None, bias, None, None, None, residual)
+    operands = _operands(scale_a=scale_a, bias=bias, residual=residual)
     groups = of_int4(x, q, scales, zeros, azp, order)
     return _stored(Float32, groups, operands, activation, out_dtype, x.shape)
 
@@ -181,7 +185,7 @@ def w4a8_check(
     activation: str | None = None,
 ) -> AccuracyReport:
     """`check` of an output of `w4a8_mm`."""
-    operands = _operands(scale_a, None, bias, None, None, None, residual)
+    operands = _operands(scale_a=scale_a, bias=bias, residual=residual)
     return _check(out, of_int4(x, q, scales, zeros, azp, order), operands, activation, 0)
 
 
@@ -264,23 +268,12 @@ def store(d: Array, out_dtype: torch.dtype, scale: Array | None, azp: Array | No
     return round_to(np.clip(x * (np.float32(1) / scale), -most, most).astype(np.float64), E4M3)
 
 
-def _operands(
-    scale_a: Tensor | None,
-    scale_b: Tensor | None,
-    bias: Tensor | None,
-    azp: Tensor | None,
-    azp_adj: Tensor | None,
-    azp_with_adj: Tensor | None,
-    residual: Tensor | None,
-    out_scale: Tensor | None = None,
-    out_azp: Tensor | None = None,
-) -> dict[str, Array]:
+def _operands(**given: Tensor | None) -> dict[str, Array]:
     """The operands given, as [rows, 1], [1, columns] or [rows, columns], int64 or float32."""
-    by_row = {"scale_a": scale_a, "azp": azp, "out_scale": out_scale, "out_azp": out_azp}
-    by_column = {"scale_b": scale_b, "bias": bias, "azp_adj": azp_adj, "azp_with_adj": azp_with_adj}
-    shaped = [(name, x, (-1, 1)) for name, x in by_row.items()]
-    shaped += [(name, x, (1, -1)) for name, x in by_column.items()]
-    if residual is not None:
-        rows = int(np.prod(residual.shape[:-1]))
-        shaped.append(("residual", residual, (rows, residual.shape[-1])))
-    return {name: to_numpy(x).reshape(shape) for name, x, shape in shaped if x is not None}
+    made = {name: to_numpy(x) for name, x in given.items() if x is not None}
+    for name, x in made.items():
+        if name == "residual":
+            made[name] = as_rows(x)
+        else:
+            made[name] = x.reshape((-1, 1) if name in BY_ROW else (1, -1))
+    return made

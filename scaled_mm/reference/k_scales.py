@@ -1,8 +1,6 @@
 """Products whose scales change along K: int32 sums of groups, added up in float32 in one order
 (docs/numerics.md, section 8)."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -11,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from .arithmetic import Array
-from .arrays import to_float64, to_numpy
+from .arrays import as_rows, to_float64, to_numpy
 
 SLICE = 1024
 """Columns of K whose groups are one chain of fma; the chains' results are added in order."""
@@ -83,10 +81,9 @@ def in_blocks(b: Tensor, scale_b: Tensor) -> bool:
 
 def of_blocks(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Groups:
     """An int8 product in blocks."""
-    rows, n = int(np.prod(a.shape[:-1])), b.shape[1]
-    scales = np.repeat(to_numpy(scale_b), BLOCK, 1)[:, :n]
-    row_scales = to_numpy(scale_a).reshape(rows, len(scales))
-    return Groups(_matrix(a), to_float64(b), BLOCK, scales, row_scales)
+    q, scales = as_rows(to_float64(a)), np.repeat(to_numpy(scale_b), BLOCK, 1)[:, : b.shape[1]]
+    row_scales = to_numpy(scale_a).reshape(len(q), len(scales))
+    return Groups(q, to_float64(b), BLOCK, scales, row_scales)
 
 
 def of_int4(
@@ -105,8 +102,4 @@ def of_int4(
     if zeros is not None:
         d = d - np.repeat(to_float64(zeros), group, 0)
     zero_points = None if azp is None else to_numpy(azp).reshape(-1, 1)
-    return Groups(_matrix(x), d, group, to_numpy(scales), None, zero_points)
-
-
-def _matrix(x: Tensor) -> Array:
-    return to_float64(x).reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
+    return Groups(as_rows(to_float64(x)), d, group, to_numpy(scales), None, zero_points)

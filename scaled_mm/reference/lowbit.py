@@ -1,18 +1,15 @@
 """The int4 part of `reference`: what the AWQ ops compute, in plain numpy, exact."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from .arithmetic import FORMATS, Array, round_to
-from .arrays import to_float64, to_tensor
 from .float_mode import ieee
-from .mixed import product, product_bound
+from .mixed import mixed_dequantize, product, product_bound
 
 COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column, of the eight in a word, that each nibble holds, the lowest first."""
@@ -21,9 +18,7 @@ COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 @ieee()
 def awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
     """W[k, n] = RN((q[k, n] - z[k // G, n]) * s[k // G, n]) in the scales' dtype."""
-    with np.errstate(all="ignore"):
-        w = round_to(_exact(qweight, scales, qzeros), FORMATS[scales.dtype])
-    return to_tensor(w, w.shape, scales.dtype)
+    return mixed_dequantize(_nibbles(qweight), scales, _nibbles(qzeros))
 
 
 @ieee()
@@ -40,16 +35,10 @@ def awq_gemm_bound(
     return product_bound(x, awq_dequantize(qweight, scales, qzeros), **ending)
 
 
-def _exact(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Array:
-    q, z, s = _nibbles(qweight), _nibbles(qzeros), to_float64(scales)
-    group = np.arange(len(q)) * len(s) // max(1, len(q))
-    return (q - z[group]) * s[group]
-
-
-def _nibbles(words: Tensor) -> Array:
-    """int32 [R, C] -> float64 [R, 8 C], in the order of the columns."""
+def _nibbles(words: Tensor) -> Tensor:
+    """int32 [R, C] -> int8 [R, 8 C], in the order of the columns."""
     bits = words.detach().cpu().contiguous().numpy().view(np.uint32)
-    out = np.empty((len(bits), bits.shape[1], 8))
+    out = np.empty((len(bits), bits.shape[1], 8), np.int8)
     for nibble, column in enumerate(COLUMNS):
         out[:, :, column] = bits >> np.uint32(4 * nibble) & np.uint32(15)
-    return out.reshape(len(bits), 8 * bits.shape[1])
+    return torch.from_numpy(out.reshape(len(bits), 8 * bits.shape[1]))

@@ -4,8 +4,6 @@ A weight comes here as plain tensors: q [K, N], one value to a byte, scales [K/G
 whose dtype says which formula holds.
 """
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any

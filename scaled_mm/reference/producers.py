@@ -1,7 +1,5 @@
 """The producers: R1 of a norm or an activation that writes int8 (docs/numerics.md, section 6)."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .arithmetic import FORMATS, Array, fma32, round_to
-from .arrays import to_numpy, to_tensor
+from .arrays import as_rows, to_numpy, to_tensor
 from .float_mode import ieee
 from .functions import ACTIVATIONS, F32
 from .quantize import quantize_int8
@@ -80,13 +78,13 @@ def produce_int8(
     """
     total = floats = None
     with np.errstate(all="ignore"):
-        h = _rows(x)
+        h = as_rows(to_numpy(x))
         if residual is not None:
-            h = _rounded(h + _rows(residual), x.dtype)
+            h = _rounded(h + as_rows(to_numpy(residual)), x.dtype)
             total = to_tensor(h, tuple(x.shape), x.dtype)
         if producer in ACTIVATIONS:
             y = ACTIVATIONS[producer](h)
-            y = y if times is None else y * _rows(times)
+            y = y if times is None else y * as_rows(to_numpy(times))
         else:
             w = F32(1) if weight is None else to_numpy(weight).reshape(1, -1)
             z = F32(-0.0) if bias is None else to_numpy(bias).reshape(1, -1)
@@ -101,7 +99,3 @@ def produce_int8(
 
 def _rounded(x: Array, dtype: torch.dtype) -> Array:
     return round_to(np.float64(x), FORMATS[dtype]).astype(np.float32)
-
-
-def _rows(x: Tensor) -> Array:
-    return to_numpy(x).reshape(int(np.prod(x.shape[:-1])), x.shape[-1])

@@ -1,7 +1,5 @@
 """What the nodes of an epilogue's program mean: `evaluate` is the definition."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 import struct

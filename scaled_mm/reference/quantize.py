@@ -1,7 +1,5 @@
 """The quantisers: R1, and the exact quotient rounded once."""
 
-# mypy: no-warn-return-any
-# (numpy types its operators as Any)
 from __future__ import annotations
 
 import numpy as np
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .arithmetic import FLT_MIN, Array
-from .arrays import to_numpy, to_tensor
+from .arrays import as_rows, to_numpy, to_tensor
 from .float_mode import ieee
 
 
@@ -90,8 +88,7 @@ def _quantize(
     rotate: int | None,
     quotient: type,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    rows = int(np.prod(x.shape[:-1]))
-    x32 = to_numpy(x).reshape(rows, x.shape[-1])
+    x32 = as_rows(to_numpy(x))
     with np.errstate(all="ignore"):
         if rotate:
             x32 = rotated(x32, rotate)
@@ -102,11 +99,7 @@ def _quantize(
             azp = None if symmetric else to_tensor(z, shape, torch.int32)
         else:
             s = to_numpy(scale).reshape(-1, 1)
-            z = (
-                np.zeros((1, 1), np.float32)
-                if azp is None
-                else to_numpy(azp).reshape(-1, 1).astype(np.float32)
-            )
+            z = np.float32(0) if azp is None else to_numpy(azp).reshape(-1, 1).astype(np.float32)
         lowest = -127 if symmetric else -128
         q = np.clip(np.rint(quotient(x32) / quotient(s)) + z, lowest, 127)
         q = np.where(np.isnan(q), 0, q)

@@ -255,9 +255,7 @@ def keep(entry: Entry, path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(path.parent):
         others = [each for each in _there(path) if each.gpu != entry.gpu][-(MAX_GPUS - 1) :]
-        made = {"format": FORMAT, "gpus": [asdict(each) for each in (*others, entry)]}
-        with new_file(path, 0o600) as file:
-            file.write(json.dumps(made, indent=1, allow_nan=False).encode() + b"\n")
+        _write(path, [*others, entry])
 
 
 def drop(gpu: tuple[str, int, int], path: Path) -> bool:
@@ -271,10 +269,14 @@ def drop(gpu: tuple[str, int, int], path: Path) -> bool:
     with _locked(path.parent):
         there = _there(path)
         others = [each for each in there if each.gpu != gpu]
-        with new_file(path, 0o600) as file:
-            made = {"format": FORMAT, "gpus": [asdict(each) for each in others]}
-            file.write(json.dumps(made, indent=1).encode() + b"\n")
+        _write(path, others)
     return len(others) < len(there)
+
+
+def _write(path: Path, entries: list[Entry]) -> None:
+    made = {"format": FORMAT, "gpus": [asdict(each) for each in entries]}
+    with new_file(path, 0o600) as file:
+        file.write(json.dumps(made, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def _there(path: Path) -> tuple[Entry, ...]:

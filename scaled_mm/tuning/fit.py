@@ -68,15 +68,13 @@ class Measured:
         us, rate = columns.T
         memory, busy, waves, least = (self.terms[name] for name in TERMS)
         busy = np.maximum(busy / rate, least)
-        predicted: np.ndarray = us + np.sqrt(np.sqrt(memory**4 + busy**4)) + waves
-        return predicted
+        return us + np.sqrt(np.sqrt(memory**4 + busy**4)) + waves
 
     def lost(self, columns: np.ndarray) -> np.ndarray:
         """The time of the kernel that would be chosen over that of the best one, for each shape."""
         predicted = np.where(np.isnan(self.us), np.inf, self.predict(columns))
         chosen = predicted.argmin(axis=1)
-        lost: np.ndarray = self.us[np.arange(len(self.us)), chosen] / np.nanmin(self.us, axis=1)
-        return lost
+        return self.us[np.arange(len(self.us)), chosen] / np.nanmin(self.us, axis=1)
 
     def off(self, columns: np.ndarray) -> float:
         """How far predictions are off, on average, for kernels within 15 % of the best."""

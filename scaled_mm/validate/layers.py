@@ -15,7 +15,7 @@ from ..nn import ScaledBlockLinear, ScaledLinear, WeightOnlyLinear
 from ..ops.rotate import rotated
 from ..quantization.inspect import Inspector, decibels
 from ..reference.accuracy import AccuracyReport
-from ..reference.arithmetic import FORMATS, Array, ulp
+from ..reference.arithmetic import FORMATS, ulp
 from .folds import Fold
 from .report import LayerReport
 
@@ -154,14 +154,22 @@ def judge_lowbit(layer: nn.Module, x: Tensor, y: Tensor) -> AccuracyReport:
 
     Where y is a 16-bit float other than the kernel's output, its rounding is allowed for.
     """
-    exact, bound, dtype = _bounded(layer, x)
+    assert isinstance(layer, WeightOnlyLinear)
+    q, scales, zeros, order = layer.filled().unpack()
+    ending: dict[str, Any] = {
+        "bias": layer.bias,
+        "activation": layer.activation,
+        "pre_scale": layer.pre_scale,
+    }
+    parts = reference.mixed_mm_bound(x.to(scales.dtype), q, scales, zeros, order=order, **ending)
+    exact, bound = (part.numpy() for part in parts)
     got = y.detach().cpu().double().numpy()
     with np.errstate(all="ignore"):
-        if y.dtype not in (dtype, torch.float32):
+        if y.dtype not in (scales.dtype, torch.float32):
             bound = bound + ulp(np.abs(exact) + bound, FORMATS[y.dtype]) / 2
         distance = np.where(np.isnan(exact) & np.isnan(got), 0, np.abs(got - exact))
         distance = np.where(np.isnan(distance), np.inf, distance)
-        units = np.where(distance == 0, 0, distance / ulp(exact, FORMATS[dtype]))
+        units = np.where(distance == 0, 0, distance / ulp(exact, FORMATS[scales.dtype]))
         fraction = np.where(distance == 0, 0, distance / bound)
     return AccuracyReport(
         y.dtype,
@@ -182,25 +190,6 @@ def judge_w4a8(layer: nn.Module, x: Tensor, y: Tensor) -> AccuracyReport:
     weight, scales, zeros, order = layer.filled().unpack()
     more: dict[str, Any] = {"azp": azp, "bias": layer.bias, "activation": layer.activation}
     return reference.w4a8_check(y, q, weight, scales, zeros, scale_a=scale, order=order, **more)
-
-
-def _bounded(layer: nn.Module, x: Tensor) -> tuple[Array, Array, torch.dtype]:
-    """The exact output, how far from it one may be, and the dtype of the kernel's."""
-    assert isinstance(layer, WeightOnlyLinear)
-    q, scales, zeros, order = layer.filled().unpack()
-    dtype = scales.dtype
-    parts = reference.mixed_mm_bound(
-        x.to(dtype),
-        q,
-        scales,
-        zeros,
-        order=order,
-        pre_scale=layer.pre_scale,
-        bias=layer.bias,
-        activation=layer.activation,
-    )
-    exact, bound = (part.numpy() for part in parts)
-    return exact, bound, dtype
 
 
 def _widened(known: Tensor | None, seen: Tensor) -> Tensor:

@@ -92,12 +92,10 @@ class ValidationReport:
             got = self.outputs.cosine_mean
             found.append(f"mean cosine must be >= {limits.cosine_mean:g}, got {got:.5f}")
         for layer in self.layers:
-            if layer.off_r1:
-                text = f"{layer.off_r1} of {layer.checked}"
-                found.append(f"{layer.name}: outputs off R1 must be 0, got {text}")
-            if layer.beyond:
-                text = f"{layer.beyond} of {layer.checked}"
-                found.append(f"{layer.name}: outputs beyond the bound must be 0, got {text}")
+            for what, count in (("off R1", layer.off_r1), ("beyond the bound", layer.beyond)):
+                if count:
+                    text = f"must be 0, got {count} of {layer.checked}"
+                    found.append(f"{layer.name}: outputs {what} {text}")
             if not layer.sqnr_db >= limits.sqnr_db:
                 text = f"{limits.sqnr_db:g} dB, got {layer.sqnr_db:.1f}"
                 found.append(f"{layer.name}: SQNR must be >= {text}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from scaled_mm import _progress
 
-from ..terminal import Console, cell, guarded
+from ..terminal import Console, cell, guarded, print_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -23,6 +24,14 @@ def progress_display() -> Iterator[Progress]:
     then puts streams of its own before stdout and stderr, so these are guarded once more."""
     with _progress.progress_display(Console(stderr=True)) as display, guarded():
         yield display
+
+
+def tell(report: Any, show: Callable[[Any, Console], None], as_json: bool) -> None:
+    """The report on the terminal, or as JSON."""
+    if as_json:
+        print_json(asdict(report))
+    else:
+        show(report, Console())
 
 
 def shards_of(report: Any, heading: str, count: str) -> Table:

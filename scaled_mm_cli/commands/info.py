@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from scaled_mm import _library, reference
 from scaled_mm._version import VERSION
+from scaled_mm.bench import machine
 from scaled_mm.ops.int8 import pack_weight_int8, scaled_mm
 from scaled_mm.ops.lowbit import awq_dequantize, awq_gemm
 from scaled_mm.ops.quantize import quantize_int8
@@ -30,53 +31,50 @@ _SIZES = (37, 84, 203)  # M, N, K: no multiple of any tile, so that body and tai
 _ALIGNED = (70, 1040, 272)  # the GPU's kernels read these in place; the above are relaid first
 
 
-@dataclass(frozen=True)
+@dataclass
 class SelfCheck:
     """Small problems on one CPU instruction set, or on the GPU, against `scaled_mm.reference`."""
 
     isa: str
     """The instruction set, or the arch of the CUDA kernels ("sm90")."""
-    elements: int
-    different: int
+    elements: int = 0
+    different: int = 0
+    """How many are off the reference's bits."""
+
+    def compare(self, got: Tensor, want: Tensor) -> None:
+        self.elements += got.numel()
+        self.different += int((got.cpu() != want).sum())
+
+    def compare_bits(self, got: Tensor, want: Tensor) -> None:
+        self.compare(_bits(got), _bits(want))
 
 
 def self_check(isa: str) -> SelfCheck:
-    """`_check` on the CPU with `isa`.
+    """On the CPU with `isa`.
 
     Raises:
         ValueError: this machine does not run `isa`.
     """
+    made = SelfCheck(isa)
     with _library.forced_cpu_isa(isa):
-        return SelfCheck(isa, *_sum(_check("cpu", _SIZES), _check_awq("cpu")))
+        _check(made, "cpu", _SIZES)
+        _check_awq(made, "cpu")
+    return made
 
 
 def gpu_self_check() -> SelfCheck:
-    """`_check` on the current GPU, which must be served."""
-    pairs = [_check("cuda", sizes) for sizes in (_SIZES, _ALIGNED)]
-    arch = _library.arch_of_gpu(torch.cuda.current_device())
-    return SelfCheck(arch, *_sum(*pairs, _check_awq("cuda")))
+    """On the current GPU, which must be served."""
+    made = SelfCheck(_library.arch_of_gpu(torch.cuda.current_device()))
+    for sizes in (_SIZES, _ALIGNED):
+        _check(made, "cuda", sizes)
+    _check_awq(made, "cuda")
+    return made
 
 
-def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
-    elements, different = zip(*pairs, strict=True)
-    return sum(elements), sum(different)
-
-
-def _check(device: str, sizes: tuple[int, int, int]) -> tuple[int, int]:
-    """Run the epilogues in every output dtype, plain and packed, and all quantisers.
-
-    Returns:
-        how many elements there were, and how many were off the reference's bits.
-    """
+def _check(made: SelfCheck, device: str, sizes: tuple[int, int, int]) -> None:
+    """Run the epilogues in every output dtype, plain and packed, and all quantisers."""
     m, n, k = sizes
     generator = torch.Generator().manual_seed(0)
-    elements = different = 0
-
-    def compare(got: Tensor, want: Tensor) -> None:
-        nonlocal elements, different
-        elements += got.numel()
-        different += int((_bits(got.cpu()) != _bits(want)).sum())
-
     x = torch.randn(m, k, generator=generator)
     b = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8).t()
     scale_b = torch.rand(n, generator=generator) + 0.01
@@ -88,7 +86,7 @@ def _check(device: str, sizes: tuple[int, int, int]) -> tuple[int, int]:
             want = reference.quantize_int8(x, symmetric=symmetric, per_token=per_token)
             for part, expected in zip(ours, want, strict=True):
                 if part is not None and expected is not None:
-                    compare(part, expected)
+                    made.compare_bits(part, expected)
     a, scale_a, azp = reference.quantize_int8(x, symmetric=False)
     assert azp is not None
     weight = b.to(device)
@@ -110,17 +108,16 @@ def _check(device: str, sizes: tuple[int, int, int]) -> tuple[int, int]:
         for out_dtype in (torch.bfloat16, torch.float16, torch.float32):
             exact = reference.scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, **operands)
             for each in weights:
-                compare(scaled_mm(a.to(device), each, *scales, out_dtype=out_dtype, **given), exact)
-    return elements, different
+                got = scaled_mm(a.to(device), each, *scales, out_dtype=out_dtype, **given)
+                made.compare_bits(got, exact)
 
 
-def _check_awq(device: str) -> tuple[int, int]:
+def _check_awq(made: SelfCheck, device: str) -> None:
     """As `_check` for int4: the dequantised weight, and one-hot rows times it, which give it again.
 
     In a shape that the GPU's streaming kernels take, and in one that they do not.
     """
     generator = torch.Generator().manual_seed(1)
-    elements = different = 0
     for k, n, group in ((192, 288, 32), (60, 24, 20)):
         for dtype in (torch.float16, torch.bfloat16):
             shapes = ((k, n // 8), (k // group, n // 8))
@@ -131,12 +128,9 @@ def _check_awq(device: str) -> tuple[int, int]:
             s = torch.randn(k // group, n, generator=generator).to(dtype)
             want = reference.awq_dequantize(q, s, z)
             there = (q.to(device), s.to(device), z.to(device))
-            got = awq_dequantize(*there).cpu()
-            again = awq_gemm(torch.eye(k, dtype=dtype, device=device), *there).cpu()
-            elements += 2 * want.numel()
-            different += int((_bits(got) != _bits(want)).sum())
-            different += int((again != want).sum())  # a sum with zeros has no -0
-    return elements, different
+            made.compare_bits(awq_dequantize(*there), want)
+            again = awq_gemm(torch.eye(k, dtype=dtype, device=device), *there)
+            made.compare(again, want)  # a sum with zeros has no -0
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -158,7 +152,7 @@ def facts() -> dict[str, str]:
         "CUDA library": _cuda_library(),
         "GPU": _gpus(),
         "tuning": "; ".join(cache.state().lines()),
-        "CPU": f"{_cpu_model()}, {torch.get_num_threads()} threads",
+        "CPU": f"{machine.cpu_name()}, {torch.get_num_threads()} threads",
         "instruction set": isa + forced,
         "others it runs": ", ".join(each for each in _library.cpu_isas() if each != isa),
         "torch": torch.__version__,
@@ -197,22 +191,12 @@ def _no_kernels(capability: int) -> str:
     return f"no kernels: build with TORCH_CUDA_ARCH_LIST={listed} make cuda"
 
 
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            label, _, model = line.partition(":")
-            if label.strip() == "model name":
-                return model.strip()
-    return platform.processor() or platform.machine()
-
-
-def command(as_json: bool) -> None:
+def command(given: SimpleNamespace) -> None:
     known = facts()
     checks = [self_check(isa) for isa in _library.cpu_isas()]
     if _library.serves_gpu():
         checks.append(gpu_self_check())
-    if as_json:
+    if given.as_json:
         print_json({**known, "self-check": [asdict(check) for check in checks]})
     else:
         _show(known, checks, Console())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
-from pathlib import Path
+from types import SimpleNamespace
 
 from rich.console import Console as RichConsole
 
 from scaled_mm.checkpoint.precompute import PrecomputeReport, precompute
 
-from ..terminal import Console, lines, print_json
-from . import progress_display, shards_of
+from ..terminal import lines
+from . import progress_display, shards_of, tell
 
 
 def show(report: PrecomputeReport, console: RichConsole) -> None:
@@ -37,13 +36,12 @@ def show(report: PrecomputeReport, console: RichConsole) -> None:
     lines(console, *found)
 
 
-def command(checkpoint: Path, out: Path, as_json: bool) -> None:
+def command(given: SimpleNamespace) -> None:
     with progress_display() as display:
         bar = display.add_task("precompute")
         report = precompute(
-            checkpoint, out, lambda done, total: display.update(bar, advance=done, total=total)
+            given.checkpoint,
+            given.out,
+            lambda done, total: display.update(bar, advance=done, total=total),
         )
-    if as_json:
-        print_json(asdict(report))
-    else:
-        show(report, Console())
+    tell(report, show, given.as_json)

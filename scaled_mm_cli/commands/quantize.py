@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -25,10 +25,10 @@ from scaled_mm.quantization.rotation import Rotation
 from scaled_mm.quantization.schemes import NAMES_OF_WEIGHTS, known_scheme, scheme_of
 from scaled_mm.quantization.smoothquant import ALPHAS, Smoothing
 
-from ..terminal import Console, lines, print_json
-from . import progress_display, shards_of
+from ..terminal import lines
+from . import progress_display, shards_of, tell
 from .search import search as find
-from .search import tell
+from .search import show as show_found
 
 _SHOWN = 8
 KNOWN = f"{', '.join(SCHEMES)}, {NAMES_OF_WEIGHTS}"
@@ -69,102 +69,78 @@ def _listed(names: Sequence[str]) -> str:
     return (", ".join(names[:_SHOWN]) or "none") + more
 
 
-def command(
-    model_dir: Path,
-    out: Path | None,
-    scheme: str,
-    format: str | None,
-    override: list[str] | None,
-    target: list[str] | None,
-    ignore: list[str] | None,
-    alpha: float | None,
-    search: bool,
-    rotate: bool,
-    seed: int,
-    text: Path | None,
-    tokens: Path | None,
-    length: int,
-    as_json: bool,
-) -> None:
-    if format not in (None, *FORMATS):
-        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format}")
-    config = config_of(scheme, override or [], target, ignore, alpha, search)
-    if rotate:
-        config = replace(config, rotation=Rotation(seed=seed))
-    elif seed:
-        raise ValueError(f"--seed must come with --rotate, got {seed} alone")
-    if out is None:
-        if not search:
+def command(given: SimpleNamespace) -> None:
+    if given.format not in (None, *FORMATS):
+        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {given.format}")
+    config = config_of(given)
+    if given.rotate:
+        config = replace(config, rotation=Rotation(seed=given.seed))
+    elif given.seed:
+        raise ValueError(f"--seed must come with --rotate, got {given.seed} alone")
+    if given.out is None:
+        if not given.search:
             raise ValueError("--out must be given, or --search alone, got neither")
-        if override or alpha is not None or rotate or scheme != "dynamic" or format is not None:
+        others = given.override or given.alpha is not None or given.rotate
+        if others or given.scheme != "dynamic" or given.format is not None:
             rule = "must come with --out: without it, --search tries them all"
             raise ValueError(f"--scheme, --format, --override, --alpha and --rotate {rule}")
-        sequences = _batches(model_dir, config, text, tokens, length) or []
-        given = ["--text", str(text)] if text is not None else ["--tokens", str(tokens)]
-        for option, patterns in (("--target", target), ("--ignore", ignore)):
-            given += [word for pattern in patterns or () for word in (option, pattern)]
-        tell(find(model_dir, replace(config, smoothing=None), sequences, given), as_json)
+        sequences = _batches(given, config) or []
+        with_text = given.text is not None
+        words = ["--text", str(given.text)] if with_text else ["--tokens", str(given.tokens)]
+        for option, patterns in (("--target", given.target), ("--ignore", given.ignore)):
+            words += [word for pattern in patterns or () for word in (option, pattern)]
+        found = find(given.model_dir, replace(config, smoothing=None), sequences, words)
+        tell(found, show_found, given.as_json)
         return
-    batches = _batches(model_dir, config, text, tokens, length)
+    batches = _batches(given, config)
     with progress_display() as display:
         bar = display.add_task("quantize")
         report = quantize_checkpoint(
-            model_dir,
-            out,
+            given.model_dir,
+            given.out,
             config,
             batches,
             lambda done, total: display.update(bar, advance=done, total=total),
-            format=format,
+            format=given.format,
         )
-    if as_json:
-        print_json(asdict(report))
-    else:
-        show(report, Console())
+    tell(report, show, given.as_json)
 
 
-def config_of(
-    scheme: str,
-    overrides: Sequence[str],
-    targets: Sequence[str] | None,
-    ignore: Sequence[str] | None,
-    alpha: float | None,
-    search: bool,
-) -> QuantConfig:
+def config_of(given: SimpleNamespace) -> QuantConfig:
     """The config that the command's options mean; ValueError if they mean none."""
     pairs = []
-    for each in overrides:
+    for each in given.override or ():
         pattern, equals, name = each.rpartition("=")
         if not (pattern and equals) or known_scheme(name) is None:
             raise ValueError(f"--override must be PATTERN=SCHEME, a scheme of {KNOWN}, got {each}")
         pairs.append((pattern, name))
-    if known_scheme(scheme) is None:
-        raise ValueError(f"--scheme must be one of {KNOWN}, got {scheme}")
+    if known_scheme(given.scheme) is None:
+        raise ValueError(f"--scheme must be one of {KNOWN}, got {given.scheme}")
     smoothing = None
-    if search:
+    if given.search:
         smoothing = Smoothing(search=ALPHAS[::2])
-    elif alpha is not None:
-        smoothing = Smoothing(alpha)
+    elif given.alpha is not None:
+        smoothing = Smoothing(given.alpha)
     default = QuantConfig()
     return QuantConfig(
-        scheme,
-        targets=tuple(targets or default.targets),
-        ignore=default.ignore if ignore is None else tuple(ignore),
+        given.scheme,
+        targets=tuple(given.target or default.targets),
+        ignore=default.ignore if given.ignore is None else tuple(given.ignore),
         overrides=tuple(pairs),
         smoothing=smoothing,
     )
 
 
-def _batches(
-    folder: Path, config: QuantConfig, text: Path | None, tokens: Path | None, length: int
-) -> list[Any] | None:
+def _batches(given: SimpleNamespace, config: QuantConfig) -> list[Any] | None:
     """What calibrates, as the command was told; None: nothing has to."""
+    folder, text, tokens = given.model_dir, given.text, given.tokens
     used = [config.scheme, *(scheme for _, scheme in config.overrides)]
     static = any(scheme_of(scheme).static for scheme in used)
     if not static and config.smoothing is None and config.rotation is None:
         if text is not None or tokens is not None:
-            given = "--text" if text is not None else "--tokens"
+            option = "--text" if text is not None else "--tokens"
             raise ValueError(
-                f"{given} must come with a static scheme, --alpha, --search or --rotate: nothing "
+                f"{option} must come with a static scheme, --alpha, --search or --rotate: nothing "
                 "else runs the model"
             )
         return None
@@ -176,6 +152,5 @@ def _batches(
         )
     source = Checkpoint(folder)
     if tokens is not None:
-        return with_decoder(source, read_tokens(tokens, vocabulary(source), length))
-    assert text is not None
-    return with_decoder(source, tokenized(folder, read_lines(text), length))
+        return with_decoder(source, read_tokens(tokens, vocabulary(source), given.length))
+    return with_decoder(source, tokenized(folder, read_lines(text), given.length))

@@ -7,7 +7,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from scaled_mm.quantization.smoothquant import Smoothing
 from scaled_mm.validate.compare import first_tensor
 from scaled_mm.validate.text import Window, perplexity
 
-from ..terminal import Console, cell, lines, print_json
+from ..terminal import cell, lines
 from . import progress_display
 
 _INT8 = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric")
@@ -205,11 +205,3 @@ def show(found: Found, console: RichConsole) -> None:
     told.append(f"{found.sequences} sequences evaluated, the others calibrated; ms for all of them")
     told += [f"not tried: {options}: {why}" for options, why in found.refused.items()]
     lines(console, *told)
-
-
-def tell(found: Found, as_json: bool) -> None:
-    """The table on the terminal, or JSON."""
-    if as_json:
-        print_json(asdict(found))
-    else:
-        show(found, Console())

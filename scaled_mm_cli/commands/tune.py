@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich import box
@@ -22,7 +23,7 @@ from scaled_mm.tuning.fit import Loss, Measured, Result, fit
 from scaled_mm.tuning.measure import SHAPES, ask, measure
 
 from ..terminal import Console, cell, lines
-from .bench import progress
+from .bench import telling
 
 FORMAT = 1  # of the file of times
 COPY = 0.987  # what kernels reach of the bandwidth of a copy, on an H200
@@ -53,13 +54,13 @@ def measured(
     families: list[str], say: Callable[[str], None], save: Callable[[Times], None]
 ) -> Times:
     """Measures, keeping what there is after each shape."""
-    device = served_gpu()
-    share = memory_share(device)
+    device, clock = served_gpu(), CudaGraphClock()
+    share = memory_share(device, clock.bandwidth)
     result: Times = {"format": FORMAT, "device": asdict(device), "memory_share": share, "times": {}}
     for family in families:
         shapes: list[dict[str, Any]] = result["times"].setdefault(family, [])
         all_ = SHAPES[family].count
-        for each in measure(family, device):
+        for each in measure(family, device, clock):
             shapes.append(each)
             best = min(each["us"], key=lambda name: each["us"][name])
             sizes = f"M={each['m']} N={each['n']} K={each['k']}"
@@ -68,17 +69,16 @@ def measured(
     return result
 
 
-def memory_share(device: Device) -> float:
-    """Of the peak of device memory, what kernels reach: a copy's bandwidth, measured."""
+def memory_share(device: Device, copy: float) -> float:
+    """Of the peak of device memory, what kernels reach, by the bandwidth of a copy."""
     least, most = cache.MEMORY_SHARE
-    share = COPY * CudaGraphClock().bandwidth / (1e6 * rates(device)["bytes_per_us"])
+    share = COPY * copy / (1e6 * rates(device)["bytes_per_us"])
     return round(min(max(share, least), most), 4)
 
 
 def rates(device: Device) -> dict[str, Any]:
     """What the library takes the GPU for."""
-    found: dict[str, Any] = ask("int8", 1, 64, 64, device)["gpu"]
-    return found
+    return ask("int8", 1, 64, 64, device)["gpu"]
 
 
 def device_of(times: Times) -> Device:
@@ -210,44 +210,33 @@ def cache_path() -> Path:
     return path
 
 
-def command(
-    family: list[str] | None,
-    json_file: Path | None,
-    read: Path | None,
-    dry_run: bool,
-    removing: bool,
-) -> None:
-    for each in family or ():
+def command(given: SimpleNamespace) -> None:
+    for each in given.family or ():
         if each not in SHAPES:
             raise ValueError(f"--family must be one of {', '.join(SHAPES)}, got {each}")
     console = Console()
-    if read is not None:
-        times = read_times(read)
-        if family:
-            times["times"] = {
-                name: times["times"][name] for name in family if name in times["times"]
-            }
+    if given.read is not None:
+        times = read_times(given.read)
+        if given.family:
+            there = times["times"]
+            times["times"] = {name: there[name] for name in given.family if name in there}
         show(fits(times), True, console)
         return
-    keeping = not dry_run or removing
-    path = cache_path() if keeping else None
-    if removing:
+    path = cache_path() if given.removing or not given.dry_run else None
+    if given.removing:
         assert path is not None
         lines(console, remove(path))
         return
 
     def save(times: Times) -> None:
-        if json_file is not None:
-            json_file.write_text(json.dumps(times) + "\n")
+        if given.json_file is not None:
+            given.json_file.write_text(json.dumps(times) + "\n")
 
     _library.untune()  # kernels are measured that the tables' own numbers take for good
-    say, done = progress()
-    try:
-        times = measured(family or list(SHAPES), say, save)
-    finally:
-        done()
+    with telling() as say:
+        times = measured(given.family or list(SHAPES), say, save)
     results = fits(times)
-    show(results, dry_run, console)
+    show(results, given.dry_run, console)
     if path is None:
         return
     entry = entry_of(times, results)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import typer
@@ -28,69 +29,58 @@ from ..terminal import Console, print_json
 from . import progress_display
 
 
-def command(
-    target: str,
-    original: str | None,
-    scheme: str,
-    alpha: float | None,
-    search: bool,
-    everywhere: bool,
-    text: Path | None,
-    tokens: Path | None,
-    out: Path | None,
-    html: Path | None,
-    as_json: bool,
-    perplexity: Path | None,
-    compare: list[Path] | None,
-    window: int,
-    window_stride: int | None,
-    stride: int,
-    min_cosine: float,
-    min_sqnr: float,
-    max_saturated: float,
-) -> None:
+def command(given: SimpleNamespace) -> None:
+    target, out, html, perplexity = given.target, given.out, given.html, given.perplexity
     for option, path, suffix in (("--out", out, ".png"), ("--html", html, ".html")):
         if path is not None and (path.suffix != suffix or not path.absolute().parent.is_dir()):
             raise ValueError(f"{option} must be a {suffix} in a folder that exists, got {path}")
-    config = config_of(scheme, alpha, search, everywhere)
+    config = config_of(given.scheme, given.alpha, given.search, given.everywhere)
     if not _is_checkpoint(target):
-        for option, given in (("--float", original), ("--tokens", tokens)):
-            if given is not None:
+        for option, value in (("--float", given.original), ("--tokens", given.tokens)):
+            if value is not None:
                 raise ValueError(f"{option} must come with a checkpoint, got {target}")
-    for option, wanted in (("--compare", compare), ("--window-stride", window_stride)):
-        if wanted and perplexity is None:
+    for option, value in (("--compare", given.compare), ("--window-stride", given.window_stride)):
+        if value and perplexity is None:
             raise ValueError(f"{option} must come with --perplexity, got none")
-    _ask_for_extras(target, original, out)
+    _ask_for_extras(target, given.original, out)
     windows = []
     if perplexity is not None:
-        windows = text_windows(original, perplexity, window, window_stride)
-    limits = Thresholds(min_cosine, min_sqnr, max_saturated)
+        windows = text_windows(given.original, perplexity, given.window, given.window_stride)
+    limits = Thresholds(given.min_cosine, given.min_sqnr, given.max_saturated)
     with progress_display():
-        model, quantised, batches = _compared(target, original, config, text, tokens)
-        report = validate(model, quantised, batches, thresholds=limits, stride=stride)
+        model, quantised, batches = _compared(given, config)
+        report = validate(model, quantised, batches, thresholds=limits, stride=given.stride)
         if windows:
-            read = read_text(model, [target, *map(str, compare or ())], windows)
+            read = read_text(model, [target, *map(str, given.compare or ())], windows)
             report = replace(report, text=read)
     if out is not None:
         plot(report, out)
     if html is not None:
-        asked: dict[str, Any] = {"--float": original, "--alpha": alpha, "--text": text}
-        asked |= {"--scheme": None if _is_checkpoint(target) else scheme, "--tokens": tokens}
-        asked |= {"--stride": stride, "--min-cosine": min_cosine, "--min-sqnr": min_sqnr}
-        asked |= {"--max-saturated": max_saturated, "--perplexity": perplexity}
-        if perplexity is not None:
-            asked |= {"--window": window, "--window-stride": window_stride}
-        words = [str(x) for pair in asked.items() if pair[1] is not None for x in pair]
-        words += ["--search"] * search + ["--everywhere"] * everywhere
-        words += [word for folder in compare or () for word in ("--compare", str(folder))]
-        command = shlex.join(["scaled-mm", "validate", target, *words])
-        write_html(report, html, model=target, command=command)
-    if as_json:
+        write_html(report, html, model=target, command=_command_line(given))
+    if given.as_json:
         print_json(report.to_dict())
     else:
         show(report, Console())
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _command_line(given: SimpleNamespace) -> str:
+    """That the report was made by."""
+    asked: dict[str, Any] = {
+        "--float": given.original,
+        "--alpha": given.alpha,
+        "--text": given.text,
+    }
+    asked["--scheme"] = None if _is_checkpoint(given.target) else given.scheme
+    for name in ("tokens", "stride", "min_cosine", "min_sqnr", "max_saturated", "perplexity"):
+        asked[f"--{name.replace('_', '-')}"] = getattr(given, name)
+    if given.perplexity is not None:
+        asked |= {"--window": given.window, "--window-stride": given.window_stride}
+    words = [str(x) for pair in asked.items() if pair[1] is not None for x in pair]
+    words += ["--search"] * given.search + ["--everywhere"] * given.everywhere
+    words += [word for folder in given.compare or () for word in ("--compare", str(folder))]
+    return shlex.join(["scaled-mm", "validate", given.target, *words])
 
 
 def read_text(model: nn.Module, folders: Sequence[str], windows: Sequence[Window]) -> TextReport:
@@ -123,9 +113,10 @@ def _ask_for_extras(target: str, original: str | None, out: Path | None) -> None
 
 
 def _compared(
-    target: str, original: str | None, config: QuantConfig, text: Path | None, tokens: Path | None
+    given: SimpleNamespace, config: QuantConfig
 ) -> tuple[nn.Module, nn.Module | Path, Any]:
     """Float model, quantised model or its checkpoint, and batches, as the command was told."""
+    target, text = given.target, given.text
     if _is_checkpoint(target):
-        return against(Path(target), original, text, tokens)
+        return against(Path(target), given.original, text, given.tokens)
     return minilm(config, text) if target == "minilm" else users(target)

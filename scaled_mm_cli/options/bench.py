@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..words import BLOCKS, DEVICES, DTYPES, EPILOGUES, LAYERS, MIXED, MODELS
+from . import Threads
 
 
 def options(
@@ -24,7 +25,7 @@ def options(
     ] = "scaled",
     dtype: Annotated[str, typer.Option(help=f"Of the output: {', '.join(DTYPES)}.")] = "bfloat16",
     device: Annotated[str, typer.Option(help=", ".join(DEVICES))] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: torch's own.")] = None,
+    threads: Threads = None,
     cold: Annotated[bool, typer.Option("--cold/--warm", help="Weights from memory.")] = True,
     rounds: Annotated[int, typer.Option(min=1)] = 9,
     without: Annotated[list[str] | None, typer.Option(help="A contender to leave out.")] = None,

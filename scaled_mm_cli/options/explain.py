@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..words import ACTIVATIONS, GPUS, MOST, OUT_DTYPES
+from . import AsJson
 
 
 def options(
@@ -44,6 +45,6 @@ def options(
     blocks: Annotated[
         bool, typer.Option("--blocks", help="Of an int8 product with scales of blocks.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """See `scaled_mm_cli.commands.explain.command`."""

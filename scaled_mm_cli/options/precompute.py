@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from . import AsJson
+
 
 def options(
     checkpoint: Annotated[
@@ -15,8 +17,6 @@ def options(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="A folder: new, empty, or of an earlier run.")
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """See `scaled_mm_cli.commands.precompute.command`."""

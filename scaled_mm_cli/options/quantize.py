@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..words import FORMATS, LENGTH, SCHEMES, WEIGHTS
+from . import AsJson
 
 
 def options(
@@ -62,8 +63,6 @@ def options(
     length: Annotated[
         int, typer.Option(min=1, help="Tokens of a sequence, at most; the rest is cut off.")
     ] = LENGTH,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """See `scaled_mm_cli.commands.quantize.command`."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..words import COSINE, HYBRID, LENGTH, SATURATED, SCHEMES, SQNR, STRIDE, WEIGHTS
+from . import AsJson
 
 
 def options(
@@ -55,9 +56,7 @@ def options(
         Path | None,
         typer.Option(help="A report as one file: tables, charts, outlier channels; .html."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
-    ] = False,
+    as_json: AsJson = False,
     perplexity: Annotated[
         Path | None,
         typer.Option(

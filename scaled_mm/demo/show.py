@@ -1,11 +1,16 @@
-"""The demo's table."""
+"""How the demo shows its report: a table, and a picture of every quantised layer's SQNR."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from .._extras import needed
+from .bert import LINEARS
 from .run import DemoReport, Result
 
 _COLUMNS = (  # all of it fits a terminal of 80 columns
@@ -68,3 +73,28 @@ def _cells(result: Result) -> list[str]:
         cells += [""] * 3
     cells += [f"{result.milliseconds:.{0 if result.milliseconds >= 10 else 2}f}"]
     return cells + [f"{times:.2f}" for times in (result.times_float32, result.times_bfloat16)]
+
+
+_STYLES = (("#0072b2", "o"), ("#56b4e9", "s"), ("#d55e00", "v"), ("#009e73", "D"))  # Okabe and Ito
+
+
+def plot(results: Sequence[Result], path: Path) -> None:
+    """Write the picture to `path`, in the format that its suffix names. Draws without a display."""
+    (figures,) = needed("the demo", "matplotlib.figure")
+    figure = figures.Figure(figsize=(12, 5), layout="constrained")
+    axes = figure.subplots()
+    layers = list(results[0].sqnr_db)
+    for result, (colour, marker) in zip(results, _STYLES, strict=True):
+        decibels = [result.sqnr_db[layer] for layer in layers]
+        axes.plot(decibels, marker=marker, color=colour, linewidth=1, label=result.name)
+    for first in range(0, len(layers), 2 * len(LINEARS)):  # every other encoder layer in grey
+        axes.axvspan(first - 0.5, first + len(LINEARS) - 0.5, color="0.95", zorder=0)
+    axes.set_xticks(range(len(layers)), layers, rotation=90)
+    axes.set_xlim(-0.5, len(layers) - 0.5)
+    axes.set_xlabel("Linear (encoder layer . role)")
+    axes.set_ylabel("SQNR of the layer's output, dB")
+    axes.set_title("MiniLM-L6-v2 in int8: quantisation noise per layer (higher is better)")
+    axes.grid(axis="y", color="0.85")
+    axes.set_ylim(top=axes.get_ylim()[1] + 6)  # room for the legend
+    axes.legend(loc="upper center", ncols=2)
+    figure.savefig(path, dpi=120)
