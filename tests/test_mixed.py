@@ -5,7 +5,6 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers import assert_bits, each_isa, refuses
@@ -135,17 +134,6 @@ def test_any_problem(isa: str, seed: int, kind: tuple[int, str], m: int, **sizes
     case = MixedCase(name, *kind, k, n, group, sizes["half"], rows=(m,), **more)
     given, plain = case.product()
     assert_bounded(mixed_mm(**given), *reference.mixed_mm_bound(**plain), case)
-
-
-def test_awq_and_mixed_products_are_one(isa: str) -> None:
-    rng = np.random.default_rng(0)
-    plain = MixedCase("awq", 4, "integer", 96, 40, 32).plain(rng)
-    words = tuple(
-        scaled_mm.awq.pack(plain[name]) if name != "scales" else plain[name]
-        for name in ("q", "scales", "zeros")
-    )
-    x = torch.linspace(-1, 1, 5 * 96).reshape(5, 96).half()
-    assert_bits(mixed_mm(x, pack_weight(**plain)), scaled_mm.awq_gemm(x, *words))
 
 
 @kinds

@@ -136,19 +136,6 @@ def test_any_problem(seed: int, rows: int, groups: int, **more: Any) -> None:
     assert_case(Case(f"any{seed}", (rows,), k=groups * more["group"], **more))
 
 
-def test_one_group_has_the_bits_of_scaled_mm(isa: str) -> None:
-    for zeros, azp in itertools.product((False, True), ("", "token")):
-        case = Case("channel", (17,), k=2500, group=2500, zeros=zeros, azp=azp, bias=True)
-        given, plain = case.build()
-        q = plain["q"].short() - (plain["zeros"] if zeros else 0)
-        b, terms = q.to(torch.int8), {"azp": given["azp"]} if azp else {}
-        terms |= {"azp_adj": scaled_mm.azp_adj(b)} if azp else {}
-        x, scales = given["x"], (given["scale_a"], plain["scales"].float())
-        assert_bits(
-            w4a8_mm(**given), scaled_mm.scaled_mm(x, b, *scales, bias=given["bias"], **terms)
-        )
-
-
 def test_bits_depend_on_neither_threads_nor_other_rows(isa: str, threads: None) -> None:
     given, _ = Case("threads", (140,), 392, 2304, 32, True, "token").build()
     whole, rows = w4a8_mm(**given), ("x", "scale_a", "azp")
