@@ -196,41 +196,33 @@ test_of_another_type = refuses(OTHER_TYPES, mixed_mm, error=TypeError, end="$", 
 
 
 ORDER = torch.arange(64, dtype=torch.int32)
-OP_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "order int64": ({"order": ORDER.long()}, "order must be int32, got int64"),
-    "order short": ({"order": ORDER[1:]}, r"order must have shape \(64,\), .*got shape \(63,\)"),
-    "order high": ({"order": ORDER + 1}, r"order must name columns 0..63 of x, got 64"),
-    "order negative": ({"order": ORDER - 1}, r"order must name columns 0..63 of x, got -1"),
-    "long": (
-        {"packed": torch.cat([W.data, W.data])},
-        "packed must be a contiguous buffer of shape",
-    ),
-    "strided": ({"packed": W.data.repeat_interleave(2)[::2]}, "packed must be a contiguous buffer"),
-    "2d": ({"packed": W.data[None]}, "packed must be a contiguous buffer"),
-    "integers": ({"packed": W.data.view(torch.int16)}, "packed must be float16 or bfloat16"),
-    "moved": (
-        {"packed": torch.cat([W.data, W.data])[1 : 1 + len(W.data)]},
-        "packed must begin at a multiple of 16 bytes, got an address 2 bytes past one",
-    ),
-    "units": (
-        {"sizes": [64, 64, 32, 8, 0, 1], "packed": W.data[:0]},
-        "packed must be a contiguous",
-    ),
-}
 SIZES = ([64, 24, 32, 8, 0], [64, 24, 48, 8, 0, 0], [-64, 24, 32, 8, 0, 0], [64, 24, 0, 8, 0, 0])
 SIZES += ([64, 24, 32, 3, 0, 0], [64, 24, 32, 8, 3, 0], [64, 24, 32, 8, -1, 0])
 SIZES += ([64, 24, 32, 8, 0, 3], [64, 24, 16, 8, 0, 1], [2**40, 24, 2**40, 8, 0, 0])
-OP_REFUSED |= {f"{x}": ({"sizes": x}, r"sizes must be \(K, N, G, bits, zero point") for x in SIZES}
-
-
-@pytest.mark.parametrize("name", OP_REFUSED)
-def test_the_op_refuses(name: str) -> None:
-    change, message = OP_REFUSED[name]
-    with pytest.raises(ValueError, match=f"^{message}"):
-        OP(**{"x": X, "packed": W.data, "sizes": W.sizes, **change})
-    if "sizes" in change:
-        with pytest.raises(ValueError, match=f"^{message}"):
-            torch.ops.scaled_mm.mixed_dequantize(change.get("packed", W.data), change["sizes"])
+UNITS = {"sizes": [64, 64, 32, 8, 0, 1], "packed": W.data[:0]}
+TWICE = torch.cat([W.data, W.data])
+SIZES_REFUSED = {
+    r"sizes must be \(K, N, G, bits, zero point": [{"sizes": sizes} for sizes in SIZES],
+    "packed must be a contiguous": UNITS,
+}
+OP_REFUSED = {
+    "order must be int32, got int64": {"order": ORDER.long()},
+    r"order must have shape \(64,\), .*got shape \(63,\)": {"order": ORDER[1:]},
+    "order must name columns 0..63 of x, got 64": {"order": ORDER + 1},
+    "order must name columns 0..63 of x, got -1": {"order": ORDER - 1},
+    "packed must be a contiguous buffer of shape": {"packed": TWICE},
+    "packed must be a contiguous buffer": [
+        {"packed": W.data.repeat_interleave(2)[::2]},
+        {"packed": W.data[None]},
+    ],
+    "packed must be float16 or bfloat16": {"packed": W.data.view(torch.int16)},
+    "packed must begin at a multiple of 16 bytes, got an address 2 bytes past one": {
+        "packed": TWICE[1 : 1 + len(W.data)]
+    },
+}
+OF_OP = {"packed": W.data, "sizes": W.sizes}
+test_the_op_refuses = refuses(OP_REFUSED | SIZES_REFUSED, OP, x=X, **OF_OP)
+test_dequantizing_refuses = refuses(SIZES_REFUSED, torch.ops.scaled_mm.mixed_dequantize, **OF_OP)
 
 
 FULL, _ = MixedCase(

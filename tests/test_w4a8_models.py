@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import assert_bits, refuses
 from llamas import IDS, llama
 from torch import nn
 
@@ -41,21 +41,15 @@ def test_a_layer_has_the_bits_of_the_reference(int8_input: str, dtype: torch.dty
     assert empty(x.to("meta")).shape == expected.shape
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"int8_input": "yes"}, "int8_input must be None, symmetric or asymmetric, got yes"),
-        ({"int8_input": "symmetric", "bits": 8}, "bits must be 4 with int8_input, got 8"),
-        ({"int8_input": "symmetric", "group_size": 16}, "group_size must be a multiple of 32"),
-        ({"int8_input": "symmetric", "zero": "float"}, "zero must be none or integer"),
-    ],
-)
-def test_a_layer_refuses(options: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=f"^{said}"):
-        WeightOnlyLinear(256, 48, **{"bits": 4, **options})
-    if "zero" not in options:
-        with pytest.raises(ValueError, match=f"^{said}"):
-            WeightOnlyLinear.from_linear(LINEAR, **{"bits": 4, **options})
+OPTIONS = {
+    "int8_input must be None, symmetric or asymmetric, got yes": {"int8_input": "yes"},
+    "bits must be 4 with int8_input, got 8": {"int8_input": "symmetric", "bits": 8},
+    "group_size must be a multiple of 32": {"int8_input": "symmetric", "group_size": 16},
+}
+ZEROS = {"zero must be none or integer": {"int8_input": "symmetric", "zero": "float"}}
+SIZES = {"in_features": 256, "out_features": 48}
+test_a_layer_refuses = refuses(OPTIONS | ZEROS, WeightOnlyLinear, bits=4, **SIZES)
+test_of_a_linear = refuses(OPTIONS, WeightOnlyLinear.from_linear, linear=LINEAR, bits=4)
 
 
 def test_what_no_gradient_passes_and_what_is_not_cut() -> None:
