@@ -106,6 +106,17 @@ def assert_exports(module: Module, x_of: Callable[[int], Tensor]) -> torch.expor
     return program
 
 
+class AsModule(Module):
+    """A function as a module, which torch.export asks for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *operands: Any, **more: Tensor) -> Any:
+        return self.function(*operands, **more)
+
+
 def rows(table: Mapping[str, Any]) -> list[Any]:
     """The (message, what is refused with it) of a table, as parameters; a list: each of it."""
     return [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, each_isa, refuses
+from helpers import AsModule, assert_bits, each_isa, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed_cases import MixedCase
@@ -326,13 +326,9 @@ def test_opcheck_of_blocks() -> None:
 def test_compiled_and_exported(call: str) -> None:
     function, given = CALLS[call]
     tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
-    bound = partial(function, **{x: t for x, t in given.items() if x not in tensors})
-
-    class Module(torch.nn.Module):
-        def forward(self, **tensors: Tensor) -> Tensor:
-            return bound(**tensors)
-
-    compiled = torch.compile(Module(), fullgraph=True, backend="aot_eager")
+    rest = {name: x for name, x in given.items() if name not in tensors}
+    module = AsModule(partial(function, **rest))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     assert_bits(compiled(**tensors), function(**given))
-    exported = torch.export.export(Module(), (), tensors)
+    exported = torch.export.export(module, (), tensors)
     assert_bits(exported.module()(**tensors), function(**given))
