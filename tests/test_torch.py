@@ -12,7 +12,6 @@ from helpers import Ops, assert_bits, assert_compiles, assert_exports
 from quantize_cases import QUANTIZE_CASES, random_quantize_case
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch_cases import (
     ADJ,
     AZP,
@@ -46,18 +45,6 @@ ops = torch.ops.scaled_mm
 def test_opcheck(name: str) -> None:
     op, arguments, options = CALLS[name]
     torch.library.opcheck(getattr(ops, op).default, arguments, options)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_meta(name: str) -> None:
-    op, arguments, options = CALLS[name]
-    real = getattr(ops, op)(*arguments, **options)
-    arguments, options = tree_map(
-        lambda x: x.to("meta") if torch.is_tensor(x) else x, (arguments, options)
-    )
-    shapes = getattr(ops, op)(*arguments, **options)
-    assert all(x.is_meta for x in tree_leaves(shapes) if x is not None)
-    assert metadata(shapes) == metadata(real)
 
 
 def assert_fake(call: Callable[..., Any], operands: dict[str, Any]) -> None:
