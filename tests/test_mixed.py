@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits, each_isa, refuses
+from helpers import assert_bits, assert_by_itself, each_isa, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed_cases import DTYPES, KINDS, MIXED_CASES, MixedCase
 from operands import ACTIVATIONS, GATED
 from test_awq import assert_bounded
+from test_out import assert_written_in_place
 from torch import Tensor
 
 import scaled_mm
@@ -89,13 +90,7 @@ def test_bits_depend_on_neither_threads_nor_other_rows(
 ) -> None:
     case = MixedCase("large", bits, zero, 320, 392, 64, torch.bfloat16, rows=(140,))
     given, _ = case.product()
-    whole = mixed_mm(**given)
-    for count in (1, 3, 8):
-        torch.set_num_threads(count)
-        assert_bits(mixed_mm(**given), whole, count)
-    x = given.pop("x")
-    for i, j in ((0, 1), (5, 7), (9, 12), (20, 24), (30, 35), (40, 46), (51, 59), (60, 120)):
-        assert_bits(mixed_mm(x[i:j], **given), whole[i:j], i, j)
+    assert_by_itself(mixed_mm, given, "x")
 
 
 @kinds
@@ -140,12 +135,7 @@ def test_any_problem(isa: str, seed: int, kind: tuple[int, str], m: int, **sizes
 def test_written_in_place(isa: str, bits: int, zero: str) -> None:
     case = MixedCase("out", bits, zero, n=21, rows=(2, 5), bias=torch.float32, shuffled=True)
     given, _ = case.product()
-    expected = mixed_mm(**given)
-    buffer = torch.full((3 + expected.numel() + 5,), 77.0, dtype=expected.dtype)
-    out = buffer[3:-5].view(expected.shape)
-    assert mixed_mm(**given, out=out) is out
-    assert_bits(out, expected)
-    assert set(buffer[:3].tolist() + buffer[-5:].tolist()) == {77.0}
+    assert_written_in_place(mixed_mm, given)
 
 
 GOOD, _ = MixedCase("good", 8, "none", 64, 24, 32, rows=(5,)).product()

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import AsModule, assert_bits, each_isa, refuses
+from helpers import AsModule, assert_bits, assert_by_itself, each_isa, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed_cases import MixedCase
 from operands import ACTIVATIONS, COLUMN, GATED, ROW, Layout
+from test_out import assert_written_in_place
 from torch import Tensor
 
 import scaled_mm
@@ -138,13 +139,7 @@ def test_any_problem(seed: int, rows: int, groups: int, **more: Any) -> None:
 
 def test_bits_depend_on_neither_threads_nor_other_rows(isa: str, threads: None) -> None:
     given, _ = Case("threads", (140,), 392, 2304, 32, True, "token").build()
-    whole, rows = w4a8_mm(**given), ("x", "scale_a", "azp")
-    for count in (1, 3, 8):
-        torch.set_num_threads(count)
-        assert_bits(w4a8_mm(**given), whole, count)
-    for i, j in ((0, 1), (5, 7), (20, 52), (51, 139)):
-        part = {name: x[i:j] if name in rows else x for name, x in given.items()}
-        assert_bits(w4a8_mm(**part), whole[i:j], i, j)
+    assert_by_itself(w4a8_mm, given, "x", "scale_a", "azp")
 
 
 # --- int8 in blocks -------------------------------------------------------------------------------
@@ -297,11 +292,7 @@ test_of_another_type = refuses(OTHER_TYPES, w4a8_mm, error=TypeError, end="$", *
 
 @pytest.mark.parametrize("call", CALLS)
 def test_written_in_place(call: str, isa: str) -> None:
-    function, given = CALLS[call]
-    expected = function(**given)
-    out = torch.full_like(expected, 77.0)
-    assert function(**given, out=out) is out
-    assert_bits(out, expected)
+    assert_written_in_place(*CALLS[call])
 
 
 def of_the_op(given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
