@@ -146,7 +146,7 @@ gpu-bench: $(VENV)/.bench ## the CUDA kernels against what torch and Triton offe
 # Leaks are not looked for: CPython and torch keep memory to the end by design. pytest must leave
 # file descriptor 2 alone, or a report would die with the process.
 SANITIZED := arguments awq environment epilogues exact guard_pages mixed mixed_values mixed_weights produce \
-  properties quantize refusals scaled_mm weight
+  quantize refusals scaled_mm weight
 
 asan: $(VENV)/.test ## the kernels' tests under AddressSanitizer and UBSan
 	rm -rf build/asan

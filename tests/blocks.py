@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scaled_mm.demo import bert, data
+from scaled_mm.nn import ScaledLinear
 
 WIDTH, INNER = 32, 48
 LAYER_NORM_FED = ("*.query", "*.key", "*.value", "*.ffn_up")
@@ -83,6 +84,16 @@ def inputs(batches: int = 4, rows: int = 3) -> list[Tensor]:
     loud = torch.ones(WIDTH)
     loud[[3, 17]] = 30
     return [torch.randn(rows, 5, WIDTH, generator=generator) * loud for _ in range(batches)]
+
+
+def layers(model: nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
+
+
+@torch.no_grad()
+def run(model: nn.Module, x: Tensor) -> Tensor:
+    out = model(x)
+    return out if isinstance(out, Tensor) else out.logits
 
 
 def minilm() -> tuple[bert.Encoder, list[data.Batch], list[data.Batch]]:

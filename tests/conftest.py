@@ -87,6 +87,28 @@ def threads() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def dynamo() -> Iterator[None]:
+    """Nothing is compiled before the test, nor after it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """The test may call os.umask."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     """What a command line prints that ends with `code`; its words are one string, or more behind
     it. Of a refusal (2): the one line that it is."""

@@ -106,6 +106,30 @@ def assert_exports(module: Module, x_of: Callable[[int], Tensor]) -> torch.expor
     return program
 
 
+def assert_by_itself(call: Callable[..., Tensor], given: dict[str, Any], *of_rows: str) -> None:
+    """The same bits by any number of threads, and of some of the rows alone; the fixture `threads`
+    gives torch its threads back."""
+    whole = call(**given)
+    for count in (1, 3, 8):
+        torch.set_num_threads(count)
+        assert_bits(call(**given), whole, count)
+    few = ((0, 1), (5, 7), (9, 12), (20, 24), (30, 35), (40, 46), (51, 59))
+    for i, j in (*few, (20, 52), (51, 139)):
+        part = {name: x[i:j] if name in of_rows else x for name, x in given.items()}
+        assert_bits(call(**part), whole[i:j], i, j)
+
+
+class AsModule(Module):
+    """A function as a module, which torch.export asks for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *operands: Any, **more: Tensor) -> Any:
+        return self.function(*operands, **more)
+
+
 def rows(table: Mapping[str, Any]) -> list[Any]:
     """The (message, what is refused with it) of a table, as parameters; a list: each of it."""
     return [

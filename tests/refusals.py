@@ -108,7 +108,7 @@ def _table() -> list[Refusal]:
         name = f"activation-{kind}-{getattr(value, '__name__', repr(value))}"
         table.append(Refusal(name, "scaled_mm", change, "activation", kind, TypeError))
 
-    half, grad = torch.float16, {"requires_grad": True}
+    half, grad, one = torch.float16, {"requires_grad": True}, torch.ones(1)
     for op in ("scaled_mm", "int8_mm"):
         refuse("a-uint8", "a", "uint8", op, a=_int8(M, K).to(torch.uint8))
         refuse("a-float", "a", "float32", op, a=torch.ones(M, K))
@@ -197,21 +197,10 @@ def _table() -> list[Refusal]:
     refuse("scale-of-bfloat16", "out_scale", "(1,)", out_scale=torch.ones(1))
     refuse("azp-of-bfloat16", "out_azp", "(1,)", out_azp=_int32(1))
     refuse("azp-of-fp8", "out_azp", "(1,)", **to_fp8, out_azp=_int32(1))
-    refuse(
-        "out-scale-short", "out_scale", "(127, 1)", **{**to_int8, "out_scale": torch.ones(M - 1, 1)}
-    )
-    refuse(
-        "out-scale-float16",
-        "out_scale",
-        "float16",
-        **{**to_int8, "out_scale": torch.ones(1, dtype=half)},
-    )
-    refuse(
-        "out-scale-grad",
-        "out_scale",
-        "requires_grad",
-        **{**to_int8, "out_scale": torch.ones(1, **grad)},
-    )
+    int8 = {"out_dtype": torch.int8}
+    refuse("out-scale-short", "out_scale", "(127, 1)", **int8, out_scale=torch.ones(M - 1, 1))
+    refuse("out-scale-float16", "out_scale", "float16", **int8, out_scale=one.half())
+    refuse("out-scale-grad", "out_scale", "requires_grad", **int8, out_scale=torch.ones(1, **grad))
     refuse("out-azp-int64", "out_azp", "int64", **to_int8, out_azp=_int32(1).long())
     refuse("out-azp-columns", "out_azp", "(1, 96)", **to_int8, out_azp=_int32(1, N))
     refuse("int8-residual", "residual", "residual, out_scale", **to_int8, residual=torch.ones(M, N))
@@ -236,7 +225,6 @@ def _table() -> list[Refusal]:
     refuse("azp-int64", "azp", "int64", "azp_with_adj", azp=_int32(1).long())
 
     x = "quantize_int8"
-    one = torch.ones(1)
     refuse("x-float64", "x", "float64", x, x=torch.ones(M, K).double())
     refuse("x-int8", "x", "int8", x, x=_int8(M, K))
     refuse("x-0d", "x", "()", x, x=torch.ones(()))

@@ -154,16 +154,6 @@ def test_a_weight_that_its_owner_reads_stays_float(scheme: Any) -> None:
     assert len(why) == 4 and set(why.values()) == {"T5DenseActDense reads its weight itself"}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values())
-def test_the_memory_that_transformers_counts(scheme: Any) -> None:
-    model = tiny("LlamaForCausalLM")
-    batch = [inputs(model, mask=False)] if scheme == "static" else None
-    quantised = quantize_model(model, QuantConfig(scheme), batch)
-    state = quantised.state_dict()
-    stored = sum(t.nbytes for name, t in state.items() if not name.endswith("_shape"))
-    assert stored <= quantised.get_memory_footprint() < model.get_memory_footprint()
-
-
 def test_conv1d_has_no_place_in_a_checkpoint(tmp_path: Path) -> None:
     tiny("GPT2LMHeadModel").save_pretrained(tmp_path / "float")
     with pytest.raises(ValueError, match=r"got transformer\.h\.0\.attn\.c_attn, a Conv1D: "):

@@ -1,4 +1,5 @@
-"""`scaled-mm bench --awq` and `--awq-dequantize`: results and verdicts; no time is looked at."""
+"""`scaled-mm bench --awq`, `--awq-dequantize` and `--mixed`: results and verdicts; no time is
+looked at."""
 
 import dataclasses
 
@@ -88,6 +89,30 @@ def test_commands(tmp_path, cli):
     shown = cli("bench --awq --weight 32x64 --m 2 --group 32 --rounds 1 --json", path)
     assert "awq_gemm / best right" in shown and cli("bench --read", path) == shown
     assert "awq_dequantize" in cli("bench --awq-dequantize --weight 32x128 --rounds 1")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("scheme", "group"), [("w8a16", 0), ("w4a16", 32), ("w8a16", 64), ("w4a8", 0), ("w4a8", 32)]
+)
+def test_every_contender_computes_the_mixed_product(scheme, group, dtype):
+    settings = LowbitSettings(scheme, group, dtype, rounds=1)
+    result = measure.run([(2, 64, 128), (5, 64, 128)], settings)
+    for case in result["results"]:
+        assert [route["name"] for route in case["routes"]] == [
+            contender.name for contender in LOWBIT_CONTENDERS[scheme]
+        ]
+        ours, *peers = case["routes"]
+        assert ours["verdict"] in ("exact", "bound")
+        assert ours[f"times_{scheme}"] == 1
+        able = [route for route in peers if "only" not in route["verdict"]]
+        unable = {"w8a16": {"int4pack mm"}, "w4a16": {"int8pack mm"}, "w4a8": set()}[scheme]
+        unable |= (
+            {"w8a16": {"int8pack mm"}, "w4a8": {"as w8a8"}}.get(scheme, set()) if group else set()
+        )
+        assert {route["name"] for route in peers if route not in able} == unable
+        for route in able:
+            assert route["verdict"] in ("exact", "bound", "rounding"), route
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=GPU) for dtype in DTYPES])

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_cases import write
+from checkpoint_cases import state_of, write
 from helpers import assert_bits, assert_same_state, extra, rows
 from hypothesis import given
 from hypothesis import strategies as st
 from int4_cases import (
     FORMS,
+    Form,
     changed,
     dequantised,
     layers_of,
@@ -124,13 +125,18 @@ def test_zeros_for_a_bias_that_is_none(name: str, tmp_path: Path) -> None:
     assert load_quantized(toy(), tmp_path).down.bias is None
 
 
+def assert_read(folder: Path, form: Form) -> None:
+    """The weights are those of the folder's tensors."""
+    model = load_quantized(toy(), folder)
+    for part, tensors in layers_of(state_of(folder)).items():
+        assert_bits(weight_of(model.get_submodule(part)), plainly(tensors, form), part)
+
+
 @pytest.mark.parametrize("name", ["gptq-v1", "gptq8-v1"])
 def test_negative_scales_are_accepted(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
-    scales = -toy_state(form)["qkv.scales"]
-    state = write_toy(tmp_path, form, **{"qkv.scales": scales})
-    layer = load_quantized(toy(), tmp_path).qkv
-    assert_bits(weight_of(layer), plainly(layers_of(state)["qkv"], form))
+    write_toy(tmp_path, form, **{"qkv.scales": -toy_state(form)["qkv.scales"]})
+    assert_read(tmp_path, form)
 
 
 def test_rotary_frequencies_are_passed_over(tmp_path: Path) -> None:
@@ -142,62 +148,42 @@ def test_rotary_frequencies_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_writers_say_is_read(name: str, tmp_path: Path) -> None:
     form, more = WRITTEN[name]
-    state = write_toy(tmp_path, changed(FORMS[form], **more))
-    layer = load_quantized(toy(), tmp_path).qkv
-    assert_bits(weight_of(layer), plainly(layers_of(state)["qkv"], FORMS[form]))
+    write_toy(tmp_path, changed(FORMS[form], **more))
+    assert_read(tmp_path, FORMS[form])
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_what_autoround_writes_is_read(packing: str, tmp_path: Path) -> None:
     form = FORMS[PACKINGS[packing]]
-    state = toy_state(form)
     more = {"packing_format": packing, "extra_config": {"head": {"bits": 16}}}
-    write(tmp_path, state, AUTO_ROUND | more)
-    layer = load_quantized(toy(), tmp_path).qkv
-    assert_bits(weight_of(layer), plainly(layers_of(state)["qkv"], form))
+    write(tmp_path, toy_state(form), AUTO_ROUND | more)
+    assert_read(tmp_path, form)
 
 
 @pytest.mark.parametrize(
     "name", ["awq", "gptq-v1", "gptq-v1-act-order-symmetric", "gptq-v2", "gptq8-v2"]
 )
 def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
-    transformers = extra("transformers")
-    form = FORMS[name]
+    transformers, form = extra("transformers"), FORMS[name]
     if form.method == "awq":
-        config = transformers.AwqConfig(bits=4, group_size=form.group).to_dict()
+        made = transformers.AwqConfig(bits=4, group_size=form.group)
     else:
-        config = transformers.GPTQConfig(
-            bits=form.bits,
-            group_size=form.group,
-            desc_act=form.act_order,
-            sym=form.symmetric,
-            format=form.config()["checkpoint_format"],
-        ).to_dict()
-    config = {key: getattr(value, "value", value) for key, value in config.items()}
-    state = toy_state(form)
-    write(tmp_path, state, config)
-    layer = load_quantized(toy(), tmp_path).down
-    assert_bits(weight_of(layer), plainly(layers_of(state)["down"], form))
+        said = {"format": form.config()["checkpoint_format"], "sym": form.symmetric}
+        said |= {"bits": form.bits, "group_size": form.group, "desc_act": form.act_order}
+        made = transformers.GPTQConfig(**said)
+    config = {key: getattr(value, "value", value) for key, value in made.to_dict().items()}
+    write(tmp_path, toy_state(form), config)
+    assert_read(tmp_path, form)
 
 
+OF_GPTQ, AUTOAWQ = "quantize_config.json", {"w_bit": 4, "q_group_size": 16, "zero_point": True}
+AUTOGPTQ = {"group_size": 16, "desc_act": True, "sym": False, "damp_percent": 0.1}
 OLDER: dict[str, tuple[str, dict[str, Any], str]] = {  # file, fields, form
-    "autogptq": (
-        "quantize_config.json",
-        {"bits": 4, "group_size": 16, "desc_act": True, "sym": False, "damp_percent": 0.1},
-        "gptq-v1-act-order",
-    ),
-    "gptqmodel": ("quantize_config.json", FORMS["gptq-v2"].config(), "gptq-v2"),
-    "autogptq-8-bits": (
-        "quantize_config.json",
-        {"bits": 8, "group_size": 16, "desc_act": True, "sym": False, "damp_percent": 0.1},
-        "gptq8-v1-act-order",
-    ),
-    "autoawq": (
-        "quant_config.json",
-        {"w_bit": 4, "q_group_size": 16, "zero_point": True, "version": "GEMM"},
-        "awq",
-    ),
-    "awq-by-autogptq": ("quantize_config.json", AWQ, "awq"),
+    "autogptq": (OF_GPTQ, AUTOGPTQ | {"bits": 4}, "gptq-v1-act-order"),
+    "gptqmodel": (OF_GPTQ, FORMS["gptq-v2"].config(), "gptq-v2"),
+    "autogptq-8-bits": (OF_GPTQ, AUTOGPTQ | {"bits": 8}, "gptq8-v1-act-order"),
+    "autoawq": ("quant_config.json", AUTOAWQ | {"version": "GEMM"}, "awq"),
+    "awq-by-autogptq": (OF_GPTQ, AWQ, "awq"),
 }
 
 
@@ -205,16 +191,13 @@ OLDER: dict[str, tuple[str, dict[str, Any], str]] = {  # file, fields, form
 def test_older_files_are_read(name: str, tmp_path: Path) -> None:
     file, fields, form = OLDER[name]
     older_file(tmp_path, file, fields, FORMS[form])
-    tensors = layers_of(toy_state(FORMS[form]))["qkv"]
-    assert_bits(weight_of(load_quantized(toy(), tmp_path).qkv), plainly(tensors, FORMS[form]))
+    assert_read(tmp_path, FORMS[form])
 
 
 def test_a_format_that_is_not_said_is_version_1(tmp_path: Path) -> None:
     write(tmp_path, toy_state(FORMS["gptq-v1"]), without(GPTQ, "checkpoint_format", "desc_act"))
     assert Checkpoint(tmp_path).quantization == AwqGptq("gptq", 4, 1, 16, False, None, ())
-    tensors = layers_of(toy_state(FORMS["gptq-v1"]))["qkv"]
-    layer = load_quantized(toy(), tmp_path).qkv
-    assert_bits(weight_of(layer), plainly(tensors, FORMS["gptq-v1"]))
+    assert_read(tmp_path, FORMS["gptq-v1"])
 
 
 @pytest.mark.parametrize(("said", "config"), rows(INT4_SETTINGS))

@@ -115,19 +115,6 @@ def test_a_llama_of_the_package(name: str, made: Any) -> None:
     assert cost > (0.05 if bits_of(name) == 4 else 0.004)  # what the quantisation itself costs
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_the_weights_are_those_that_the_package_unpacks(name: str, made: Any) -> None:
-    from compressed_tensors.compressors import PackedQuantizationCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments(name)))
-    layer = "model.layers.1.mlp.down_proj"
-    tensors = parts_of(state_of(made(name)), layer)
-    theirs = PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
-    model = load_quantized(llama(torch.float32), made(name))
-    assert_bits(weight_of(model.get_submodule(layer)), theirs.t().to(torch.bfloat16))
-
-
 @pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("name", ["asymmetric", "act-order", "8-bit-asymmetric"])
 def test_transformers_loads_and_saves_it(name: str, made: Any, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A language model's decode under torch.compile: a quantised layer adds no node to the graph, and
 no token compiles anew."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +13,9 @@ from torch._inductor.decomposition import select_decomp_table
 
 from scaled_mm import QuantConfig, quantize_model
 
+pytestmark = pytest.mark.usefixtures("dynamo")
+
 IDS = torch.arange(5).view(1, 5)
-
-
-@pytest.fixture(autouse=True)
-def dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def model(scheme: str | None) -> nn.Module:

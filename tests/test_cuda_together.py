@@ -1,8 +1,6 @@
 """Layers that share a product on the GPU: the bits of each alone, eager and in a CUDA graph, on two
 streams; and a fused model's."""
 
-from typing import Any
-
 import pytest
 import torch
 from cuda_support import DEVICE, GPU, ON_CPU
@@ -15,13 +13,7 @@ from scaled_mm.nn import ScaledLinear
 from scaled_mm.nn.together import Together
 from scaled_mm.quantization import readers
 
-pytestmark = GPU
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Any:
-    with torch.no_grad():
-        yield
+pytestmark = [*GPU, pytest.mark.usefixtures("no_gradients")]
 
 
 def two(k: int, widths: tuple[int, ...], scheme: str) -> tuple[list[ScaledLinear], ...]:

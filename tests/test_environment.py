@@ -106,10 +106,6 @@ def expected() -> str:
     return digest()
 
 
-def test_every_isa(isa: str, expected: str) -> None:
-    assert digest() == expected
-
-
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("count", range(1, 9))
 def test_threads(isa: str, count: int, expected: str) -> None:

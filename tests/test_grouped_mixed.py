@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from grouped_mixed_cases import bound, cases, one_by_one, operands_of, packed, plain
-from helpers import ISAS, assert_bits, each_isa, refuses
+from helpers import ISAS, AsModule, assert_bits, each_isa, refuses
 from mixed_cases import KINDS, MixedCase
 from test_awq import assert_bounded
-from torch import Tensor
 
 from scaled_mm import (
     MixedWeight,
@@ -172,13 +171,12 @@ def test_opcheck() -> None:
 def test_exported() -> None:
     """Compiled: test_experts.py."""
 
-    class Module(torch.nn.Module):
-        def forward(self, x: Tensor, ends: Tensor, rows: Tensor) -> Tensor:
-            return grouped_mixed_mm(x, W, ends, rows=rows, activation="swiglu")
-
+    module = AsModule(
+        lambda x, ends, rows: grouped_mixed_mm(x, W, ends, rows=rows, activation="swiglu")
+    )
     tokens, count = torch.export.Dim("tokens", min=2), torch.export.Dim("count", min=2)
-    sizes = [{0: tokens}, None, {0: count}]
+    sizes = (({0: tokens}, None, {0: count}),)
     given = torch.randn(6, 32).half(), ENDS, (torch.arange(14) % 6).int()
-    program = torch.export.export(Module(), given, dynamic_shapes=sizes)
+    program = torch.export.export(module, given, dynamic_shapes=sizes)
     given = torch.randn(11, 32).half(), ENDS, (torch.arange(25) % 11).int()
-    assert_bits(program.module()(*given), Module()(*given))
+    assert_bits(program.module()(*given), module(*given))

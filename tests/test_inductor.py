@@ -3,7 +3,7 @@ what it needs of torch is where it was."""
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,8 @@ from scaled_mm.integrations import inductor
 from scaled_mm.integrations.patterns import FUNCTIONS, patterns
 from scaled_mm.nn import ScaledLinear
 from scaled_mm.ops.produce import produce_int8
+
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 PRODUCE = torch.ops.scaled_mm.produce_int8.default
 QUANTIZERS = (
@@ -144,12 +146,6 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 ACTS = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "relu": nn.ReLU()}
 SCHEMES = ("dynamic", "dynamic-asymmetric", "static", "static-asymmetric", "dynamic-rotate32")
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def traced(model: Callable[..., Any], *given: Tensor) -> tuple[Any, fx.Graph]:

@@ -5,15 +5,15 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, each_isa, refuses
+from helpers import assert_bits, assert_by_itself, each_isa, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed_cases import DTYPES, KINDS, MIXED_CASES, MixedCase
 from operands import ACTIVATIONS, GATED
 from test_awq import assert_bounded
+from test_out import assert_written_in_place
 from torch import Tensor
 
 import scaled_mm
@@ -90,13 +90,7 @@ def test_bits_depend_on_neither_threads_nor_other_rows(
 ) -> None:
     case = MixedCase("large", bits, zero, 320, 392, 64, torch.bfloat16, rows=(140,))
     given, _ = case.product()
-    whole = mixed_mm(**given)
-    for count in (1, 3, 8):
-        torch.set_num_threads(count)
-        assert_bits(mixed_mm(**given), whole, count)
-    x = given.pop("x")
-    for i, j in ((0, 1), (5, 7), (9, 12), (20, 24), (30, 35), (40, 46), (51, 59), (60, 120)):
-        assert_bits(mixed_mm(x[i:j], **given), whole[i:j], i, j)
+    assert_by_itself(mixed_mm, given, "x")
 
 
 @kinds
@@ -137,27 +131,11 @@ def test_any_problem(isa: str, seed: int, kind: tuple[int, str], m: int, **sizes
     assert_bounded(mixed_mm(**given), *reference.mixed_mm_bound(**plain), case)
 
 
-def test_awq_and_mixed_products_are_one(isa: str) -> None:
-    rng = np.random.default_rng(0)
-    plain = MixedCase("awq", 4, "integer", 96, 40, 32).plain(rng)
-    words = tuple(
-        scaled_mm.awq.pack(plain[name]) if name != "scales" else plain[name]
-        for name in ("q", "scales", "zeros")
-    )
-    x = torch.linspace(-1, 1, 5 * 96).reshape(5, 96).half()
-    assert_bits(mixed_mm(x, pack_weight(**plain)), scaled_mm.awq_gemm(x, *words))
-
-
 @kinds
 def test_written_in_place(isa: str, bits: int, zero: str) -> None:
     case = MixedCase("out", bits, zero, n=21, rows=(2, 5), bias=torch.float32, shuffled=True)
     given, _ = case.product()
-    expected = mixed_mm(**given)
-    buffer = torch.full((3 + expected.numel() + 5,), 77.0, dtype=expected.dtype)
-    out = buffer[3:-5].view(expected.shape)
-    assert mixed_mm(**given, out=out) is out
-    assert_bits(out, expected)
-    assert set(buffer[:3].tolist() + buffer[-5:].tolist()) == {77.0}
+    assert_written_in_place(mixed_mm, given)
 
 
 GOOD, _ = MixedCase("good", 8, "none", 64, 24, 32, rows=(5,)).product()
@@ -208,41 +186,33 @@ test_of_another_type = refuses(OTHER_TYPES, mixed_mm, error=TypeError, end="$", 
 
 
 ORDER = torch.arange(64, dtype=torch.int32)
-OP_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "order int64": ({"order": ORDER.long()}, "order must be int32, got int64"),
-    "order short": ({"order": ORDER[1:]}, r"order must have shape \(64,\), .*got shape \(63,\)"),
-    "order high": ({"order": ORDER + 1}, r"order must name columns 0..63 of x, got 64"),
-    "order negative": ({"order": ORDER - 1}, r"order must name columns 0..63 of x, got -1"),
-    "long": (
-        {"packed": torch.cat([W.data, W.data])},
-        "packed must be a contiguous buffer of shape",
-    ),
-    "strided": ({"packed": W.data.repeat_interleave(2)[::2]}, "packed must be a contiguous buffer"),
-    "2d": ({"packed": W.data[None]}, "packed must be a contiguous buffer"),
-    "integers": ({"packed": W.data.view(torch.int16)}, "packed must be float16 or bfloat16"),
-    "moved": (
-        {"packed": torch.cat([W.data, W.data])[1 : 1 + len(W.data)]},
-        "packed must begin at a multiple of 16 bytes, got an address 2 bytes past one",
-    ),
-    "units": (
-        {"sizes": [64, 64, 32, 8, 0, 1], "packed": W.data[:0]},
-        "packed must be a contiguous",
-    ),
-}
 SIZES = ([64, 24, 32, 8, 0], [64, 24, 48, 8, 0, 0], [-64, 24, 32, 8, 0, 0], [64, 24, 0, 8, 0, 0])
 SIZES += ([64, 24, 32, 3, 0, 0], [64, 24, 32, 8, 3, 0], [64, 24, 32, 8, -1, 0])
 SIZES += ([64, 24, 32, 8, 0, 3], [64, 24, 16, 8, 0, 1], [2**40, 24, 2**40, 8, 0, 0])
-OP_REFUSED |= {f"{x}": ({"sizes": x}, r"sizes must be \(K, N, G, bits, zero point") for x in SIZES}
-
-
-@pytest.mark.parametrize("name", OP_REFUSED)
-def test_the_op_refuses(name: str) -> None:
-    change, message = OP_REFUSED[name]
-    with pytest.raises(ValueError, match=f"^{message}"):
-        OP(**{"x": X, "packed": W.data, "sizes": W.sizes, **change})
-    if "sizes" in change:
-        with pytest.raises(ValueError, match=f"^{message}"):
-            torch.ops.scaled_mm.mixed_dequantize(change.get("packed", W.data), change["sizes"])
+UNITS = {"sizes": [64, 64, 32, 8, 0, 1], "packed": W.data[:0]}
+TWICE = torch.cat([W.data, W.data])
+SIZES_REFUSED = {
+    r"sizes must be \(K, N, G, bits, zero point": [{"sizes": sizes} for sizes in SIZES],
+    "packed must be a contiguous": UNITS,
+}
+OP_REFUSED = {
+    "order must be int32, got int64": {"order": ORDER.long()},
+    r"order must have shape \(64,\), .*got shape \(63,\)": {"order": ORDER[1:]},
+    "order must name columns 0..63 of x, got 64": {"order": ORDER + 1},
+    "order must name columns 0..63 of x, got -1": {"order": ORDER - 1},
+    "packed must be a contiguous buffer of shape": {"packed": TWICE},
+    "packed must be a contiguous buffer": [
+        {"packed": W.data.repeat_interleave(2)[::2]},
+        {"packed": W.data[None]},
+    ],
+    "packed must be float16 or bfloat16": {"packed": W.data.view(torch.int16)},
+    "packed must begin at a multiple of 16 bytes, got an address 2 bytes past one": {
+        "packed": TWICE[1 : 1 + len(W.data)]
+    },
+}
+OF_OP = {"packed": W.data, "sizes": W.sizes}
+test_the_op_refuses = refuses(OP_REFUSED | SIZES_REFUSED, OP, x=X, **OF_OP)
+test_dequantizing_refuses = refuses(SIZES_REFUSED, torch.ops.scaled_mm.mixed_dequantize, **OF_OP)
 
 
 FULL, _ = MixedCase(

@@ -58,18 +58,6 @@ def test_dequantized(name: str) -> None:
         assert_bits(w.dequantize(), expected, isa)
 
 
-@kinds
-def test_rows_of_scattered_groups_come_back(bits: int, zero: str) -> None:
-    plain = MixedCase("scattered", bits, zero, 96, 20, 16, shuffled=True).plain()
-    w = pack_weight(**plain)
-    groups = plain["g_idx"]
-    zeros = plain.get("zeros")
-    every = reference.mixed_dequantize(
-        plain["q"], plain["scales"][groups], None if zeros is None else zeros[groups]
-    )
-    assert_bits(w.dequantize(), every)
-
-
 def assert_same_weight(got: MixedWeight, expected: MixedWeight) -> None:
     assert got.sizes == expected.sizes
     assert_bits(got.data, expected.data)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from blocks import WIDTH, PreNorm, Tied, inputs, seeded
+from blocks import WIDTH, PreNorm, Tied, inputs, layers, run, seeded
 from helpers import assert_bits, assert_same_state, refuses
 from torch import Tensor, nn
 
@@ -32,15 +32,6 @@ configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 def quantized(model: nn.Module, config: QuantConfig, **kwargs: Any) -> nn.Module:
     return quantize_model(model, config, inputs(), **kwargs)
-
-
-def layers(model: nn.Module) -> set[str]:
-    return {name for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
-
-
-@torch.no_grad()
-def run(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x)
 
 
 PATTERNS: dict[str, tuple[dict[str, Any], set[str]]] = {

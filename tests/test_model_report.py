@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import tiny
-from blocks import PreNorm, inputs, seeded
+from blocks import PreNorm, inputs, layers, run, seeded
 from helpers import assert_bits, assert_same_state, rows
 from torch import Tensor, nn
 
@@ -28,16 +28,6 @@ from scaled_mm.nn import ScaledLinear
 from scaled_mm.quantization.schemes import SCHEMES
 
 IDS = torch.arange(12).view(2, 6)
-
-
-@torch.no_grad()
-def run(model: nn.Module, x: Tensor) -> Tensor:
-    out = model(x)
-    return out if isinstance(out, Tensor) else out.logits
-
-
-def layers(model: nn.Module) -> set[str]:
-    return {name for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
 
 
 def test_report_of_a_whole_model() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import ISAS, assert_bits, bytes_of, each_isa, refuses
+from helpers import ISAS, AsModule, assert_bits, bytes_of, each_isa, refuses
 from operands import ACTIVATIONS, COLUMN, GATED, OUT_DTYPES, ROW, Layout
 from torch import Tensor
 
@@ -326,11 +326,8 @@ def test_exported() -> None:
         x, weights = torch.randn(tokens, 6, generator=generator), torch.rand(tokens, 2)
         return x, torch.randint(3, (tokens, 2), generator=generator), weights
 
-    class Module(torch.nn.Module):
-        def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            return torch.stack([block(x, index, weights, b) for b in (B, PACKED)])
-
+    module = AsModule(lambda *given: torch.stack([block(*given, b) for b in (B, PACKED)]))
     tokens = torch.export.Dim("tokens", min=2)
-    program = torch.export.export(Module(), inputs(5), dynamic_shapes=[{0: tokens}] * 3)
+    program = torch.export.export(module, inputs(5), dynamic_shapes=(({0: tokens},) * 3,))
     given = inputs(11)
-    assert_bits(program.module()(*given), Module()(*given))
+    assert_bits(program.module()(*given), module(*given))

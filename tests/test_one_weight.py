@@ -190,13 +190,6 @@ def test_one_copy(form: str, move: str) -> None:
         assert least <= sum(x.nbytes for x in module.buffers()) <= 1.05 * least
 
 
-@pytest.fixture
-def dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def test_compiled_code_follows_the_weight(dynamo: None) -> None:
     module, want, old = layer(), layer()(X), layer().weight_int8
     compiled = torch.compile(nn.Sequential(module), fullgraph=True, backend="aot_eager")

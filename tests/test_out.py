@@ -10,7 +10,7 @@ import pytest
 import torch
 from awq_cases import AwqCase
 from cases import CASES, random_case
-from helpers import assert_bits, bits
+from helpers import AsModule, assert_bits, bits
 from refusals import GOOD, K, M, N
 from torch import Tensor
 
@@ -248,11 +248,9 @@ def test_compile_writes_an_argument(backend: str) -> None:
 
 
 def test_export() -> None:
-    class Module(torch.nn.Module):
-        def forward(self, a: Tensor, scale: Tensor) -> Tensor:
-            return new_tensor(a, scale)
-
     rows = {0: torch.export.Dim("m", min=2, max=64)}
-    program = torch.export.export(Module(), operands_of(5), dynamic_shapes=(rows, None))
+    program = torch.export.export(
+        AsModule(new_tensor), operands_of(5), dynamic_shapes=((rows, None),)
+    )
     for m in (2, 9):
         assert_bits(program.module()(*operands_of(m)), new_tensor(*operands_of(m)))

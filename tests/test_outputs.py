@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -267,13 +266,6 @@ def test_links_that_are_followed(tmp_path: Path) -> None:
     precompute(checkpoint(tmp_path / "plain"), tmp_path / "same")
     out, same = files_of(tmp_path / "out"), files_of(tmp_path / "same")
     assert {**same, "vocab.json": b"{}", MANIFEST: out[MANIFEST]} == out
-
-
-@pytest.fixture
-def umask() -> Iterator[None]:
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
 
 
 @pytest.mark.usefixtures("umask")

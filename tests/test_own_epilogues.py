@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import AsModule, assert_bits
 from program_cases import K, M, N, int8, operands_of, requantized
 from torch import Tensor
 
@@ -37,14 +37,11 @@ def test_compiled_exported_and_checked() -> None:
     a, b, given = int8(M, K), int8(N, K).t(), operands_of(requantized, M, N)
     expected = requantized(a, b, **given)
 
-    class Module(torch.nn.Module):
-        def forward(self, a: Tensor, b: Tensor, given: dict[str, Tensor]) -> Any:
-            return requantized(a, b, **given)
-
-    compiled = torch.compile(Module(), fullgraph=True, backend="aot_eager", dynamic=True)
-    assert_all(compiled(a, b, given), expected)
-    exported = torch.export.export(Module(), (a, b, given))
-    assert_all(exported.module()(a, b, given), expected)
+    module = AsModule(lambda a, b, **given: requantized(a, b, **given))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    assert_all(compiled(a, b, **given), expected)
+    exported = torch.export.export(module, (a, b), given)
+    assert_all(exported.module()(a, b, **given), expected)
     ints = requantized.program.encoded(torch.bfloat16)
     torch.library.opcheck(
         torch.ops.scaled_mm.epilogue_mm.default, (a, b, list(given.values()), ints)

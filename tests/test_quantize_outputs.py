@@ -254,16 +254,14 @@ def test_smoothing_that_no_norm_takes(source: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/*.safetensors"))
 
 
+@pytest.mark.usefixtures("umask")
 def test_modes_are_never_wider(source: Path, tmp_path: Path) -> None:
     """Than those of the source."""
     for path in source.iterdir():
         path.chmod(0o640 if path.suffix == ".json" else 0o600)
     source.chmod(0o700)
-    before = os.umask(0)
-    try:
-        quantize_checkpoint(source, tmp_path / "out", CONFIGS["dynamic"], [IDS])
-    finally:
-        os.umask(before)
+    os.umask(0)
+    quantize_checkpoint(source, tmp_path / "out", CONFIGS["dynamic"], [IDS])
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
     for path in (tmp_path / "out").glob("*.safetensors"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name

@@ -10,7 +10,7 @@ import torch
 from cases import PLAIN_CASES, random_case
 from helpers import extra
 from operands import OUT_DTYPES
-from quantize_cases import QUANTIZE_CASES, half_integers, random_quantize_case
+from quantize_cases import QUANTIZE_CASES, random_quantize_case
 
 from scaled_mm import reference
 from scaled_mm.reference.arithmetic import FLOAT32, FORMATS, Format, fma32, round_to, sum_to_odd
@@ -279,12 +279,6 @@ def test_quantize_random() -> None:
     rng = np.random.default_rng(8)
     for _ in range(2000):
         assert_quantized(random_quantize_case(rng).build(rng=rng))
-
-
-@pytest.mark.slow
-def test_quantize_half_integers_at_every_width() -> None:
-    for k in range(1, 1101):
-        assert_quantized(half_integers(k).build())
 
 
 def test_quantize_exact_by_hand() -> None:

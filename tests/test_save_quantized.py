@@ -286,14 +286,12 @@ def test_only_into_a_new_or_empty_folder(tmp_path: Path) -> None:
             save_quantized(model, tmp_path / "new", **options)
 
 
+@pytest.mark.usefixtures("umask")
 def test_modes_are_those_of_new_files(tmp_path: Path) -> None:
     """Where nothing is copied, the umask decides."""
     model = quantize_model(Model(), QuantConfig(ignore=("head",)))
-    before = os.umask(0)
-    try:
-        save_quantized(model, tmp_path / "new" / "deep" / "out")
-    finally:
-        os.umask(before)
+    os.umask(0)
+    save_quantized(model, tmp_path / "new" / "deep" / "out")
     files = (tmp_path / "new" / "deep" / "out").iterdir()
     modes = {path.name: path.stat().st_mode & 0o7777 for path in files}
     assert modes == {"config.json": 0o666, "model.safetensors": 0o666}

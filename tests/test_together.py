@@ -16,6 +16,8 @@ from scaled_mm.nn import ScaledLinear
 from scaled_mm.nn.together import Together, fit
 from scaled_mm.quantization import readers
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 K, WIDTHS = 64, (48, 16, 21)
 ONE, ZERO = torch.tensor([0.03]), torch.tensor([3], dtype=torch.int32)
 SMOOTH = torch.linspace(0.5, 2, K)
@@ -33,12 +35,6 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "smooth": {"smooth": SMOOTH},
     "rotate": {"rotate": 32},
 }
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Any:
-    with torch.no_grad():
-        yield
 
 
 def layers(scheme: str = "dynamic", bias: bool = True, widths: Any = WIDTHS) -> list[ScaledLinear]:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_bits, each_isa, refuses
+from helpers import AsModule, assert_bits, assert_by_itself, each_isa, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed_cases import MixedCase
 from operands import ACTIVATIONS, COLUMN, GATED, ROW, Layout
+from test_out import assert_written_in_place
 from torch import Tensor
 
 import scaled_mm
@@ -136,28 +137,9 @@ def test_any_problem(seed: int, rows: int, groups: int, **more: Any) -> None:
     assert_case(Case(f"any{seed}", (rows,), k=groups * more["group"], **more))
 
 
-def test_one_group_has_the_bits_of_scaled_mm(isa: str) -> None:
-    for zeros, azp in itertools.product((False, True), ("", "token")):
-        case = Case("channel", (17,), k=2500, group=2500, zeros=zeros, azp=azp, bias=True)
-        given, plain = case.build()
-        q = plain["q"].short() - (plain["zeros"] if zeros else 0)
-        b, terms = q.to(torch.int8), {"azp": given["azp"]} if azp else {}
-        terms |= {"azp_adj": scaled_mm.azp_adj(b)} if azp else {}
-        x, scales = given["x"], (given["scale_a"], plain["scales"].float())
-        assert_bits(
-            w4a8_mm(**given), scaled_mm.scaled_mm(x, b, *scales, bias=given["bias"], **terms)
-        )
-
-
 def test_bits_depend_on_neither_threads_nor_other_rows(isa: str, threads: None) -> None:
     given, _ = Case("threads", (140,), 392, 2304, 32, True, "token").build()
-    whole, rows = w4a8_mm(**given), ("x", "scale_a", "azp")
-    for count in (1, 3, 8):
-        torch.set_num_threads(count)
-        assert_bits(w4a8_mm(**given), whole, count)
-    for i, j in ((0, 1), (5, 7), (20, 52), (51, 139)):
-        part = {name: x[i:j] if name in rows else x for name, x in given.items()}
-        assert_bits(w4a8_mm(**part), whole[i:j], i, j)
+    assert_by_itself(w4a8_mm, given, "x", "scale_a", "azp")
 
 
 # --- int8 in blocks -------------------------------------------------------------------------------
@@ -310,11 +292,7 @@ test_of_another_type = refuses(OTHER_TYPES, w4a8_mm, error=TypeError, end="$", *
 
 @pytest.mark.parametrize("call", CALLS)
 def test_written_in_place(call: str, isa: str) -> None:
-    function, given = CALLS[call]
-    expected = function(**given)
-    out = torch.full_like(expected, 77.0)
-    assert function(**given, out=out) is out
-    assert_bits(out, expected)
+    assert_written_in_place(*CALLS[call])
 
 
 def of_the_op(given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -339,13 +317,9 @@ def test_opcheck_of_blocks() -> None:
 def test_compiled_and_exported(call: str) -> None:
     function, given = CALLS[call]
     tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
-    bound = partial(function, **{x: t for x, t in given.items() if x not in tensors})
-
-    class Module(torch.nn.Module):
-        def forward(self, **tensors: Tensor) -> Tensor:
-            return bound(**tensors)
-
-    compiled = torch.compile(Module(), fullgraph=True, backend="aot_eager")
+    rest = {name: x for name, x in given.items() if name not in tensors}
+    module = AsModule(partial(function, **rest))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     assert_bits(compiled(**tensors), function(**given))
-    exported = torch.export.export(Module(), (), tensors)
+    exported = torch.export.export(module, (), tensors)
     assert_bits(exported.module()(**tensors), function(**given))

@@ -1,20 +1,14 @@
-"""W4A8 layers and models: `WeightOnlyLinear` with int8 activations, saved, read, validated."""
-
-import json
-from pathlib import Path
+"""W4A8 layers: `WeightOnlyLinear` with int8 activations (models: test_w4a8_files.py)."""
 
 import pytest
 import torch
-from helpers import assert_bits
-from llamas import IDS, llama
+from helpers import assert_bits, refuses
 from torch import nn
 
-from scaled_mm import QuantConfig, quantize_model, reference
-from scaled_mm import save_quantized as save
+from scaled_mm import reference
 from scaled_mm.nn import WeightOnlyLinear
 from scaled_mm.parallel.shares import Share, Side
 from scaled_mm.parallel.weight_only import weight_only_part
-from scaled_mm.validate import Thresholds, validate
 
 LINEAR = nn.Linear(256, 48).requires_grad_(False)
 
@@ -41,21 +35,15 @@ def test_a_layer_has_the_bits_of_the_reference(int8_input: str, dtype: torch.dty
     assert empty(x.to("meta")).shape == expected.shape
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"int8_input": "yes"}, "int8_input must be None, symmetric or asymmetric, got yes"),
-        ({"int8_input": "symmetric", "bits": 8}, "bits must be 4 with int8_input, got 8"),
-        ({"int8_input": "symmetric", "group_size": 16}, "group_size must be a multiple of 32"),
-        ({"int8_input": "symmetric", "zero": "float"}, "zero must be none or integer"),
-    ],
-)
-def test_a_layer_refuses(options: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=f"^{said}"):
-        WeightOnlyLinear(256, 48, **{"bits": 4, **options})
-    if "zero" not in options:
-        with pytest.raises(ValueError, match=f"^{said}"):
-            WeightOnlyLinear.from_linear(LINEAR, **{"bits": 4, **options})
+OPTIONS = {
+    "int8_input must be None, symmetric or asymmetric, got yes": {"int8_input": "yes"},
+    "bits must be 4 with int8_input, got 8": {"int8_input": "symmetric", "bits": 8},
+    "group_size must be a multiple of 32": {"int8_input": "symmetric", "group_size": 16},
+}
+ZEROS = {"zero must be none or integer": {"int8_input": "symmetric", "zero": "float"}}
+SIZES = {"in_features": 256, "out_features": 48}
+test_a_layer_refuses = refuses(OPTIONS | ZEROS, WeightOnlyLinear, bits=4, **SIZES)
+test_of_a_linear = refuses(OPTIONS, WeightOnlyLinear.from_linear, linear=LINEAR, bits=4)
 
 
 def test_what_no_gradient_passes_and_what_is_not_cut() -> None:
@@ -64,24 +52,3 @@ def test_what_no_gradient_passes_and_what_is_not_cut() -> None:
         layer(torch.randn(3, 256, requires_grad=True))
     with pytest.raises(ValueError, match=r"^int8_input must be None in a layer that is cut"):
         weight_only_part(layer, Share(Side.OUT, 48, 2, 0, 24))
-
-
-def test_compressed_tensors_reads_the_config(tmp_path: Path) -> None:
-    from compressed_tensors.quantization import QuantizationConfig
-
-    save(quantize_model(llama(), QuantConfig("W4A8-channel-asymmetric-input")), tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    (group,) = QuantizationConfig.model_validate(written).config_groups.values()
-    inputs = group.input_activations
-    assert (group.weights.num_bits, inputs.num_bits) == (4, 8)
-    assert (inputs.strategy, inputs.dynamic, inputs.symmetric) == ("token", True, False)
-
-
-def test_validated_by_its_bits() -> None:
-    original = llama()
-    model = quantize_model(llama(), QuantConfig("W4A8-channel"))
-    report = validate(original, model, [IDS], thresholds=Thresholds(sqnr_db=0))
-    for layer in report.layers:
-        assert layer.scheme.startswith("w4a8 ")
-        assert (layer.off_r1, layer.beyond) == (0, 0)
-        assert layer.checked > 0

@@ -169,7 +169,11 @@ def test_the_package_unpacks_the_same_weights(name: str, tmp_path: Path) -> None
     for layer, module in layers_of(model).items():
         scheme = next(g for g in groups if layer in g.targets or g.targets == ["Linear"])
         assert scheme.weights.num_bits == module.bits
-        assert (scheme.input_activations is None) == (name not in W4A8)
+        inputs = scheme.input_activations
+        assert (inputs is None) == (name not in W4A8)
+        if inputs is not None:
+            assert (inputs.num_bits, inputs.strategy, inputs.dynamic) == (8, "token", True)
+            assert inputs.symmetric != name.endswith("asymmetric-input")
         tensors = {part: state[f"{layer}.{part}"] for part in module.state_dict()}
         theirs = PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
         assert_bits(theirs, weight_of(module).t(), layer)

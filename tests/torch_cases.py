@@ -32,82 +32,65 @@ WIDE_RESIDUAL = X.half()
 TO_INT8 = {"out_dtype": torch.int8, "out_scale": torch.tensor([0.5])}
 BY_SHAPE = {"b_shape": PACKED.shape}
 
-CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
-    "scaled_mm": ("scaled_mm", (A, B, S_A, S_B), {}),
-    "scaled_mm bias": ("scaled_mm", (A, B, S_A, S_B), {"bias": BIAS, "out_dtype": torch.float32}),
-    "scaled_mm azp": ("scaled_mm", (A, B, S_A, S_B), {"azp": AZP, "azp_adj": ADJ}),
-    "scaled_mm azp_with_adj": ("scaled_mm", (A, B, ONE, ONE), {"azp_with_adj": ADJ, "bias": BIAS}),
-    "scaled_mm packed": ("scaled_mm", (A, PACKED.data, S_A, S_B), {**BY_SHAPE, "bias": BIAS}),
-    "scaled_mm row-major b": ("scaled_mm", (A, B.contiguous(), S_A, S_B), {}),
-    "scaled_mm 3d": ("scaled_mm", (WIDE_A, B, torch.ones(2, 3, 1), S_B), {}),
-    "scaled_mm 1d": ("scaled_mm", (A[0], B, ONE, S_B), {"out_dtype": torch.float16}),
-    "scaled_mm empty": ("scaled_mm", (A[:0], B, ONE, S_B), {}),
-    "scaled_mm residual": ("scaled_mm", (A, B, S_A, S_B), {"residual": RESIDUAL}),
-    "scaled_mm residual 3d": (
-        "scaled_mm",
-        (WIDE_A, PACKED.data, ONE, S_B),
-        {**BY_SHAPE, "bias": BIAS, "residual": WIDE_RESIDUAL, "out_dtype": torch.float16},
+ROWS = torch.ones(2, 3, 1)
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""An op, its arguments and its options."""
+
+
+def product(
+    a: Tensor = A, b: Any = B, scale_a: Tensor = S_A, scale_b: Tensor = S_B, **options: Any
+) -> Call:
+    if b is PACKED:
+        b, options = PACKED.data, {**BY_SHAPE, **options}
+    return "scaled_mm", (a, b, scale_a, scale_b), options
+
+
+def linear(
+    *more: Any, x: Tensor = X, weight: Tensor = PACKED_W.data, bias: Any = None, **options: Any
+) -> Call:
+    return "scaled_linear", (x, weight, LAYER_SCALES, bias, PACKED_W.k, *more), options
+
+
+FLOAT, HALF = {"out_dtype": torch.float32}, {"out_dtype": torch.float16}
+TERM = {"azp_term": torch.ones(7, dtype=torch.int32)}
+CALLS: dict[str, Call] = {
+    "scaled_mm": product(),
+    "scaled_mm bias": product(bias=BIAS, **FLOAT),
+    "scaled_mm azp": product(azp=AZP, azp_adj=ADJ),
+    "scaled_mm azp_with_adj": product(scale_a=ONE, scale_b=ONE, azp_with_adj=ADJ, bias=BIAS),
+    "scaled_mm packed": product(b=PACKED, bias=BIAS),
+    "scaled_mm row-major b": product(b=B.contiguous()),
+    "scaled_mm 3d": product(WIDE_A, scale_a=ROWS),
+    "scaled_mm 1d": product(A[0], scale_a=ONE, **HALF),
+    "scaled_mm empty": product(A[:0], scale_a=ONE),
+    "scaled_mm residual": product(residual=RESIDUAL),
+    "scaled_mm residual 3d": product(
+        WIDE_A, PACKED, ONE, bias=BIAS, residual=WIDE_RESIDUAL, **HALF
     ),
-    "scaled_mm residual strided": (
-        "scaled_mm",
-        (A, B, S_A, S_B),
-        {"azp": AZP, "azp_adj": ADJ, "residual": RESIDUAL.bfloat16().t().contiguous().t()},
+    "scaled_mm residual strided": product(
+        azp=AZP, azp_adj=ADJ, residual=RESIDUAL.bfloat16().t().contiguous().t()
     ),
-    "scaled_mm residual expanded": (
-        "scaled_mm",
-        (A, B, S_A, S_B),
-        {"residual": RESIDUAL[:1, :1].expand(4, 10), "out_dtype": torch.float32},
-    ),
-    "scaled_mm reglu": ("scaled_mm", (A, B, S_A, S_B), {"activation": "reglu"}),
-    "scaled_mm reglu 3d": (
-        "scaled_mm",
-        (WIDE_A, PACKED.data, torch.ones(2, 3, 1), S_B),
-        {**BY_SHAPE, "bias": BIAS, "activation": "reglu", "out_dtype": torch.float32},
-    ),
-    "scaled_mm reglu azp": (
-        "scaled_mm",
-        (A[:0], B, ONE, S_B),
-        {"azp": ZERO, "azp_adj": ADJ, "activation": "reglu"},
-    ),
+    "scaled_mm residual expanded": product(residual=RESIDUAL[:1, :1].expand(4, 10), **FLOAT),
+    "scaled_mm reglu": product(activation="reglu"),
+    "scaled_mm reglu 3d": product(WIDE_A, PACKED, ROWS, bias=BIAS, activation="reglu", **FLOAT),
+    "scaled_mm reglu azp": product(A[:0], scale_a=ONE, azp=ZERO, azp_adj=ADJ, activation="reglu"),
     "plain": ("_scaled_mm_plain", (A, B, S_A, S_B, None, -1, -1, False, None), {}),
     "plain packed 3d": (
         "_scaled_mm_plain",
-        (WIDE_A, PACKED.data, torch.ones(2, 3, 1), S_B, BIAS, *PACKED.shape, False, torch.float16),
+        (WIDE_A, PACKED.data, ROWS, S_B, BIAS, *PACKED.shape, False, torch.float16),
         {},
     ),
-    "linear": ("scaled_linear", (X, W.t(), LAYER_SCALES, None, W.shape[0]), {}),
-    "linear asymmetric": (
-        "scaled_linear",
-        (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k, False, None, False, False),
-        {"azp_term": torch.ones(1, 7, dtype=torch.int32)},
+    "linear": linear(weight=W.t()),
+    "linear asymmetric": linear(False, None, False, False, azp_term=TERM["azp_term"][None]),
+    "linear static": linear(False, None, False, input_scale=ONE, input_azp=ZERO, **TERM),
+    "linear smooth": linear(input_smooth=X[1, 1]),
+    "linear packed bfloat16": linear(x=X.bfloat16(), bias=LAYER_SCALES.view(7)),
+    "scaled_mm gelu": product(activation="gelu", bias=BIAS),
+    "scaled_mm swiglu int8": product(
+        WIDE_A, PACKED, ROWS, activation="swiglu", **TO_INT8, out_azp=ZERO
     ),
-    "linear static": (
-        "scaled_linear",
-        (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k, False, None, False),
-        {"input_scale": ONE, "input_azp": ZERO, "azp_term": torch.ones(7, dtype=torch.int32)},
-    ),
-    "linear smooth": (
-        "scaled_linear",
-        (X, PACKED_W.data, LAYER_SCALES, None, PACKED_W.k),
-        {"input_smooth": X[1, 1]},
-    ),
-    "linear packed bfloat16": (
-        "scaled_linear",
-        (X.bfloat16(), PACKED_W.data, LAYER_SCALES, LAYER_SCALES.view(7), PACKED_W.k),
-        {},
-    ),
-    "scaled_mm gelu": ("scaled_mm", (A, B, S_A, S_B), {"activation": "gelu", "bias": BIAS}),
-    "scaled_mm swiglu int8": (
-        "scaled_mm",
-        (WIDE_A, PACKED.data, torch.ones(2, 3, 1), S_B),
-        {**BY_SHAPE, "activation": "swiglu", **TO_INT8, "out_azp": ZERO},
-    ),
-    "scaled_mm int8": ("scaled_mm", (A, B, S_A, S_B), {"bias": BIAS, **TO_INT8}),
-    "scaled_mm fp8": (
-        "scaled_mm",
-        (A, B, S_A, S_B),
-        {"out_dtype": torch.float8_e4m3fn, "out_scale": S_A, "activation": "gelu_tanh"},
-    ),
+    "scaled_mm int8": product(bias=BIAS, **TO_INT8),
+    "scaled_mm fp8": product(out_dtype=torch.float8_e4m3fn, out_scale=S_A, activation="gelu_tanh"),
     "int8_mm": ("int8_mm", (A, B), {}),
     "int8_mm packed 3d": ("int8_mm", (WIDE_A, PACKED.data), BY_SHAPE),
     "azp_adj": ("azp_adj", (B,), {}),
@@ -122,7 +105,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "quantize_int8 1d": ("quantize_int8", (X[0, 0],), {"symmetric": False, "per_token": False}),
     "quantize_int8 strided": ("quantize_int8", (X.transpose(0, 2),), {}),
     "quantize_int8_static": ("quantize_int8_static", (X, ONE), {}),
-    "quantize_int8_static azp": ("quantize_int8_static", (X, torch.ones(2, 3, 1), ZERO), {}),
+    "quantize_int8_static azp": ("quantize_int8_static", (X, ROWS, ZERO), {}),
     "produce_int8 norm": (
         "produce_int8",
         ("layer_norm", X),
