@@ -7,7 +7,6 @@
 //     static constexpr int kRows, kPanels;      // a tile against a packed weight, at most
 //     static constexpr int kDotRows, kDotCols;  // a tile against a plain weight, at most
 //     static constexpr int kValueBytes;         // bytes that a value of A takes in its row
-//     static constexpr bool kPromotes;          // whether k_scales_promote.h has its tiles
 //     static constexpr int kFetchingRows;       // of a tile that is given one more panel,
 //                                               // `fetched`, to bring to the cache; 0: none
 //     static constexpr int64_t row_bytes(int64_t k);
@@ -17,6 +16,9 @@
 //     // packed weight, or columns of a plain one whose values of k lie together.
 //     static void tile(int rows, int panels, const ARows& a, const uint8_t* b,
 //                      int64_t panel_stride, int64_t k, int32_t* acc, const uint8_t* fetched);
+//     // The same sums to end(sums, row, panel), as TileSums from that row and panel on.
+//     static void tile_to(int rows, int panels, const ARows& a, const uint8_t* b,
+//                         int64_t panel_stride, int64_t k, const End& end);
 //     static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
 //                     int64_t k, int32_t* acc);
 //   };

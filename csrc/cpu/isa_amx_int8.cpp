@@ -41,7 +41,6 @@ struct TileConfig {
 class Micro : public VnniMicro {
  public:
   static constexpr int kRows = 32, kPanels = 2;
-  static constexpr bool kPromotes = false;
   static constexpr int kFetchingRows = 0;
 
   Micro() = default;
@@ -67,6 +66,14 @@ class Micro : public VnniMicro {
     } else {
       multiply<false, false>(a, b, panel_stride, k, acc);
     }
+  }
+  template <class End>
+  void tile_to(int rows, int panels, const ARows& a, const uint8_t* b, int64_t panel_stride,
+               int64_t k, const End& end) {
+    alignas(64) int32_t acc[kRows][kColBlock];
+    tile(rows, panels, a, b, panel_stride, k, acc[0], nullptr);
+    panels == 2 ? from_memory<2>(end, acc[0], kColBlock, rows, 2)
+                : from_memory<1>(end, acc[0], kColBlock, rows, 1);
   }
 
  private:

@@ -27,9 +27,10 @@ inline V dpbusd(V sum, V u4, V s8) {
   return multiply_add(sum, _mm256_maddubs_epi16(u4, s8), _mm256_set1_epi16(1));
 }
 
+#include "cpu/tile_sums.h"
+
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 2, kValueBytes = 2;
-  static constexpr bool kPromotes = false;
   static constexpr int kFetchingRows = 0;
   static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, 32); }
 
@@ -50,7 +51,12 @@ struct Micro {
 
   static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t, int64_t k,
                    int32_t* acc, const uint8_t*) {
-    with_constant<kRows>(rows, [&](auto r) { fixed_tile<r>(a, b, k, acc); });
+    tile_to(rows, 1, a, b, 0, k, ToMemory{acc});
+  }
+  template <class End>
+  static void tile_to(int rows, int, const ARows& a, const uint8_t* b, int64_t, int64_t k,
+                      const End& end) {
+    with_constant<kRows>(rows, [&](auto r) { fixed_tile<r>(a, b, k, end); });
   }
   static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
                   int64_t k, int32_t* acc) {
@@ -61,11 +67,11 @@ struct Micro {
 
  private:
   // Lanes are columns: a pair of values of one row is broadcast to all of them.
-  template <int R>
-  static void fixed_tile(const ARows& a, const uint8_t* b, int64_t k, int32_t* acc) {
-    V sum[R][2];
+  template <int R, class End>
+  static void fixed_tile(const ARows& a, const uint8_t* b, int64_t k, const End& end) {
+    TileSums<R, 1> sums;
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = broadcast(a.init[r]);
+    for (int r = 0; r < R; ++r) sums[r][0][0] = sums[r][0][1] = broadcast(a.init[r]);
 
     int64_t pair = 0;  // of the even plane; its odd twin is 8 pairs on
     for (int64_t g = 0; g < groups(k); ++g, pair += g % 8 ? 1 : 9) {
@@ -76,18 +82,15 @@ struct Micro {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const V even = broadcast(a.row<int32_t>(r)[pair]);
-        sum[r][0] = multiply_add(sum[r][0], even0, even);
-        sum[r][1] = multiply_add(sum[r][1], even1, even);
+        V(&sum)[2] = sums[r][0];
+        sum[0] = multiply_add(sum[0], even0, even);
+        sum[1] = multiply_add(sum[1], even1, even);
         const V odd = broadcast(a.row<int32_t>(r)[pair + 8]);
-        sum[r][0] = multiply_add(sum[r][0], odd0, odd);
-        sum[r][1] = multiply_add(sum[r][1], odd1, odd);
+        sum[0] = multiply_add(sum[0], odd0, odd);
+        sum[1] = multiply_add(sum[1], odd1, odd);
       }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      store(acc + r * kColBlock, sum[r][0]);
-      store(acc + r * kColBlock + 8, sum[r][1]);
-    }
+    end(sums, 0, 0);
   }
 
   // Lanes are values of k, added together at the end.

@@ -30,9 +30,10 @@ inline V high_bytes(V x, V y) { return halves<uint8_t, true>(x, y); }
 inline V low_pairs(V x, V y) { return halves<uint16_t, false>(x, y); }
 inline V high_pairs(V x, V y) { return halves<uint16_t, true>(x, y); }
 
+#include "cpu/tile_sums.h"
+
 struct Micro {
   static constexpr int kRows = 4, kPanels = 1, kDotRows = 4, kDotCols = 1, kValueBytes = 2;
-  static constexpr bool kPromotes = false;
   static constexpr int kFetchingRows = 0;
   static constexpr int64_t row_bytes(int64_t k) { return 2 * round_up(k, kGroup); }
 
@@ -43,6 +44,11 @@ struct Micro {
 
   static void tile(int rows, int, const ARows& a, const uint8_t* b, int64_t, int64_t k,
                    int32_t* acc, const uint8_t*) {
+    tile_to(rows, 1, a, b, 0, k, ToMemory{acc});
+  }
+  template <class End>
+  static void tile_to(int rows, int, const ARows& a, const uint8_t* b, int64_t, int64_t k,
+                      const End& end) {
     for (int r = 0; r < rows; ++r) {
       uint32_t sum[kPanel];
       std::fill(sum, sum + kPanel, static_cast<uint32_t>(a.init[r]));
@@ -53,7 +59,9 @@ struct Micro {
           sum[n] += static_cast<uint32_t>(w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]);
         }
       }
-      std::memcpy(acc + r * kColBlock, sum, sizeof sum);
+      TileSums<1, 1> sums;
+      std::memcpy(sums, sum, sizeof sums);
+      end(sums, r, 0);
     }
   }
 

@@ -2,14 +2,17 @@
 //
 // A task is kKScalesCols columns of a block of rows. K is walked in spans, whose weights lie in
 // cache in the bytes of packed.h: in L1 a piece of a group where one tile has all rows, else in L2
-// about a slice. A span is multiplied tile by tile, a tile piece by piece: exact sums, which a
-// group's end brings into the float sums of its slice, and a slice's end into the row's.
+// about a slice. Of a span those pieces that stay in L1, of as many panels as a tile has, meet all
+// rows before the next. A tile has the exact sums of a piece in registers; from there a group's end
+// brings them into the float sums of its slice, and a slice's end into the row's.
 //
 // No include guard: every isa_*.cpp includes this once, inside its own namespace.
 
-inline constexpr int64_t kPieceRows = 256;  // at most, of a piece of few rows
+inline constexpr int64_t kPieceRows = 256;         // at most, of a piece of few rows
+inline constexpr int64_t kStripBytes = 16 * 1024;  // of a tile's panels: half of L1
 
 #include "cpu/k_scales_int4.h"
+#include "cpu/k_scales_promote.h"
 
 // --- int8 in blocks ------------------------------------------------------------------------------
 
@@ -32,21 +35,23 @@ class BlockColumns {
   void load_rows(int64_t, int64_t) {}
   static constexpr int kFewRows = 0;
   static constexpr bool kInBlocks = true;
+  static constexpr int kScaleRows = Micro::kPanels * kPanel;
   static bool takes(const KScalesProblem&, int64_t) { return false; }
   static bool reads_once(int64_t) { return false; }
 
   const uint8_t* at(int64_t k) const { return from_ + k / kGroup * kGroupBytes; }
   int64_t stride() const { return stride_; }
   int panels() const { return panels_; }
-  float scale(int64_t group, int64_t m) const {
+  // Of a tile: so many rows from `m` on, each kScaleRows from the last.
+  const float* scales(int64_t group, int64_t m, int rows, int) {
     const auto element = [](const EpilogueOperand& x, int64_t row, int64_t col) {
       return static_cast<const float*>(x.data)[row * x.row_stride + col * x.col_stride];
     };
-    return element(p_.row_scales, m, group) * element(p_.scales, group, block_);
-  }
-  const float* scales(int64_t group, int64_t m) {
-    std::fill_n(scales_, kKScalesCols, scale(group, m));
-    return scales_;
+    const float of_block = element(p_.scales, group, block_);
+    for (int r = 0; r < rows; ++r) {
+      std::fill_n(scales_[r], kScaleRows, element(p_.row_scales, m + r, group) * of_block);
+    }
+    return scales_[0];
   }
   static void to_columns(const float* sums, float* columns) {
     std::memcpy(columns, sums, kKScalesCols * sizeof(float));
@@ -59,7 +64,7 @@ class BlockColumns {
   int panels_ = 0;
   const uint8_t* from_ = nullptr;
   Buffer<uint8_t> packed_;
-  alignas(64) float scales_[kKScalesCols];
+  alignas(64) float scales_[Micro::kRows][kScaleRows];
 };
 
 // --- the product ---------------------------------------------------------------------------------
@@ -82,65 +87,18 @@ inline RowEpilogue find_k_scales_epilogue(const Int8Problem::Size& size) {
   return {Lower<Sum>::load, evaluate<Sum>};
 }
 
-// Where a piece [begin, end) of K stands among groups and slices.
-struct Place {
-  int64_t group;
-  bool begins_group, ends_group, begins_slice, ends_slice;
-
-  Place() = default;
-  Place(const Pieces& pieces, int64_t begin, int64_t end) : group(begin / pieces.group) {
-    const auto slice = [&](int64_t g) { return g * pieces.group / kSlice; };
-    begins_group = begin % pieces.group == 0;
-    ends_group = end % pieces.group == 0 || end == pieces.k;
-    begins_slice = group == 0 || slice(group) != slice(group - 1);
-    ends_slice = end == pieces.k || slice(group) != slice(group + 1);
-  }
-};
-
-// The sums of a row's columns: of a group, of a slice, of all.
-struct RowSums {
-  int32_t* group;
-  float *slice, *all;
-
-  void add(const Place& place, const int32_t* piece, const float* scales) const {
-    alignas(64) int32_t t[kColBlock];
-    if (!place.begins_group) {
-      for (int n = 0; n < kColBlock; ++n) {
-        t[n] = static_cast<int32_t>(uint32_t(piece[n]) + uint32_t(group[n]));
-      }
-      piece = t;
-    }
-    if (!place.ends_group) {
-      std::memcpy(group, piece, sizeof t);
-    } else if (place.begins_slice) {
-      for (int n = 0; n < kColBlock; ++n) {
-        slice[n] = fused_multiply_add(scales[n], static_cast<float>(piece[n]), -0.0f);
-      }
-    } else {
-      for (int n = 0; n < kColBlock; ++n) {
-        slice[n] = fused_multiply_add(scales[n], static_cast<float>(piece[n]), slice[n]);
-      }
-    }
-    if (place.ends_group && place.ends_slice) {
-      for (int n = 0; n < kColBlock; ++n) all[n] += slice[n];
-    }
-  }
-};
-
-#include "cpu/k_scales_promote.h"
-
 template <class Columns>
 class KScalesGemm {
  public:
   KScalesGemm(const KScalesProblem& p, const Tiling& tiling)
       : p_(p.product),
         azp_(p_.operands[static_cast<int>(Operand::azp)]),
-        rows_at_once_(tiling.block_rows + (azp_.data ? 1 : 0)),
-        few_(Columns::takes(p, rows_at_once_)),
+        few_(Columns::takes(p, rows_at_once(tiling.block_rows))),
         one_tile_(few_ || (!Columns::kInBlocks && tiling.block_rows <= Micro::kRows)),
         pieces_{p_.size.k, p.group,
-                one_tile_ && !(few_ && Columns::reads_once(rows_at_once_)) ? kPieceRows : kSlice},
-        promotes_(Micro::kPromotes && p.group <= pieces_.depth && reads_enough(tiling.block_rows)),
+                one_tile_ && !(few_ && Columns::reads_once(rows_at_once(tiling.block_rows)))
+                    ? kPieceRows
+                    : kSlice},
         finish_(find_k_scales_epilogue(p_.size)),
         rows_(p_, tiling, pieces_),
         columns_(p, few_ ? 0 : pieces_.depth),
@@ -165,136 +123,102 @@ class KScalesGemm {
     const float start = p_.size.k ? -0.0f : 0.0f;
     std::fill_n(sums_.data(), rows_.count() * kKScalesCols, start);
     for (int64_t first = 0, piece = 0; first < p_.size.k;) {
-      int64_t end = pieces_.end(first), next = piece + 1;
-      while (!one_tile_ && end < p_.size.k && pieces_.end(end) - first <= kSlice) {
-        end = pieces_.end(end);
-        ++next;
-      }
+      int count = 0;
+      const int64_t begin = first;
+      do {
+        places_[count] = {pieces_, first, piece++};
+        first = places_[count++].end;
+      } while (!one_tile_ && first < p_.size.k && pieces_.end(first) - begin <= kSlice);
       if (few_) {
-        multiply_few(first, end, piece);
+        multiply_few(places_[0]);
       } else {
-        columns_.load_rows(first, end);
-        Place* place = places_;
-        for (int64_t k = first, stop; k < end; k = stop) {
-          stop = pieces_.end(k);
-          *place++ = {pieces_, k, stop};
-        }
-        if (azp_.data) sum_columns(first, end);
-        for_each_tile(rows_.count(), Micro::kRows,
-                      [&](int64_t row, int height) { multiply(row, height, first, end, piece); });
+        columns_.load_rows(begin, first);
+        if (azp_.data) sum_columns(count);
+        multiply(count);
       }
-      first = end;
-      piece = next;
     }
     write(col);
   }
 
  private:
-  // A weight in memory is read of so many panels at a time as `promote` has of so many rows.
-  static bool reads_enough(int64_t rows) {
-    return !Columns::kInBlocks || rows > Micro::kRows ||
-           promoted_panels(static_cast<int>(rows)) > 2;
-  }
+  // With the one of ones.
+  int rows_at_once(int64_t rows) const { return static_cast<int>(rows) + (azp_.data ? 1 : 0); }
 
-  // The tile of rows, over the span [first, end), whose first piece has that number.
-  void multiply(int64_t row, int height, int64_t first, int64_t end, int64_t piece) {
-    if (promotes_) return promote(row, height, first, end, piece);
-    const int32_t* of_columns = column_sums_;
-    const Place* at = places_;
-    for (int64_t k = first, stop; k < end; k = stop, ++piece, of_columns += kKScalesCols) {
-      stop = pieces_.end(k);
-      const Place& place = *at++;
-      const ARows a = rows_.from(row, k, piece);
-      for (int half = 0; half * kColBlock < columns_.panels() * kPanel; ++half) {
-        multiply_half(a, height, k, stop, half);
-        for (int r = 0; r < height; ++r) {
-          if (azp_.data) take_azp(row + r, of_columns + half * kColBlock, acc_[r]);
-          const float* scales = columns_.scales(place.group, rows_.first() + row + r);
-          add(row + r, half * kColBlock, place, acc_[r], scales + half * kColBlock);
-        }
+  // The span of `count` pieces: those that lie in L1 together, by all rows.
+  void multiply(int count) {
+    constexpr int64_t kDepth = kStripBytes / (Micro::kPanels * kPanel);
+    for (const Place *place = places_, *stop; place < places_ + count; place = stop) {
+      stop = place + 1;
+      while (stop < places_ + count && stop->end - place->begin <= kDepth) ++stop;
+      for (int panel = 0; panel < columns_.panels(); panel += Micro::kPanels) {
+        for_each_tile(rows_.count(), Micro::kRows, [&](int64_t row, int height) {
+          for (const Place* of = place; of < stop; ++of) multiply_tile(*of, row, height, panel);
+        });
       }
     }
   }
 
-  // The same where every piece is a group.
-  void promote(int64_t row, int height, int64_t first, int64_t end, int64_t piece) {
-    if constexpr (Micro::kPromotes) {
-      with_constant<Micro::kRows>(height, [&](auto r) {
-        constexpr int kMost = promoted_panels(r);
-        for (int panel = 0; panel < columns_.panels();) {
-          const auto by = [&](auto panels) {
-            const Promotion<Columns, r, panels> tile{columns_, pieces_, places_, rows_, row};
-            const int64_t at = row * kKScalesCols + panel * kPanel;
-            const int32_t* of_columns = azp_.data ? column_sums_ + panel * kPanel : nullptr;
-            tile.run(first, end, piece, panel, azp_, of_columns, slices_.data() + at,
-                     sums_.data() + at);
-            panel += panels;
-          };
-          panel + kMost <= columns_.panels() ? by(std::integral_constant<int, kMost>{})
-                                             : by(std::integral_constant<int, 1>{});
-        }
-      });
-    }
+  void multiply_tile(const Place& place, int64_t row, int height, int panel) {
+    const int panels = std::min(Micro::kPanels, columns_.panels() - panel);
+    const ARows a = rows_.from(row, place.begin, place.number);
+    const uint8_t* b = columns_.at(place.begin) + panel * columns_.stride();
+    const int64_t depth = place.end - place.begin;
+    const int32_t* sums = column_sums_ + (&place - places_) * kKScalesCols;
+    const Promotion end = promotion(place, row, height, panel, azp_.data ? sums : nullptr);
+    micro_.tile_to(height, panels, a, b, columns_.stride(), depth, end);
+  }
+
+  Promotion promotion(const Place& place, int64_t row, int height, int panel,
+                      const int32_t* of_columns) {
+    const int64_t m = rows_.first() + row, at = row * kKScalesCols + panel * kPanel;
+    return {place,
+            columns_.scales(place.group, m, height, panel),
+            Columns::kScaleRows,
+            of_columns ? of_columns + panel * kPanel : nullptr,
+            static_cast<const int32_t*>(azp_.data) + m * azp_.row_stride,
+            azp_.row_stride,
+            groups_.data() + at,
+            slices_.data() + at,
+            sums_.data() + at};
   }
 
   // A piece, of rows so few that their weights need not be bytes.
-  void multiply_few(int64_t k, int64_t end, int64_t piece) {
+  void multiply_few(const Place& place) {
     if constexpr (Columns::kFewRows > 0) {
       constexpr int kMost = Columns::kFewRows;
       alignas(64) int32_t sums[kMost][kKScalesCols];
       const char* rows[kMost];
       int32_t row_sums[kMost];
       const int count = static_cast<int>(rows_.count());
-      const ARows a = rows_.from(0, k, piece);
+      const ARows a = rows_.from(0, place.begin, place.number);
       for (int r = 0; r < count; ++r) {
-        const int8_t* own = p_.a.data + (rows_.first() + r) * p_.a.row_stride + k;
+        const int8_t* own = p_.a.data + (rows_.first() + r) * p_.a.row_stride + place.begin;
         rows[r] = Micro::kValueBytes == 1 ? a.row<char>(r) : reinterpret_cast<const char*>(own);
         row_sums[r] = a.init[r] / -128;
       }
-      if (azp_.data) rows[count] = ones_.data(), row_sums[count] = static_cast<int32_t>(end - k);
-      columns_.multiply(rows, row_sums, count + (azp_.data ? 1 : 0), k, end, sums[0]);
-      const Place place(pieces_, k, end);
-      for (int r = 0; r < count; ++r) {
-        const float* scales = columns_.scales(place.group, rows_.first() + r);
-        for (int col = 0; col < kKScalesCols; col += kColBlock) {
-          if (azp_.data) take_azp(r, sums[count] + col, sums[r] + col);
-          add(r, col, place, sums[r] + col, scales + col);
-        }
+      if (azp_.data) {
+        rows[count] = ones_.data();
+        row_sums[count] = static_cast<int32_t>(place.end - place.begin);
       }
+      columns_.multiply(rows, row_sums, rows_at_once(count), place.begin, place.end, sums[0]);
+      const int32_t* of_columns = azp_.data ? sums[count] : nullptr;
+      from_memory<4>(promotion(place, 0, count, 0, of_columns), sums[0], kKScalesCols, count,
+                     kKScalesPanels);
     }
-  }
-
-  void add(int64_t row, int col, const Place& place, const int32_t* piece, const float* scales) {
-    const int64_t at = row * kKScalesCols + col;
-    RowSums{groups_.data() + at, slices_.data() + at, sums_.data() + at}.add(place, piece, scales);
-  }
-
-  void multiply_half(const ARows& a, int height, int64_t begin, int64_t end, int half) {
-    const int first = half * kColBlock / kPanel;
-    const int count = std::min(kColBlock, (columns_.panels() - first) * kPanel);
-    const uint8_t* b = columns_.at(begin) + first * columns_.stride();
-    multiply_packed(micro_, height, a, b, columns_.stride(), end - begin, count, acc_[0]);
   }
 
   // Column sums of each piece: those of a row of ones.
-  void sum_columns(int64_t first, int64_t end) {
-    int32_t* to = column_sums_;
-    for (int64_t k = first, stop; k < end; k = stop, to += kKScalesCols) {
-      stop = pieces_.end(k);
-      const int32_t init = static_cast<int32_t>(-128 * (stop - k));
-      for (int half = 0; half < 2; ++half) {
-        multiply_half({ones_.data(), 0, &init}, 1, k, stop, half);
-        std::memcpy(to + half * kColBlock, acc_[0], sizeof acc_[0]);
+  void sum_columns(int count) {
+    for (int i = 0; i < count; ++i) {
+      const Place& place = places_[i];
+      const int64_t depth = place.end - place.begin;
+      const int32_t init = static_cast<int32_t>(-128 * depth);
+      for (int panel = 0; panel < columns_.panels(); panel += Micro::kPanels) {
+        const int panels = std::min(Micro::kPanels, columns_.panels() - panel);
+        const uint8_t* b = columns_.at(place.begin) + panel * columns_.stride();
+        micro_.tile(1, panels, {ones_.data(), 0, &init}, b, columns_.stride(), depth,
+                    column_sums_ + i * kKScalesCols + panel * kPanel, nullptr);
       }
-    }
-  }
-
-  void take_azp(int64_t row, const int32_t* of_columns, int32_t* acc) const {
-    const int64_t m = rows_.first() + row;
-    const auto azp =
-        static_cast<uint32_t>(static_cast<const int32_t*>(azp_.data)[m * azp_.row_stride]);
-    for (int n = 0; n < kColBlock; ++n) {
-      acc[n] = static_cast<int32_t>(uint32_t(acc[n]) - azp * uint32_t(of_columns[n]));
     }
   }
 
@@ -319,10 +243,8 @@ class KScalesGemm {
 
   const Int8Problem& p_;
   const EpilogueOperand azp_;
-  const int64_t rows_at_once_;  // with the one of ones
   const bool few_, one_tile_;
   const Pieces pieces_;
-  const bool promotes_;
   const RowEpilogue finish_;
   RowBlock rows_;
   Columns columns_;
@@ -331,7 +253,6 @@ class KScalesGemm {
   Buffer<char> ones_;
   Micro micro_;
   RowOperands operands_;
-  alignas(64) int32_t acc_[std::max(Micro::kRows, Micro::kDotRows)][kColBlock] = {};
   alignas(64) int32_t column_sums_[kSlice / 32 * kKScalesCols];
   Place places_[kSlice / 32];  // of the pieces of a span
 };

@@ -13,7 +13,7 @@ inline constexpr int kKScalesPanels = kKScalesCols / kPanel;
 inline constexpr int kWordsAhead = 16 * 64;  // of words that lie in blocks: a page
 
 struct NibblePanels {
-  static constexpr int kVectors = kGroupBytes / static_cast<int>(sizeof(V));
+  static constexpr int kVectors = kPanelVectors;
   using Bytes = uint8_t __attribute__((vector_size(sizeof(V))));
   using Ints = int32_t __attribute__((vector_size(sizeof(V))));
   using Four = float __attribute__((vector_size(16)));
@@ -202,6 +202,7 @@ class Int4Columns {
 
   static constexpr int kFewRows = NibblePanels::kFewRows;
   static constexpr bool kInBlocks = false;
+  static constexpr int kScaleRows = 0;
 #if defined(SCALED_MM_HAS_DPBUSD) || defined(SCALED_MM_HAS_DPBUSD_OF_NIBBLES)
   // sums[r] of a piece, which is a span, of rows that are not loaded. a_sums: of each row's values.
   void multiply(const char* const* a, const int32_t* a_sums, int rows, int64_t k, int64_t end,
@@ -231,8 +232,8 @@ class Int4Columns {
   const uint8_t* at(int64_t k) const { return bytes_.data() + (k - first_) / kGroup * kGroupBytes; }
   int64_t stride() const { return stride_; }
   int panels() const { return kKScalesPanels; }
-  const float* scales(int64_t group, int64_t) const {
-    return scales_.data() + (group - first_ / group_) * kKScalesCols;
+  const float* scales(int64_t group, int64_t, int, int panel) const {
+    return scales_.data() + (group - first_ / group_) * kKScalesCols + panel * kPanel;
   }
   static void to_columns(const float* sums, float* columns) {
     NibblePanels::to_columns(sums, columns);

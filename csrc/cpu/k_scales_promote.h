@@ -1,118 +1,101 @@
-// A tile whose pieces are whole groups: the int32 sums of a group and the float sums of its slice
-// stay in registers.
+// What becomes of the exact sums of a piece of K: those of a group, of a slice, of all.
 //
 // No include guard: k_scales.h includes this.
 
-// Of R rows so many panels are registers, and enough to hide how long vpdpbusd takes.
-constexpr int promoted_panels(int rows) { return rows == 1 ? 8 : rows < 4 ? 4 : 2; }
+// Where a piece [begin, end) of K stands among groups and slices, and its number.
+struct Place {
+  int64_t begin, end, number, group;
+  bool begins_group, ends_group, begins_slice, ends_slice;
 
-template <class Columns, int R, int P>
+  Place() = default;
+  Place(const Pieces& pieces, int64_t first, int64_t piece)
+      : begin(first), end(pieces.end(first)), number(piece), group(first / pieces.group) {
+    const auto slice = [&](int64_t g) { return g * pieces.group / kSlice; };
+    begins_group = begin % pieces.group == 0;
+    ends_group = end % pieces.group == 0 || end == pieces.k;
+    begins_slice = group == 0 || slice(group) != slice(group - 1);
+    ends_slice = end == pieces.k || slice(group) != slice(group + 1);
+  }
+};
+
+// Takes the sums of rows and panels of a tile, which stand in registers. Its arrays are those of
+// the tile's first row, kKScalesCols columns a row.
 struct Promotion {
-#if defined(SCALED_MM_HAS_AVX512)
-  const Columns& columns;
-  const Pieces& pieces;
-  const Place* places;  // of the span
-  const RowBlock& rows;
-  int64_t row;  // the first
+  const Place& place;
+  const float* scales;
+  int64_t scale_rows;         // from the scales of a row to those of the next
+  const int32_t* of_columns;  // their sums in the piece, where there is azp
+  const int32_t* azp;
+  int64_t azp_rows;
+  int32_t* group;
+  float *slice, *all;
 
-  // The span [first, end), whose first piece has that number, by P panels from `panel` on.
-  // of_columns: their sums in each piece, where there is azp. slices, sums: of the tile's columns.
-  void run(int64_t first, int64_t end, int64_t piece, int panel, const EpilogueOperand& azp,
-           const int32_t* of_columns, float* slices, float* sums) const {
-    F slice[R][P] = {};
+  template <int R, int P>
+  [[gnu::always_inline]] void operator()(TileSums<R, P>& sums, int row, int panel) const {
+    using Ints = int32_t __attribute__((vector_size(sizeof(V))));
+    using Words = uint32_t __attribute__((vector_size(sizeof(V))));  // they wrap
     const auto each = [&](const auto& use) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) use(slice[r][p], r * kKScalesCols + p * kPanel);
+      each_vector<R, P>([&](int r, int p, int v) __attribute__((always_inline)) {
+        const int col = (panel + p) * kPanel + v * kVectorLanes;
+        use(sums[r][p][v], row + r, col, (row + r) * kKScalesCols + col);
+      });
+    };
+    if (of_columns) {
+      each([&](V& x, int r, int col, int) __attribute__((always_inline)) {
+        const Words own = Words{} + static_cast<uint32_t>(azp[r * azp_rows]);
+        x = V(Words(x) - own * Words(load(of_columns + col)));
+      });
+    }
+    if (!place.begins_group) {
+      each([&](V& x, int, int, int at)
+               __attribute__((always_inline)) { x = V(Words(x) + Words(load(group + at))); });
+    }
+    if (!place.ends_group) {
+      return each([&](V& x, int, int, int at)
+                      __attribute__((always_inline)) { store(group + at, x); });
+    }
+    // Copies, which no store below can change.
+    const float* const of = scales;
+    const int64_t stride = scale_rows;
+    float *const part = slice, *const whole = all;
+    const auto added = [&](V x, int r, int col, Floats to) __attribute__((always_inline)) {
+      const Floats scale = floats(of + r * stride + col);
+      return fused_floats(scale, __builtin_convertvector(Ints(x), Floats), to);
+    };
+    const auto finish = [&](const auto& start) __attribute__((always_inline)) {
+      if (place.ends_slice) {
+        each([&](V& x, int r, int col, int at) __attribute__((always_inline)) {
+          put(whole + at, floats(whole + at) + added(x, r, col, start(at)));
+        });
+      } else {
+        each([&](V& x, int r, int col, int at)
+                 __attribute__((always_inline)) { put(part + at, added(x, r, col, start(at))); });
       }
     };
-    if (!places->begins_slice) each([&](F& x, int at) { x = floats(slices + at); });
-    const Place* place = places;
-    for (int64_t k = first, stop; k < end; k = stop, ++piece, ++place) {
-      stop = pieces.end(k);
-      if (place->begins_slice) each([](F& x, int) { x = broadcast_float(-0.0f); });
-      V t[R][P];
-      const ARows a = rows.from(row, k, piece);
-      multiply(a, columns.at(k) + panel * columns.stride(), stop - k, t);
-      if (of_columns) {
-        take_azp(azp, of_columns, t);
-        of_columns += kKScalesCols;
-      }
-      add(place->group, panel, t, slice);
-      if (place->ends_slice) {
-        each([&](F& x, int at) { put(sums + at, floats(sums + at) + x); });
-      }
+    if (place.begins_slice) {
+      finish([&](int) __attribute__((always_inline)) { return -Floats{}; });
+    } else {
+      finish([&](int at) __attribute__((always_inline)) { return floats(part + at); });
     }
-    if (!place[-1].ends_slice) each([&](F& x, int at) { put(slices + at, x); });
   }
 
  private:
-  using Ints = int32_t __attribute__((vector_size(sizeof(V))));
+  using Floats = float __attribute__((vector_size(sizeof(V))));
 
-  static F floats(const float* from) {
-    F x;
+  static Floats floats(const float* from) {
+    Floats x;
     std::memcpy(&x, from, sizeof x);
     return x;
   }
-  static void put(float* to, F x) { std::memcpy(to, &x, sizeof x); }
+  static void put(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
-  [[gnu::always_inline]] void multiply(const ARows& a, const uint8_t* b, int64_t depth,
-                                       V (&t)[R][P]) const {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) t[r][p] = broadcast(a.init[r]);
-    }
-    for (int64_t g = 0; g < groups(depth); ++g) {
-      V w[P];
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        const uint8_t* const from = b + p * columns.stride() + g * kGroupBytes;
-        if constexpr (Columns::kInBlocks) _mm_prefetch(from + kPrefetchBytes, _MM_HINT_T0);
-        w[p] = load(from);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        int32_t four;
-        std::memcpy(&four, a.row<char>(r) + g * kGroup, sizeof four);
-        const V x = broadcast(four);
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) t[r][p] = dpbusd(t[r][p], w[p], x);
-      }
-    }
-  }
-
-  void take_azp(const EpilogueOperand& azp, const int32_t* of_columns, V (&t)[R][P]) const {
-    using Words = uint32_t __attribute__((vector_size(sizeof(V))));  // they wrap
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const int64_t m = rows.first() + row + r;
-      const Words own = Words{} + static_cast<const uint32_t*>(azp.data)[m * azp.row_stride];
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        const Words sum = __builtin_bit_cast(Words, load(of_columns + p * kPanel));
-        t[r][p] = __builtin_bit_cast(V, __builtin_bit_cast(Words, t[r][p]) - own * sum);
-      }
-    }
-  }
-
-  [[gnu::always_inline]] void add(int64_t group, int panel, const V (&t)[R][P],
-                                  F (&slice)[R][P]) const {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        F scale;
-        if constexpr (Columns::kInBlocks) {
-          scale = broadcast_float(columns.scale(group, rows.first() + row + r));
-        } else {
-          scale = floats(columns.scales(group, 0) + (panel + p) * kPanel);
-        }
-        const F sum = __builtin_convertvector(__builtin_bit_cast(Ints, t[r][p]), F);
-        slice[r][p] = fused(scale, sum, slice[r][p]);
-      }
-    }
-  }
+  static Floats fused_floats(Floats x, Floats y, Floats z) {
+#if defined(SCALED_MM_HAS_FMA_F16C)
+    return fused(x, y, z);
+#else
+    Floats sum{};
+    for (int i = 0; i < kVectorLanes; ++i) sum[i] = fused_multiply_add(x[i], y[i], z[i]);
+    return sum;
 #endif
+  }
 };

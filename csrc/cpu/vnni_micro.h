@@ -10,12 +10,13 @@ inline constexpr int kPrefetchBytes = 2048;  // ahead in each panel, of those th
 
 #define SCALED_MM_HAS_DPBUSD
 
+#include "cpu/tile_sums.h"
+
 struct VnniMicro {
   static constexpr int kRows = kTileRows, kPanels = kTilePanels;
   static constexpr int kDotRows = kDotTileRows, kDotCols = kDotTileCols;
   static constexpr int kValueBytes = 1;
-  static constexpr bool kPromotes = sizeof(V) == 64;  // k_scales_promote.h
-  static constexpr int kFetchingRows = 12;            // measured: from so many on it is faster
+  static constexpr int kFetchingRows = 12;  // measured: from so many on it is faster
   static constexpr int64_t row_bytes(int64_t k) { return round_up(k, 64); }
 
   static void load_row(const int8_t* a, int64_t stride, int64_t k, char* row) {
@@ -31,9 +32,18 @@ struct VnniMicro {
                    int64_t k, int32_t* acc, const uint8_t* fetched = nullptr) {
     with_constant<kTileRows>(rows, [&](auto r) {
       with_constant<kTilePanels>(panels, [&](auto p) {
-        fetched ? fixed_tile<r, p, true>(a, b, panel_stride, k, acc, fetched)
-                : fixed_tile<r, p, false>(a, b, panel_stride, k, acc, b);
+        const ToMemory end{acc};
+        fetched ? fixed_tile<r, p, true>(a, b, panel_stride, k, end, fetched)
+                : fixed_tile<r, p, false>(a, b, panel_stride, k, end, b);
       });
+    });
+  }
+  template <class End>
+  static void tile_to(int rows, int panels, const ARows& a, const uint8_t* b, int64_t panel_stride,
+                      int64_t k, const End& end) {
+    with_constant<kTileRows>(rows, [&](auto r) {
+      with_constant<kTilePanels>(
+          panels, [&](auto p) { fixed_tile<r, p, false>(a, b, panel_stride, k, end, b); });
     });
   }
   static void dot(int rows, int cols, const ARows& a, const int8_t* b, int64_t col_stride,
@@ -45,28 +55,27 @@ struct VnniMicro {
 
  private:
   // Lanes are columns: a group of four k of one row is broadcast to all of them.
-  template <int R, int P, bool kFetches>
+  template <int R, int P, bool kFetches, class End>
   static void fixed_tile(const ARows& a, const uint8_t* b, int64_t panel_stride, int64_t k,
-                         int32_t* acc, const uint8_t* fetched) {
-    constexpr int kVectors = kGroupBytes / sizeof(V);  // of one panel's group
-    V sum[R][P][kVectors];
+                         const End& end, const uint8_t* fetched) {
+    TileSums<R, P> sum;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sum[r][p][v] = broadcast(a.init[r]);
+        for (int v = 0; v < kPanelVectors; ++v) sum[r][p][v] = broadcast(a.init[r]);
       }
     }
     for (int64_t g = 0; g < groups(k); ++g) {
-      V w[P][kVectors];
+      V w[P][kPanelVectors];
       if constexpr (kFetches) _mm_prefetch(fetched + g * kGroupBytes, _MM_HINT_T0);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
         const uint8_t* group = b + p * panel_stride + g * kGroupBytes;
         if constexpr (!kFetches) _mm_prefetch(group + kPrefetchBytes, _MM_HINT_T0);
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) w[p][v] = load(group + v * sizeof(V));
+        for (int v = 0; v < kPanelVectors; ++v) w[p][v] = load(group + v * sizeof(V));
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
@@ -76,21 +85,11 @@ struct VnniMicro {
 #pragma GCC unroll 8
         for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) sum[r][p][v] = dpbusd(sum[r][p][v], w[p][v], x);
+          for (int v = 0; v < kPanelVectors; ++v) sum[r][p][v] = dpbusd(sum[r][p][v], w[p][v], x);
         }
       }
     }
-    constexpr int kLanes = sizeof(V) / sizeof(int32_t);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
-          store(acc + r * kColBlock + p * kPanel + v * kLanes, sum[r][p][v]);
-        }
-      }
-    }
+    end(sum, 0, 0);
   }
 
   // Lanes are values of k, added together at the end.
