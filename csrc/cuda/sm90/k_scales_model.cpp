@@ -69,7 +69,8 @@ Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms)
   in_clusters.blocks = static_cast<int>(tiles) * in_clusters.slices;
   pieces.plan = in_clusters;
   if (tile.along_k) return pieces;
-  if (most > 1 && tile.fits(size, pieces)) consider(in_clusters);
+  // Of groups, warps of wide tiles have no registers for it.
+  if (most > 1 && size.group == size.k && tile.fits(size, pieces)) consider(in_clusters);
   if (tiles % sms == 0 || count <= 1) return best;
   plan.whole = static_cast<int>(tiles / sms * sms);
   const int64_t units = (tiles - plan.whole) * count, longest = ceil_div(units, int64_t{sms});

@@ -229,11 +229,12 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
     wait_for_dependencies();
     const int panel = warp / 4;
     Multiplier<Block> multiplier(p, shared, words, fixed);
-    if (Block::kAlongK || p.pieces.plan.slices > 1) {
-      multiply_range<Block>(p, multiplier, fixed, sums, panel, thread % 128);
-      return reduce_ranges<Block>(p, sums);
+    if constexpr (Block::kAlongK || Block::kGroups == Grouping::one) {
+      if (Block::kAlongK || p.pieces.plan.slices > 1) {
+        multiply_range<Block>(p, multiplier, fixed, sums, panel, thread % 128);
+        return reduce_ranges<Block>(p, sums);
+      }
     }
-    if constexpr (Block::kAlongK) return;
     each_part<Block>(p, [&](int tile, const Chunks& chunks, int slot) {
       begin_part<Block>(p, fixed, tile, panel, thread % 128);
       multiplier.run(chunks.first, chunks.last, slot >= 0, sums);
