@@ -47,12 +47,17 @@ class Block {
   }
 
   // Until as many threads are there as meet at this place.
-  static void meet(int place, int threads) { meet_at({current_->rank_, place}, threads); }
+  static void meet(int place, int threads) {
+    meet_at({current_->rank_, place}, [&] { return threads; });
+  }
 
   // The calling thread among those of the cluster, its block, and all of them.
   static int self() { return current_->rank_ * current_->count_ + threadIdx.x; }
   static int rank() { return current_->rank_; }
-  static void meet_cluster() { meet_at({-1, 0}, static_cast<int>(current_->threads_.size())); }
+  static void meet_cluster() {  // those that have ended are not waited for
+    const auto& all = current_->threads_;
+    meet_at({-1, 0}, [&] { return std::ranges::count(all, false, &Thread::done); });
+  }
 
   // Until something holds that others bring about.
   static void wait(const std::function<bool()>& there) {
@@ -112,14 +117,19 @@ class Block {
     current_->body_();
     current_->threads_[self()].done = current_->moved_ = true;
   }
-  static void meet_at(const std::pair<int, int>& place, int threads) {
+  template <class Threads>
+  static void meet_at(const std::pair<int, int>& place, const Threads& threads) {
     Meeting& meeting = current_->meetings_[place];
     const int round = meeting.round;
-    if (++meeting.there == threads) {
-      meeting = {round + 1, 0};
-      current_->moved_ = true;
+    ++meeting.there;
+    while (meeting.round == round) {
+      if (meeting.there < threads()) {
+        current_->rest();
+      } else {
+        meeting = {round + 1, 0};
+        current_->moved_ = true;
+      }
     }
-    while (meeting.round == round) current_->rest();
   }
   void rest() {
     const int mine = self();

@@ -26,6 +26,7 @@ inline uint32_t cast_smem_ptr_to_uint(const void* at) {
   return static_cast<uint32_t>(static_cast<const uint8_t*>(at) - played_shared);
 }
 inline bool elect_one_sync() { return threadIdx.x % 32 == 0; }
+inline uint32_t set_block_rank(uint32_t address, int) { return address; }
 inline void cluster_arrive() {}
 inline void cluster_wait() { Block::meet_cluster(); }
 inline void prefetch_tma_descriptor(const CUtensorMap*) {}
@@ -123,7 +124,7 @@ void warpgroup_fence_operand(T&) {}
 
 namespace SM90::GMMA {
 enum class ScaleOut { Zero, One };
-inline uint32_t played_weights[1024][4];
+inline uint32_t played_weights[2048][4];
 
 // Lane 4 g + t of a warp has bytes [4 t, 4 t + 4) and those 16 further on of rows g and g + 8, and
 // their sums with tokens 8 i + 2 t and the next.

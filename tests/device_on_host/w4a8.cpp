@@ -14,8 +14,9 @@ using namespace scaled_mm::cuda::sm90;
 using k_scales::Grouping;
 using k_scales::Units;
 
-constexpr Units kUnits8{8, 4, 1, 1, 1}, kUnits16{16, 2, 1, 1, 1}, kUnits64{64, 4, 1, 1, 1},
-    kUnits128{128, 2, 1, 1, 1};
+constexpr Units kUnits8{8, 4, false, 1, 1, 1}, kUnits16{16, 2, false, 1, 1, 1},
+    kUnits64{64, 4, false, 1, 1, 1}, kUnits128{128, 2, false, 1, 1, 1},
+    kAlongK8{8, 4, true, 1, 1, 1}, kAlongK32{32, 3, true, 1, 1, 1};
 
 void take_shared(int bytes) {
   static std::vector<uint8_t> memory[2];
@@ -65,6 +66,7 @@ void play(const Product& product, bool arranged, int sms) {
   p.m = m, p.n = n, p.k = k, p.group = product.group;
   p.token_tiles = ceil_div(m, Played::kTokens);
   p.pieces = k_scales::plan_pieces(kTile, size, sms);
+  p.parts = kTile.parts(size, p.pieces);
   p.stages = 3;
   p.azp = product.azp ? product.zero_points.data() : nullptr, p.azp_stride = 1;
   p.end = end_in(d, n);
@@ -74,12 +76,13 @@ void play(const Product& product, bool arranged, int sms) {
   Aligned sums(4 * partials.size());
   p.partials = sums.data<uint32_t>();
 
-  take_shared(Played::shared_bytes(3));
+  take_shared(Played::shared_bytes(3, p.parts));
   gridDim = {plan.blocks, 1, 1};
-  for (int block = 0; block < plan.blocks; ++block) {
+  for (int block = 0; block < plan.blocks; block += plan.slices) {
     blockIdx = {block, 0, 0}, blockDim = {Played::kThreads, 1, 1};
     played_barriers.clear();
-    ::Block::run(Played::kThreads, [&] { k_scales::multiply_units<Played>(p, played_shared); });
+    const auto body = [&] { k_scales::multiply_units<Played>(p, played_shared); };
+    ::Block::run(Played::kThreads, body, plan.slices);
   }
   if (plan.has_shares()) {
     const int quads = std::min(m, Played::kTokens) * (Played::kChannels / 4);
@@ -96,9 +99,10 @@ void play(const Product& product, bool arranged, int sms) {
   blockIdx = {};
   const int wrong = count_wrong(product, d);
   if (wrong == 0) return;
-  std::printf("M=%d N=%d K=%d G=%d%s%s, tiles of %d, %d blocks, %d of %d cut in %d: %d wrong\n", m,
-              n, k, product.group, product.azp ? " azp" : "", arranged ? " arranged" : "",
-              Played::kTokens, plan.blocks, plan.cut(), plan.tiles, plan.chunks, wrong);
+  std::printf(
+      "M=%d N=%d K=%d G=%d%s%s, tiles of %d, %d blocks in %d, %d of %d cut in %d: %d wrong\n", m, n,
+      k, product.group, product.azp ? " azp" : "", arranged ? " arranged" : "", Played::kTokens,
+      plan.blocks, plan.slices, plan.cut(), plan.tiles, plan.chunks, wrong);
 }
 
 template <const Units& kTile>
@@ -147,7 +151,11 @@ int main() {
                            {2112, 96},  {300, 300}, {7, 7},     {1025, 1025}, {4096, 2048},
                            {1152, 128}, {96, 32},   {2304, 768}};
   for (const auto& [k, group] : groups) {
-    for (int sms = 1; sms <= 5; sms += 2) {
+    check<kAlongK8>(1 + below(12), 1 + below(130), k, group, below(2), below(2), 20);
+    if (k < 2000) {
+      check<kAlongK32>(1 + below(40), 1 + below(70), k, group, below(2), below(2), 1 + below(2));
+    }
+    for (int sms : {2, 20}) {
       check<kUnits16>(1 + below(40), 1 + below(400), k, group, below(2), below(2), sms);
       check<kUnits8>(1 + below(20), 1 + below(700), k, group, below(2), below(2), sms);
     }

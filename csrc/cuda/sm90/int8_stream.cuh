@@ -39,16 +39,6 @@ __device__ inline void multiply_add(int32_t (&sums)[kTokens / 2], uint64_t weigh
   }(std::make_index_sequence<kTokens / 2>{});
 }
 
-__device__ inline int4 load_from_block(uint32_t address, uint32_t block) {
-  const uint32_t there = cute::set_block_rank(address, block);
-  int4 v;
-  asm volatile("ld.shared::cluster.v4.s32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(there)
-               : "memory");
-  return v;
-}
-
 // Sends for the tile's elements of a matrix operand to L2, token by token: those that lie in one of
 // the `sharers` blocks' share of the tile.
 template <class Block, class End>
@@ -298,7 +288,7 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
           } else if (sends && s > 0) {
             part[s] = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
           } else {
-            part[s] = load_from_block(sums_address + 4 * word, s);
+            part[s] = load_remote<int4>(sums_address + 4 * word, s);
           }
         }
         int32_t acc[4] = {};

@@ -11,18 +11,29 @@
 namespace scaled_mm::cuda::sm90::k_scales {
 namespace {
 
-constexpr double kReduceUs = 3.0;            // of adding up the parts of tiles
+constexpr double kReduceUs = 4.0;            // of adding up the parts of tiles
 constexpr double kReduceBytesPerUs = 3.3e6;  // what those go to L2 and back at
+constexpr double kExchangeUs = 2.0;          // of a cluster's blocks adding up a tile's sums
+// Of shared memory, for the sums of a block's parts: beside more, stages of the ring would be few.
+constexpr int kMostSums = 72 << 10;
+// Blocks of a cluster. 128 blocks in clusters of 4 do not all fit at once.
+constexpr int kMostSlices = 2;
 
-double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces& pieces) {
+double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces& pieces, int sms) {
   const lowbit::PackedPlan& plan = pieces.plan;
   const double groups = size.group == size.k ? 0 : double(kUnitRows) / double(size.group);
   const double chunk_us = tile.chunk_us + tile.group_us * groups;
   const double piece_us = chunk_us * std::min(pieces.depth, pieces.chunks);
+  if (tile.ranges(plan) > 1) {
+    const int rounds = ceil_div(plan.blocks, sms);  // of which each begins anew
+    return double(rounds) * ceil_div(plan.chunks, tile.ranges(plan)) * piece_us +
+           (rounds - 1) * tile.fixed_us + (tile.along_k ? 0 : kExchangeUs);
+  }
   const double whole = double(ceil_div(plan.whole, plan.blocks)) * plan.chunks * piece_us;
   if (plan.cut() == 0) return whole;
   const double tokens = double(std::min<int64_t>(size.m, tile.tokens));
-  const double slots = pieces.depth == 1 ? plan.slots() : plan.units();
+  // Of slices, those of a tile's first share are one.
+  const double slots = pieces.depth == 1 ? plan.slots() : plan.units() / 2.0;
   return whole + kReduceUs + 8 * slots * tokens * tile.channels() / kReduceBytesPerUs +
          double(ceil_div(plan.units(), plan.blocks)) * piece_us;
 }
@@ -30,7 +41,7 @@ double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces
 }  // namespace
 
 Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms) {
-  Pieces pieces;
+  Pieces pieces = {};
   pieces.chunks = static_cast<int>(ceil_div(size.k, kUnitRows));
   // Slices have as many columns, or a group; where groups do not end with them, pieces are all of
   // K.
@@ -45,13 +56,21 @@ Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms)
   double least = INFINITY;
   const auto consider = [&](const lowbit::PackedPlan& plan) {
     pieces.plan = plan;
-    const double us = busy_us(tile, size, pieces);
+    const double us = busy_us(tile, size, pieces, sms);
     if (us < least) least = us, best = pieces;
   };
   lowbit::PackedPlan plan = {};
   plan.tiles = plan.whole = static_cast<int>(tiles), plan.chunks = count;
   plan.blocks = static_cast<int>(std::clamp<int64_t>(tiles, 1, sms));
-  consider(plan);
+  if (!tile.along_k) consider(plan);
+  const int64_t most = std::min<int64_t>({kMostSlices, sms / std::max<int64_t>(tiles, 1), count});
+  lowbit::PackedPlan in_clusters = plan;
+  in_clusters.slices = static_cast<int>(std::max<int64_t>(most, 1));
+  in_clusters.blocks = static_cast<int>(tiles) * in_clusters.slices;
+  pieces.plan = in_clusters;
+  if (tile.along_k) return pieces;
+  // Of groups, warps of wide tiles have no registers for it.
+  if (most > 1 && size.group == size.k && tile.fits(size, pieces)) consider(in_clusters);
   if (tiles % sms == 0 || count <= 1) return best;
   plan.whole = static_cast<int>(tiles / sms * sms);
   const int64_t units = (tiles - plan.whole) * count, longest = ceil_div(units, int64_t{sms});
@@ -61,23 +80,38 @@ Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms)
   return best;
 }
 
+int Units::parts(const KScalesProblem::Size& size, const Pieces& pieces) const {
+  const int all = ranges(pieces.plan);
+  return size.group == size.k || all == 1 ? 1 : ceil_div(pieces.plan.chunks, all);
+}
+
+bool Units::fits(const KScalesProblem::Size& size, const Pieces& pieces) const {
+  return parts(size, pieces) * warpgroups * tokens * kUnitChannels * 4 <= kMostSums;
+}
+
 std::string Units::describe(const KScalesProblem::Size& size, const Machine& machine) const {
   const lowbit::PackedPlan plan = plan_pieces(*this, size, machine.sms).plan;
+  const auto how =
+      ranges(plan) > 1
+          ? cat("K in ", ranges(plan), " ranges, clusters of ", plan.slices)
+          : cat(plan.cut(), " of ", plan.tiles, " shared out over ", plan.blocks, " blocks");
   return cat("int8 wgmma from packed words, tiles of ", tokens, " tokens x ", channels(),
-             " channels, ", plan.cut(), " of ", plan.tiles, " shared out over ", plan.blocks,
-             " blocks");
+             " channels, ", how);
 }
 
 std::string Units::refuse(const KScalesProblem::Size& size, const Machine& machine) const {
   if (size.in_blocks) return "takes weights of 4 bits";
   if (size.group != size.k && !takes_groups()) return "takes one scale along K";
+  if (along_k && !fits(size, plan_pieces(*this, size, machine.sms))) {
+    return cat("has no room for the sums of K=", size.k, " in slices");
+  }
   return refuse_machine(machine);
 }
 
 Prediction Units::predict(const KScalesProblem::Size& size, const Machine& machine) const {
   const Pieces pieces = plan_pieces(*this, size, machine.sms);
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
-                       machine.latency * busy_us(*this, size, pieces), 0);
+                       machine.latency * busy_us(*this, size, pieces, machine.sms), 0);
 }
 
 std::string Blocks::describe(const KScalesProblem::Size&, const Machine&) const {

@@ -48,7 +48,8 @@ void launch(const KScalesProblem& p, const Scope& scope) {
   params.token_tiles = static_cast<int>(ceil_div(m, int64_t{Block::kTokens}));
   params.pieces = plan_pieces(kTile, p.size(), device.sms);
   const lowbit::PackedPlan& plan = params.pieces.plan;
-  params.stages = Block::stages(device.shared_memory);
+  params.parts = kTile.parts(p.size(), params.pieces);
+  params.stages = Block::stages(device.shared_memory, params.parts);
   params.azp = static_cast<const int32_t*>(azp.data);
   params.azp_stride = azp.row_stride;
   params.end = groups_end(p.product);
@@ -62,7 +63,8 @@ void launch(const KScalesProblem& p, const Scope& scope) {
   launch_early(kKernel,
                {.grid = dim3(plan.blocks),
                 .block = dim3(Block::kThreads),
-                .shared_bytes = Block::shared_bytes(params.stages)},
+                .shared_bytes = Block::shared_bytes(params.stages, params.parts),
+                .cluster = plan.slices},
                scope, params);
   if (plan.has_shares()) {
     constexpr int kThreads = 128;

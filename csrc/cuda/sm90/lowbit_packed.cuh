@@ -144,7 +144,7 @@ __device__ void reduce_cluster(const PackedParams& p, const Share& share,
     float4 sum = {};
 #pragma unroll 4
     for (int slice = 0; slice < slices; ++slice) {
-      const float4 x = load_remote(base + 4 * (token * Block::kSumsRow + channel), slice);
+      const auto x = load_remote<float4>(base + 4 * (token * Block::kSumsRow + channel), slice);
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }
     store_quad<T>(p.end, place.row + token, place.col + channel, sum);

@@ -1,8 +1,8 @@
-// Stores of the lowbit kernels: sums of neighbouring channels into D, and what other blocks of a
-// cluster have.
+// Stores of the lowbit kernels: sums of neighbouring channels into D.
 #pragma once
 
 #include "cuda/lowbit/end.cuh"
+#include "cuda/sm90/wgmma.cuh"
 
 namespace scaled_mm::cuda::sm90::lowbit {
 
@@ -53,18 +53,6 @@ __device__ void store_pairs(const LowbitEnd& end, const Each& each) {
       store_narrow<DTypeOf<T>::value>(end.d + token * end.ldd + channel, {x, y});
     });
   }
-}
-
-// What the rank-th block of the cluster has at the address of shared memory.
-__device__ inline float4 load_remote(uint32_t address, int rank) {
-  float4 x;
-  asm volatile(
-      "{\n.reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
-      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-      : "r"(address), "r"(rank));
-  return x;
 }
 
 }  // namespace scaled_mm::cuda::sm90::lowbit

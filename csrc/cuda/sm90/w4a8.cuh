@@ -6,9 +6,10 @@
 // register operand of int8 wgmma: words become bytes by a few instructions (units_int8.cuh), and
 // tokens' columns are brought into the order of the words in shared memory.
 //
-// Blocks have equal shares of all pieces of tiles (Pieces). Sums of a tile's parts go to memory,
-// where another kernel adds them up in the order of K: of each slice for itself, but that those
-// from the tile's first on are one. So no bit depends on the shares.
+// Blocks have equal shares of all pieces of tiles, or clusters have a tile each (Pieces). Sums of a
+// tile's parts go to memory, where another kernel adds them up, or stay in the shared memory of the
+// cluster, which does so: in the order of K, of each slice for itself, but that those from the
+// tile's first on are one. So no bit depends on the shares.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -21,12 +22,12 @@ namespace scaled_mm::cuda::sm90::k_scales {
 // A warpgroup's sums of a tile, or of a part of its K (`slot`), are in shared memory: D, or the
 // part to its place.
 template <class Block>
-__device__ __forceinline__ void end_part(const Params& p, const typename Block::Fixed& fixed,
-                                         int tile, int slot, int panel, int thread) {
+__device__ __forceinline__ void end_part(const Params& p, const float* from, int tile, int slot,
+                                         int panel, int thread) {
   const TileOrigin place = place_of<Block>(p, tile);
   const int tokens = min(Block::kTokens, p.m - place.row), first = panel * kUnitChannels;
   const auto sums = [&](int token, int channel) {
-    return *reinterpret_cast<const float4*>(&fixed.sums[token][first + channel]);
+    return *reinterpret_cast<const float4*>(from + token * Block::kSumsPitch + first + channel);
   };
   if (slot < 0) {
     return finish_tile<kUnitChannels, 128>(p.end, place.row, place.col + first, tokens, thread,
@@ -82,11 +83,126 @@ __device__ void begin_part(const Params& p, typename Block::Fixed& fixed, int ti
   meet(panel);
 }
 
+// The sums of four channels, part by part in the order of K.
+template <Grouping kGroups>
+struct PartsSum {
+  // What adds nothing: 0 of integers, -0 of floats.
+  __device__ static uint4 nothing() {
+    constexpr uint32_t kNothing = kGroups == Grouping::one ? 0 : 0x80000000;
+    return {kNothing, kNothing, kNothing, kNothing};
+  }
+  uint4 all = nothing();
+  __device__ void add(const uint4& x) {
+    all.x = add(all.x, x.x), all.y = add(all.y, x.y);
+    all.z = add(all.z, x.z), all.w = add(all.w, x.w);
+  }
+  // Of all parts: those over groups.
+  __device__ void finish(const Params& p, uint2 scales, float (&sum)[4]) const {
+    const uint32_t t[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if constexpr (kGroups == Grouping::one) {
+        const float s = half_of(p.dtype, e < 2 ? scales.x : scales.y, e % 2);
+        sum[e] = __fmul_rn(s, __int2float_rn(static_cast<int32_t>(t[e])));
+      } else {
+        sum[e] = __uint_as_float(t[e]);
+      }
+    }
+  }
+
+ private:
+  __device__ static uint32_t add(uint32_t x, uint32_t y) {
+    if constexpr (kGroups == Grouping::one) return x + y;
+    return __float_as_uint(__fadd_rn(__uint_as_float(x), __uint_as_float(y)));
+  }
+};
+// What that takes where all of K is a group: the scales of four channels.
+template <Grouping kGroups>
+__device__ inline uint2 scales_of(const Params& p, int channel) {
+  if constexpr (kGroups != Grouping::one) return {};
+  const uint8_t* const unit =
+      p.units + channel / kUnitChannels * unit_bytes(4, ZeroPoint::integer, p.sets);
+  return *reinterpret_cast<const uint2*>(unit + unit_word_bytes(4) + channel % kUnitChannels * 2);
+}
+
+// A range of the cluster's tile: sums of the first piece of all, and of integers, to one place, of
+// every other piece to its own.
+template <class Block>
+__device__ __forceinline__ void multiply_range(const Params& p, Multiplier<Block>& multiplier,
+                                               typename Block::Fixed& fixed, float* sums, int panel,
+                                               int thread) {
+  const Ranges<Block> ranges(p.pieces.plan);
+  const int range = Block::kAlongK ? panel : 0, index = range * ranges.slices + ranges.rank;
+  const int first = ranges.first(index), last = first + ranges.count(index);
+  const bool together = ranges.parts(index) == 1;
+  begin_part<Block>(p, fixed, ranges.tile, panel, thread);
+  sums += range * p.parts * Block::kSums;
+#pragma unroll 1
+  for (int piece = first; piece < last; sums += Block::kSums) {
+    const int next = together ? last : piece + 1;
+    const Chunks chunks = chunks_of(p.pieces, piece, next);
+    multiplier.run(chunks.first, chunks.last, true, sums);
+    piece = next;
+  }
+  const Chunks all = ranges.chunks(p.pieces, range), most = ranges.chunks(p.pieces, 0);
+  multiplier.skip(most.last - most.first - (all.last - all.first));
+}
+
+// D of the cluster's tile from the sums of all its ranges' parts, in the order of K: each block
+// ends some of the tokens, a thread four channels of them.
+template <class Block>
+__device__ void reduce_ranges(const Params& p, const float* sums) {
+  constexpr int kQuads = Block::kChannels / 4, kAtOnce = 8;  // parts on their way
+  const Ranges<Block> ranges(p.pieces.plan);
+  const TileOrigin place = place_of<Block>(p, ranges.tile);
+  const int thread = static_cast<int>(threadIdx.x), channel = thread % kQuads * 4;
+  const int tokens = place.col + channel < p.n ? min(Block::kTokens, p.m - place.row) : 0;
+  const int last = tokens * (ranges.rank + 1) / ranges.slices;
+  int token = tokens * ranges.rank / ranges.slices + thread / kQuads;
+  // Before they are needed, also by threads without a token.
+  const int there = min(place.col + channel, p.n - 1) / 4 * 4;
+  const uint2 scales = scales_of<Block::kGroups>(p, there);
+  const GroupsBias bias(p.end, there);
+  float scale = groups_scale(p.end, min(place.row + token, p.m - 1));
+  cluster_sync();
+#pragma unroll 1
+  for (; token < last; token += Block::kConsumers / kQuads) {
+    uint32_t at = cute::cast_smem_ptr_to_uint(sums) + 4 * (token * Block::kSumsPitch + channel);
+    PartsSum<Block::kGroups> sum;
+    int part = 0, block = 0, range = 0;
+#pragma unroll 1
+    while (range < ranges.slices * Block::kRanges) {
+      uint4 x[kAtOnce];
+#pragma unroll
+      for (uint4& of_part : x) {
+        of_part = sum.nothing();
+        if (part < ranges.parts(range)) {
+          of_part = load_remote<uint4>(at + 4 * part * Block::kSums, block);
+        }
+        if (++part < p.parts) continue;
+        part = 0, ++range;
+        if (++block == ranges.slices) block = 0, at += 4 * p.parts * Block::kSums;
+      }
+#pragma unroll
+      for (const uint4& of_part : x) sum.add(of_part);
+    }
+    float all[4];
+    sum.finish(p, scales, all);
+    finish_groups(p.end, all, place.row + token, place.col + channel, scale, bias);
+    if (token + Block::kConsumers / kQuads < last) {
+      scale = groups_scale(p.end, place.row + token + Block::kConsumers / kQuads);
+    }
+  }
+  cluster_sync();  // nobody leaves while others read what it has
+}
+
 // A block, whose shared memory begins at a multiple of 1024 bytes.
 template <class Block>
 __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared) {
   uint8_t* const words = shared + p.stages * Block::kTokenBytes;
-  auto& fixed = *reinterpret_cast<typename Block::Fixed*>(words + p.stages * Block::kWordBytes);
+  auto* const sums = reinterpret_cast<float*>(words + p.stages * Block::kWordBytes);
+  auto& fixed =
+      *reinterpret_cast<typename Block::Fixed*>(sums + Block::kRanges * p.parts * Block::kSums);
   const int thread = static_cast<int>(threadIdx.x), warp = __shfl_sync(~0u, thread / 32, 0);
 
   if (thread == Block::kConsumers) cute::prefetch_tma_descriptor(&p.tokens);
@@ -104,10 +220,7 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
   if (warp >= Block::kConsumers / 32) {
     cutlass::arch::warpgroup_reg_dealloc<Block::kLoaderRegisters>();
     if (warp == Block::kConsumers / 32) {
-      if (!cute::elect_one_sync()) return;
-      fetch_words<Block>(p);
-      wait_for_dependencies();
-      load_stages<Block>(p, shared, words, fixed);
+      if (cute::elect_one_sync()) load_stages<Block>(p, shared, words, fixed);
     } else if (Block::kArranges && !p.arranged) {
       arrange_stages<Block>(p, shared, fixed, thread - Block::kConsumers - 32);
     }
@@ -116,11 +229,17 @@ __device__ __forceinline__ void multiply_units(const Params& p, uint8_t* shared)
     wait_for_dependencies();
     const int panel = warp / 4;
     Multiplier<Block> multiplier(p, shared, words, fixed);
+    if constexpr (Block::kAlongK || Block::kGroups == Grouping::one) {
+      if (Block::kAlongK || p.pieces.plan.slices > 1) {
+        multiply_range<Block>(p, multiplier, fixed, sums, panel, thread % 128);
+        return reduce_ranges<Block>(p, sums);
+      }
+    }
     each_part<Block>(p, [&](int tile, const Chunks& chunks, int slot) {
       begin_part<Block>(p, fixed, tile, panel, thread % 128);
-      multiplier.run(chunks.first, chunks.last, slot >= 0);
+      multiplier.run(chunks.first, chunks.last, slot >= 0, sums);
       meet(panel);
-      end_part<Block>(p, fixed, tile, slot, panel, thread % 128);
+      end_part<Block>(p, sums, tile, slot, panel, thread % 128);
       __syncwarp();  // as in stream_packed
     });
   }
@@ -146,37 +265,19 @@ __global__ __launch_bounds__(128) void reduce_parts(const __grid_constant__ Para
     return __ldcg(reinterpret_cast<const uint4*>(p.partials + slot * (tokens * channels) +
                                                  token * channels + channel));
   };
-  float sum[4];
-  uint4 all = load(first, 0);
+  PartsSum<kGroups> sum{load(first, 0)};
   if constexpr (kGroups == Grouping::one) {
 #pragma unroll 2
-    for (int block = first + 1; block <= last; ++block) {
-      const uint4 x = load(block, 0);
-      all = {all.x + x.x, all.y + x.y, all.z + x.z, all.w + x.w};
-    }
-    const int at = place.col + channel, panel = at / kUnitChannels;
-    const uint8_t* const unit = p.units + panel * unit_bytes(4, ZeroPoint::integer, p.sets);
-    const uint2 scales =
-        *reinterpret_cast<const uint2*>(unit + unit_word_bytes(4) + at % kUnitChannels * 2);
-    const uint32_t t[4] = {all.x, all.y, all.z, all.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float s = half_of(p.dtype, e < 2 ? scales.x : scales.y, e % 2);
-      sum[e] = __fmul_rn(s, __int2float_rn(static_cast<int32_t>(t[e])));
-    }
+    for (int block = first + 1; block <= last; ++block) sum.add(load(block, 0));
   } else {
-    const auto add = [](uint32_t& to, uint32_t x) {
-      to = __float_as_uint(__fadd_rn(__uint_as_float(to), __uint_as_float(x)));
-    };
 #pragma unroll 2
     for (int piece = plan.begin(first + 1) - begin; piece < plan.chunks; ++piece) {
-      const uint4 x = load(0, piece);
-      add(all.x, x.x), add(all.y, x.y), add(all.z, x.z), add(all.w, x.w);
+      sum.add(load(0, piece));
     }
-    sum[0] = __uint_as_float(all.x), sum[1] = __uint_as_float(all.y);
-    sum[2] = __uint_as_float(all.z), sum[3] = __uint_as_float(all.w);
   }
-  finish_groups(p.end, sum, place.row + token, place.col + channel);
+  float all[4];
+  sum.finish(p, scales_of<kGroups>(p, place.col + channel), all);
+  finish_groups(p.end, all, place.row + token, place.col + channel);
 }
 
 }  // namespace scaled_mm::cuda::sm90::k_scales

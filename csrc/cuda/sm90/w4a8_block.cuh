@@ -16,6 +16,7 @@ namespace scaled_mm::cuda::sm90::k_scales {
 using lowbit::Cursor;
 using lowbit::Empty;
 using lowbit::Full;
+using lowbit::PackedPlan;
 using lowbit::Share;
 using lowbit::TileOrigin;
 
@@ -33,6 +34,7 @@ struct Params {
   int token_tiles;  // tiles of D along M
   Pieces pieces;
   int stages;          // of the ring
+  int parts;           // of a range of K, whose sums are kept in shared memory
   const int32_t* azp;  // a zero point of each token, or null
   int64_t azp_stride;
   GroupsEnd end;
@@ -46,6 +48,7 @@ enum class Grouping { one, of_chunks, of_steps };
 template <const Units& kTile, Grouping kGroups_>
 struct Block {
   static constexpr Grouping kGroups = kGroups_;
+  static constexpr bool kAlongK = kTile.along_k;
   static constexpr int kTokens = kTile.tokens, kPanels = kTile.warpgroups;
   static constexpr int kChannels = kTile.channels();
   static constexpr int kConsumers = 128 * kPanels;  // threads that multiply
@@ -59,24 +62,28 @@ struct Block {
       std::min((kAtLaunch * kThreads - kLoaderRegisters * 128) / kConsumers / 8 * 8, 240);
 
   static constexpr int kMostSets = kGroups == Grouping::of_steps ? 4 : 1;
-  static constexpr int kTokenBytes = kTokens * kUnitRows;
+  static constexpr int kBoxBytes = kTokens * kUnitRows;  // a chunk's tokens
+  static constexpr int kTokenBytes = kAlongK ? kPanels * kBoxBytes : kBoxBytes;
   static constexpr int kWordBytes = kPanels * unit_bytes(4, ZeroPoint::integer, kMostSets);
   static constexpr int kMaxStages = 16;
-  static constexpr int kSumsPitch = kChannels + 4;  // words
+  static constexpr int kSumsPitch = kChannels + 4;    // words
+  static constexpr int kSums = kTokens * kSumsPitch;  // of a tile: floats, or int32
   struct Fixed {
-    alignas(16) float sums[kTokens][kSumsPitch];  // of a tile, floats or int32
-    int32_t azp[kPanels][kTokens];                // each warpgroup's own
-    uint64_t full[kMaxStages];                    // words and tokens are there
-    uint64_t ready[kMaxStages];                   // tokens are arranged
+    int32_t azp[kPanels][kTokens];  // each warpgroup's own
+    uint64_t full[kMaxStages];      // words and tokens are there
+    uint64_t ready[kMaxStages];     // tokens are arranged
     uint64_t empty[kMaxStages];
   };
-  // The ring: all stages' tokens, all stages' words.
-  static constexpr int shared_bytes(int stages) {
-    return stages * (kWordBytes + kTokenBytes) + static_cast<int>(sizeof(Fixed));
+  // Where a cluster has a tile, ranges of K that a block of it has.
+  static constexpr int kRanges = kAlongK ? kPanels : 1;
+  // The ring: all stages' tokens, all stages' words. Then sums: of a tile, or of the ranges' parts.
+  static constexpr int shared_bytes(int stages, int parts) {
+    return stages * (kWordBytes + kTokenBytes) + kRanges * parts * kSums * 4 +
+           static_cast<int>(sizeof(Fixed));
   }
-  static constexpr int stages(int bytes) {
+  static constexpr int stages(int bytes, int parts) {
     int stages = kMaxStages;
-    while (stages > 2 && shared_bytes(stages) > bytes) --stages;
+    while (stages > 2 && shared_bytes(stages, parts) > bytes) --stages;
     return stages;
   }
 };
@@ -86,12 +93,39 @@ struct Chunks {
 };
 // Of pieces [first, last) of a tile.
 __device__ inline Chunks chunks_of(const Pieces& pieces, int first, int last) {
-  return {first * pieces.depth, min(last * pieces.depth, pieces.chunks)};
+  return {min(first * pieces.depth, pieces.chunks), min(last * pieces.depth, pieces.chunks)};
 }
 
 template <class Block>
 __device__ TileOrigin place_of(const Params& p, int tile) {
   return TileOrigin(tile, p.pieces.plan.tiles, p.token_tiles, Block::kTokens, Block::kChannels);
 }
+
+// Where a cluster has a tile: that of the calling block, and the pieces of its ranges of K. The
+// first ranges of all blocks come first; the first may be longer.
+template <class Block>
+struct Ranges {
+  int tile, rank, slices;  // the calling block is the rank-th
+  int least, longer;
+  __device__ explicit Ranges(const PackedPlan& plan)
+      : tile(static_cast<int>(blockIdx.x) / plan.slices),
+        rank(static_cast<int>(blockIdx.x) % plan.slices),
+        slices(plan.slices),
+        least(plan.chunks / (plan.slices * Block::kRanges)),
+        longer(plan.chunks % (plan.slices * Block::kRanges)) {}
+  // Of all blocks' ranges, in the order of K.
+  __device__ int count(int index) const { return least + (index < longer); }
+  __device__ int first(int index) const { return index * least + min(index, longer); }
+  // Sums of a range: the first pieces of all, and integers, are one.
+  __device__ int parts(int index) const {
+    const bool together = Block::kGroups == Grouping::one || index == 0;
+    return index >= slices * Block::kRanges ? 0 : together ? min(count(index), 1) : count(index);
+  }
+  // Of the calling block's i-th range.
+  __device__ Chunks chunks(const Pieces& pieces, int i) const {
+    const int index = i * slices + rank, begin = first(index);
+    return chunks_of(pieces, begin, begin + count(index));
+  }
+};
 
 }  // namespace scaled_mm::cuda::sm90::k_scales

@@ -37,15 +37,17 @@ class Multiplier {
       : p_(p), tokens_(tokens), fixed_(fixed) {
     // From one lane, so that ptxas knows it to be the warp's.
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-    warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32;
-    words_ = words + warp / 4 * unit_bytes(4, ZeroPoint::integer, p.sets);
-    channel_ = warp / 4 * kUnitChannels + warp_ * 16 + lane_ / 4 * 2;
+    warp_ = warp % 4, lane_ = static_cast<int>(threadIdx.x) % 32, panel_ = warp / 4;
+    words_ = words + panel_ * unit_bytes(4, ZeroPoint::integer, p.sets);
+    channel_ = (Block::kAlongK ? 0 : panel_ * kUnitChannels) + warp_ * 16 + lane_ / 4 * 2;
+    if (Block::kAlongK) tokens_ += panel_ * Block::kBoxBytes;
   }
 
-  // Chunks [chunk, last) of a tile; the first begins a slice. Sums to shared memory: of slices, or
-  // of all where they are one group, as integers where other parts of K are added to them.
-  __device__ __forceinline__ void run(int chunk, int last, bool is_part) {
-    first_slice_ = true, fresh_ = true;
+  // Chunks [chunk, last) of a tile; the first begins a slice. Sums to `sums` in shared memory: of
+  // slices, or of all where they are one group, as integers where other parts of K are added to
+  // them.
+  __device__ __forceinline__ void run(int chunk, int last, bool is_part, float* sums) {
+    sums_ = sums, first_slice_ = true, fresh_ = true;
     row_ = chunk * kUnitRows, begin_ = row_;
     clear();
     if constexpr (kSumsStay) {
@@ -62,6 +64,15 @@ class Multiplier {
     }
     if constexpr (kOne) put_all(last * kUnitRows - p_.k, is_part);
     if constexpr (kSumsStay) put_sums();
+  }
+
+  // Chunks that other warpgroups multiply.
+  __device__ void skip(int chunks) {
+    for (; chunks > 0; --chunks) {
+      wait(at_);
+      Empty::arrive(&fixed_.empty[at_.stage]);
+      at_.advance(p_.stages);
+    }
   }
 
  private:
@@ -82,11 +93,12 @@ class Multiplier {
   const Params& p_;
   const uint8_t *tokens_, *words_;
   typename Block::Fixed& fixed_;
-  int warp_, lane_, channel_;
+  int warp_, lane_, panel_, channel_;
   Cursor at_;
   int row_, begin_;  // the rows that follow what has been multiplied; those of their group
   bool fresh_;       // a group begins
   bool first_slice_;
+  float* sums_;
   LaneWeights weights_;
   // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
   // the next: sums of groups; of a slice.
@@ -98,7 +110,7 @@ class Multiplier {
   // Where sums i and i + 2, i % 4 < 2, are in a tile.
   template <class T>
   __device__ T& sums_of(int i) const {
-    return *reinterpret_cast<T*>(&fixed_.sums[token_of(i)][channel_]);
+    return *reinterpret_cast<T*>(sums_ + token_of(i) * Block::kSumsPitch + channel_);
   }
   __device__ void clear() {
     if constexpr (!kOne) {
@@ -238,7 +250,7 @@ class Multiplier {
     }
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      const int32_t azp = fixed_.azp[channel_ / kUnitChannels][token_of(i)];
+      const int32_t azp = fixed_.azp[panel_][token_of(i)];
       acc_[i] -= static_cast<uint32_t>(azp) * ones[i % 4 / 2];
     }
   }

@@ -21,4 +21,16 @@ __device__ inline void cluster_sync() {
   asm volatile("" ::: "memory");
 }
 
+// What the rank-th block of the cluster has at the address of shared memory: four words.
+template <class Vector>
+__device__ inline Vector load_remote(uint32_t address, int rank) {
+  Vector x;
+  asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(reinterpret_cast<uint32_t&>(x.x)), "=r"(reinterpret_cast<uint32_t&>(x.y)),
+                 "=r"(reinterpret_cast<uint32_t&>(x.z)), "=r"(reinterpret_cast<uint32_t&>(x.w))
+               : "r"(cute::set_block_rank(address, rank))
+               : "memory");
+  return x;
+}
+
 }  // namespace scaled_mm::cuda::sm90
