@@ -9,7 +9,8 @@ import pytest
 import torch
 from helpers import Ops, assert_bits
 from llamas import llama
-from torch import Tensor, nn
+from test_inductor import compiled
+from torch import Tensor, fx, nn
 
 from scaled_mm import QuantConfig, fuse_model, quantize_model
 from scaled_mm.nn import ScaledLinear
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_gradients")
 
 K, WIDTHS = 64, (48, 16, 21)
 ONE, ZERO = torch.tensor([0.03]), torch.tensor([3], dtype=torch.int32)
+PRODUCTS = (torch.ops.scaled_mm.scaled_linear.default, torch.ops.scaled_mm.scaled_mm.default)
 SMOOTH = torch.linspace(0.5, 2, K)
 SCHEMES: dict[str, dict[str, Any]] = {
     "dynamic": {},
@@ -159,6 +161,53 @@ def test_copies_share_too() -> None:
         for one, two in zip(got, expected, strict=True):
             assert_bits(one, two)
         assert made[0].kernel_weight.data_ptr() != model[0].kernel_weight.data_ptr()
+
+
+OWN = ("static", "static-asymmetric", "smooth")  # buffers of the input: each layer has its own
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_in_a_compiled_graph(scheme: str) -> None:
+    """One product behind the pass; the bits of each layer, also after what changes their buffers."""
+    apart, joined = nn.ModuleList(layers(scheme)), nn.ModuleList(layers(scheme))
+    Together([*joined])  # type: ignore[arg-type]
+    x = x_of(2, 3)
+    graphs: list[fx.Graph] = []
+    program = compiled(lambda x: [layer(x) for layer in joined], graphs)
+
+    def runs() -> list[int]:
+        """The products of all graphs until now, when the bits are right."""
+        for y, layer in zip(program(x), apart, strict=True):
+            assert_bits(y, layer(x))
+        return [sum(node.target in PRODUCTS for node in graph.nodes) for graph in graphs]
+
+    one = 3 if scheme in OWN else 1
+    assert runs() == [3]  # nobody has laid them out
+    assert names(lambda: [layer(x) for layer in joined]) == ["scaled_linear"]
+    assert runs() == [3, one]
+    for model in (apart, joined):
+        model[2].bias.mul_(2)
+        model[1].weight_scale.mul_(3)
+    assert runs() == [3, one]
+    other = nn.ModuleList(layers(scheme, widths=WIDTHS[::-1])[::-1]).state_dict()
+    for model in (apart, joined):
+        model.load_state_dict(other)
+    assert runs() == [3, one, 3]
+    assert names(lambda: [layer(x) for layer in joined]) == ["scaled_linear"]
+    assert runs() == [3, one, 3]  # as before: the second graph
+
+
+@pytest.mark.parametrize("order", [(1, 0), (2, 1), (0, 2)])
+def test_some_of_them_in_a_compiled_graph(order: tuple[int, ...]) -> None:
+    joined, x, graphs = layers(), x_of(2, 3), list[fx.Graph]()
+    together = Together(joined)
+    want = [layer(x) for layer in joined]
+    assert together.product is not None
+    got = compiled(lambda x: [joined[i](x) for i in order], graphs)(x)
+    for i, y in zip(order, got, strict=True):
+        assert_bits(y, want[i])
+    products = [node for node in graphs[0].nodes if node.target in PRODUCTS]
+    assert len(products) == (2 if order == (0, 2) else 1)
 
 
 def test_who_does_not_fit() -> None:

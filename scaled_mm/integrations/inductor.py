@@ -5,7 +5,8 @@
 
 Before inductor makes kernels of a graph, a pass goes over it (`InductorPass`):
 
-    layers (`scaled_linear`) of one tensor      one quantiser, and their products
+    layers (`scaled_linear`) of one tensor      one quantiser, and their products; one product,
+                                                if `fuse_model` laid their weights out as one
     a layer behind a norm or an activation      the same, for the next step
     several quantisers of one tensor, alike     one
     norm or activation -> quantiser             the producer of both
@@ -27,6 +28,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +38,13 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .patterns import find, patterns
 
+_ATEN = torch.ops.aten
 _OPS = torch.ops.scaled_mm
 _LINEAR = _OPS.scaled_linear.default
 _QUANTIZERS = (_OPS.quantize_int8.default, _OPS.quantize_int8_static.default)
 _PRODUCE = _OPS.produce_int8.default
 _PARTS = 5  # that it returns; the last is the norm as floats
+_VIEWS = (_ATEN.view.default, _ATEN.view.dtype)
 _PURE = ("aten", "prims")  # in these graphs
 _SLOT = "joint_custom_pre_pass"
 
@@ -93,7 +97,8 @@ def _part_layers(graph: fx.Graph) -> None:
         if given and given["input_smooth"] is None:  # of a smoothed layer x' is its own
             how = tuple(given[name] for name in ("x", "input_scale", "input_azp", *_SCHEME))
             groups.setdefault(how, []).append(node)
-    for layers in groups.values():
+    for alike in groups.values():
+        layers = _joined(graph, alike)
         if len(layers) > 1 or find(_arguments(layers[0])["x"]) is not None:
             for node in layers:
                 _part_layer(graph, node)
@@ -107,6 +112,89 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 
 _SCHEME = ("symmetric", "per_token", "rotate")
+
+
+_COLUMNS = ("weight", "weight_scale", "bias", "azp_term")  # that have a part for each column
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """`base[begin:end]` along a dimension, and the views that a layer has of it."""
+
+    base: fx.Node
+    dim: int
+    begin: int
+    end: int
+    views: tuple[fx.Node, ...]
+
+    def place(self) -> tuple[str, int]:
+        return str(self.base.args), self.begin
+
+    def goes_on(self, other: _Slice) -> bool:
+        """Whether `other` begins where this one ends, in the same memory."""
+        same = self.base.args == other.base.args and self.dim == other.dim
+        return same and self.end == other.begin and len(self.views) == len(other.views)
+
+
+def _slice_of(node: fx.Node) -> _Slice | None:
+    """What `Together.part` makes of a buffer."""
+    views: list[fx.Node] = []
+    while node.target in _VIEWS:
+        views.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    if node.target is not _ATEN.slice.Tensor or len(node.args) != 4:
+        return None
+    base, dim, begin, end = node.args
+    if not isinstance(base, fx.Node) or base.target is not _ATEN.as_strided.default:
+        return None
+    return _Slice(base, dim, begin, end, tuple(views[::-1]))  # type: ignore[arg-type]
+
+
+def _joined(graph: fx.Graph, layers: list[fx.Node]) -> list[fx.Node]:
+    """The layers, one in the place of those whose buffers lie one behind the other."""
+    parts: dict[fx.Node, dict[str, _Slice | None]] = {}
+    for node in layers:
+        given = {name: _arguments(node)[name] for name in _COLUMNS}
+        found = {name: _slice_of(x) for name, x in given.items() if x is not None}
+        if None in found.values():
+            return layers
+        parts[node] = found
+    runs: list[list[fx.Node]] = []
+    for node in sorted(layers, key=lambda node: parts[node]["weight_scale"].place()):
+        last = parts[runs[-1][-1]] if runs else {}
+        own = parts[node]
+        if last.keys() == own.keys() and all(last[name].goes_on(own[name]) for name in own):
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    return [_join(graph, run, parts) if len(run) > 1 else run[0] for run in runs]
+
+
+def _join(
+    graph: fx.Graph, layers: list[fx.Node], parts: dict[fx.Node, dict[str, _Slice]]
+) -> fx.Node:
+    """One layer in their place, which read their columns of its output."""
+    place = min(layers)
+    given = _arguments(place)
+    first, last = parts[layers[0]], parts[layers[-1]]
+    with graph.inserting_before(place):
+        for name, part in parts[place].items():
+            begin, end = first[name].begin, last[name].end
+            x = _added(graph, _ATEN.slice.Tensor, part.base, part.dim, begin, end)
+            for view in part.views:
+                to = [-1] if view.target is _ATEN.view.default else view.args[1]
+                x = _added(graph, view.target, x, to)
+            given[name] = x
+        whole = _added(graph, _LINEAR, **given)
+        at = whole.meta["val"].dim() - 1
+        begin = first["weight_scale"].begin
+        for node in layers:
+            own = parts[node]["weight_scale"]
+            columns = at, own.begin - begin, own.end - begin
+            node.replace_all_uses_with(_added(graph, _ATEN.slice.Tensor, whole, *columns))
+    for node in layers:
+        graph.erase_node(node)
+    return whole
 
 
 def _part_layer(graph: fx.Graph, node: fx.Node) -> None:
@@ -127,8 +215,8 @@ def _part_layer(graph: fx.Graph, node: fx.Node) -> None:
         if weight.meta["val"].dim() == 1:
             terms |= {"b_shape": [k, n], "b_settled": given["settled"]}
         else:
-            weight = _added(graph, torch.ops.aten.permute.default, weight, [1, 0])
-        row = _added(graph, torch.ops.aten.view.default, scales, [1, n])
+            weight = _added(graph, _ATEN.permute.default, weight, [1, 0])
+        row = _added(graph, _ATEN.view.default, scales, [1, n])
         terms |= {"bias": given["bias"], "out_dtype": x.meta["val"].dtype}
         y = _added(graph, _OPS.scaled_mm.default, q, weight, scale, row, **terms)
     node.replace_all_uses_with(y)
@@ -139,7 +227,8 @@ def _added(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node, which knows what its outputs look like: inductor asks it."""
     node = graph.call_function(target, args, kwargs)
     given, named = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-    with next(x for x in given if isinstance(x, Tensor)).fake_mode:  # type: ignore[attr-defined]
+    tensors = (x for x in (*given, *named.values()) if isinstance(x, Tensor))
+    with next(tensors).fake_mode:  # type: ignore[attr-defined]
         node.meta["val"] = target(*given, **named)
     return node
 
@@ -251,7 +340,7 @@ def _movable(node: fx.Node, place: fx.Node, late: dict[fx.Node, None]) -> bool:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    if node.target is not torch.ops.aten.add.Tensor or node.kwargs or len(node.args) != 2:
+    if node.target is not _ATEN.add.Tensor or node.kwargs or len(node.args) != 2:
         return False
     x, y = ((n.meta.get("val") if isinstance(n, fx.Node) else None) for n in node.args)
     out = node.meta["val"]

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from .._arguments import accept_dense
 from ..ops.azp import azp_adj, azp_with_adj
 from ..ops.int8 import pack_weight_int8
-from ..ops.packed_weight import PackedWeight, is_read_early, rows_of_panels
+from ..ops.packed_weight import PackedWeight, is_read_early, rows_of_panels, settle
 from ..ops.rotate import rotated
 from .packed_layer import PackedLayer
 
@@ -118,22 +118,28 @@ class Int8Layer(PackedLayer):
         return held[:, :k].clone(memory_format=torch.contiguous_format)
 
     def _weight_for_kernels(self) -> Tensor | PackedWeight:
-        memory, _ = self._memory()
+        memory, early = self._memory(self._buffers["kernel_weight"])
         if memory.dim() == 2:
             return memory.t()
         if self.packed is not None and memory is self.packed.data:
             return self.packed
-        return PackedWeight(memory, self.in_features, self.out_features)
+        packed = PackedWeight(memory, self.in_features, self.out_features)
+        if early:
+            settle(packed)
+        return packed
 
-    def _memory(self) -> tuple[Tensor, bool]:
-        """The weight as `scaled_linear` takes it, and whether it is settled."""
-        held = self._buffers["kernel_weight"]
+    def _memory(self, held: Tensor | None) -> tuple[Tensor, bool]:
+        """The weight as `scaled_linear` takes it, of this `kernel_weight`; whether it is settled."""
         if is_compiling():
             if held is None:
                 return self._rows(), False
-            if held.dim() == 1 or held.shape[1] == self.in_features:
+            if held.dim() == 1:
                 return held, False
-            return held.view(-1).view(torch.uint8), False
+            whole = self.packed is not None and self._buffers["kernel_weight"] is self._of
+            early = whole and is_read_early(cast(PackedWeight, self.packed))
+            if not early and held.shape[1] == self.in_features:
+                return held, False
+            return held.view(-1).view(torch.uint8), early
         if held is None or held is not self._of:  # unpacked, or moved by somebody else
             self._buffers["weight"] = self._rows()
             self._buffers["kernel_weight"] = self.packed = self._of = None

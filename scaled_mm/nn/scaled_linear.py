@@ -279,9 +279,12 @@ class ScaledLinear(Int8Layer):
         """`forward` for traces, for gradients, and of layers that somebody has put other buffers
         into."""
         accept_activation(x)
-        weight, settled = self._memory()
-        scheme = self._scheme(settled, partial(getattr, self))
-        return linear_product(x, weight, self.weight_scale, self.bias, self.in_features, *scheme)
+        buffer: Callable[[str], Any] = partial(getattr, self)
+        if is_compiling() and self.together is not None and self.together.has_parts(self):
+            buffer = partial(self.together.part, self)
+        weight, settled = self._memory(buffer("kernel_weight"))
+        own = weight, buffer("weight_scale"), buffer("bias"), self.in_features
+        return linear_product(x, *own, *self._scheme(settled, buffer))
 
     def multiply(
         self, q: Tensor, scale: Tensor, azp: Tensor | None, out_dtype: torch.dtype

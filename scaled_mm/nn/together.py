@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PANEL = 16  # columns that lie together in the CPU's layout
 _JOINED = ("weight_scale", "bias", "azp_adj", "azp_with_adj")
 _SHARED = ("input_scale", "input_zero_point", "input_smooth")
-_READ = ("kernel_weight", *_JOINED, *_SHARED)
+_PARTS = ("kernel_weight", *_JOINED)
 
 
 @dataclass(eq=False)
@@ -35,18 +35,19 @@ class Together:
     """`ScaledLinear`s of one scheme, all of which are called with the same tensor.
 
     The one that is called first multiplies by all their weights, which lie one behind the other in
-    one buffer; each layer's own is a part of it. The others then find their columns here, as views
-    of one output: where they are given the same tensor, not written since, on the same stream. Else
-    a layer computes its own. If the columns of some were not asked for, the layers part for good.
+    one buffer; each layer's own is a part of it, and so are its scales, bias and azp terms. The
+    others then find their columns here, as views of one output: where they are given the same
+    tensor, not written since, on the same stream. Else a layer computes its own. If the columns of
+    some were not asked for, the layers part for good.
 
-    A copied, moved or loaded layer has a buffer of its own again: the next call lays all of them
-    out anew.
+    A copied, moved or loaded layer has buffers of its own again: the next call lays all of them out
+    anew. A compiled graph has each layer's product by parts (`part`), for a pass to put together.
     """
 
     def __init__(self, layers: Sequence[ScaledLinear]) -> None:
         self.layers = list(layers)
         self.product: Callable[[Tensor], Tensor] | None = None
-        self.read: list[tuple[dict[str, Any], str, Any]] = []
+        self.read: list[dict[str, Any]] = []  # of each layer, the buffers that were laid out
         self.versions: list[tuple[Tensor, int]] = []
         self.held: Held | None = None
         for layer in self.layers:
@@ -70,7 +71,7 @@ class Together:
             if y is not None:
                 return y
         if self.held is not None or not (self.is_laid_out() or self.lay_out()):
-            self.part()
+            self.leave()
             return None
         assert self.product is not None
         whole = self.product(x)
@@ -79,49 +80,89 @@ class Together:
         self.held = Held(x, x._version, stream, parts)
         return y
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """The layers are on their own again."""
         self.held = self.product = None
         for layer in self.layers:
             layer.together = None
 
     def is_laid_out(self) -> bool:
-        for buffers, name, tensor in self.read:
-            if buffers[name] is not tensor:
-                return False
+        for layer, read in zip(self.layers, self.read, strict=False):  # without any, no product
+            buffers = layer._buffers
+            for name, tensor in read.items():
+                if buffers[name] is not tensor:
+                    return False
         for tensor, version in self.versions:
             if tensor._version != version:
                 return False
         return self.product is not None
 
     def lay_out(self) -> bool:
-        """Puts the weights into one buffer, if the layers have one scheme."""
+        """Puts the weights, and what goes with their columns, into one buffer each, if the layers
+        have one scheme."""
         layers = self.layers
         if not fit(layers):
             return False
         packed = [layer.packed for layer in layers]
-        data = torch.cat([each.data for each in packed if each is not None])
-        whole = PackedWeight(data, layers[0].in_features, sum(x.out_features for x in layers))
-        settle_written(whole)
-        sizes = [each.data.numel() for each in packed if each is not None]
-        for layer, part in zip(layers, data.split(sizes), strict=True):
-            own = PackedWeight(part, layer.in_features, layer.out_features)
-            if whole.settled:
-                settle(own)
-            layer._hold(own)
-        self.widths = [layer.out_features for layer in layers]
-        self.product = layers[0].product_with(
-            whole, {name: _joined(layers, name) for name in _JOINED}
-        )
+        with torch.inference_mode(False), torch.no_grad():
+            data = torch.cat([each.data for each in packed if each is not None])
+            whole = PackedWeight(data, layers[0].in_features, sum(x.out_features for x in layers))
+            settle_written(whole)
+            sizes = [each.data.numel() for each in packed if each is not None]
+            for layer, part in zip(layers, data.split(sizes), strict=True):
+                own = PackedWeight(part, layer.in_features, layer.out_features)
+                if whole.settled:
+                    settle(own)
+                layer._hold(own)
+            self.widths = [layer.out_features for layer in layers]
+            joined = {name: self._join(name) for name in _JOINED}
+        self.product = layers[0].product_with(whole, joined)
         self.read = [
-            (layer._buffers, name, layer._buffers[name]) for layer in layers for name in _READ
+            {name: layer._buffers[name] for name in (*_PARTS, *_SHARED)} for layer in layers
         ]
-        self.versions = [
-            (tensor, tensor._version)
-            for _, _, tensor in self.read
-            if tensor is not None and not tensor.is_inference()
-        ]
+        shared = [read[name] for read in self.read for name in _SHARED]
+        self.versions = [(x, x._version) for x in shared if x is not None and not x.is_inference()]
         return True
+
+    def _join(self, name: str) -> Tensor | None:
+        """A buffer with an element for each output, of all layers, whose own become its parts."""
+        own: list[Any] = [layer._buffers[name] for layer in self.layers]
+        if own[0] is None:
+            return None
+        dim = _dim(name)
+        whole = torch.cat(own, dim)
+        for layer, part in zip(self.layers, whole.split(self.widths, dim), strict=True):
+            layer._buffers[name] = part
+        return whole
+
+    def has_parts(self, layer: ScaledLinear) -> bool:
+        """Whether the layer's buffers, and the first's, still are those that were laid out."""
+        if self.product is None or torch.compiler.is_exporting():
+            return False
+        for one in (0, self.layers.index(layer)):
+            buffers = self.layers[one]._buffers
+            for name in _PARTS:
+                if buffers.get(name) is not self.read[one][name]:
+                    return False
+        return True
+
+    def part(self, layer: ScaledLinear, name: str) -> Tensor | None:
+        """A buffer of the layer's, for a trace: a slice of that which all share."""
+        own: Tensor | None = layer._buffers[name]
+        if own is None or name not in _PARTS:
+            return own
+        dim, place = _dim(name), self.layers.index(layer)
+        sizes = [read[name].shape[dim] for read in self.read]
+        first, begin = self.read[0][name], sum(sizes[:place])
+        whole = first.as_strided(
+            [*first.shape[:dim], sum(sizes), *first.shape[dim + 1 :]], first.stride()
+        )
+        return whole.narrow(dim, begin, sizes[place])
+
+
+def _dim(name: str) -> int:
+    """Where a buffer has a layer's outputs."""
+    return int(name.startswith("azp"))
 
 
 def fit(layers: Sequence[ScaledLinear]) -> bool:
@@ -151,14 +192,6 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a is b or (a.device == b.device and torch.equal(a, b))
-
-
-def _joined(layers: Sequence[ScaledLinear], name: str) -> Tensor | None:
-    """A buffer with an element for each output, of all layers."""
-    parts = [layer._buffers[name] for layer in layers]
-    if parts[0] is None:
-        return None
-    return torch.cat(parts, dim=1 if name.startswith("azp") else 0)  # type: ignore[arg-type]
 
 
 def version_of(x: Tensor | None) -> int:

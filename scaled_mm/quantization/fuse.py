@@ -32,8 +32,9 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
     are multiplied at once by the first of them, if they have one scheme; the others take their
     columns. Their weights then lie in one buffer, each layer's own a part of it, and every bit
     stays what it was. Outputs are views, with a stride. A tensor that is written in between is seen
-    by its version, so `torch.inference_mode`, which counts none, is left alone, and so are compiled
-    graphs (see below). Layers that once are not called together part for good. On GPUs alone.
+    by its version, so `torch.inference_mode`, which counts none, is left alone. Layers that once
+    are not called together part for good. In compiled graphs the pass below puts their products
+    together. On GPUs alone.
 
     Two kinds of modules are replaced, both with float tensors at both ends:
 
@@ -50,8 +51,8 @@ def fuse_model(model: Model, batch: Any, *, inplace: bool = False) -> Model:
     batch its output must be the formula's to the bit. Modules with hooks stay. What changes later
     (a hook, another part, autocast) is seen at the next call, which then runs part by part.
 
-    `torch.compile(model, options=scaled_mm.integrations.inductor.options())` finds more: there the
-    compiler's graph shows every reader of a tensor.
+    The pass, `torch.compile(model, options=scaled_mm.integrations.inductor.options())`, finds more:
+    the compiler's graph shows every reader of a tensor.
 
     Args:
         model: a module that holds `ScaledLinear`s, as `quantize_model` and `load_quantized` leave

@@ -55,4 +55,4 @@ def join(model: nn.Module, found: list[Readers], call: Call) -> None:
             call(model)
     except RuntimeError:
         for together in joined:
-            together.part()
+            together.leave()

@@ -11,12 +11,14 @@
 //    of a pair  |  2   |    3     |    9    |  15  |  16  |  17  |   each, or as many as there are
 //    256 a row  |  4   |    5     |   10    |  ..  |      |      |
 //
-// Rows of A lie as those of D do, so TMA loads them from any row on: what a tile has of the next
-// expert's rows is multiplied and not stored. Channels lie on the M side of wgmma, tokens on its N
-// side, as in int8_stream.cuh. In a block
+// Where rows of A lie as those of D do, TMA loads them from any row on: what a tile has of the next
+// expert's rows is multiplied and not stored. Where they lie anywhere, small tiles gather them, a
+// block all of its own; for larger ones they are copied first (`sorted_rows`). Channels lie on the
+// M side of wgmma, tokens on its N side, as in int8_stream.cuh. In a block
 //
 //    warp 0           loads, by TMA, into a ring of stages of 128 bytes of K
 //    warp 1           loads the epilogue's operands of the tiles that come next
+//    warp 2           gathers rows of A into the ring
 //    warpgroups 1, 2  each multiply and end every other tile: one ends while the other multiplies
 #pragma once
 
@@ -35,14 +37,17 @@ inline constexpr int kPitch = kChannels + 4;  // words from token to token: othe
 
 struct PersistentParams {
   CUtensorMap weight;  // of all experts, [E * N, K], in boxes of kChannels x kChunk
-  CUtensorMap tokens;  // [M, K] in boxes of half a tile's rows x kChunk
+  CUtensorMap tokens;  // [M, K] in boxes of half a tile's rows x kChunk; or rows are gathered:
+  const int8_t* a;     // null, or rows of K bytes, aligned to 16
+  int64_t a_stride;
+  int k;
   int n;
   int chunks;  // of K
   int pairs;   // of tiles along N
   int stages;  // of the ring
   EpilogueOperand operands[kNumOperands];
   Destination to;
-  ExpertRows groups;  // `rows` for the operands alone
+  ExpertRows groups;
 };
 
 template <int kTokens_, class E>
@@ -52,6 +57,9 @@ struct PersistentBlock {
   static constexpr int kWeightBytes = kChannels * kChunk;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kChunk;
   static constexpr bool kHasMatrix = Lower<E>::List::has_full;
+  static constexpr bool kGathers = kTokens <= 32;  // one warp keeps up with the weight's loads
+  static constexpr int kLoaderRegisters = kGathers ? 56 : 40;
+  static constexpr int kOtherRegisters = kGathers ? 224 : 232;
 
   struct Fixed {
     StagedOperands<typename Lower<E>::List, kTokens, kChannels> operands[2];  // of a warpgroup each
@@ -105,13 +113,41 @@ __device__ void load_tiles(const PersistentParams& p, uint8_t* ring, typename Bl
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       cutlass::arch::ClusterBarrier::wait(&fixed.empty[stage], phase);  // in both blocks
       uint64_t* const full = &fixed.full[stage];
-      cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(full, Block::kStageBytes);
+      const bool gathers = Block::kGathers && p.a != nullptr;
+      cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(
+          full, gathers ? Block::kWeightBytes : Block::kStageBytes);
       uint8_t* const to = ring + stage * Block::kStageBytes;
       cute::SM90_TMA_LOAD_2D::copy(&p.weight, full, hint, to, chunk * kChunk,
                                    at.expert * p.n + at.col);
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p.tokens, full, uint16_t{3}, often,
-                                             to + Block::kWeightBytes + half * kChunk,
-                                             chunk * kChunk, at.row + half);
+      if (!gathers) {
+        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p.tokens, full, uint16_t{3}, often,
+                                               to + Block::kWeightBytes + half * kChunk,
+                                               chunk * kChunk, at.row + half);
+      }
+      if (++stage == p.stages) stage = 0, phase ^= 1;
+    }
+  }
+}
+
+// A whole warp: eight lanes copy the 128 bytes of a row.
+template <class Block>
+__device__ void gather_tiles(const PersistentParams& p, uint8_t* ring,
+                             typename Block::Fixed& fixed, int lane) {
+  constexpr int kCopies = Block::kTokens / 4;  // of a lane, in a chunk
+  int stage = 0, phase = 1;
+  for (Walk<Block> at(p, fixed); at.next();) {
+    if (!at.has_products()) continue;
+    int source[kCopies];  // -1: not there
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = at.row + 4 * i + lane / 8;
+      source[i] = row < at.end ? p.groups.source(row) : -1;
+    }
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      cutlass::arch::ClusterBarrier::wait(&fixed.empty[stage], phase);
+      uint8_t* const to = ring + stage * Block::kStageBytes + Block::kWeightBytes;
+      int8::copy_rows(p.a, p.a_stride, p.k, chunk, source, to, lane);
+      cutlass::arch::cpasync_barrier_arrive_noinc(&fixed.full[stage]);
       if (++stage == p.stages) stage = 0, phase ^= 1;
     }
   }
@@ -231,6 +267,7 @@ __device__ void multiply_tiles(const PersistentParams& p, uint8_t* ring,
     int before = -1;  // the stage whose wgmma may still be reading
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       cutlass::arch::ClusterBarrier::wait(&fixed.full[stage], phase);
+      if constexpr (Block::kGathers) cutlass::arch::fence_view_async_shared();  // what lanes copied
       const uint8_t* const weight = ring + stage * Block::kStageBytes;
       const uint64_t low = descriptor(weight), high = descriptor(weight + 64 * kChunk);
       const uint64_t tokens = descriptor(weight + Block::kWeightBytes);
@@ -265,7 +302,7 @@ __global__ __launch_bounds__(kThreads,
   launch_dependents();
   if (thread == 0) {
     for (int s = 0; s < p.stages; ++s) {
-      cutlass::arch::ClusterBarrier::init(&fixed.full[s], 1);
+      cutlass::arch::ClusterBarrier::init(&fixed.full[s], Block::kGathers && p.a ? 1 + 32 : 1);
       cutlass::arch::ClusterBarrier::init(&fixed.empty[s], 2 * 4);  // a warpgroup's in both blocks
     }
     for (int i = 0; i < 2; ++i) {
@@ -279,11 +316,14 @@ __global__ __launch_bounds__(kThreads,
   TileTable<Block::kTokens>(fixed.tiles, p.groups.experts).fill(p.groups, thread, kThreads);
   cluster_sync();  // the other block's barriers are ready
   if (warp < 4) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
+    cutlass::arch::warpgroup_reg_dealloc<Block::kLoaderRegisters>();
     if (thread == 0) load_tiles<Block>(p, ring, fixed);
     if (warp == 1) load_operands<Block>(p, fixed, thread % 32);
+    if constexpr (Block::kGathers) {
+      if (warp == 2 && p.a != nullptr) gather_tiles<Block>(p, ring, fixed, thread % 32);
+    }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
+    cutlass::arch::warpgroup_reg_alloc<Block::kOtherRegisters>();
     multiply_tiles<Block, E>(p, ring, fixed, warp / 4 - 1, thread % 128);
   }
   cluster_sync();  // the other block may still send to this one, or tell it what it has done

@@ -17,11 +17,17 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   const int64_t m = p.size.m, n = p.size.n, k = p.size.k;
   PersistentParams params = {};
   if (k > 0 && p.size.experts > 0) {  // else nothing is loaded
-    const Matrix<const int8_t> rows = sorted_rows(p, scope);
-    params.tokens = tensor_map(rows.data, m, k, rows.row_stride, Block::kTokens / 2);
+    if (Block::kGathers && p.rows != nullptr) {
+      params.a = product.a.data;
+      params.a_stride = product.a.row_stride;
+    } else {
+      const Matrix<const int8_t> rows = sorted_rows(p, scope);
+      params.tokens = tensor_map(rows.data, m, k, rows.row_stride, Block::kTokens / 2);
+    }
     params.weight = tensor_map(product.b.plain.data, p.size.experts * n, k,
                                product.b.plain.col_stride, kChannels);
   }
+  params.k = static_cast<int>(k);
   params.n = static_cast<int>(n);
   params.chunks = static_cast<int>(ceil_div(k, kChunk));
   params.pairs = static_cast<int>(ceil_div(n, 2 * kChannels));

@@ -56,41 +56,46 @@ __device__ void prefetch_matrix(const StreamParams& p, int row, const End& end, 
   }
 }
 
-// The loader of a grouped product: a whole warp. Eight lanes copy the 128 bytes of a row, to where
-// TMA's swizzle has them.
+// Copies chunk `chunk` of rows of A, rows 4 i + lane / 8 being those that source[i] names (-1: none,
+// zeros), to where TMA's swizzle has them. A whole warp: eight lanes copy the 128 bytes of a row.
+template <int kCopies>
+__device__ inline void copy_rows(const int8_t* a, int64_t a_stride, int k, int chunk,
+                                 const int (&source)[kCopies], uint8_t* to, int lane) {
+  const int piece = lane % 8;  // of 16 bytes
+  const int at = chunk * kChunk + 16 * piece, there = min(max(k - at, 0), 16);
+  const int8_t* const from = a + (there > 0 ? at : 0);
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int token = 4 * i + lane / 8;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                     cute::cast_smem_ptr_to_uint(to + token * kChunk + (piece ^ token % 8) * 16)),
+                 "l"(from + max(source[i], 0) * a_stride), "r"(source[i] < 0 ? 0 : there)
+                 : "memory");
+  }
+}
+
+// The loader of a grouped product: a whole warp.
 template <class Block, class SendWeight>
 __device__ void load_rows(const GroupedParams& p, const ExpertTile& place, int first, int last,
                           uint8_t* ring, typename Block::Fixed& fixed, int lane,
                           const SendWeight& send_weight) {
   constexpr int kCopies = Block::kTokens / 4;            // of a lane, in a chunk
   constexpr int kTogether = kCopies > 12 ? 8 : kCopies;  // or registers would spill
-  const int piece = lane % 8;                            // of 16 bytes
   int stage = 0, phase = 1;
 #pragma unroll 1
   for (int chunk = first; chunk < last; ++chunk) {
     cutlass::arch::ClusterBarrier::wait(&fixed.empty[stage], phase);
     if (lane == 0) send_weight(chunk, stage);
     uint8_t* const to = ring + stage * Block::kStageBytes + Block::kWeightBytes;
-    const int at = chunk * kChunk + 16 * piece, there = min(max(p.k - at, 0), 16);
-    const int8_t* const from = p.a + (there > 0 ? at : 0);
 #pragma unroll 1
     for (int begin = 0; begin < kCopies; begin += kTogether) {
-      int source[kTogether], bytes[kTogether];  // those that are not there are zeros, and not read
+      int source[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const int row = place.row + 4 * (begin + i) + lane / 8;
-        bytes[i] = row < place.end ? there : 0;
-        source[i] = row < place.end ? p.groups.source(row) : 0;
+        source[i] = row < place.end ? p.groups.source(row) : -1;
       }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int token = 4 * (begin + i) + lane / 8;
-        asm volatile(
-            "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                cute::cast_smem_ptr_to_uint(to + token * kChunk + (piece ^ token % 8) * 16)),
-            "l"(from + source[i] * p.a_stride), "r"(bytes[i])
-            : "memory");
-      }
+      copy_rows(p.a, p.a_stride, p.k, chunk, source, to + 4 * begin * kChunk, lane);
     }
     cutlass::arch::cpasync_barrier_arrive_noinc(&fixed.full[stage]);
     if (++stage == p.stages) stage = 0, phase ^= 1;
