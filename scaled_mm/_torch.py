@@ -39,6 +39,13 @@ COUNTS_WRITES = hasattr(Tensor, "_version")
 Reading it takes 30 ns; without it no layers share."""
 
 
+def is_exporting() -> bool:
+    """Whether torch.export traces this. The public function says so of every graph that dynamo
+    traces, in torch 2.11; it serves where the flag behind it is missing."""
+    flag = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else bool(flag)
+
+
 def short(overload: Any) -> Callable[..., Any]:
     """The op without OpOverload.__call__, a Python function that does nothing but call this. It is
     0.1 us of an eager call; without it the overload itself serves."""

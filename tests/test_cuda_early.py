@@ -10,7 +10,7 @@ import torch
 from cuda_mixed_cases import MixedCase, arms
 from cuda_support import DEVICE, GPU, ON_CPU, ROWS, count, forced, how_many_differ, streams_only
 from test_cuda_streams import sleep
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
@@ -304,6 +304,23 @@ def test_a_layer_tells_the_product(k: int) -> None:
         module(x)
         copy.deepcopy(module)(x)
     assert [named.get("b_settled", False) for named in calls.named] == [True, True]
+
+
+@pytest.mark.parametrize("k", [64, 60])
+def test_a_layer_in_a_compiled_graph_tells_it_too(k: int) -> None:
+    graphs: list[fx.Graph] = []
+
+    def keep(module: fx.GraphModule, _: Any) -> Any:
+        graphs.append(module.graph)
+        return module
+
+    module, x = layer(k), torch.randn(3, k, device=DEVICE)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert torch.equal(torch.compile(module, backend=keep)(x), module(x))
+    (graph,) = graphs
+    linear = torch.ops.scaled_mm.scaled_linear.default
+    assert [node.args[5] for node in graph.nodes if node.target is linear] == [True]
 
 
 @every_row

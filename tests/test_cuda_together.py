@@ -5,8 +5,9 @@ import pytest
 import torch
 from cuda_support import DEVICE, GPU, ON_CPU
 from helpers import Ops, assert_bits
-from test_together import SCHEMES, Attention
-from torch import nn
+from test_inductor import compiled
+from test_together import PRODUCTS, SCHEMES, Attention
+from torch import fx, nn
 
 from scaled_mm import fuse_model, quantize_model
 from scaled_mm.nn import ScaledLinear
@@ -64,6 +65,21 @@ def test_graphs_and_streams() -> None:
     assert_bits(first, apart[0](x))
     assert_bits(second, apart[1](x))
     assert together.held is None
+
+
+@pytest.mark.parametrize("scheme", ["dynamic", "asymmetric", "rotate"])
+def test_in_a_compiled_graph(scheme: str) -> None:
+    apart, joined = two(1024, (512, 256, 48), scheme)
+    Together(joined)
+    graphs: list[fx.Graph] = []
+    program = compiled(lambda x: [layer(x) for layer in joined], graphs, dynamic=False)
+    for m in (1, 16, 300):
+        x = torch.randn(m, 1024, device=DEVICE).bfloat16()
+        for layer in joined:
+            layer(x)
+        for y, layer in zip(program(x), apart, strict=True):
+            assert_bits(y, layer(x))
+    assert [sum(n.target in PRODUCTS for n in graph.nodes) for graph in graphs] == [1] * 3
 
 
 def test_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,13 @@ def test_without_the_level_of_forward_mode() -> None:
     assert run_python(WITHOUT_LEVELS).startswith("x must not have a tangent")
 
 
+def test_without_the_flag_of_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _torch.is_exporting()
+    monkeypatch.delattr(torch.compiler, "_is_exporting_flag")
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert _torch.is_exporting()
+
+
 def test_without_the_short_way_to_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
     overload = torch.ops.scaled_mm._scaled_mm_plain.default
     assert _torch.short(overload) is not overload and _torch.short(len) is len

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import COUNTS_WRITES
+from .._torch import COUNTS_WRITES, is_exporting
 from ..ops.packed_weight import PackedWeight, settle, settle_written
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Together:
 
     def has_parts(self, layer: ScaledLinear) -> bool:
         """Whether the layer's buffers, and the first's, still are those that were laid out."""
-        if self.product is None or torch.compiler.is_exporting():
+        if self.product is None or is_exporting():
             return False
         for one in (0, self.layers.index(layer)):
             buffers = self.layers[one]._buffers

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .._torch import is_exporting
+
 _PANEL, _GROUP = 16, 4  # csrc/cpu/packed.h: columns of a panel, rows of a group
 _FLIP = -128  # 0x80: the CPU's elements are b ^ 0x80
 _ROW = 16  # csrc/cuda/common/relayout.h: rows are padded to whole 16 bytes, at least one
@@ -86,7 +88,7 @@ def settle_written(packed: Packed) -> None:
 
 def is_read_early(packed: Packed) -> bool:
     """Whether a product is told to; an exported program gets its buffers from elsewhere."""
-    return packed.settled and not torch.compiler.is_exporting()
+    return packed.settled and not is_exporting()
 
 
 def rows(packed: PackedWeight) -> Tensor:
