@@ -168,7 +168,7 @@ OWN = ("static", "static-asymmetric", "smooth")  # buffers of the input: each la
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_in_a_compiled_graph(scheme: str) -> None:
-    """One product behind the pass; the bits of each layer, also after what changes their buffers."""
+    """One product behind the pass; the bits of each layer, whatever changes their buffers."""
     apart, joined = nn.ModuleList(layers(scheme)), nn.ModuleList(layers(scheme))
     Together([*joined])  # type: ignore[arg-type]
     x = x_of(2, 3)

@@ -150,24 +150,26 @@ def _slice_of(node: fx.Node) -> _Slice | None:
     return _Slice(base, dim, begin, end, tuple(views[::-1]))  # type: ignore[arg-type]
 
 
+def _parts_of(layer: fx.Node) -> dict[str, _Slice] | None:
+    """Of each buffer that the layer has; None, if one is no slice."""
+    given = _arguments(layer)
+    found = {name: _slice_of(given[name]) for name in _COLUMNS if given[name] is not None}
+    parts = {name: part for name, part in found.items() if part is not None}
+    return parts if len(parts) == len(found) else None
+
+
 def _joined(graph: fx.Graph, layers: list[fx.Node]) -> list[fx.Node]:
     """The layers, one in the place of those whose buffers lie one behind the other."""
-    parts: dict[fx.Node, dict[str, _Slice | None]] = {}
-    for node in layers:
-        given = {name: _arguments(node)[name] for name in _COLUMNS}
-        found = {name: _slice_of(x) for name, x in given.items() if x is not None}
-        if None in found.values():
-            return layers
-        parts[node] = found
+    parts = {node: found for node in layers if (found := _parts_of(node)) is not None}
     runs: list[list[fx.Node]] = []
-    for node in sorted(layers, key=lambda node: parts[node]["weight_scale"].place()):
-        last = parts[runs[-1][-1]] if runs else {}
-        own = parts[node]
+    for node in sorted(parts, key=lambda node: parts[node]["weight_scale"].place()):
+        last, own = parts[runs[-1][-1]] if runs else {}, parts[node]
         if last.keys() == own.keys() and all(last[name].goes_on(own[name]) for name in own):
             runs[-1].append(node)
         else:
             runs.append([node])
-    return [_join(graph, run, parts) if len(run) > 1 else run[0] for run in runs]
+    others = [node for node in layers if node not in parts]
+    return others + [_join(graph, run, parts) if len(run) > 1 else run[0] for run in runs]
 
 
 def _join(

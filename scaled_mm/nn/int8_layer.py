@@ -129,7 +129,7 @@ class Int8Layer(PackedLayer):
         return packed
 
     def _memory(self, held: Tensor | None) -> tuple[Tensor, bool]:
-        """The weight as `scaled_linear` takes it, of this `kernel_weight`; whether it is settled."""
+        """The weight as `scaled_linear` takes it, of this `kernel_weight`; whether settled."""
         if is_compiling():
             if held is None:
                 return self._rows(), False

@@ -131,8 +131,8 @@ __device__ void load_tiles(const PersistentParams& p, uint8_t* ring, typename Bl
 
 // A whole warp: eight lanes copy the 128 bytes of a row.
 template <class Block>
-__device__ void gather_tiles(const PersistentParams& p, uint8_t* ring,
-                             typename Block::Fixed& fixed, int lane) {
+__device__ void gather_tiles(const PersistentParams& p, uint8_t* ring, typename Block::Fixed& fixed,
+                             int lane) {
   constexpr int kCopies = Block::kTokens / 4;  // of a lane, in a chunk
   int stage = 0, phase = 1;
   for (Walk<Block> at(p, fixed); at.next();) {

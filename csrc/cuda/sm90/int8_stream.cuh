@@ -56,8 +56,9 @@ __device__ void prefetch_matrix(const StreamParams& p, int row, const End& end, 
   }
 }
 
-// Copies chunk `chunk` of rows of A, rows 4 i + lane / 8 being those that source[i] names (-1: none,
-// zeros), to where TMA's swizzle has them. A whole warp: eight lanes copy the 128 bytes of a row.
+// Copies chunk `chunk` of rows of A, rows 4 i + lane / 8 being those that source[i] names (-1:
+// none, zeros), to where TMA's swizzle has them. A whole warp: eight lanes copy the 128 bytes of a
+// row.
 template <int kCopies>
 __device__ inline void copy_rows(const int8_t* a, int64_t a_stride, int k, int chunk,
                                  const int (&source)[kCopies], uint8_t* to, int lane) {
