@@ -210,6 +210,28 @@ def test_some_of_them_in_a_compiled_graph(order: tuple[int, ...]) -> None:
     assert len(products) == (2 if order == (0, 2) else 1)
 
 
+def test_views_of_parts_in_a_compiled_graph() -> None:
+    """As a layer of CUDA has its weight: rows of bytes, flat."""
+    joined, x, graphs = layers(bias=False), x_of(2, 3), list[fx.Graph]()
+    want = [layer(x) for layer in joined]
+    data = torch.cat([layer.kernel_weight for layer in joined]).view(torch.int8).view(-1, K + 4)
+    scales, ends = torch.cat([layer.weight_scale for layer in joined]), (48, 64, 96)
+    (data, scales), rows = (t[:48] for t in (data, scales)), data.shape[0]
+
+    def program(x: Tensor) -> list[Tensor]:
+        made = []
+        for begin, end in zip((0, *ends), ends, strict=False):
+            weight = data.as_strided([rows, K + 4], data.stride())[begin:end]
+            scale = scales.as_strided([sum(WIDTHS), 1], scales.stride())[begin:end]
+            flat = weight.view(-1).view(torch.uint8)
+            made.append(PRODUCTS[0](x, flat, scale, None, K))
+        return made
+
+    for y, wanted in zip(compiled(program, graphs)(x), want, strict=True):
+        assert_bits(y, wanted)
+    assert [node.target for node in graphs[0].nodes if node.target in PRODUCTS] == [PRODUCTS[0]]
+
+
 def test_who_does_not_fit() -> None:
     first = layers()[:1]
     assert fit([*first, *layers("dynamic")[1:]])

@@ -44,7 +44,7 @@ _LINEAR = _OPS.scaled_linear.default
 _QUANTIZERS = (_OPS.quantize_int8.default, _OPS.quantize_int8_static.default)
 _PRODUCE = _OPS.produce_int8.default
 _PARTS = 5  # that it returns; the last is the norm as floats
-_VIEWS = (_ATEN.view.default, _ATEN.view.dtype)
+_VIEWS = (_ATEN.view.default, _ATEN.view.dtype, _ATEN.alias.default)
 _PURE = ("aten", "prims")  # in these graphs
 _SLOT = "joint_custom_pre_pass"
 
@@ -184,8 +184,8 @@ def _join(
             begin, end = first[name].begin, last[name].end
             x = _added(graph, _ATEN.slice.Tensor, part.base, part.dim, begin, end)
             for view in part.views:
-                to = [-1] if view.target is _ATEN.view.default else view.args[1]
-                x = _added(graph, view.target, x, to)
+                to = ([-1],) if view.target is _ATEN.view.default else view.args[1:]
+                x = _added(graph, view.target, x, *to)
             given[name] = x
         whole = _added(graph, _LINEAR, **given)
         at = whole.meta["val"].dim() - 1
