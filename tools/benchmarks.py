@@ -6,7 +6,7 @@
     python tools/benchmarks.py accuracy xeon               MiniLM in every scheme: bytes and cosine
 
 An entry is a result, the command that measured it, the day, and the commit that recorded it. A page
-shows at most three weights and five M of each, and the routes that are compared; the file has all.
+shows at most three weights (of endings two) and five M of each, and the routes that are compared; the file has all.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def fewer(result: dict[str, Any]) -> dict[str, Any]:
     if "endings" in result:
         fewer["endings"] = [
             case
-            for cases in [*by_weight(result["endings"]).values()][:3]
+            for cases in [*by_weight(result["endings"]).values()][:2]
             for case in cases
             if len(cases) <= len(ENDED) or case["m"] in ENDED
         ]
