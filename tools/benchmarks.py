@@ -30,6 +30,7 @@ ROUTES = {  # on a page, and the rows that compare
     *("us", "GOP/s", "host", "packed", "w4a16", "w8a16", "w4a8", "awq_gemm", "awq_gemm packed"),
     *("as w8a8", "as w4a16", "humming"),
     *("awq_dequantize", "bf16 mm", "fp8 rowwise", "triton", "dense mm", "onednn qlinear"),
+    *("torchao int8", "bnb nf4"),
     *("ours", "bf16 compiled", "fp8 compiled", "scaled_mm", "ScaledLinear", "nn.Linear"),
     *("packed, ScaledEpilogue", "torch.mm", "packed / best right"),
     *("ms: batch", "model", "bf16", "w8a8"),
