@@ -31,7 +31,7 @@ def play(tmp_path, name, *options):
     source, program = str(SOURCES / f"{name}.cpp"), str(tmp_path / name)
     subprocess.run([*command, "-c", *options, *compiling, source, "-o", f"{program}.o"], check=True)
     subprocess.run([*command, f"{program}.o", "-o", program], check=True)
-    run = subprocess.run([program], capture_output=True, text=True, timeout=100)
+    run = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0 and run.stdout.endswith(" 0 faults\n"), run.stdout + run.stderr
 
 
