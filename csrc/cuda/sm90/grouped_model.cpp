@@ -15,6 +15,7 @@ namespace {
 
 // Of all streaming tiles of grouped.table, fitted to an H100.
 constexpr Fit kFit{2.5, 0.7};
+constexpr double kManyRowsUs = 1.5;  // of tiles with more rows than a warp gathers at once
 
 int8::Stream ungrouped(const Stream& tile) {
   return {tile.tile_m, tile.tile_n, float(kFit.fixed_us), float(kFit.rate)};
@@ -46,7 +47,8 @@ std::string Stream::refuse(const GroupedInt8Problem::Size&, const Machine& machi
 Prediction Stream::predict(const GroupedInt8Problem::Size& size, const Machine& machine) const {
   const Int8Problem::Size full = filled(*this, size, size.usual_tiles(tile_m));
   const Prediction p = ungrouped(*this).predict(full, machine);
-  return prediction_of(kFit, size.bytes() / rate_of(machine), p.busy, p.waves, p.least);
+  const double waves = p.waves + (tile_m > 16 ? kManyRowsUs * machine.latency : 0);
+  return prediction_of(kFit, size.bytes() / rate_of(machine), p.busy, waves, p.least);
 }
 
 std::string Persistent::describe(const GroupedInt8Problem::Size&, const Machine&) const {
