@@ -59,7 +59,7 @@ def bitsandbytes(bits: int, model: nn.Module) -> nn.Module:
         weight, sizes = old.weight.data, (old.in_features, old.out_features, old.bias is not None)
         if bits == 8:
             new = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False)
-            new.weight = bnb.nn.Int8Params(weight.cpu(), has_fp16_weights=False)
+            new.weight = bnb.nn.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False)
         else:
             new = bnb.nn.Linear4bit(*sizes, compute_dtype=DTYPE, quant_type="nf4")
             new.weight = bnb.nn.Params4bit(weight.cpu(), requires_grad=False, quant_type="nf4")
