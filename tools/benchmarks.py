@@ -6,7 +6,8 @@
     python tools/benchmarks.py accuracy xeon               MiniLM in every scheme: bytes and cosine
 
 An entry is a result, the command that measured it, the day, and the commit that recorded it. A page
-shows at most three weights (of endings two) and five M of each, and the routes that are compared; the file has all.
+shows at most three weights, of endings two, and five M of each, and the routes that are compared;
+the file has all.
 """
 
 from __future__ import annotations

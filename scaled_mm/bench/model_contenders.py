@@ -53,16 +53,17 @@ def torchao(config: str, options: dict[str, Any], model: nn.Module) -> nn.Module
 
 def bitsandbytes(bits: int, model: nn.Module) -> nn.Module:
     (bnb,) = needed("the contender", "bitsandbytes")
+    frozen = {"requires_grad": False}
     for name, old in [*model.named_modules()]:
         if not isinstance(old, nn.Linear) or name == "lm_head":
             continue
         weight, sizes = old.weight.data, (old.in_features, old.out_features, old.bias is not None)
         if bits == 8:
             new = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False)
-            new.weight = bnb.nn.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False)
+            new.weight = bnb.nn.Int8Params(weight.cpu(), has_fp16_weights=False, **frozen)
         else:
             new = bnb.nn.Linear4bit(*sizes, compute_dtype=DTYPE, quant_type="nf4")
-            new.weight = bnb.nn.Params4bit(weight.cpu(), requires_grad=False, quant_type="nf4")
+            new.weight = bnb.nn.Params4bit(weight.cpu(), quant_type="nf4", **frozen)
         new.bias = old.bias
         model.set_submodule(name, new.to(weight.device))
     return model
