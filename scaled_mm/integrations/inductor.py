@@ -137,7 +137,7 @@ class _Slice:
 
 
 def _slice_of(node: fx.Node) -> _Slice | None:
-    """What `Together.part` makes of a buffer."""
+    """What `Part.buffer` makes of a layer's."""
     views: list[fx.Node] = []
     while node.target in _VIEWS:
         views.append(node)

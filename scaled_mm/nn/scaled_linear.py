@@ -20,7 +20,7 @@ from ..ops.quantize import quantize_int8, quantize_weight_int8
 from ..ops.rotate import block_given
 from ..ops.shapes import must_rotate
 from .int8_layer import Int8Layer
-from .together import Together
+from .together import Part, Together
 
 _ENTRIES = 10
 """Buffers of a packed layer, those that are None included."""
@@ -79,6 +79,7 @@ class ScaledLinear(Int8Layer):
     input_scale: Tensor | None
     input_rotate: Tensor | None
     together: Together | None = None  # with whom it shares its input
+    part: Part | None = None  # of the buffers that they share
     folded_smooth: Tensor | None
 
     def __init__(
@@ -250,8 +251,12 @@ class ScaledLinear(Int8Layer):
         except (MemoryError, RuntimeError) as error:
             raise explained(error, {}) from None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "part": None}
+
     def _hold(self, packed: PackedWeight) -> None:
         super()._hold(packed)
+        self.part = None
         plain = self.dynamic and self.symmetric and self.per_token
         self._by_default = plain and not self.rotate  # the op's defaults, behind input_smooth
 
@@ -280,8 +285,8 @@ class ScaledLinear(Int8Layer):
         into."""
         accept_activation(x)
         buffer: Callable[[str], Any] = partial(getattr, self)
-        if is_compiling() and self.together is not None and self.together.has_parts(self):
-            buffer = partial(self.together.part, self)
+        if is_compiling() and self.part is not None and self.part.is_there(self):
+            buffer = partial(self.part.buffer, self)
         weight, settled = self._memory(buffer("kernel_weight"))
         own = weight, buffer("weight_scale"), buffer("bias"), self.in_features
         return linear_product(x, *own, *self._scheme(settled, buffer))

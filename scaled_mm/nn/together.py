@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Together:
     some were not asked for, the layers part for good.
 
     A copied, moved or loaded layer has buffers of its own again: the next call lays all of them out
-    anew. A compiled graph has each layer's product by parts (`part`), for a pass to put together.
+    anew. A compiled graph has each layer's product by its `Part`s, for a pass to put together.
     """
 
     def __init__(self, layers: Sequence[ScaledLinear]) -> None:
@@ -84,7 +84,7 @@ class Together:
         """The layers are on their own again."""
         self.held = self.product = None
         for layer in self.layers:
-            layer.together = None
+            layer.together = layer.part = None
 
     def is_laid_out(self) -> bool:
         for layer, read in zip(self.layers, self.read, strict=False):  # without any, no product
@@ -120,9 +120,25 @@ class Together:
         self.read = [
             {name: layer._buffers[name] for name in (*_PARTS, *_SHARED)} for layer in layers
         ]
+        for layer, part in zip(layers, self._parts(), strict=True):
+            layer.part = part
         shared = [read[name] for read in self.read for name in _SHARED]
         self.versions = [(x, x._version) for x in shared if x is not None and not x.is_inference()]
         return True
+
+    def _parts(self) -> Iterator[Part]:
+        begins = dict.fromkeys(_PARTS, 0)
+        own = [
+            {name: read[name] for name in _PARTS if read[name] is not None} for read in self.read
+        ]
+        for buffers in own:
+            spans = {}
+            for name, tensor in buffers.items():
+                dim, begin = _dim(name), begins[name]
+                begins[name] += tensor.shape[dim]
+                size = sum(each[name].shape[dim] for each in own)
+                spans[name] = dim, size, begin, begins[name]
+            yield Part(self.layers[0], buffers, spans)
 
     def _join(self, name: str) -> Tensor | None:
         """A buffer with an element for each output, of all layers, whose own become its parts."""
@@ -135,29 +151,36 @@ class Together:
             layer._buffers[name] = part
         return whole
 
-    def has_parts(self, layer: ScaledLinear) -> bool:
-        """Whether the layer's buffers, and the first's, still are those that were laid out."""
-        if self.product is None or is_exporting():
+
+class Part(NamedTuple):
+    """Where a layer's buffers lie in those that all share."""
+
+    first: ScaledLinear  # whose lie first
+    buffers: dict[str, Tensor]  # the layer's own
+    spans: dict[
+        str, tuple[int, int, int, int]
+    ]  # dimension, size of all; where its own begins, ends
+
+    def is_there(self, layer: ScaledLinear) -> bool:
+        """Whether the layer's buffers, and the first's, still are those that were laid out. A trace
+        asks: what it reads here is asked again at every call."""
+        if is_exporting() or self.first.part is None:
             return False
-        for one in (0, self.layers.index(layer)):
-            buffers = self.layers[one]._buffers
-            for name in _PARTS:
-                if buffers.get(name) is not self.read[one][name]:
+        for one, buffers in ((layer, self.buffers), (self.first, self.first.part.buffers)):
+            for name, tensor in buffers.items():
+                if one._buffers.get(name) is not tensor:
                     return False
         return True
 
-    def part(self, layer: ScaledLinear, name: str) -> Tensor | None:
+    def buffer(self, layer: ScaledLinear, name: str) -> Tensor | None:
         """A buffer of the layer's, for a trace: a slice of that which all share."""
-        own: Tensor | None = layer._buffers[name]
-        if own is None or name not in _PARTS:
-            return own
-        dim, place = _dim(name), self.layers.index(layer)
-        sizes = [read[name].shape[dim] for read in self.read]
-        first, begin = self.read[0][name], sum(sizes[:place])
-        whole = first.as_strided(
-            [*first.shape[:dim], sum(sizes), *first.shape[dim + 1 :]], first.stride()
-        )
-        return whole.narrow(dim, begin, sizes[place])
+        if name not in self.spans:
+            return layer._buffers[name]
+        dim, size, begin, end = self.spans[name]
+        first = self.first._buffers[name]
+        assert first is not None
+        sizes = [*first.shape[:dim], size, *first.shape[dim + 1 :]]
+        return first.as_strided(sizes, first.stride()).narrow(dim, begin, end - begin)
 
 
 def _dim(name: str) -> int:
