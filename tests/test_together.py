@@ -214,6 +214,17 @@ def test_some_of_them_in_a_compiled_graph(order: tuple[int, ...]) -> None:
     assert len(products) == (2 if order == (0, 2) else 1)
 
 
+def test_a_layer_that_went_to_others_in_a_compiled_graph() -> None:
+    joined, x, graphs = layers(), x_of(2, 3), list[fx.Graph]()
+    want = [layer(x) for layer in joined]
+    for those in (joined, [joined[0], *layers()[1:2]]):
+        Together(those)
+        assert names(lambda those=those: [layer(x) for layer in those]) == ["scaled_linear"]
+    got = compiled(lambda x: [layer(x) for layer in joined], graphs)(x)
+    for y, wanted in zip(got, want, strict=True):
+        assert_bits(y, wanted)
+
+
 def test_views_of_parts_in_a_compiled_graph() -> None:
     """As a layer of CUDA has its weight: rows of bytes, flat."""
     joined, x, graphs = layers(bias=False), x_of(2, 3), list[fx.Graph]()

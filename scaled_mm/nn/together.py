@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,7 +47,7 @@ class Together:
     def __init__(self, layers: Sequence[ScaledLinear]) -> None:
         self.layers = list(layers)
         self.product: Callable[[Tensor], Tensor] | None = None
-        self.read: list[dict[str, Any]] = []  # of each layer, the buffers that were laid out
+        self.parts: list[Part] = []  # of each layer, as it was laid out
         self.versions: list[tuple[Tensor, int]] = []
         self.held: Held | None = None
         for layer in self.layers:
@@ -55,7 +55,7 @@ class Together:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of pickles and copies, whose layers have other buffers."""
-        return {**vars(self), "product": None, "read": [], "versions": [], "held": None}
+        return {**vars(self), "product": None, "parts": [], "versions": [], "held": None}
 
     def output(self, layer: ScaledLinear, x: Tensor) -> Tensor | None:
         """The layer's, of an x that it may take; None: it has to compute that alone."""
@@ -87,9 +87,11 @@ class Together:
             layer.together = layer.part = None
 
     def is_laid_out(self) -> bool:
-        for layer, read in zip(self.layers, self.read, strict=False):  # without any, no product
+        for layer, part in zip(self.layers, self.parts, strict=False):  # without any, no product
+            if layer.part is not part:
+                return False
             buffers = layer._buffers
-            for name, tensor in read.items():
+            for name, tensor in part.buffers.items():
                 if buffers[name] is not tensor:
                     return False
         for tensor, version in self.versions:
@@ -109,36 +111,35 @@ class Together:
             whole = PackedWeight(data, layers[0].in_features, sum(x.out_features for x in layers))
             settle_written(whole)
             sizes = [each.data.numel() for each in packed if each is not None]
-            for layer, part in zip(layers, data.split(sizes), strict=True):
-                own = PackedWeight(part, layer.in_features, layer.out_features)
+            for layer, memory in zip(layers, data.split(sizes), strict=True):
+                weight = PackedWeight(memory, layer.in_features, layer.out_features)
                 if whole.settled:
-                    settle(own)
-                layer._hold(own)
+                    settle(weight)
+                layer._hold(weight)
             self.widths = [layer.out_features for layer in layers]
             joined = {name: self._join(name) for name in _JOINED}
         self.product = layers[0].product_with(whole, joined)
-        self.read = [
-            {name: layer._buffers[name] for name in (*_PARTS, *_SHARED)} for layer in layers
-        ]
-        for layer, part in zip(layers, self._parts(), strict=True):
-            layer.part = part
-        shared = [read[name] for read in self.read for name in _SHARED]
+        self.parts = self._parts()
+        for layer, own in zip(layers, self.parts, strict=True):
+            layer.part = own
+        shared = [own.buffers[name] for own in self.parts for name in _SHARED]
         self.versions = [(x, x._version) for x in shared if x is not None and not x.is_inference()]
         return True
 
-    def _parts(self) -> Iterator[Part]:
-        begins = dict.fromkeys(_PARTS, 0)
-        own = [
-            {name: read[name] for name in _PARTS if read[name] is not None} for read in self.read
+    def _parts(self) -> list[Part]:
+        buffers: list[dict[str, Any]] = [
+            {name: layer._buffers[name] for name in (*_PARTS, *_SHARED)} for layer in self.layers
         ]
-        for buffers in own:
-            spans = {}
-            for name, tensor in buffers.items():
-                dim, begin = _dim(name), begins[name]
-                begins[name] += tensor.shape[dim]
-                size = sum(each[name].shape[dim] for each in own)
-                spans[name] = dim, size, begin, begins[name]
-            yield Part(self.layers[0], buffers, spans)
+        parts = [Part(self.layers[0], buffers[0], own, {}) for own in buffers]
+        for name in _PARTS:
+            if buffers[0][name] is None:
+                continue
+            dim, begin = _dim(name), 0
+            sizes = [own[name].shape[dim] for own in buffers]
+            for part, size in zip(parts, sizes, strict=True):
+                part.spans[name] = dim, sum(sizes), begin, size
+                begin += size
+        return parts
 
     def _join(self, name: str) -> Tensor | None:
         """A buffer with an element for each output, of all layers, whose own become its parts."""
@@ -153,22 +154,21 @@ class Together:
 
 
 class Part(NamedTuple):
-    """Where a layer's buffers lie in those that all share."""
+    """A layer's buffers, and where they lie in those that all share."""
 
-    first: ScaledLinear  # whose lie first
-    buffers: dict[str, Tensor]  # the layer's own
-    spans: dict[
-        str, tuple[int, int, int, int]
-    ]  # dimension, size of all; where its own begins, ends
+    first: ScaledLinear  # the layer whose buffers lie first
+    first_buffers: dict[str, Tensor | None]  # its buffers, as they were laid out
+    buffers: dict[str, Tensor | None]  # the layer's own
+    spans: dict[str, tuple[int, int, int, int]]  # of each part: dimension, size of all, begin, size
 
     def is_there(self, layer: ScaledLinear) -> bool:
         """Whether the layer's buffers, and the first's, still are those that were laid out. A trace
         asks: what it reads here is asked again at every call."""
-        if is_exporting() or self.first.part is None:
+        if is_exporting():
             return False
-        for one, buffers in ((layer, self.buffers), (self.first, self.first.part.buffers)):
-            for name, tensor in buffers.items():
-                if one._buffers.get(name) is not tensor:
+        for one, buffers in ((layer, self.buffers), (self.first, self.first_buffers)):
+            for name in self.spans:
+                if one._buffers.get(name) is not buffers[name]:
                     return False
         return True
 
@@ -176,11 +176,11 @@ class Part(NamedTuple):
         """A buffer of the layer's, for a trace: a slice of that which all share."""
         if name not in self.spans:
             return layer._buffers[name]
-        dim, size, begin, end = self.spans[name]
+        dim, size_of_all, begin, size = self.spans[name]
         first = self.first._buffers[name]
         assert first is not None
-        sizes = [*first.shape[:dim], size, *first.shape[dim + 1 :]]
-        return first.as_strided(sizes, first.stride()).narrow(dim, begin, end - begin)
+        sizes = [*first.shape[:dim], size_of_all, *first.shape[dim + 1 :]]
+        return first.as_strided(sizes, first.stride()).narrow(dim, begin, size)
 
 
 def _dim(name: str) -> int:
