@@ -69,6 +69,8 @@ def markdown(title: str, rows: list[list[str]]) -> str:
     columns = None if rows[0][0] == "model" else -1
     header, *rest = [row[:columns] for row in rows if row[0] in ROUTES or " / " in title]
     rest = [row for row in rest if set(row[1:]) != {"-"}]
+    kept = [i for i, column in enumerate(zip(*rest, strict=True)) if i == 0 or {*column} != {"-"}]
+    header, *rest = [[row[i] for i in kept] for row in (header, *rest)]
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join([f"**{title}**", "", *(f"| {' | '.join(r)} |" for r in (header, rule, *rest))])
 
