@@ -260,24 +260,35 @@ __global__ __launch_bounds__(128) void reduce_parts(const __grid_constant__ Para
   const int begin = cut * plan.chunks, first = plan.owner(begin);
   const int last = plan.owner(begin + plan.chunks - 1);
   if (first == last || place.row + token >= p.m || place.col + channel >= p.n) return;
-  const auto load = [&](int block, int piece) {
-    const int64_t slot = slot_of<kGroups>(plan, block, tile, piece);
-    return __ldcg(reinterpret_cast<const uint4*>(p.partials + slot * (tokens * channels) +
-                                                 token * channels + channel));
-  };
-  PartsSum<kGroups> sum{load(first, 0)};
-  if constexpr (kGroups == Grouping::one) {
-#pragma unroll 2
-    for (int block = first + 1; block <= last; ++block) sum.add(load(block, 0));
-  } else {
-#pragma unroll 2
-    for (int piece = plan.begin(first + 1) - begin; piece < plan.chunks; ++piece) {
-      sum.add(load(0, piece));
+  // The first part is the first share's, the others those of pieces from `second` on, or of blocks.
+  constexpr int kAtOnce = 8;  // parts on their way
+  const int second = kGroups == Grouping::one ? 1 : plan.begin(first + 1) - begin;
+  const int parts = kGroups == Grouping::one ? last - first + 1 : plan.chunks - second + 1;
+  const int64_t size = int64_t{tokens} * channels;
+  const uint32_t* const from =
+      p.partials + slot_of<kGroups>(plan, first, tile, 0) * size + token * channels + channel;
+  const uint2 scales = scales_of<kGroups>(p, place.col + channel);
+  const GroupsBias bias(p.end, place.col + channel);
+  const float scale = groups_scale(p.end, place.row + token);
+  PartsSum<kGroups> sum;
+#pragma unroll 1
+  for (int part = 0; part < parts; part += kAtOnce) {
+    uint4 x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = part + i;
+      x[i] = sum.nothing();
+      if (at < parts) {
+        const int64_t slot = at == 0 ? 0 : second + at - 1;
+        x[i] = __ldcg(reinterpret_cast<const uint4*>(from + slot * size));
+      }
     }
+#pragma unroll
+    for (const uint4& of_part : x) sum.add(of_part);
   }
   float all[4];
-  sum.finish(p, scales_of<kGroups>(p, place.col + channel), all);
-  finish_groups(p.end, all, place.row + token, place.col + channel);
+  sum.finish(p, scales, all);
+  finish_groups(p.end, all, place.row + token, place.col + channel, scale, bias);
 }
 
 }  // namespace scaled_mm::cuda::sm90::k_scales

@@ -27,8 +27,8 @@ struct Mma<128> : cute::SM90::GMMA::MMA_64x128x32_S32S8S8_RS_TN {};
 // A warpgroup's part of every stage: 64 channels, 16 of them a warp's.
 //
 // While a warpgroup makes weights of words, sends sums of groups on to floats, or ends a tile,
-// others' products (wgmma) run. Sums of slices stay in registers where a block has few warps; else
-// they wait in shared memory.
+// others' products (wgmma) run. Where a block has few of them, each reads its next words while its
+// own products run. Sums of slices wait in shared memory.
 template <class Block>
 class Multiplier {
  public:
@@ -50,20 +50,10 @@ class Multiplier {
     sums_ = sums, first_slice_ = true, fresh_ = true;
     row_ = chunk * kUnitRows, begin_ = row_;
     clear();
-    if constexpr (kSumsStay) {
-#pragma unroll
-      for (float& x : sum_) x = -0.0f;
-    }
+    read();
 #pragma unroll 1
-    for (; chunk < last; ++chunk) {
-      wait(at_);
-      prepare(at_.stage);
-      if (Block::kArranges && !p_.arranged) Empty::wait(&fixed_.ready[at_.stage], at_.phase);
-      multiply_chunk();
-      at_.advance(p_.stages);
-    }
+    for (; chunk < last; ++chunk) multiply_chunk(chunk + 1 < last);
     if constexpr (kOne) put_all(last * kUnitRows - p_.k, is_part);
-    if constexpr (kSumsStay) put_sums();
   }
 
   // Chunks that other warpgroups multiply.
@@ -79,11 +69,17 @@ class Multiplier {
   static constexpr int kTokens = Block::kTokens;
   static constexpr bool kOne = Block::kGroups == Grouping::one;
   static constexpr bool kOfSteps = Block::kGroups == Grouping::of_steps;
-  static constexpr bool kSumsStay = !kOne && Block::kConsumers <= 256;  // of slices, in registers
-  static constexpr int kSums = kTokens / 2;                             // of a lane
+  // Of four warpgroups that do so products wait longer for each other than for words.
+  static constexpr bool kReadsAhead = Block::kConsumers <= (kOne ? 384 : 256);
+  static constexpr int kSums = kTokens / 2;                                     // of a lane
   static constexpr int kSteps = kUnitRows / 32, kSets = kOfSteps ? kSteps : 1;  // of a chunk
 
-  // What a chunk multiplies.
+  // What a chunk has: words, and the zero points of its sets.
+  struct LaneWords {
+    uint4 words[2];
+    uint32_t zeros[kSets];
+  };
+  // What it multiplies.
   struct LaneWeights {
     uint32_t step[kSteps][4];  // bytes
     uint32_t scale, zeros;     // of the lane's two channels, where all of K is a group
@@ -99,11 +95,12 @@ class Multiplier {
   bool fresh_;       // a group begins
   bool first_slice_;
   float* sums_;
+  LaneWords next_;
   LaneWeights weights_;
   // Channels 2 g (elements 4 i and 4 i + 1) and 2 g + 1 of tokens 8 i + 2 t (4 i and 4 i + 2) and
   // the next: sums of groups; of a slice.
   uint32_t acc_[kSums];
-  float chain_[kOne ? 1 : kSums], sum_[kSumsStay ? kSums : 1];
+  float chain_[kOne ? 1 : kSums];
   int32_t ones_[2];  // of both channels' weights, in a lane's rows
 
   __device__ int token_of(int i) const { return i / 4 * 8 + lane_ % 4 * 2 + i % 2; }
@@ -140,16 +137,19 @@ class Multiplier {
     return set_at(stage, set)[2 * kUnitChannels + 8 * warp_ + lane_ / 4];
   }
 
-  // The weights of a stage.
-  __device__ __forceinline__ void prepare(int stage) {
-    const uint8_t* const unit = words_ + stage * Block::kWordBytes;
-    uint4 words[2];
+  // The next chunk's words, when they are there.
+  __device__ __forceinline__ void read() {
+    wait(at_);
+    const uint8_t* const unit = words_ + at_.stage * Block::kWordBytes;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) words[i] = *unit_words(unit, i, warp_, lane_);
-    uint32_t zeros[kSets];
+    for (int i = 0; i < 2; ++i) next_.words[i] = *unit_words(unit, i, warp_, lane_);
 #pragma unroll
-    for (int i = 0; i < kSets; ++i) zeros[i] = zeros_at(stage, i);
-    weights_.zeros = zeros[0], weights_.scale = scale_at(stage, 0);
+    for (int i = 0; i < kSets; ++i) next_.zeros[i] = zeros_at(at_.stage, i);
+  }
+
+  // The weights of these words.
+  __device__ __forceinline__ void prepare() {
+    weights_.zeros = next_.zeros[0], weights_.scale = scale_at(at_.stage, 0);
     weights_.sixteenfold = 0;
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
@@ -157,7 +157,7 @@ class Multiplier {
       const auto each_step = [&](const auto& make) {
 #pragma unroll
         for (int s = i * kEach; s < (i + 1) * kEach; ++s) {
-          const uint4& of = words[s / 2];
+          const uint4& of = next_.words[s / 2];
           make(weights_.step[s], s % 2 ? of.z : of.x, s % 2 ? of.w : of.y);
         }
 #pragma unroll
@@ -166,29 +166,37 @@ class Multiplier {
           for (uint32_t& w : weights_.step[s]) cute::warpgroup_fence_operand(w);  // here, not later
         }
       };
-      if (__all_sync(~0u, zeros[i] == kEights)) {
+      if (__all_sync(~0u, next_.zeros[i] == kEights)) {
         weights_.sixteenfold |= 1 << i;
         each_step([&](auto& w, uint32_t first, uint32_t second) {
           sixteen_times_less_eight(w, first, second);
         });
       } else {
-        const NibbleZeros zero(zeros[i]);
+        const NibbleZeros zero(next_.zeros[i]);
         each_step(
             [&](auto& w, uint32_t first, uint32_t second) { zero.subtract(w, first, second); });
       }
     }
   }
 
-  __device__ __forceinline__ void multiply_chunk() {
+  // The chunk whose words were read; `more`: another follows, whose words are read then.
+  __device__ __forceinline__ void multiply_chunk(bool more) {
     constexpr int kEach = kSteps / kSets;  // steps of a set
-    const uint64_t tokens = descriptor(tokens_ + at_.stage * Block::kTokenBytes);
+    const Cursor at = at_;
+    prepare();
+    if (Block::kArranges && !p_.arranged) Empty::wait(&fixed_.ready[at.stage], at.phase);
+    const uint64_t tokens = descriptor(tokens_ + at.stage * Block::kTokenBytes);
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
-      const uint32_t scale = scale_at(at_.stage, set);
+      const uint32_t scale = scale_at(at.stage, set);
       issue(tokens, set * kEach, (set + 1) * kEach);
-      end_rows(set, 32 * kEach, scale);
+      if (set == kSets - 1) {
+        at_.advance(p_.stages);
+        if (kReadsAhead && more) read();
+      }
+      end_rows(set, 32 * kEach, scale, &fixed_.empty[at.stage]);
     }
-    Empty::arrive(&fixed_.empty[at_.stage]);
+    if (!kReadsAhead && more) read();
   }
 
   // The products of steps [begin, end).
@@ -213,10 +221,11 @@ class Multiplier {
   }
 
   // Behind the products of a set's rows: a group may end, and a slice.
-  __device__ __forceinline__ void end_rows(int set, int rows, uint32_t scale) {
+  __device__ __forceinline__ void end_rows(int set, int rows, uint32_t scale, uint64_t* empty) {
     row_ += rows;
     cute::warpgroup_wait<0>();
     fence();
+    if (set == kSets - 1) Empty::arrive(empty);
     if constexpr (kOne) {
       fresh_ = false;
     } else {
@@ -271,26 +280,15 @@ class Multiplier {
     }
   }
   __device__ __forceinline__ void end_slice() {
-    if constexpr (kSumsStay) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) sum_[i] = __fadd_rn(sum_[i], chain_[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if (i % 4 >= 2) continue;
-        const float2 slice = {chain_[i], chain_[i + 2]};
-        float2& all = sums_of<float2>(i);  // of the first: -0, and the slice's sum is that
-        all = first_slice_ ? slice : float2{__fadd_rn(all.x, slice.x), __fadd_rn(all.y, slice.y)};
-      }
-      first_slice_ = false;
-    }
-    clear();
-  }
-  __device__ __forceinline__ void put_sums() {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      if (i % 4 < 2) sums_of<float2>(i) = {sum_[i], sum_[i + 2]};
+      if (i % 4 >= 2) continue;
+      const float2 slice = {chain_[i], chain_[i + 2]};
+      float2& all = sums_of<float2>(i);  // of the first: -0, and the slice's sum is that
+      all = first_slice_ ? slice : float2{__fadd_rn(all.x, slice.x), __fadd_rn(all.y, slice.y)};
     }
+    first_slice_ = false;
+    clear();
   }
   // All of the sums are one group's; so many rows behind K have counted as values less zero points.
   __device__ __forceinline__ void put_all(int behind, bool is_part) {
