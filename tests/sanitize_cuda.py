@@ -283,10 +283,10 @@ def run_grouped(options: argparse.Namespace, verdict: Wrong) -> None:
         given = {"y": torch.randn(tokens * k, 33), "weights": torch.rand(tokens, k)}
         found = []
         for device in (DEVICE, "cpu"):
-            order = scaled_mm.moe_sort(index.to(device), experts)
+            sorted_ = scaled_mm.moe_sort(index.to(device), experts)
             moved = {name: x.to(device) for name, x in given.items()}
-            d = scaled_mm.moe_combine(**moved, order=order.order)
-            found.append({**order._asdict(), "d": d})
+            d = scaled_mm.moe_combine(**moved, places=sorted_.places)
+            found.append({**sorted_._asdict(), "d": d})
         verdict.compare(*found, tokens, k, experts)
 
 

@@ -63,10 +63,10 @@ def test_what_experts_make_of_a_token_is_added_up(dtype: torch.dtype) -> None:
     for tokens, k, n in ((0, 2, 8), (1, 1, 1), (1, 8, 2048), (33, 2, 130), (500, 8, 1001)):
         y = torch.from_numpy(rng.standard_normal((tokens * k, n), dtype=np.float32)).to(dtype)
         weights = torch.from_numpy(rng.random((tokens, k), dtype=np.float32))
-        order = torch.from_numpy(rng.permutation(tokens * k).astype(np.int32))
+        places = torch.from_numpy(rng.permutation(tokens * k).astype(np.int32)).view(tokens, k)
         more = torch.from_numpy(rng.standard_normal((tokens, n), dtype=np.float32))
         for options in ({}, {"residual": more.to(dtype), "out_dtype": torch.float32}):
-            expected = {"d": moe_combine(y, weights, order, **options).to(DEVICE)}
-            there = on_device({"y": y, "weights": weights, "order": order, **options})
+            expected = {"d": moe_combine(y, weights, places, **options).to(DEVICE)}
+            there = on_device({"y": y, "weights": weights, "places": places, **options})
             got = {"d": moe_combine(**there)}
             assert_all("moe_combine", got, expected, tokens, k, n)

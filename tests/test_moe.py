@@ -206,23 +206,24 @@ def test_sorted_tokens(tokens: int, k: int, experts: int, dtype: torch.dtype) ->
 def test_combined_tokens(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     for tokens, k, n in ((0, 2, 5), (1, 1, 1), (7, 3, 64), (40, 8, 150), (3, 2, 0), (4, 0, 3)):
-        order = torch.randperm(tokens * k, generator=generator).int()
-        y = torch.randn(n, tokens * k, generator=generator).t().to(dtype)
+        rows = tokens * k + 3
+        places = torch.randperm(rows, generator=generator).int()[:-3].view(tokens, k)
+        y = torch.randn(n, rows, generator=generator).t().to(dtype)
         if y.numel() > 20:
             y[0, 0], y[0, -1], y[-1, 0] = torch.inf, torch.nan, -0.0
         weights, residual = torch.rand(k, tokens).t(), torch.randn(tokens, n).half()
         for more in ({}, {"residual": residual}, {"out_dtype": torch.float32}):
             for w in (weights, weights.to(dtype).contiguous()):
-                expected = reference.moe_combine(y, w, order, **more)
+                expected = reference.moe_combine(y, w, places, **more)
                 for isa in each_isa():
-                    assert_bits(moe_combine(y, w, order, **more), expected, isa, tokens)
+                    assert_bits(moe_combine(y, w, places, **more), expected, isa, tokens)
 
 
 GOOD = replace(CASES["some-True"], azp=True, n=8, k=6, experts=3, count=10, name="good").build()
 COMBINE: dict[str, Any] = {
     "y": torch.ones(6, 4),
     "weights": torch.ones(3, 2),
-    "order": torch.arange(6).int(),
+    "places": torch.arange(6).int().view(3, 2),
 }
 SORT: dict[str, Any] = {"top_k_index": torch.zeros(3, 2, dtype=torch.int64), "num_experts": 4}
 PACKED = pack_weight_int8(GOOD["b"])
@@ -265,17 +266,19 @@ GROUPED_TYPES = {
     "out_dtype must be a torch.dtype, got str": {"out_dtype": "half"},
 }
 COMBINED = {
-    r"y must have T \* k = 6 rows": {"y": torch.ones(5, 4)},
+    r"y must be a matrix \[R, N\]": {"y": torch.ones(6)},
     "y must be float32, bfloat16 or float16, got int32": {"y": torch.ones(6, 4).int()},
     r"weights must be a matrix \[T, k\]": {"weights": torch.ones(6)},
-    r"order must have each of 0\.\.5 once, got 0": {"order": torch.zeros(6).int()},
-    "order must have each of .*, got 6": {"order": torch.arange(6).int() + 1},
-    "order must be int32": {"order": torch.arange(6)},
+    r"places must name rows 0\.\.5 of y, got 6": {"places": COMBINE["places"] + 1},
+    "places must name rows .*, got -1": {"places": COMBINE["places"] - 1},
+    r"places must name rows 0\.\.-1 of y": {"y": torch.ones(0, 4)},
+    r"places must have the shape of weights, .*\(3, 2\)": {"places": COMBINE["places"].view(2, 3)},
+    "places must be int32": {"places": torch.zeros(3, 2).long()},
     r"residual must have the output's shape": {"residual": torch.ones(3, 5)},
     "out_dtype must be bfloat16, float16 or float32": {"out_dtype": torch.int8},
 }
 COMBINED_TYPES = {
-    "order must be a Tensor, got list": {"order": [0]},
+    "places must be a Tensor, got list": {"places": [0]},
     "out_dtype must be a torch.dtype, got str": {"out_dtype": "half"},
 }
 SORTED = {
@@ -312,10 +315,10 @@ def test_opcheck(b: Tensor) -> None:
 
 def block(x: Tensor, index: Tensor, weights: Tensor, b: Any = B) -> Tensor:
     q, scale, azp = scaled_mm.quantize_int8(x, symmetric=False)
-    rows, offsets, order = moe_sort(index, 3)
+    rows, offsets, places = moe_sort(index, 3)
     adj = GOOD["azp_adj"]
     y = grouped_mm(q, b, offsets, scale, GOOD["scale_b"], azp=azp, azp_adj=adj, rows=rows)
-    return moe_combine(y, weights, order, residual=x[:, :1].expand(-1, y.shape[1]))
+    return moe_combine(y, weights, places, residual=x[:, :1].expand(-1, y.shape[1]))
 
 
 def test_exported() -> None:

@@ -14,7 +14,7 @@ inline void combine(const CombinedTokens& p, int64_t begin, int64_t end) {
         float weight;
         widen_columns(p.weights, token, j, &weight, 1);
         float* const to = j == 0 ? sum : part;
-        widen_columns(p.y, p.row_of[token * p.top_k + j], col, to, count);
+        widen_columns(p.y, p.places[token * p.top_k + j], col, to, count);
         for (int n = 0; n < count; ++n) to[n] *= weight;
         if (j == 0) continue;
         for (int n = 0; n < count; ++n) sum[n] += part[n];

@@ -90,21 +90,15 @@ void run(Checked<GroupedInt8Problem>& checked) {
 
 using Maybe = std::optional<Tensor>;
 
-Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& order,
+Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& places,
                    const Maybe& residual, const std::optional<ScalarType>& out_dtype) {
-  const int32_t* places = nullptr;
-  Checked<CombinedTokens> checked =
-      check_moe_combine(y, weights, order, residual, out_dtype, places);
-  CombinedTokens& p = checked.problem;
-  const int64_t count = p.tokens * p.top_k;
-  std::vector<int32_t> row_of(static_cast<size_t>(count), -1);
-  for (int64_t row = 0; row < count; ++row) {
-    if (places[row] < 0 || places[row] >= count || row_of[places[row]] != -1) {
-      refuse("order", cat("have each of 0..", count - 1, " once"), cat(places[row]));
+  const auto checked = check_moe_combine(y, weights, places, residual, out_dtype);
+  const CombinedTokens& p = checked.problem;
+  for (int64_t i = 0; i < p.tokens * p.top_k; ++i) {
+    if (p.places[i] < 0 || p.places[i] >= p.rows) {
+      refuse("places", cat("name rows 0..", p.rows - 1, " of y"), cat(p.places[i]));
     }
-    row_of[places[row]] = static_cast<int32_t>(row);
   }
-  p.row_of = row_of.data();
   const InstructionSet& isa = instruction_set();
   const int64_t elements = std::max<int64_t>(p.columns * (p.top_k + 1), 1);  // of a token
   torch::stable::parallel_for(0, p.tokens, std::max<int64_t>(1, (int64_t{1} << 15) / elements),

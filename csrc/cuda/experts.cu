@@ -45,15 +45,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// row_of[order[row]] = row.
-__global__ void __launch_bounds__(kThreads)
-    invert(const int32_t* const order, const int count, int32_t* const row_of) {
-  launch_dependents();
-  wait_for_dependencies();
-  const int row = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (row < count) row_of[min(max(order[row], 0), count - 1)] = row;
-}
-
 __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ CombinedTokens p) {
   launch_dependents();
   wait_for_dependencies();
@@ -87,15 +78,8 @@ Matrix<const int8_t> sorted_rows(const GroupedInt8Problem& p, const Scope& scope
   return {reinterpret_cast<const int8_t*>(copy), 16 * words, 1};
 }
 
-void combine_by_token(CombinedTokens p, const int32_t* order, const Scope& scope) {
+void combine_by_token(const CombinedTokens& p, const Scope& scope) {
   if (p.tokens == 0 || p.columns == 0) return;
-  const auto count = static_cast<int>(p.tokens * p.top_k);
-  if (count > 0) {
-    auto* const row_of = scope.allocate<int32_t>(count);
-    launch_early(invert, {static_cast<unsigned>(ceil_div(count, kThreads)), kThreads}, scope, order,
-                 count, row_of);
-    p.row_of = row_of;
-  }
   const int64_t blocks = ceil_div(p.tokens * ceil_div(p.columns, int64_t{8}), kThreads);
   launch_early(combine, {static_cast<unsigned>(std::min<int64_t>(blocks, 1 << 20)), kThreads},
                scope, p);

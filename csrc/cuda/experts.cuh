@@ -47,7 +47,7 @@ __device__ void sort_experts(const T* const expert_of, const int count, const in
     const bool mine = expert_at(i) == expert;
     const unsigned lanes = __ballot_sync(~0u, mine);
     const int row = next + __popc(lanes & ((1u << lane) - 1));
-    if (mine) to.rows[row] = i / top_k, to.order[row] = i;
+    if (mine) to.rows[row] = i / top_k, to.places[i] = row;
     next += __popc(lanes);
   }
 }
@@ -65,14 +65,14 @@ __device__ inline void add_experts(const CombinedTokens& p, int64_t token, int64
                                    int inside, float (&sum)[8]) {
   const auto* const y = static_cast<const typename Format<dtype>::storage*>(p.y.data);
   constexpr int kAtOnce = 4;
-  const int rows = static_cast<int>(p.tokens) * p.top_k;
+  const int last = static_cast<int>(p.rows) - 1;
   for (int begin = 0; begin < p.top_k; begin += kAtOnce) {
     int row[kAtOnce];
     float weight[kAtOnce], value[kAtOnce][8];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int j = min(begin + i, p.top_k - 1);
-      row[i] = min(max(p.row_of[token * p.top_k + j], 0), rows - 1);
+      row[i] = min(max(p.places[token * p.top_k + j], 0), last);
       weight[i] = load_float(p.weights, token, j);
     }
 #pragma unroll

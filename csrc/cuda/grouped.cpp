@@ -1,5 +1,5 @@
 // Mixtures of experts on CUDA: problem -> kernel -> launch. Nothing waits for the device, so values
-// of offsets, rows and order are not refused: what names nothing stands for the nearest.
+// of offsets, rows and places are not refused: what names nothing stands for the nearest.
 #include "cuda/grouped.h"
 
 #include <torch/csrc/stable/library.h>
@@ -59,12 +59,15 @@ void run(Checked<GroupedInt8Problem>& checked) {
 
 using Maybe = std::optional<Tensor>;
 
-Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& order,
+Tensor moe_combine(const Tensor& y, const Tensor& weights, const Tensor& places,
                    const Maybe& residual, const std::optional<ScalarType>& out_dtype) {
-  const int32_t* places = nullptr;
-  const auto checked = check_moe_combine(y, weights, order, residual, out_dtype, places);
-  must_fit("y", "rows", checked.problem.tokens * checked.problem.top_k);
-  combine_by_token(checked.problem, places, Scope(y));
+  const auto checked = check_moe_combine(y, weights, places, residual, out_dtype);
+  const CombinedTokens& p = checked.problem;
+  must_fit("y", "rows", p.rows);
+  if (p.rows == 0 && weights.numel() > 0) {
+    refuse("places", "be empty, as y has no rows", cat(p.tokens * p.top_k, " places"));
+  }
+  combine_by_token(p, Scope(y));
   return checked.outputs[0];
 }
 

@@ -8,7 +8,6 @@ namespace scaled_mm::cuda {
 void sort_by_expert(const TopK& p, const Scope& scope);
 // The rows of A that those of D are of, beginning at multiples of 16 bytes: A itself, or a copy.
 Matrix<const int8_t> sorted_rows(const GroupedInt8Problem& p, const Scope& scope);
-// order: as moe_sort gives it, which p.row_of is made of.
-void combine_by_token(CombinedTokens p, const int32_t* order, const Scope& scope);
+void combine_by_token(const CombinedTokens& p, const Scope& scope);
 
 }  // namespace scaled_mm::cuda

@@ -117,7 +117,7 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
       "Tensor? order=None, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
       "Tensor? rows=None, bool settled=False) -> Tensor");
   ops.def(
-      "moe_combine(Tensor y, Tensor weights, Tensor order, *, Tensor? residual=None, "
+      "moe_combine(Tensor y, Tensor weights, Tensor places, *, Tensor? residual=None, "
       "ScalarType? out_dtype=None) -> Tensor");
   // CUDA's; moe_sort is made of torch's ops.
   ops.def("_moe_sort(Tensor top_k_index, int num_experts) -> (Tensor, Tensor, Tensor)");

@@ -168,24 +168,28 @@ Checked<GroupedInt8Problem> check_grouped_mm(const GroupedArguments& given) {
 }
 
 Checked<CombinedTokens> check_moe_combine(const Tensor& y, const Tensor& weights,
-                                          const Tensor& order,
+                                          const Tensor& places,
                                           const std::optional<Tensor>& residual,
-                                          const std::optional<ScalarType>& out_dtype,
-                                          const int32_t*& order_data) {
+                                          const std::optional<ScalarType>& out_dtype) {
   Checked<CombinedTokens> checked;
   CombinedTokens& p = checked.problem;
   const DType of_y = must_be_float("y", y);
-  if (y.dim() != 2) refuse("y", "be a matrix [T * k, N]", shape(y));
+  if (y.dim() != 2) refuse("y", "be a matrix [R, N]", shape(y));
   must_be_float("weights", weights);
   must_share_device("weights", weights, "y", y);
   if (weights.dim() != 2) refuse("weights", "be a matrix [T, k]", shape(weights));
   p.tokens = weights.size(0);
   p.top_k = static_cast<int>(weights.size(1));
+  p.rows = y.size(0);
   p.columns = y.size(1);
-  if (y.size(0) != weights.numel()) {
-    refuse("y", cat("have T * k = ", weights.numel(), " rows, one for each of weights"), shape(y));
+  must_be("places", places, ScalarType::Int);
+  must_share_device("places", places, "y", y);
+  if (!places.sizes().equals(weights.sizes())) {
+    refuse("places", "have the shape of weights, " + shape(weights), shape(places));
   }
-  order_data = check_index("order", order, weights.numel(), "y", y, checked.inputs);
+  const Tensor& packed =
+      places.is_contiguous() ? places : checked.inputs.emplace_back(row_major_copy(places));
+  p.places = static_cast<const int32_t*>(packed.const_data_ptr());
   p.y = operand_along(epilogue::Axis::Full, y, checked.inputs);
   p.weights = operand_along(epilogue::Axis::Full, weights, checked.inputs);
   if (residual) {
@@ -222,14 +226,14 @@ Checked<TopK> check_moe_sort(const Tensor& top_k_index, int64_t num_experts) {
   p.tokens = top_k_index.size(0);
   p.top_k = top_k_index.size(1);
   p.experts = num_experts;
-  const auto add = [&](int64_t size) {
+  const auto add = [&](std::vector<int64_t> sizes) {
     const Tensor& out =
-        checked.outputs.emplace_back(new_empty(top_k_index, {size}, ScalarType::Int));
+        checked.outputs.emplace_back(new_empty(top_k_index, std::move(sizes), ScalarType::Int));
     return static_cast<int32_t*>(out.mutable_data_ptr());
   };
-  p.to.rows = add(p.tokens * p.top_k);
-  p.to.offsets = add(num_experts);
-  p.to.order = add(p.tokens * p.top_k);
+  p.to.rows = add({p.tokens * p.top_k});
+  p.to.offsets = add({num_experts});
+  p.to.places = add({p.tokens, p.top_k});
   return checked;
 }
 

@@ -49,17 +49,18 @@ struct GroupedInt8Problem {
 // Where moe_sort puts the rows of each expert, one expert's behind another's.
 struct SortedTokens {
   int32_t* rows = nullptr;     // [tokens * top_k]: of each sorted row the token,
-  int32_t* order = nullptr;    // [tokens * top_k]: and its place among the tokens' experts
   int32_t* offsets = nullptr;  // [experts]: where each expert's rows end
+  int32_t* places = nullptr;   // [tokens, top_k]: of each token's j-th expert the sorted row
 };
 
-// D [tokens, columns] = sum over j, in its order, of RN(weights[t, j] * y[row_of[t * top_k + j]]),
-// + residual, in float32.
+// D [tokens, columns] = sum over j, in its order, of RN(weights[t, j] * y[places[t, j]]), +
+// residual, in float32.
 struct CombinedTokens {
-  EpilogueOperand y;         // [tokens * top_k, columns], sorted
-  EpilogueOperand weights;   // [tokens, top_k]
-  EpilogueOperand residual;  // [tokens, columns]; or absent
-  const int32_t* row_of = nullptr;
+  EpilogueOperand y;                // [rows, columns], sorted
+  EpilogueOperand weights;          // [tokens, top_k]
+  EpilogueOperand residual;         // [tokens, columns]; or absent
+  const int32_t* places = nullptr;  // [tokens, top_k]
+  int64_t rows = 0;                 // of y
   int64_t tokens = 0;
   int64_t columns = 0;
   int top_k = 1;
@@ -76,7 +77,7 @@ struct TopK {
   int64_t experts = 0;
   SortedTokens to;
 };
-// outputs: rows, offsets, order.
+// outputs: rows, offsets, places.
 Checked<TopK> check_moe_sort(const Tensor& top_k_index, int64_t num_experts);
 
 // A call of grouped_mm. b_shape is (E, K, N) where b is a packed stack [E, bytes].
@@ -86,15 +87,14 @@ struct GroupedArguments {
   const Shape& b_shape;
   Int8Ending ending;
 };
-// outputs[0] is D in both. Values of offsets, rows and order are not looked at.
+// outputs[0] is D in both. Values of offsets, rows and places are not looked at.
 Checked<GroupedInt8Problem> check_grouped_mm(const GroupedArguments& given);
-// The elements of offsets, rows or order: int32 [count], or of any length where that is -1.
+// The elements of offsets or rows: int32 [count], or of any length where that is -1.
 const int32_t* check_index(const char* argument, const Tensor& t, int64_t count, const char* of,
                            const Tensor& a, std::vector<Tensor>& copies);
 Checked<CombinedTokens> check_moe_combine(const Tensor& y, const Tensor& weights,
-                                          const Tensor& order,
+                                          const Tensor& places,
                                           const std::optional<Tensor>& residual,
-                                          const std::optional<ScalarType>& out_dtype,
-                                          const int32_t*& order_data);
+                                          const std::optional<ScalarType>& out_dtype);
 
 }  // namespace scaled_mm

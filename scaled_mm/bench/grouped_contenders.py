@@ -127,11 +127,11 @@ def _int8_run(
     block: Block, mm: Callable[..., Tensor], up: Any, down: Any, s_up: Tensor, s_down: Tensor
 ) -> Run:
     def run(tokens: Tokens) -> Tensor:
-        rows, offsets, order = moe_sort(tokens.index, block.experts)
+        rows, offsets, places = moe_sort(tokens.index, block.experts)
         q, scale, _ = quantize_int8(tokens.x)
         h = mm(q, up, offsets, scale, s_up, rows=rows, activation="swiglu")
         q, scale, _ = quantize_int8(h)
-        return moe_combine(mm(q, down, offsets, scale, s_down), tokens.weights, order)
+        return moe_combine(mm(q, down, offsets, scale, s_down), tokens.weights, places)
 
     return run
 
@@ -204,7 +204,7 @@ def _humming(stacks: Stacks) -> Run:
     )
 
     def run(tokens: Tokens) -> Tensor:
-        rows, offsets, order = moe_sort(tokens.index, stacks.block.experts)
+        rows, offsets, places = moe_sort(tokens.index, stacks.block.experts)
         given: dict[str, Any] = {
             "expert_layout": functional.pad(offsets.long(), (1, 0)),
             "compute_config": {"gemm_type": "grouped_contiguous"},
@@ -213,7 +213,7 @@ def _humming(stacks: Stacks) -> Run:
         q, scale, _ = quantize_int8(tokens.x)
         h = up(q[rows], input_scale=scale[rows], **given)
         q, scale, *_ = silu_mul_quantize_int8(h)
-        return moe_combine(down(q, input_scale=scale, **given), tokens.weights, order)
+        return moe_combine(down(q, input_scale=scale, **given), tokens.weights, places)
 
     return run
 

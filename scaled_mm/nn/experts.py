@@ -69,11 +69,11 @@ class ScaledExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """y [T, H] of hidden_states' dtype, which is float [T, H]; both others are [T, k]."""
         first, down = (self.get_submodule(name) for name in self.layers())
-        rows, offsets, order = moe_sort(top_k_index, self.num_experts)
+        rows, offsets, places = moe_sort(top_k_index, self.num_experts)
         h = first(hidden_states, offsets, rows=rows, activation=self.activation)
         if self.activation is None:
             h = gated(self.gating, h)
-        return moe_combine(down(h, offsets), top_k_weights, order)
+        return moe_combine(down(h, offsets), top_k_weights, places)
 
 
 def layers_in(module: nn.Module) -> dict[str, Callable[[], nn.Module]]:

@@ -84,8 +84,8 @@ class SortedTokens(NamedTuple):
     """int32 [T * k]: of each sorted row the token."""
     offsets: Tensor
     """int32 [E]: where the rows of each expert end."""
-    order: Tensor
-    """int32 [T * k]: of each sorted row its place in top_k_index, flattened."""
+    places: Tensor
+    """int32 [T, k]: the sorted row of each token's j-th expert."""
 
 
 def moe_sort(top_k_index: Tensor, num_experts: int) -> SortedTokens:
@@ -115,29 +115,29 @@ def moe_sort(top_k_index: Tensor, num_experts: int) -> SortedTokens:
     experts = torch.arange(num_experts, dtype=flat.dtype, device=flat.device)
     offsets = torch.searchsorted(expert, experts, right=True, out_int32=True)
     rows = order // torch.sym_max(top_k_index.shape[1], 1)
-    return SortedTokens(rows.int(), offsets, order.int())
+    places = order.argsort().int().view(top_k_index.shape)
+    return SortedTokens(rows.int(), offsets, places)
 
 
 def moe_combine(
     y: Tensor,
     weights: Tensor,
-    order: Tensor,
+    places: Tensor,
     *,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The sum of what experts made of each token.
 
-        D[t] = sum over j of weights[t, j] * y[i] (+ residual[t]),   order[i] = t * k + j
+        D[t] = sum over j of weights[t, j] * y[places[t, j]] (+ residual[t])
 
     Each product is rounded to float32, they are added in float32 in the order of j, then the
     residual, and the sum is rounded to out_dtype once: the same bits on every run.
 
     Args:
-        y: float16, bfloat16 or float32 [T * k, N], sorted.
+        y: float16, bfloat16 or float32 [R, N], sorted.
         weights: [T, k] of such a dtype.
-        order: int32 [T * k], that of `moe_sort`: each of 0 .. T * k - 1 once, which only the CPU
-            checks.
+        places: int32 [T, k], those of `moe_sort`: rows of y, which only the CPU checks.
         residual: [T, N] of such a dtype.
         out_dtype: of D; None: y's.
 
@@ -150,9 +150,9 @@ def moe_combine(
     """
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype must be a torch.dtype, got {type(out_dtype).__name__}")
-    operands = {"y": y, "weights": weights, "order": order}
+    operands = {"y": y, "weights": weights, "places": places}
     settings = {"out_dtype": out_dtype}
-    return called(_moe_combine, (y, weights, order), operands, {"residual": residual}, settings)
+    return called(_moe_combine, (y, weights, places), operands, {"residual": residual}, settings)
 
 
 # --- shapes only ----------------------------------------------------------------------------------
@@ -192,22 +192,21 @@ def _(
 def _(
     y: Tensor,
     weights: Tensor,
-    order: Tensor,
+    places: Tensor,
     *,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    must_share_device("y", y, weights=weights, order=order, residual=residual)
-    must_have_shape("y", y, y.dim() == 2, "be a matrix [T * k, N]")
+    must_share_device("y", y, weights=weights, places=places, residual=residual)
+    must_have_shape("y", y, y.dim() == 2, "be a matrix [R, N]")
     must_have_shape("weights", weights, weights.dim() == 2, "be a matrix [T, k]")
-    count = weights.shape[0] * weights.shape[1]
-    rule = f"have T * k = {count} rows, one for each of weights"
-    must_have_shape("y", y, y.shape[0] == count, rule)
+    rule = f"have the shape of weights, {shape_text(weights)}"
+    must_have_shape("places", places, places.shape == weights.shape, rule)
     return y.new_empty([weights.shape[0], y.shape[1]], dtype=out_dtype or y.dtype)
 
 
 @torch.library.register_fake("scaled_mm::_moe_sort")
 def _(top_k_index: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    sizes = (top_k_index.numel(), num_experts, top_k_index.numel())
-    rows, offsets, order = (top_k_index.new_empty([size], dtype=torch.int32) for size in sizes)
-    return rows, offsets, order
+    sizes = ([top_k_index.numel()], [num_experts], top_k_index.shape)
+    rows, offsets, places = (top_k_index.new_empty(size, dtype=torch.int32) for size in sizes)
+    return rows, offsets, places

@@ -73,7 +73,7 @@ class SpreadExperts(ScaledExperts):
         experts, group = top_k_index.contiguous(), self.mesh.get_group()
         ends = torch.tensor(self.ends, device=experts.device, dtype=experts.dtype)
         to = torch.searchsorted(ends, experts, right=True)
-        tokens, offsets, order = moe_sort(to, len(self.ends))
+        tokens, offsets, places = moe_sort(to, len(self.ends))
         sent = offsets.diff(prepend=offsets.new_zeros(1))
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=group)
@@ -85,9 +85,10 @@ class SpreadExperts(ScaledExperts):
             return made
 
         rows = bring(hidden_states[tokens], there, back)
-        index = bring(experts.flatten()[order], there, back).unsqueeze(-1) - self.begin
+        sorted_ = experts.new_empty(len(tokens)).index_put((places.long(),), experts)
+        index = bring(sorted_, there, back).unsqueeze(-1) - self.begin
         y = super().forward(rows, index, torch.ones_like(index, dtype=torch.float32))
-        return moe_combine(bring(y, back, there), top_k_weights, order)
+        return moe_combine(bring(y, back, there), top_k_weights, places)
 
     def extra_repr(self) -> str:
         return f"experts {self.begin} to {self.begin + self.num_experts - 1} of {self.ends[-1]}"

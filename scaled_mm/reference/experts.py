@@ -47,35 +47,34 @@ def grouped_mm(
 
 
 def moe_sort(top_k_index: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`scaled_mm.moe_sort`, token by token: rows, offsets, order."""
+    """`scaled_mm.moe_sort`, token by token: rows, offsets, places."""
     k = top_k_index.shape[1]
     experts = [e if 0 <= e < num_experts else num_experts for e in top_k_index.flatten().tolist()]
     order = sorted(range(len(experts)), key=lambda place: experts[place])
     ends = [sum(of <= e for of in experts) for e in range(num_experts)]
-    columns = ([place // k for place in order], ends, order)
-    rows, offsets, order_ = (torch.tensor(x, dtype=torch.int32) for x in columns)
-    return rows, offsets, order_
+    rows, offsets = (torch.tensor(x, dtype=torch.int32) for x in ([i // k for i in order], ends))
+    places = torch.empty(top_k_index.numel(), dtype=torch.int32)
+    places[order] = torch.arange(len(order), dtype=torch.int32)
+    return rows, offsets, places.view(top_k_index.shape)
 
 
 @ieee()
 def moe_combine(
     y: Tensor,
     weights: Tensor,
-    order: Tensor,
+    places: Tensor,
     *,
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """R1 of `scaled_mm.moe_combine`: RN32(w y) for each part, added in float32 in the order of j,
     the residual last; then rounded once."""
-    values, factors = to_numpy(y), to_numpy(weights)
+    values, factors, row_of = to_numpy(y), to_numpy(weights), to_numpy(places)
     tokens, k = factors.shape
-    places = np.empty(len(values), np.int64)
-    places[to_numpy(order)] = np.arange(len(values))
     total = np.zeros((tokens, values.shape[1]), np.float32)
     with np.errstate(all="ignore"):
         for j in range(k):
-            part = factors[:, j, None] * values[places.reshape(tokens, k)[:, j]]
+            part = factors[:, j, None] * values[row_of[:, j]]
             total = part if j == 0 else total + part
         if residual is not None:
             total = total + to_numpy(residual)

@@ -91,20 +91,22 @@ void check_sort(int tokens, int top_k, int experts) {
   const int count = tokens * top_k;
   std::vector<T> of(count);
   for (T& e : of) e = static_cast<T>(below(experts + 2) - 1);
-  std::vector<int32_t> rows(count, -1), order(count, -1), offsets(experts, -1), expected(count);
+  std::vector<int32_t> rows(count, -1), places(count, -1), offsets(experts, -1), expected(count);
   blockDim = {cuda::kSortThreads, 1, 1};
   for (blockIdx.x = 0; blockIdx.x <= experts; ++blockIdx.x) {
     Block::run(cuda::kSortThreads, [&] {
       cuda::sort_experts(of.data(), count, experts, top_k,
-                         {rows.data(), order.data(), offsets.data()});
+                         {rows.data(), offsets.data(), places.data()});
     });
   }
   blockIdx.x = 0;
   const auto key = [&](int i) { return of[i] < 0 || of[i] >= experts ? experts : int(of[i]); };
   for (int i = 0; i < count; ++i) expected[i] = i;
   std::stable_sort(expected.begin(), expected.end(), [&](int i, int j) { return key(i) < key(j); });
-  int wrong = order != expected;
-  for (int i = 0; i < count; ++i) wrong += rows[i] != expected[i] / top_k;
+  int wrong = 0;
+  for (int i = 0; i < count; ++i) {
+    wrong += rows[i] != expected[i] / top_k || places[expected[i]] != i;
+  }
   for (int e = 0; e < experts; ++e) {
     wrong += offsets[e] !=
              std::count_if(expected.begin(), expected.end(), [&](int i) { return key(i) <= e; });
@@ -117,18 +119,19 @@ void check_sort(int tokens, int top_k, int experts) {
 
 void check_combine(int64_t tokens, int64_t columns, int top_k) {
   std::vector<float> y(tokens * top_k * columns), weights(tokens * top_k), d(tokens * columns);
-  std::vector<int32_t> row_of(tokens * top_k);
+  std::vector<int32_t> places(tokens * top_k);
   const auto number = [] { return static_cast<float>(below(1 << 20)) / 777.0f; };
   for (float& x : y) x = number();
   for (float& x : weights) x = number();
-  for (size_t i = 0; i < row_of.size(); ++i) row_of[i] = static_cast<int32_t>(i);
-  std::shuffle(row_of.begin(), row_of.end(), random_bits);
+  for (size_t i = 0; i < places.size(); ++i) places[i] = static_cast<int32_t>(i);
+  std::shuffle(places.begin(), places.end(), random_bits);
   blockDim = {32, 1, 1}, gridDim = {2, 1, 1};
   for (blockIdx.x = 0; blockIdx.x < 2; ++blockIdx.x) {
     Block::run(32, [&] {
       cuda::combine_experts({.y = {y.data(), DType::float32, columns, 1},
                              .weights = {weights.data(), DType::float32, top_k, 1},
-                             .row_of = row_of.data(),
+                             .places = places.data(),
+                             .rows = tokens * top_k,
                              .tokens = tokens,
                              .columns = columns,
                              .top_k = top_k,
@@ -141,7 +144,7 @@ void check_combine(int64_t tokens, int64_t columns, int top_k) {
   for (int64_t i = 0; i < tokens * columns; ++i) {
     float sum = 0;
     for (int64_t j = i / columns * top_k; j < (i / columns + 1) * top_k; ++j) {
-      const float part = y[row_of[j] * columns + i % columns] * weights[j];
+      const float part = y[places[j] * columns + i % columns] * weights[j];
       sum = j % top_k == 0 ? part : sum + part;
     }
     wrong += sum != d[i];
