@@ -45,6 +45,7 @@ def more_cases() -> Iterator[Case]:
     sizes = [(64, 72, 32), (128, 64, 128), (1056, 65, 96), (1472, 224, 64), (4096, 1032, 128)]
     sizes += [(2080, 264, 2080), (1000, 136, 1000), (2176, 1, 128), (300, 24, 300), (96, 8, 32)]
     sizes += [(4096, 200, 32), (2304, 130, 768), (3200, 96, 160), (8192, 40, 2048), (33, 3, 33)]
+    sizes += [(14336, 520, 128), (9344, 136, 32), (9216, 72, 2304)]
     endings = itertools.cycle(("", *ACTIVATIONS, "residual"))
     azps = itertools.cycle(("", "token", "", "one", "wraps"))
     for i, ((k, n, group), zeros, out) in enumerate(
@@ -93,6 +94,7 @@ def test_one_group_has_the_bits_of_scaled_mm() -> None:
 
 BLOCK_SIZES = [(1, 256, 128), (3, 130, 200), (7, 1, 300), (40, 300, 2500), (130, 128, 1024)]
 BLOCK_SIZES += [(34, 140, 0), (1, 4097, 4096), (65, 1031, 1160), (257, 384, 3000), (16, 64, 1025)]
+BLOCK_SIZES += [(20, 260, 9300), (300, 130, 14336)]
 
 
 @pytest.mark.parametrize("size", BLOCK_SIZES)

@@ -87,7 +87,15 @@ def _cases() -> Any:
     for rows, azp, group in itertools.product((3, 4, 5, 6), ("", "token"), (64, 0)):
         more = {"zeros": rows % 2 == 0, "azp": azp, "out_dtype": torch.float32}
         yield Case(f"few-{rows}-{azp}-{group}", (rows,), 200, 2176, group or 2176, **more)
-    for k, group in ((4352, 32), (3072, 1024), (4500, 4500), (7, 7), (30, 30), (2304, 768)):
+    for k, group in (
+        (4352, 32),
+        (3072, 1024),
+        (4500, 4500),
+        (7, 7),
+        (30, 30),
+        (2304, 768),
+        (9344, 32),
+    ):
         yield Case(f"slices-{k}-{group}", (34,), 40, k, group, True, "token", bias=True)
         yield Case(f"slices-row-{k}-{group}", (1,), 300, k, group, out_dtype=torch.float32)
     for ending, out in itertools.product((*ACTIVATIONS, "residual"), OUTS):
@@ -155,6 +163,7 @@ def blocks(m: int, n: int, k: int, seed: int = 0, **more: Any) -> dict[str, Any]
 
 
 SIZES = [(1, 256, 128), (3, 130, 200), (7, 1, 300), (40, 300, 2500), (130, 128, 1024), (34, 140, 0)]
+SIZES += [(5, 40, 9300)]
 S = torch.tensor([0.02])
 ENDINGS: dict[str, dict[str, Any]] = {
     "plain": {"out_dtype": torch.float32},

@@ -22,6 +22,7 @@ inline constexpr int kColBlock = 64;
 
 // Those of a product whose scales change along K: of a block, and of a cache line of words.
 inline constexpr int kKScalesCols = 128;
+inline constexpr int64_t kSpanRows = 1024;  // of K, at most, that it walks at a time
 
 // The columns of a task of a lowbit product: of 4 bits a cache line of each row's words.
 inline constexpr int kLowbitCols = 128;

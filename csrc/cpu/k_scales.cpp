@@ -37,7 +37,7 @@ void multiply_groups(Checked<KScalesProblem>& checked) {
   const InstructionSet& isa = instruction_set();
   if (size.m == 0 || size.n == 0) return;
   if (p.order) gather(checked);
-  const int64_t width = std::clamp<int64_t>(size.k, 1, kSlice) * isa.a_value_bytes;
+  const int64_t width = std::clamp<int64_t>(size.k, 1, kSpanRows) * isa.a_value_bytes;
   const int64_t fitting = std::min(kMostRows, kSpanBytes / width);
   const Tiling tiling = cut_rows(size.m, ceil_div(size.n, kKScalesCols), isa.tile_rows,
                                  std::max<int64_t>(fitting, isa.tile_rows));

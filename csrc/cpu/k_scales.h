@@ -2,7 +2,7 @@
 //
 // A task is kKScalesCols columns of a block of rows. K is walked in spans, whose weights lie in
 // cache in the bytes of packed.h: in L1 a piece of a group where one tile has all rows, else in L2
-// about a slice. Of a span those pieces that stay in L1, of as many panels as a tile has, meet all
+// kSpanRows. Of a span those pieces that stay in L1, of as many panels as a tile has, meet all
 // rows before the next. A tile has the exact sums of a piece in registers; from there a group's end
 // brings them into the float sums of its slice, and a slice's end into the row's.
 //
@@ -98,7 +98,7 @@ class KScalesGemm {
         pieces_{p_.size.k, p.group,
                 one_tile_ && !(few_ && Columns::reads_once(rows_at_once(tiling.block_rows)))
                     ? kPieceRows
-                    : kSlice},
+                    : kSpanRows},
         finish_(find_k_scales_epilogue(p_.size)),
         rows_(p_, tiling, pieces_),
         columns_(p, few_ ? 0 : pieces_.depth),
@@ -108,8 +108,8 @@ class KScalesGemm {
                                         : 0),
         ones_(azp_.data ? static_cast<size_t>(Micro::row_bytes(pieces_.depth)) : 0) {
     if (!azp_.data) return;
-    int8_t ones[kSlice];
-    std::fill_n(ones, kSlice, int8_t{1});
+    int8_t ones[kSpanRows];
+    std::fill_n(ones, kSpanRows, int8_t{1});
     if (few_) {
       std::memcpy(ones_.data(), ones, pieces_.depth);
     } else {
@@ -128,7 +128,7 @@ class KScalesGemm {
       do {
         places_[count] = {pieces_, first, piece++};
         first = places_[count++].end;
-      } while (!one_tile_ && first < p_.size.k && pieces_.end(first) - begin <= kSlice);
+      } while (!one_tile_ && first < p_.size.k && pieces_.end(first) - begin <= kSpanRows);
       if (few_) {
         multiply_few(places_[0]);
       } else {
@@ -253,8 +253,8 @@ class KScalesGemm {
   Buffer<char> ones_;
   Micro micro_;
   RowOperands operands_;
-  alignas(64) int32_t column_sums_[kSlice / 32 * kKScalesCols];
-  Place places_[kSlice / 32];  // of the pieces of a span
+  alignas(64) int32_t column_sums_[kSpanRows / 32 * kKScalesCols];
+  Place places_[kSpanRows / 32];  // of the pieces of a span
 };
 
 template <class Columns>

@@ -10,11 +10,12 @@ struct Place {
   Place() = default;
   Place(const Pieces& pieces, int64_t first, int64_t piece)
       : begin(first), end(pieces.end(first)), number(piece), group(first / pieces.group) {
-    const auto slice = [&](int64_t g) { return g * pieces.group / kSlice; };
+    const int64_t columns = slice_columns(pieces.k);
+    const int64_t in_slice = group * pieces.group % columns;  // the column where the group begins
     begins_group = begin % pieces.group == 0;
     ends_group = end % pieces.group == 0 || end == pieces.k;
-    begins_slice = group == 0 || slice(group) != slice(group - 1);
-    ends_slice = end == pieces.k || slice(group) != slice(group + 1);
+    begins_slice = group == 0 || in_slice < pieces.group;
+    ends_slice = end == pieces.k || in_slice + pieces.group >= columns;
   }
 };
 

@@ -105,6 +105,7 @@ GroupsParams params_of(const KScalesProblem& p) {
       .n = static_cast<int>(n),
       .k = static_cast<int>(k),
       .group = static_cast<int>(p.group),
+      .slice = static_cast<int>(slice_columns(k)),
       .token_tiles = 0,
       .azp = static_cast<const int32_t*>(azp.data),
       .azp_stride = azp.row_stride,
@@ -152,7 +153,7 @@ void run(const KScalesProblem& p, const Scope& scope) {
   }
   params.token_tiles = static_cast<int>(ceil_div(int64_t{params.m}, int64_t{kTokens}));
   const int64_t tiles = int64_t{params.panels} * params.token_tiles;
-  const int64_t slices = ceil_div(int64_t{params.k}, kSlice);
+  const int64_t slices = ceil_div(params.k, params.slice);
   const int64_t sums = slices * params.m * params.n;
   if (slices > 1 && params.group < params.k && tiles < 4 * scope.device.sms &&
       sums * 4 <= kMostBytes) {

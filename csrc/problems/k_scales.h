@@ -5,15 +5,21 @@
 //   D = what the rest of scaled_mm's epilogue makes of it
 #pragma once
 
+#include <algorithm>
+
+#include "integers.h"
 #include "problems/int8.h"
 #include "problems/lowbit.h"
 
 namespace scaled_mm {
 
-// Groups that begin within so many columns of K are one chain of fma. Part of the bit contract.
-inline constexpr int64_t kSlice = 1024;
 // Rows and columns of a block of an int8 weight, columns of a group of its activations.
 inline constexpr int64_t kBlock = 128;
+// Groups that begin within so many columns of K are one chain of fma: there are 8 such slices at
+// most, for all but one of them may have to wait in memory. Part of the bit contract.
+constexpr int64_t slice_columns(int64_t k) {
+  return std::max<int64_t>(1024, round_up(ceil_div(k, int64_t{8}), kBlock));
+}
 
 struct KScalesProblem {
   // All that the choice of a kernel may depend on.

@@ -11,10 +11,13 @@ from torch import Tensor
 from .arithmetic import Array
 from .arrays import as_rows, to_float64, to_numpy
 
-SLICE = 1024
-"""Columns of K whose groups are one chain of fma; the chains' results are added in order."""
 BLOCK = 128
 """Rows and columns of a block of an int8 weight, columns of a group of its activations."""
+
+
+def slice_columns(k: int) -> int:
+    """Columns of K whose groups are one chain of fma; the chains' results are added in order."""
+    return max(1024, -(-k // (8 * BLOCK)) * BLOCK)
 
 
 class Groups(NamedTuple):
@@ -50,8 +53,9 @@ class Groups(NamedTuple):
 
         and +0 without groups. With row_scales s_g is RN32(row scale * scale)."""
         total = part = None
+        columns = slice_columns(self.a.shape[1])
         for g, first in enumerate(range(0, self.a.shape[1], self.group)):
-            if part is not None and first // SLICE != (first - self.group) // SLICE:
+            if part is not None and first // columns != (first - self.group) // columns:
                 total, part = part if total is None else num.joined(total, part), None
             k = slice(first, first + self.group)
             t = (self.a[:, k] @ self.b[k]).astype(np.int64)
@@ -69,8 +73,9 @@ class Groups(NamedTuple):
         """Of the terms' size, at most: of t, of s, of a slice's chain, of the slices' sum, of the
         scale behind them and what is added; and room."""
         k = self.a.shape[1]
-        chain = max(1, min(-(-k // self.group), SLICE // self.group))
-        return 5 + chain + -(-k // SLICE)
+        columns = slice_columns(k)
+        chain = max(1, min(-(-k // self.group), -(-columns // self.group)))
+        return 5 + chain + -(-k // columns)
 
 
 def in_blocks(b: Tensor, scale_b: Tensor) -> bool:

@@ -27,6 +27,7 @@ struct GroupsParams {
   int n;
   int k;
   int group;           // rows of K that share scales
+  int slice;           // slice_columns(K)
   int token_tiles;     // tiles of D along M
   const int32_t* azp;  // of a weight of 4 bits: a zero point of each token, or null
   int64_t azp_stride;
@@ -170,7 +171,7 @@ struct GroupRows {
     const auto first = [&](int64_t row) {
       return static_cast<int>(min(int64_t{p.k}, round_up(row, p.group)));
     };
-    begin = first(slice * kSlice), end = first((slice + 1) * kSlice);
+    begin = first(int64_t{slice} * p.slice), end = first((slice + 1) * int64_t{p.slice});
   }
 };
 
@@ -240,6 +241,7 @@ class GroupsTile {
     for (int32_t& x : ones_) x = 0;
     const int last = (end + 127) / 128;
     int chunk = begin / 128, left = p_.group;  // rows of the group that are to come
+    int slice_end = (begin / p_.slice + 1) * p_.slice;
     Tokens tokens;
     WeightChunk now, next;
     float scale = 0.0f;
@@ -262,8 +264,10 @@ class GroupsTile {
         if (left > 0 && !ends) continue;
         promote(now, stage, step);
         left = p_.group;
-        // The first row of the group that follows, and of this one.
-        if (ends || (row + 32) / kSlice != (row + 32 - p_.group) / kSlice) end_slice();
+        if (ends || row + 32 >= slice_end) {
+          end_slice();
+          while (slice_end <= row + 32) slice_end += p_.slice;
+        }
       }
       if (chunk + 1 < last) keep(tokens, next, scale, shared_.stages[(chunk + 1) % 2]);
       now = next;

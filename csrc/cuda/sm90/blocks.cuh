@@ -35,6 +35,7 @@ struct BlocksParams {
   int m;
   int n;
   int chunks;       // blocks of K
+  int slice;        // of them
   int tiles;        // of D, a cluster's
   int token_tiles;  // along M
   int stages;       // of the ring
@@ -156,6 +157,7 @@ class BlocksMultiplier {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sum_[i] = chain_[i] = -0.0f;
     Operands operands = next_operands();
+    int slice_end = p_.slice;
 #pragma unroll 1
     for (int chunk = 0; chunk < p_.chunks; ++chunk) {
       multiply(operands);
@@ -167,15 +169,16 @@ class BlocksMultiplier {
       cute::warpgroup_wait<0>();
       release(stage);
       promote();
-      if (chunk % kSliceChunks == kSliceChunks - 1) end_slice();
+      if (chunk + 1 == slice_end || chunk + 1 == p_.chunks) {
+        end_slice();
+        slice_end += p_.slice;
+      }
     }
-    if (p_.chunks % kSliceChunks != 0) end_slice();
     end_tile(place);
   }
 
  private:
   static constexpr int kSums = BlocksTile::kSide / 2;  // of a lane
-  static constexpr int kSliceChunks = kSlice / BlocksTile::kSide;
 
   struct Operands {  // descriptors
     uint64_t tokens, weight;

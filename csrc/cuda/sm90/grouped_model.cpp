@@ -69,11 +69,15 @@ Prediction Persistent::predict(const GroupedInt8Problem::Size& size, const Machi
   const double loads = (tile_m / 2.0 + 128) * rows, operations = 128.0 * tile_m * rows;
   const double rounds = std::ceil(blocks / machine.sms);
   const double pace = rounds - kIdleShare * (rounds - blocks / machine.sms);
+  // The last round's blocks share L2 among themselves.
+  const double last = blocks - (rounds - 1) * machine.sms;
+  const double lone = std::min(machine.lone_bytes_per_us,
+                               machine.l2_bytes_per_us * machine.sms / std::max(last, 1.0));
   const double sums = double(size.m) * double(size.n);
   const double us = kExposedEpilogueUs + (int8::is_plain(size) ? 0 : kTileEndingUs * sums);
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
                        std::max(pace * operations / machine.products_per_us,
-                                rounds * loads / machine.l2_bytes_per_us),
+                                (rounds - 1) * loads / machine.l2_bytes_per_us + loads / lone),
                        us * machine.latency, rounds * operations / machine.most_products_per_us);
 }
 

@@ -28,6 +28,7 @@ void run(const KScalesProblem& p, const Scope& scope) {
   params.m = static_cast<int>(m);
   params.n = static_cast<int>(n);
   params.chunks = static_cast<int>(ceil_div(k, Tile::kSide));
+  params.slice = static_cast<int>(slice_columns(k) / kBlock);
   params.token_tiles = static_cast<int>(ceil_div(m, params.cluster * Tile::kSide));
   params.tiles = static_cast<int>(params.token_tiles * ceil_div(n, Tile::kSide));
   params.stages = Tile::stages(device.shared_memory);

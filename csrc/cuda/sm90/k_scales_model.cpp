@@ -45,10 +45,11 @@ Pieces plan_pieces(const Units& tile, const KScalesProblem::Size& size, int sms)
   pieces.chunks = static_cast<int>(ceil_div(size.k, kUnitRows));
   // Slices have as many columns, or a group; where groups do not end with them, pieces are all of
   // K.
-  const int64_t depth = size.group == size.k       ? kUnitRows
-                        : kSlice % size.group == 0 ? kSlice
-                        : size.group % kSlice == 0 ? size.group
-                                                   : size.k;
+  const int64_t slice = slice_columns(size.k);
+  const int64_t depth = size.group == size.k      ? kUnitRows
+                        : slice % size.group == 0 ? slice
+                        : size.group % slice == 0 ? size.group
+                                                  : size.k;
   pieces.depth = static_cast<int>(ceil_div(depth, kUnitRows));
   const int count = ceil_div(pieces.chunks, pieces.depth);
   const int64_t tiles = ceil_div(size.m, tile.tokens) * ceil_div(size.n, tile.channels());

@@ -45,6 +45,7 @@ void launch(const KScalesProblem& p, const Scope& scope) {
   params.n = static_cast<int>(n);
   params.k = static_cast<int>(k);
   params.group = static_cast<int>(p.group);
+  params.slice = static_cast<int>(slice_columns(k));
   params.token_tiles = static_cast<int>(ceil_div(m, int64_t{Block::kTokens}));
   params.pieces = plan_pieces(kTile, p.size(), device.sms);
   const lowbit::PackedPlan& plan = params.pieces.plan;

@@ -267,6 +267,7 @@ __global__ __launch_bounds__(128) void reduce_parts(const __grid_constant__ Para
   const int64_t size = int64_t{tokens} * channels;
   const uint32_t* const from =
       p.partials + slot_of<kGroups>(plan, first, tile, 0) * size + token * channels + channel;
+  const uint32_t* const others = from + (second - 1) * size;
   const uint2 scales = scales_of<kGroups>(p, place.col + channel);
   const GroupsBias bias(p.end, place.col + channel);
   const float scale = groups_scale(p.end, place.row + token);
@@ -276,11 +277,10 @@ __global__ __launch_bounds__(128) void reduce_parts(const __grid_constant__ Para
     uint4 x[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int at = part + i;
       x[i] = sum.nothing();
-      if (at < parts) {
-        const int64_t slot = at == 0 ? 0 : second + at - 1;
-        x[i] = __ldcg(reinterpret_cast<const uint4*>(from + slot * size));
+      if (part + i < parts) {
+        const uint32_t* const at = part + i == 0 ? from : others + (part + i) * size;
+        x[i] = __ldcg(reinterpret_cast<const uint4*>(at));
       }
     }
 #pragma unroll

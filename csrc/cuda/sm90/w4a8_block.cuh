@@ -31,6 +31,7 @@ struct Params {
   int n;
   int k;
   int group;        // rows of K that share scales
+  int slice;        // slice_columns(K)
   int token_tiles;  // tiles of D along M
   Pieces pieces;
   int stages;          // of the ring

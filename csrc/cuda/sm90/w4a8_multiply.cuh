@@ -48,7 +48,8 @@ class Multiplier {
   // them.
   __device__ __forceinline__ void run(int chunk, int last, bool is_part, float* sums) {
     sums_ = sums, first_slice_ = true, fresh_ = true;
-    row_ = chunk * kUnitRows, begin_ = row_;
+    row_ = chunk * kUnitRows;
+    group_end_ = row_ + p_.group, slice_end_ = (row_ / p_.slice + 1) * p_.slice;
     clear();
     read();
 #pragma unroll 1
@@ -91,8 +92,9 @@ class Multiplier {
   typename Block::Fixed& fixed_;
   int warp_, lane_, panel_, channel_;
   Cursor at_;
-  int row_, begin_;  // the rows that follow what has been multiplied; those of their group
-  bool fresh_;       // a group begins
+  int row_;  // those that follow what has been multiplied
+  int group_end_, slice_end_;
+  bool fresh_;  // a group begins
   bool first_slice_;
   float* sums_;
   LaneWords next_;
@@ -229,14 +231,16 @@ class Multiplier {
     if constexpr (kOne) {
       fresh_ = false;
     } else {
-      fresh_ = row_ - begin_ == p_.group;
+      fresh_ = row_ == group_end_;
       if (fresh_) {
         if (row_ <= p_.k) {
           promote(scale, weights_.sixteenfold >> set & 1);
-          constexpr unsigned kRows = kSlice;  // unsigned: a division is a shift
-          if (row_ / kRows != begin_ / kRows || row_ == p_.k) end_slice();
+          if (row_ >= slice_end_ || row_ == p_.k) {
+            end_slice();
+            while (slice_end_ <= row_) slice_end_ += p_.slice;
+          }
         }
-        begin_ = row_;
+        group_end_ += p_.group;
       }
     }
   }
