@@ -2,6 +2,7 @@
 // launches.
 #include "cuda/k_scales.h"
 
+#include "cuda/common/launch.cuh"
 #include "cuda/k_scales/tile.cuh"
 #include "cuda/mma_sync/k_scales.h"
 
@@ -22,7 +23,9 @@ struct ArrangeParams {
 // A thread has 16 columns of a token.
 __global__ void __launch_bounds__(kThreads) arrange(const __grid_constant__ ArrangeParams p) {
   const int64_t pieces = p.stride / 16, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  launch_dependents();
   if (i >= p.m * pieces) return;
+  wait_for_dependencies();
   const int64_t token = i / pieces;
   const int column = static_cast<int>(i % pieces) * 16;
   const int8_t* const from = p.x.data + token * p.x.row_stride;
@@ -30,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) arrange(const __grid_constant__ Arra
   const int8_t* const here = from + column;
   if (p.order == nullptr && p.x.col_stride == 1 && column + 16 <= p.k &&
       reinterpret_cast<uintptr_t>(here) % 16 == 0) {
-    made = arrange_columns(__ldg(reinterpret_cast<const uint4*>(here)));
+    made = arrange_columns(*reinterpret_cast<const uint4*>(here));
   } else {
     uint32_t words[4] = {};
 #pragma unroll
@@ -129,9 +132,10 @@ Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope
   const auto& [m, n, k, epilogue, out_dtype, function] = p.product.size;
   const int64_t stride = round_up(k, kUnitRows);
   auto* const to = scope.allocate<int8_t>(m * stride);
-  arrange<<<blocks_for(m * stride / 16), kThreads, 0, scope.stream>>>(
-      {p.product.a, static_cast<int>(m), static_cast<int>(k), p.order, to, stride});
-  check(cudaGetLastError(), "arrange");
+  const ArrangeParams params = {p.product.a, static_cast<int>(m), static_cast<int>(k), p.order, to,
+                                stride};
+  launch_early(arrange, {.grid = dim3(blocks_for(m * stride / 16)), .block = dim3(kThreads)}, scope,
+               params);
   return {to, stride, 1};
 }
 

@@ -243,6 +243,7 @@ template <class Block, class E>
 __device__ void multiply_tiles(const PersistentParams& p, uint8_t* ring,
                                typename Block::Fixed& fixed, int whose, int thread) {
   constexpr int kTokens = Block::kTokens;
+  const bool gathers = Block::kGathers && p.a != nullptr;
   const int lane = thread % 32;
   const auto release = [&](int stage) {  // in both blocks, which both load it
     cutlass::arch::ClusterBarrier::arrive(&fixed.empty[stage], lane % 2, lane < 2);
@@ -267,7 +268,7 @@ __device__ void multiply_tiles(const PersistentParams& p, uint8_t* ring,
     int before = -1;  // the stage whose wgmma may still be reading
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       cutlass::arch::ClusterBarrier::wait(&fixed.full[stage], phase);
-      if constexpr (Block::kGathers) cutlass::arch::fence_view_async_shared();  // what lanes copied
+      if (gathers) cutlass::arch::fence_view_async_shared();  // what lanes copied
       const uint8_t* const weight = ring + stage * Block::kStageBytes;
       const uint64_t low = descriptor(weight), high = descriptor(weight + 64 * kChunk);
       const uint64_t tokens = descriptor(weight + Block::kWeightBytes);

@@ -38,8 +38,10 @@ void launch(const KScalesProblem& p, const Scope& scope) {
   params.panels = static_cast<int>(ceil_div(n, int64_t{kUnitChannels}));
   params.sets = unit_sets(k, p.group);
   params.dtype = p.w.dtype;
+  const int box = static_cast<int>(std::min<int64_t>(m, Block::kTokens));
   params.tokens = tensor_map(a.data, m, arranged ? round_up(k, kUnitRows) : k,
-                             m == 1 ? round_up(k, 16) : a.row_stride, Block::kTokens);
+                             m == 1 ? round_up(k, 16) : a.row_stride, box);
+  params.box_bytes = box * kUnitRows;
   params.arranged = arranged;
   params.m = static_cast<int>(m);
   params.n = static_cast<int>(n);

@@ -25,7 +25,8 @@ struct Params {
   int panels;            // of kUnitChannels channels
   int sets;              // of a unit
   DType dtype;           // of its scales
-  CUtensorMap tokens;    // A [M, K], in boxes of the tile's tokens x kUnitRows
+  CUtensorMap tokens;    // A [M, K], in boxes of the tile's tokens, or of all, x kUnitRows
+  int box_bytes;
   bool arranged;
   int m;
   int n;

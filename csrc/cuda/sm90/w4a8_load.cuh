@@ -100,7 +100,7 @@ __device__ void load_stages(const Params& p, uint8_t* tokens, uint8_t* words,
       cute::SM90_TMA_LOAD_2D::copy(&p.tokens, full, often,
                                    tokens + at.stage * Block::kTokenBytes + part * Block::kBoxBytes,
                                    chunk * kUnitRows, place.row);
-      all += Block::kBoxBytes + bytes;
+      all += p.box_bytes + bytes;
     });
     Full::arrive_and_expect_tx(full, all);
     at.advance(p.stages);
