@@ -91,7 +91,7 @@ def test_products_of_experts():
     """The weights of those that are hit count; many rows go to pairs of blocks."""
     sizes = {"n": 4096, "k": 7168, "experts": 256, "device": DEVICES["H200"]}
     token = explain(8, **sizes)
-    assert token.chosen.name == "grouped_ping_16"
+    assert token.chosen.name == "grouped_ping_32"
     assert 7 < token.weight_bytes / (4096 * 7168) <= 8
     tokens = explain(32_768, **sizes)
     assert tokens.chosen.name == "grouped_ping_160"

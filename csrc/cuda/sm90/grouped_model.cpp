@@ -14,7 +14,7 @@ namespace grouped {
 namespace {
 
 // Of all streaming tiles of grouped.table, fitted to an H100.
-constexpr Fit kFit{2.5, 0.7};
+constexpr Fit kFit{2.1, 0.66};
 // Of tiles of 64 rows, besides: on an H200, of a few rows of Qwen3's experts (K = 768).
 constexpr double kManyRowsUs = 1.5;
 

@@ -12,6 +12,7 @@ namespace scaled_mm::cuda::sm90::k_scales {
 namespace {
 
 constexpr double kReduceUs = 4.0;            // of adding up the parts of tiles
+constexpr double kPartUs = 4.0;              // of a block that has parts of several
 constexpr double kReduceBytesPerUs = 3.3e6;  // what those go to L2 and back at
 constexpr double kExchangeUs = 2.0;          // of a cluster's blocks adding up a tile's sums
 // Of shared memory, for the sums of a block's parts: beside more, stages of the ring would be few.
@@ -34,8 +35,10 @@ double busy_us(const Units& tile, const KScalesProblem::Size& size, const Pieces
   const double tokens = double(std::min<int64_t>(size.m, tile.tokens));
   // Of slices, those of a tile's first share are one.
   const double slots = pieces.depth == 1 ? plan.slots() : plan.units() / 2.0;
-  return whole + kReduceUs + 8 * slots * tokens * tile.channels() / kReduceBytesPerUs +
-         double(ceil_div(plan.units(), plan.blocks)) * piece_us;
+  const int longest = ceil_div(plan.units(), plan.blocks);  // pieces of a block
+  const bool several = plan.whole > 0 || plan.chunks % longest != 0;
+  return whole + kReduceUs + (several ? kPartUs : 0) +
+         8 * slots * tokens * tile.channels() / kReduceBytesPerUs + longest * piece_us;
 }
 
 }  // namespace
