@@ -174,11 +174,14 @@ inline void stream_pairs(const WeightTile& tile, const PairTerms<Words>& terms, 
 template <class Words>
 inline void dequantize_pairs(const WeightTile& tile, const PairTerms<Words>& terms, uint32_t* b) {
   for (int v = 0; v < tile.vectors; v += 8, b += 64 / kFloatPanel * tile.depth / 2 * kFloatPanel) {
-    fetch_next<Words>(tile, v, 8);
-    const uint32_t* q = tile.q;
-    for (int64_t i = 0; i < tile.depth / 2; ++i, q += 2 * tile.stride) {
+    const int64_t stride = tile.stride, next_stride = tile.next_stride;
+    const uint32_t *q = tile.q, *next = tile.next ? tile.next : tile.q;
+    next += v * Words::kWords / kLowbitVectors;
+    for (int64_t i = 0; i < tile.depth / 2; ++i, q += 2 * stride, next += 2 * next_stride) {
+      __builtin_prefetch(next);
+      __builtin_prefetch(next + next_stride);
       __m512bh w[4];
-      terms.template weights<0>(q, q + tile.stride, v, w);
+      terms.template weights<0>(q, q + stride, v, w);
       for (int u = 0; u < 4; ++u) {
         const int panel = 16 * u / kFloatPanel, at = 16 * u % kFloatPanel;
         std::memcpy(b + (panel * tile.depth / 2 + i) * kFloatPanel + at, &w[u], sizeof w[u]);

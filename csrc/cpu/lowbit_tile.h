@@ -12,18 +12,14 @@ struct WeightTile {
   int64_t next_stride;
 };
 
-// While vectors v and so many more are worked on, the share of the next tile that is fetched.
+// While row k of vectors v and v + 1 is worked on: every eighth time, a row of the next tile. All
+// at once would be more lines than may be under way.
 template <class Words>
-inline void fetch_next(const WeightTile& tile, int v, int vectors) {
-  if (!tile.next) return;
+inline void fetch_next(const WeightTile& tile, int v, int k) {
+  if (!tile.next || k % 8 != 0) return;
   constexpr int kLine = 16;  // words of a cache line
-  const int first = tile.depth * v / tile.vectors;
-  const int end = tile.depth * (v + vectors) / tile.vectors;
-  for (int k = first; k < end; ++k) {
-    for (int word = 0; word < Words::kWords; word += kLine) {
-      __builtin_prefetch(tile.next + k * tile.next_stride + word);
-    }
-  }
+  const uint32_t* const row = tile.next + (tile.depth * v / 2 + k) / 8 * tile.next_stride;
+  for (int word = 0; word < Words::kWords; word += kLine) __builtin_prefetch(row + word);
 }
 
 // Vectors v and v + 1 of all rows, rounded to 16 bits, to places kFloatPanel apart.
@@ -35,6 +31,7 @@ inline void dequantize_plain(const WeightTile& tile, const Group& group, int v, 
   const Eight less[2] = {group.less[v], group.less[v + 1]};
   const Eight high[2] = {group.high[v], group.high[v + 1]};
   for (int k = 0; k < tile.depth; ++k, q += tile.stride) {
+    fetch_next<typename Group::Words>(tile, v, k);
     Eight w[2];
     Group::Words::widen(q, v, w[0], w[1]);
     for (int j = 0; j < 2; ++j) Group::weight(w[j] - base[j], less[j], high[j], w[j]);
@@ -78,7 +75,6 @@ template <class Of, class W>
 inline void dequantize_tile(const WeightTile& tile, const GroupTerms<Of, W>& group, float* b) {
   using Group = GroupTerms<Of, W>;
   for (int v = 0; v < tile.vectors; v += 2) {
-    fetch_next<typename W::Words>(tile, v, 2);
     float* to[2];
     for (int j = 0; j < 2; ++j) {
       const int n = 8 * (v + j);
