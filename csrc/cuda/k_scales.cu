@@ -2,7 +2,6 @@
 // launches.
 #include "cuda/k_scales.h"
 
-#include "cuda/common/launch.cuh"
 #include "cuda/k_scales/tile.cuh"
 #include "cuda/mma_sync/k_scales.h"
 
@@ -10,45 +9,6 @@ namespace scaled_mm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-struct ArrangeParams {
-  Matrix<const int8_t> x;
-  int m;
-  int k;
-  const int32_t* order;  // or null
-  int8_t* to;
-  int64_t stride;  // of a row of `to`, in bytes
-};
-
-// A thread has 16 columns of a token.
-__global__ void __launch_bounds__(kThreads) arrange(const __grid_constant__ ArrangeParams p) {
-  const int64_t pieces = p.stride / 16, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  launch_dependents();
-  if (i >= p.m * pieces) return;
-  wait_for_dependencies();
-  const int64_t token = i / pieces;
-  const int column = static_cast<int>(i % pieces) * 16;
-  const int8_t* const from = p.x.data + token * p.x.row_stride;
-  uint4 made;
-  const int8_t* const here = from + column;
-  if (p.order == nullptr && p.x.col_stride == 1 && column + 16 <= p.k &&
-      reinterpret_cast<uintptr_t>(here) % 16 == 0) {
-    made = arrange_columns(*reinterpret_cast<const uint4*>(here));
-  } else {
-    uint32_t words[4] = {};
-#pragma unroll
-    for (int place = 0; place < 16; ++place) {
-      const int at = column + arranged_column(place);
-      if (at >= p.k) continue;
-      // An order that names no column stands for the nearest: to refuse it takes a wait.
-      const int64_t source = p.order ? min(max(p.order[at], 0), p.k - 1) : at;
-      const auto byte = static_cast<uint8_t>(from[source * p.x.col_stride]);
-      words[place / 4] |= uint32_t{byte} << place % 4 * 8;
-    }
-    made = {words[0], words[1], words[2], words[3]};
-  }
-  *reinterpret_cast<uint4*>(p.to + token * p.stride + column) = made;
-}
 
 template <class Block>
 __global__ void __launch_bounds__(Block::kThreads)
@@ -127,17 +87,6 @@ GroupsParams params_of(const KScalesProblem& p) {
 }
 
 }  // namespace
-
-Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope) {
-  const auto& [m, n, k, epilogue, out_dtype, function] = p.product.size;
-  const int64_t stride = round_up(k, kUnitRows);
-  auto* const to = scope.allocate<int8_t>(m * stride);
-  const ArrangeParams params = {p.product.a, static_cast<int>(m), static_cast<int>(k), p.order, to,
-                                stride};
-  launch_early(arrange, {.grid = dim3(blocks_for(m * stride / 16)), .block = dim3(kThreads)}, scope,
-               params);
-  return {to, stride, 1};
-}
 
 void end_nothing(const KScalesProblem& p, const Scope& scope) {
   GroupsParams params = params_of(p);

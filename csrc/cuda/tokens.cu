@@ -1,8 +1,10 @@
-// What lowbit products need of their operands before they begin: tokens in the order of the
-// weight's rows, times pre_scale, and a bias for whole vectors of channels.
+// What products with weights of few bits need of their tokens before they begin: the order of the
+// weight's rows, pre_scale, and of int8 the columns as units have them.
 #include "cuda/common/alignment.h"
 #include "cuda/common/formats.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/k_scales.h"
+#include "cuda/k_scales/units_int8.cuh"
 #include "cuda/lowbit.h"
 #include "integers.h"
 
@@ -47,6 +49,46 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+struct UnitTokens {
+  Matrix<const int8_t> x;
+  int m;
+  int k;
+  const int32_t* order;  // or null
+  int8_t* to;
+  int64_t stride;  // of a row of `to`, in bytes
+};
+
+// A thread has 16 columns of a token.
+__global__ void __launch_bounds__(kThreads)
+    arrange_for_units(const __grid_constant__ UnitTokens p) {
+  const int64_t pieces = p.stride / 16, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  launch_dependents();
+  if (i >= p.m * pieces) return;
+  wait_for_dependencies();
+  const int64_t token = i / pieces;
+  const int column = static_cast<int>(i % pieces) * 16;
+  const int8_t* const from = p.x.data + token * p.x.row_stride;
+  uint4 made;
+  const int8_t* const here = from + column;
+  if (p.order == nullptr && p.x.col_stride == 1 && column + 16 <= p.k &&
+      reinterpret_cast<uintptr_t>(here) % 16 == 0) {
+    made = arrange_columns(*reinterpret_cast<const uint4*>(here));
+  } else {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int place = 0; place < 16; ++place) {
+      const int at = column + arranged_column(place);
+      if (at >= p.k) continue;
+      // An order that names no column stands for the nearest: to refuse it takes a wait.
+      const int64_t source = p.order ? min(max(p.order[at], 0), p.k - 1) : at;
+      const auto byte = static_cast<uint8_t>(from[source * p.x.col_stride]);
+      words[place / 4] |= uint32_t{byte} << place % 4 * 8;
+    }
+    made = {words[0], words[1], words[2], words[3]};
+  }
+  *reinterpret_cast<uint4*>(p.to + token * p.stride + column) = made;
+}
+
 }  // namespace
 
 Matrix<const uint16_t> arrange_tokens(const LowbitProblem& p, const Scope& scope) {
@@ -61,6 +103,18 @@ Matrix<const uint16_t> arrange_tokens(const LowbitProblem& p, const Scope& scope
     launch_early(arrange<T>, {grid, kThreads}, scope, p.x, p.m, k, p.order, p.pre_scale, to, stride,
                  across);
   });
+  return {to, stride, 1};
+}
+
+Matrix<const int8_t> arrange_columns(const KScalesProblem& p, const Scope& scope) {
+  const auto& [m, n, k, epilogue, out_dtype, function] = p.product.size;
+  const int64_t stride = round_up(k, kUnitRows);
+  auto* const to = scope.allocate<int8_t>(m * stride);
+  const UnitTokens params = {p.product.a, static_cast<int>(m), static_cast<int>(k), p.order, to,
+                             stride};
+  launch_early(arrange_for_units,
+               {static_cast<unsigned>(ceil_div(m * stride / 16, int64_t{kThreads})), kThreads},
+               scope, params);
   return {to, stride, 1};
 }
 

@@ -23,12 +23,12 @@ void play(const Product& product, bool in_slices) {
   for (int i = 0; i < n * k; ++i) weight.data()[i / k * kPadded + i % k] = product.b[i];
 
   std::vector<float> d(m * n, 77.0f);
-  const int slices = in_slices ? ceil_div(k, 1024) : 1, panels = ceil_div(n, 64);
+  const int slices = in_slices ? ceil_div(k, product.slice()) : 1, panels = ceil_div(n, 64);
   std::vector<float> partials(slices * m * n, 77.0f);
   cuda::GroupsParams p{};
   p.tokens = tokens.data<int8_t>(), p.tokens_stride = kPadded;
   p.columns = product.blocks ? k : kPadded;
-  p.m = m, p.n = n, p.k = k, p.group = product.group;
+  p.m = m, p.n = n, p.k = k, p.group = product.group, p.slice = product.slice();
   p.token_tiles = ceil_div(m, Block::kTokens);
   p.azp = product.zero_points.data(), p.azp_stride = 1;
   p.units = units.data(), p.panels = panels, p.sets = unit_sets(k, product.group);

@@ -48,6 +48,7 @@ struct Product {
     }
   }
 
+  int slice() const { return std::max(1024, ceil_div(k, 1024) * 128); }
   float scale(int row, int column, int g) const {
     if (!blocks) return std::bit_cast<float>(uint32_t{scales[g * n + column]} << 16);
     return row_scales[row * ceil_div(k, group) + g] *
@@ -64,7 +65,7 @@ struct Product {
       }
       chain = std::fma(scale(row, column, g), static_cast<float>(static_cast<int32_t>(t)), chain);
       const int next = first + group;
-      if (next >= k || next / 1024 != first / 1024) sum += chain, chain = -0.0f;
+      if (next >= k || next / slice() != first / slice()) sum += chain, chain = -0.0f;
     }
     return sum;
   }

@@ -61,9 +61,11 @@ void play(const Product& product, bool arranged, int sms) {
   k_scales::Params p{};
   p.units = units.data(), p.panels = ceil_div(n, 64), p.sets = unit_sets(k, product.group);
   p.dtype = DType::bfloat16;
-  p.tokens = {tokens.data<int8_t>(), m, arranged ? stride : k, stride, Played::kTokens};
+  const int box = std::min(m, Played::kTokens);
+  p.tokens = {tokens.data<int8_t>(), m, arranged ? stride : k, stride, box};
+  p.box_bytes = box * kUnitRows;
   p.arranged = arranged;
-  p.m = m, p.n = n, p.k = k, p.group = product.group;
+  p.m = m, p.n = n, p.k = k, p.group = product.group, p.slice = product.slice();
   p.token_tiles = ceil_div(m, Played::kTokens);
   p.pieces = k_scales::plan_pieces(kTile, size, sms);
   p.parts = kTile.parts(size, p.pieces);
@@ -125,7 +127,8 @@ void check_blocks(int m, int n, int k, int clusters) {
   p.cluster = k_scales::cluster_of(m);
   p.tokens = {tokens.data<int8_t>(), m, k, stride, 128};
   p.weight = {weight.data<int8_t>(), n, k, stride, 128 / p.cluster};
-  p.m = m, p.n = n, p.chunks = ceil_div(k, 128), p.token_tiles = ceil_div(m, 128 * p.cluster);
+  p.m = m, p.n = n, p.chunks = ceil_div(k, 128), p.slice = product.slice() / 128;
+  p.token_tiles = ceil_div(m, 128 * p.cluster);
   p.tiles = p.token_tiles * ceil_div(n, 128), p.stages = 3;
   p.row_scales = {product.row_scales.data(), DType::float32, p.chunks, 1};
   p.scales = {product.block_scales.data(), DType::float32, ceil_div(n, 128), 1};
