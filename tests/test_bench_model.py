@@ -63,6 +63,18 @@ def test_every_contender_is_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rows["torchao int8"]["ms"] == {}
 
 
+def test_names_are_the_models_that_they_say() -> None:
+    """By the parameters that they have as published; the smallest one's head is its embedding."""
+    published = {
+        "llama-3.2-1b": 1_235_814_400 + 128_256 * 2048,
+        "llama-3-8b": 8_030_261_248,
+        "llama-3-70b": 70_553_706_496,
+    }
+    for name, count in published.items():
+        made = model.model_of(ModelSettings(name, device="meta"))
+        assert sum(x.numel() for x in made.parameters()) == count, name
+
+
 def test_folders(tmp_path: Path) -> None:
     """Weights that are there are read; with a config alone they are random, but the same."""
     transformers = extra("transformers")
