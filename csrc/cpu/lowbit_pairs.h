@@ -138,6 +138,20 @@ struct PairTerms {
   }
 };
 
+// use(i, rows 2 i and 2 i + 1 of the tile) for all of them. Meanwhile the same words of the next
+// tile are fetched, two rows at a time: all at once would be more lines than may be under way.
+template <class Words, class Use>
+[[gnu::always_inline]] inline void each_row_pair(const WeightTile& tile, int part, const Use& use) {
+  const int64_t stride = tile.stride, next_stride = tile.next_stride;
+  const uint32_t *q = tile.q, *next = tile.next ? tile.next : tile.q;
+  next += part * Words::kWords / kLowbitVectors;
+  for (int64_t i = 0; i < tile.depth / 2; ++i, q += 2 * stride, next += 2 * next_stride) {
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + next_stride);
+    use(i, q, q + stride);
+  }
+}
+
 // As stream_vectors of lowbit_stream.h: kWide vectors of 16 columns of the 64 from vector `part`
 // on, of R rows.
 template <int R, int kFirst, int kWide, class Words>
@@ -152,21 +166,17 @@ inline void stream_pairs(const WeightTile& tile, const PairTerms<Words>& terms, 
     });
   };
   each_sum([](Wide& of, const float* at) __attribute__((always_inline)) { of = wide_at(at); });
-  const int64_t stride = tile.stride, next_stride = tile.next_stride;
-  const uint32_t *q = tile.q, *next = tile.next ? tile.next : tile.q;
-  next += part * Words::kWords / kLowbitVectors;
-  for (int64_t i = 0; i < tile.depth / 2; ++i, q += 2 * stride, next += 2 * next_stride) {
-    __builtin_prefetch(next);
-    __builtin_prefetch(next + next_stride);
+  const auto multiply = [&](int64_t i, auto* q0, auto* q1) __attribute__((always_inline)) {
     __m512bh w[kWide];
-    terms.template weights<kFirst>(q, q + stride, part, w);
+    terms.template weights<kFirst>(q0, q1, part, w);
     each<R>([&](auto r) __attribute__((always_inline)) {
       const __m512bh pair = broadcast_pair(x[r * kPairStride + i]);
       each<kWide>([&](auto u) __attribute__((always_inline)) {
         sum[r][u] = _mm512_dpbf16_ps(sum[r][u], pair, w[u]);
       });
     });
-  }
+  };
+  each_row_pair<Words>(tile, part, multiply);
   each_sum([](const Wide& of, float* at) __attribute__((always_inline)) { keep(of, at); });
 }
 
@@ -174,19 +184,15 @@ inline void stream_pairs(const WeightTile& tile, const PairTerms<Words>& terms, 
 template <class Words>
 inline void dequantize_pairs(const WeightTile& tile, const PairTerms<Words>& terms, uint32_t* b) {
   for (int v = 0; v < tile.vectors; v += 8, b += 64 / kFloatPanel * tile.depth / 2 * kFloatPanel) {
-    const int64_t stride = tile.stride, next_stride = tile.next_stride;
-    const uint32_t *q = tile.q, *next = tile.next ? tile.next : tile.q;
-    next += v * Words::kWords / kLowbitVectors;
-    for (int64_t i = 0; i < tile.depth / 2; ++i, q += 2 * stride, next += 2 * next_stride) {
-      __builtin_prefetch(next);
-      __builtin_prefetch(next + next_stride);
+    const auto put = [&](int64_t i, auto* q0, auto* q1) __attribute__((always_inline)) {
       __m512bh w[4];
-      terms.template weights<0>(q, q + stride, v, w);
+      terms.template weights<0>(q0, q1, v, w);
       for (int u = 0; u < 4; ++u) {
         const int panel = 16 * u / kFloatPanel, at = 16 * u % kFloatPanel;
         std::memcpy(b + (panel * tile.depth / 2 + i) * kFloatPanel + at, &w[u], sizeof w[u]);
       }
-    }
+    };
+    each_row_pair<Words>(tile, v, put);
   }
 }
 
