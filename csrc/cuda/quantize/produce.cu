@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
@@ -101,7 +102,8 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
   quantize_row<producer>(p, from, team, exchange, index, row);
 }
 
-// Rows of an activation by its table: teams (y) with rows of their own, one after the other.
+// Rows of an activation by its table: teams (y) with rows of their own, one after the other. The
+// next row's inputs are on their way while one is quantised.
 template <Producer producer>
 __global__ void __launch_bounds__(kTabledThreads) produce_tabled(const ProduceProblem p) {
   __shared__ float table[kTableFloats];
@@ -115,14 +117,19 @@ __global__ void __launch_bounds__(kTabledThreads) produce_tabled(const ProducePr
   const P from(p, table);
   const TeamOfBlock team;
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
-  int turn = 0;
-  for (int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; index < p.rows;
-       index += step, turn ^= 1) {
-    auto& exchange = *reinterpret_cast<TeamOfBlock::Exchange*>(memory[threadIdx.y][turn]);
-    typename P::Given given[kTabledHeld];
+  int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  Inputs<A::dtype> given[kTabledHeld];
+  const auto fetch = [&] {
+    if (index >= p.rows) return;
     from.template fetch<kTabledHeld>(given, index, team.thread(), team.size());
+  };
+  fetch();
+  for (int turn = 0; index < p.rows; turn ^= 1) {
+    auto& exchange = *reinterpret_cast<TeamOfBlock::Exchange*>(memory[threadIdx.y][turn]);
     TeamRow<P, A, TeamOfBlock> row(from, team, exchange, index, given);
-    quantize_row<producer>(p, from, team, exchange, index, row);
+    const int64_t own = std::exchange(index, index + step);
+    fetch();
+    quantize_row<producer>(p, from, team, exchange, own, row);
   }
 }
 
@@ -184,15 +191,14 @@ Teams teams_for(const ProduceProblem& p, const Device& device) {
   return {threads, each <= 1 ? 1 : each <= 4 ? 4 : 8};
 }
 
-// GELU's sequence is long enough for its values to be looked up.
+// Whose sequence is long enough for its values to be looked up.
 template <Producer producer, DType dtype>
 constexpr bool has_table =
-    dtype == DType::bfloat16 && (producer == Producer::gelu || producer == Producer::gelu_tanh);
+    dtype == DType::bfloat16 && producer >= Producer::silu && producer <= Producer::gelu_tanh;
 
 // Whether there are many elements for each multiprocessor to fill a table for.
 bool is_many(const ProduceProblem& p, const Device& device) {
-  return is_aligned(p) && !p.other.data && !p.rotate &&
-         p.cols <= kTabledHeld * kMaxTeam * kSumGroup &&
+  return is_aligned(p) && !p.rotate && p.cols <= kTabledHeld * kMaxTeam * kSumGroup &&
          p.rows * p.cols >= kElementsOfTable * device.sms;
 }
 

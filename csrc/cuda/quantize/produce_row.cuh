@@ -40,7 +40,6 @@ class RowBase {
   using Of = Format<A::dtype>;
   using Storage = typename Of::storage;
   using Floats = float[kSumGroup];
-  using Given = Inputs<A::dtype>;  // of a group
 
   __device__ explicit RowBase(const ProduceProblem& p) : p_(p), cols_(static_cast<int>(p.cols)) {}
 
@@ -136,9 +135,7 @@ class FunctionRow : public RowBase<A> {
   __device__ void take(int64_t, int, const Inputs<A::dtype>& inputs, Floats& v) const {
 #pragma unroll
     for (int e = 0; e < kSumGroup; ++e) v[e] = function(inputs.x[e]);
-    if (!this->p_.other.data) return;
-#pragma unroll
-    for (int e = 0; e < kSumGroup; ++e) v[e] *= inputs.other[e];
+    times_other(inputs, v);
   }
   template <class Row>
   __device__ auto finisher(Row&) const {
@@ -148,6 +145,11 @@ class FunctionRow : public RowBase<A> {
  protected:
   static __device__ float function(float x) {
     return functions::value<FunctionOps, function_of(producer)>(x);
+  }
+  __device__ void times_other(const Inputs<A::dtype>& inputs, Floats& v) const {
+    if (!this->p_.other.data) return;
+#pragma unroll
+    for (int e = 0; e < kSumGroup; ++e) v[e] *= inputs.other[e];
   }
 };
 

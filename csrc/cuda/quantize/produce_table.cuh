@@ -12,7 +12,7 @@ namespace scaled_mm::cuda {
 constexpr uint32_t kTableFirst = 0x3980, kTableSize = 0x800, kTableBeyond = 0x7800;
 constexpr int kTableFloats = 2 * kTableSize;  // positive ones, then negative ones
 
-constexpr int kTabledThreads = 768;            // of a block with a table, at most
+constexpr int kTabledThreads = 512;            // of a block with a table, at most
 constexpr int kTabledHeld = 4;                 // groups of a row that a thread holds
 constexpr int kMostTeams = 15;                 // of a block: each has a barrier
 constexpr int64_t kElementsOfTable = 1 << 15;  // from so many of a multiprocessor on it pays
@@ -45,7 +45,6 @@ class TabledRow : public FunctionRow<A, producer> {
 
  public:
   using Floats = float[kSumGroup];
-  using Given = Words<A::dtype>;  // of x
 
   __device__ TabledRow(const ProduceProblem& p, const float* table) : Base(p), table_(table) {}
 
@@ -57,15 +56,8 @@ class TabledRow : public FunctionRow<A, producer> {
     }
   }
 
-  template <int kCount>
-  __device__ void fetch(Given* to, int64_t row, int group, int step) const {
-    const auto* const x = Base::template row_of<const typename Base::Storage>(this->p_.x, row);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      to[i] = read_group<true, A::dtype>(x, group + i * step, this->cols_);
-    }
-  }
-  __device__ void take(int64_t, int, const Given& x, Floats& v) const {
+  __device__ void take(int64_t, int, const Inputs<A::dtype>& inputs, Floats& v) const {
+    const auto& x = inputs.x;
     uint32_t beyond = 0;
 #pragma unroll
     for (int i = 0; i < kSumGroup / 2; ++i) {
@@ -82,6 +74,7 @@ class TabledRow : public FunctionRow<A, producer> {
         v[e] = at < kTableSize ? table_[at + (bits >> 15) * kTableSize] : Base::function(x[e]);
       }
     }
+    this->times_other(inputs, v);
   }
 
  private:

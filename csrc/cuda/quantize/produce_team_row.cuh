@@ -18,7 +18,7 @@ class TeamRow {
 
   // Of inputs that were fetched.
   __device__ TeamRow(const P& producer, const T& team, Exchange& exchange, int64_t row,
-                     const typename P::Given* inputs)
+                     const Inputs<A::dtype>* inputs)
       : producer_(producer), team_(team), exchange_(exchange), row_(row) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) producer_.take(row, group(i), inputs[i], held_[i]);
