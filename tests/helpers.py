@@ -23,6 +23,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm
+from scaled_mm.ops.produce import produce_int8
 
 ISAS = scaled_mm._library.cpu_isas()
 
@@ -137,6 +138,15 @@ def rows(table: Mapping[str, Any]) -> list[Any]:
         for message, given in table.items()
         for each in (given if isinstance(given, list) else [given])
     ]
+
+
+def activated(layer: Any, x: Tensor, producer: str, times: Tensor | None = None) -> Tensor:
+    """A `ScaledLinear` of function(x) [* times], by two ops."""
+    operands = {"times": times, "scale": layer.input_scale, "azp": layer.input_zero_point}
+    options = {"symmetric": layer.symmetric, "rotate": layer.rotate or None}
+    given = {"smooth": layer.input_smooth, **operands, **options}
+    product: Tensor = layer.multiply(*produce_int8(x, producer=producer, **given), x.dtype)
+    return product
 
 
 def refuses(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_support import DEVICE, GPU, ON_CPU, assert_outputs, assert_quantized, named, on_device
-from helpers import Ops, assert_bits
+from helpers import Ops, activated, assert_bits
 from quantize_cases import (
     IN_DTYPES,
     QUANTIZE_CASES,
@@ -91,6 +91,10 @@ def test_a_smoothed_layer(scheme: str, k: int) -> None:
                 assert ops.names == ["scaled_linear"]
                 expected = layer.multiply(*layer.quantize_input(x), dtype)
                 assert_bits(got, expected)
+                if layer.per_token or not layer.dynamic:
+                    for times in (None, wide[:, k:]):
+                        got = layer.activated(x, "silu", times)
+                        assert_bits(got, activated(layer, x, "silu", times))
                 layer.input_smooth = torch.cat([factors[:1], factors])[1:]  # not aligned
                 assert_bits(layer(x), expected)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_bits
+from helpers import activated, assert_bits
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
@@ -20,7 +20,6 @@ from scaled_mm import QuantConfig, quantize_model
 from scaled_mm.integrations import inductor
 from scaled_mm.integrations.patterns import FUNCTIONS, patterns
 from scaled_mm.nn import ScaledLinear
-from scaled_mm.ops.produce import produce_int8
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -110,11 +109,6 @@ def normed(norm: Any, x: Tensor, *layers: Any) -> list[Tensor]:
     return [*outs, y]
 
 
-def activated(producer: str, x: Tensor, layer: Any, times: Tensor | None = None) -> Tensor:
-    q, scale, azp = produce_int8(x, producer=producer, times=times, **options_of(layer))
-    return layer.multiply(q, scale, azp, x.dtype)
-
-
 class Block(nn.Module):
     """Two residuals, as a Llama's; a GELU or the like for `act`."""
 
@@ -134,7 +128,7 @@ class Block(nn.Module):
         q, k, _ = normed(self.norm1, x, self.q, self.k)
         x = x + self.o(torch.sin(q) + k)
         gate, up, _ = normed(self.norm2, x, self.mlp.gate, self.mlp.up)
-        return x + activated(act, gate, self.mlp.down, up)
+        return x + activated(self.mlp.down, gate, act, up)
 
 
 NORMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -198,7 +192,7 @@ class PostNorm(nn.Module):
     def defined(self, x: Tensor) -> Tensor:
         q, k, y = normed(self.norm1, x, self.q, self.k)
         up, y = normed(self.norm2, y + self.o(torch.sin(q) + k), self.up)
-        return y + activated("gelu", up, self.down)
+        return y + activated(self.down, up, "gelu")
 
 
 @pytest.mark.parametrize(("scheme", "dtype"), in_turn(SCHEMES))
@@ -285,6 +279,20 @@ def test_quantisers_that_do_the_same_are_one() -> None:
     assert quantizers(graph) == 3
     for one, two in zip(got, several(x), strict=True):
         assert_bits(one, two)
+
+
+def test_a_layer_with_a_function_of_its_own() -> None:
+    """It does not share the quantiser of those that read the same tensor."""
+    one, two, three = (ScaledLinear.from_linear(nn.Linear(64, n)) for n in (32, 48, 16))
+    x = torch.randn(3, 64)
+
+    def program(x: Tensor) -> list[Tensor]:
+        return [one(x), two.activated(x, "silu"), three(x), three.activated(x, "silu", x)]
+
+    got, graph = traced(program, x)
+    for y, expected in zip(got, program(x), strict=True):
+        assert_bits(y, expected)
+    assert quantizers(graph) == 3
 
 
 @pytest.mark.parametrize("form", ["other dtype", "broadcast", "factor", "weight from the sum"])

@@ -1,6 +1,7 @@
 """The short way that `scaled_mm` takes for its commonest operands (`ops.eager.plain_product`) is
 taken where it should be, and nothing but time tells it from the general way; a layer is one op."""
 
+import itertools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Ops, assert_bits, refuses
+from helpers import Ops, activated, assert_bits, refuses
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import scaled_mm
 from scaled_mm.nn import ScaledLinear
+from scaled_mm.nn.fused import ACTIVATIONS
 from scaled_mm.ops import eager, int8
 
 
@@ -162,6 +164,20 @@ def test_a_layer_is_one_op(scheme: str, dtype: torch.dtype, packed: bool) -> Non
                 assert_bits(got, expected)
 
 
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if "per_token" not in SCHEMES[name]])
+@pytest.mark.parametrize("producer", ACTIVATIONS)
+def test_a_function_and_a_layer_are_one_op(producer: str, scheme: str) -> None:
+    layer = ScaledLinear.from_linear(nn.Linear(48, 10).requires_grad_(False), **SCHEMES[scheme])
+    for dtype, m in itertools.product((torch.bfloat16, torch.float32), (0, 3)):
+        wide = torch.linspace(-4, 4, m * 96).reshape(m, 96).to(dtype)
+        for x in (wide[:, :48], wide[:, ::2]):
+            for times in (None, x.flip(0), wide[:, 1::2]):
+                with Ops() as ops:
+                    got = layer.activated(x, producer, times)
+                assert ops.names == ["scaled_linear"]
+                assert_bits(got, activated(layer, x, producer, times))
+
+
 def test_activations_that_one_op_leaves_to_the_others() -> None:
     layer = a_layer()
     x = torch.linspace(-1, 1, 48).reshape(2, 24)
@@ -205,6 +221,12 @@ REFUSED = {
     r"input_smooth must have K=24 elements, in shape": {"input_smooth": SMOOTH},
     "input_smooth must be float32, got": {"input_smooth": SMOOTH[:24].half()},
     "rotate must be 16, 32, .* and divide K=24, got 16": {"rotate": 16},
+    "producer must be one of rms_norm, .*, got swish": {"producer": "swish"},
+    "producer must be a function, got rms_norm": {"producer": "rms_norm"},
+    "per_token must be True with a producer and": {"producer": "silu", "per_token": False},
+    "times must be given with a producer, got": {"times": A.float()},
+    "times must have x's shape": {"producer": "silu", "times": A[:3].float()},
+    "times must be float32, got float16": {"producer": "silu", "times": A.half()},
 }
 test_what_the_op_of_a_layer_refuses = refuses(REFUSED, LINEAR, **GIVEN)
 

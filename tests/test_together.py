@@ -12,7 +12,8 @@ from llamas import llama
 from test_inductor import compiled
 from torch import Tensor, fx, nn
 
-from scaled_mm import QuantConfig, fuse_model, quantize_model
+from scaled_mm import QuantConfig, fuse_model, quantize_model, silu_mul_quantize_int8
+from scaled_mm.integrations import inductor
 from scaled_mm.nn import ScaledLinear
 from scaled_mm.nn.together import Together, fit
 from scaled_mm.quantization import readers
@@ -97,6 +98,7 @@ CHANGES: dict[str, Callable[[list[ScaledLinear]], Any]] = {
     "unpack": lambda those: those[1].unpack(),
     "double": lambda those: [layer.double() for layer in those],
     "smooth": lambda those: setattr(those[1], "input_smooth", SMOOTH),
+    "a parameter": lambda those: setattr(those[1], "bias", nn.Parameter(torch.ones(16))),
 }
 
 
@@ -112,7 +114,7 @@ def test_what_changes_is_seen(name: str) -> None:
         if turn == 0:
             CHANGES[name](apart)
             CHANGES[name](joined)
-    gone = name in ("smooth", "unpack")  # one of a scheme of its own, or for no kernel
+    gone = name in ("smooth", "unpack", "a parameter")  # of a scheme of its own, or of none
     assert (joined[0].together is None) == gone and together.held is None
 
 
@@ -247,6 +249,23 @@ def test_views_of_parts_in_a_compiled_graph() -> None:
     assert [node.target for node in graphs[0].nodes if node.target in PRODUCTS] == [PRODUCTS[0]]
 
 
+def test_inductor_copies_no_columns() -> None:
+    """Of gate and up, whose readers were traced behind outputs of their own."""
+    gate, up = layers(widths=(48, 48))
+    Together([gate, up])
+    x = x_of(2, 3)
+    want = silu_mul_quantize_int8(gate(x), up(x))
+    options = inductor.options(**{"cpp.enable_kernel_profile": True, "fx_graph_cache": False})
+    program = torch.compile(lambda x: silu_mul_quantize_int8(gate(x), up(x)), options=options)
+    for one, two in zip(program(x)[:2], want[:2], strict=True):
+        assert_bits(one, two)
+    with torch.profiler.profile() as profile:
+        program(x)
+    names = [event.name for event in profile.events() or ()]
+    assert names.count("scaled_mm::scaled_linear") + names.count("scaled_mm::scaled_mm") == 1
+    assert not [name for name in names if "fused" in name]
+
+
 def test_who_does_not_fit() -> None:
     first = layers()[:1]
     assert fit([*first, *layers("dynamic")[1:]])
@@ -297,4 +316,4 @@ def test_of_a_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_bits(both(**batch).logits, mlps(**batch).logits)
     with Ops() as ops:
         both(**batch)
-    assert ops.names == [*["scaled_linear"] * 3, "produce_int8", "_scaled_mm_plain"] * 2
+    assert ops.names == ["scaled_linear"] * 8

@@ -84,6 +84,7 @@ CALLS: dict[str, Call] = {
     "linear asymmetric": linear(False, None, False, False, azp_term=TERM["azp_term"][None]),
     "linear static": linear(False, None, False, input_scale=ONE, input_azp=ZERO, **TERM),
     "linear smooth": linear(input_smooth=X[1, 1]),
+    "linear gated": linear(producer="silu", times=X.flip(0)),
     "linear packed bfloat16": linear(x=X.bfloat16(), bias=LAYER_SCALES.view(7)),
     "scaled_mm gelu": product(activation="gelu", bias=BIAS),
     "scaled_mm swiglu int8": product(

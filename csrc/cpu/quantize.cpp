@@ -74,16 +74,17 @@ Tensor quantize_int8_static(const Tensor& x, const Tensor& scale, std::optional<
   return checked.outputs[0];
 }
 
-void linear(LinearProblem& p, const Tensor&) {
-  Buffer<char, 8192> scratch(static_cast<size_t>(p.scratch_bytes()));
-  p.place(scratch.data());
-  run(p.activation, p.smooth);
-  multiply(p.product);
-}
-
 void produce(const ProduceProblem& p, const Tensor&) {
   const InstructionSet& isa = instruction_set();
   for_each_piece(p.rows, grain(p), [&](int64_t begin, int64_t end) { isa.produce(p, begin, end); });
+}
+
+void linear(LinearProblem& p, const Tensor& x) {
+  Buffer<char, 8192> scratch(static_cast<size_t>(p.scratch_bytes()));
+  p.place(scratch.data());
+  p.activation.producer == Producer::none ? run(p.activation, p.activation.smooth)
+                                          : produce(p.activation, x);
+  multiply(p.product);
 }
 
 }  // namespace

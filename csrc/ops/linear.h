@@ -12,10 +12,11 @@ Tensor scaled_linear(const Tensor& x, const Tensor& weight, const Tensor& weight
                      const std::optional<Tensor>& input_smooth, bool symmetric, bool per_token,
                      const std::optional<Tensor>& input_scale,
                      const std::optional<Tensor>& input_azp, const std::optional<Tensor>& azp_term,
-                     int64_t rotate) {
+                     int64_t rotate, const std::optional<std::string>& producer,
+                     const std::optional<Tensor>& times) {
   LinearProblem p =
       check_scaled_linear({x, weight, weight_scale, bias, k, settled, input_smooth, symmetric,
-                           per_token, input_scale, input_azp, azp_term, rotate});
+                           per_token, input_scale, input_azp, azp_term, rotate, producer, times});
   run(p, x);
   return p.product.outputs[0];
 }

@@ -21,8 +21,9 @@
 // scaled_linear is a layer: quantize_int8 of x, or of float32(x) * input_smooth [K], dynamic or by
 // input_scale and input_azp, and scaled_mm of that, in x's dtype. Its weight is int8 [N, K] or
 // packed, of k rows; its scales are [N, 1]. azp_term is the azp_adj of a dynamic, the azp_with_adj
-// of a static zero point. The commonest arguments come first: one that is given, if as its default,
-// costs an eager call 0.1 us.
+// of a static zero point. With a producer that is a function, function(x) [* times] is quantised in
+// the place of x, as produce_int8 does it. The commonest arguments come first: one that is given,
+// if as its default, costs an eager call 0.1 us.
 //
 // epilogue_mm is a product whose epilogue is a program: problems/program.h.
 //
@@ -49,8 +50,8 @@ STABLE_TORCH_LIBRARY(SCALED_MM_NAMESPACE, ops) {
   ops.def(
       "scaled_linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int k, "
       "bool settled=False, Tensor? input_smooth=None, bool symmetric=True, bool per_token=True, "
-      "Tensor? input_scale=None, Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0) "
-      "-> Tensor");
+      "Tensor? input_scale=None, Tensor? input_azp=None, Tensor? azp_term=None, int rotate=0, "
+      "str? producer=None, Tensor? times=None) -> Tensor");
   ops.def(
       "epilogue_mm(Tensor a, Tensor b, Tensor[] operands, int[] program, *, int[]? b_shape=None, "
       "bool b_settled=False) -> Tensor[]");

@@ -40,7 +40,7 @@ int64_t check_scales(const LinearArguments& given, Int8Problem& p) {
 }
 
 const float* check_smooth(const Tensor& smooth, const LinearArguments& given,
-                          LinearProblem& checked) {
+                          std::vector<Tensor>& copies) {
   must_be("input_smooth", smooth, ScalarType::Float);
   must_share_device("input_smooth", smooth, "x", given.x);
   if (!is_per_column(smooth, given.k)) {
@@ -49,16 +49,21 @@ const float* check_smooth(const Tensor& smooth, const LinearArguments& given,
            shape(smooth));
   }
   const bool flat = smooth.stride(smooth.dim() - 1) == 1 || given.k <= 1;
-  const Tensor& whole = flat ? smooth : checked.product.inputs.emplace_back(row_major_copy(smooth));
+  const Tensor& whole = flat ? smooth : copies.emplace_back(row_major_copy(smooth));
   return static_cast<const float*>(whole.const_data_ptr());
 }
 
-void check_activation(const LinearArguments& given, LinearProblem& checked) {
-  QuantizeProblem& p = checked.activation;
-  take_rows(p, "x", given.x, given.rotate, checked.product.inputs);
+void check_activation(const LinearArguments& given, ProduceProblem& p,
+                      std::vector<Tensor>& copies) {
+  take_rows(p, "x", given.x, given.rotate, copies);
   if (given.k < 0 || given.k > kMaxK) refuse("k", cat("be in 0..", kMaxK), cat(given.k));
   if (p.cols != given.k) refuse("x", cat("have K=", given.k, " columns"), shape(given.x));
-  if (given.input_smooth) checked.smooth = check_smooth(*given.input_smooth, given, checked);
+  if (given.producer) {
+    take_function(p, *given.producer, given.x, given.times, copies);
+  } else if (given.times) {
+    refuse("times", "be given with a producer", shape(*given.times));
+  }
+  if (given.input_smooth) p.smooth = check_smooth(*given.input_smooth, given, copies);
   const bool shifts = given.input_scale && !given.symmetric;  // by a zero point that is given
   if (given.input_azp.has_value() != shifts) {
     refuse("input_azp",
@@ -67,8 +72,11 @@ void check_activation(const LinearArguments& given, LinearProblem& checked) {
            shifts ? "None" : shape(*given.input_azp));
   }
   if (given.input_scale) {
-    take_scales(p, given.x, *given.input_scale, given.input_azp, checked.product.inputs);
+    take_scales(p, given.x, *given.input_scale, given.input_azp, copies);
     return;
+  }
+  if (given.producer && !given.per_token) {
+    refuse("per_token", "be True with a producer and no input_scale", "False");
   }
   p.symmetric = given.symmetric;
   p.per_token = given.per_token;
@@ -101,7 +109,7 @@ OperandSet check_term(const LinearArguments& given, Checked<Int8Problem>& checke
 LinearProblem check_scaled_linear(const LinearArguments& given) {
   LinearProblem checked;
   Int8Problem& p = checked.product.problem;
-  check_activation(given, checked);
+  check_activation(given, checked.activation, checked.product.inputs);
   p.b = check_layer_weight(given, check_scales(given, p));
   p.size.m = checked.activation.rows;
   p.size.n = p.b.n;

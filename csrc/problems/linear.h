@@ -2,7 +2,7 @@
 #pragma once
 
 #include "problems/int8.h"
-#include "problems/quantize.h"
+#include "problems/produce.h"
 
 namespace scaled_mm {
 
@@ -17,10 +17,12 @@ struct LinearArguments {
   // dynamic asymmetric quantiser, the azp_with_adj of a static one.
   const std::optional<Tensor>&input_scale, &input_azp, &azp_term;
   int64_t rotate = 0;
+  // A function of x, and its second factor: what is quantised in the place of x.
+  const std::optional<std::string>& producer;
+  const std::optional<Tensor>& times;
 };
 struct LinearProblem {
-  QuantizeProblem activation;
-  const float* smooth = nullptr;  // [K], what its rows are multiplied by first; or absent
+  ProduceProblem activation;
   Checked<Int8Problem> product;
 
   // What stands between the two, q and what a dynamic quantiser makes besides: its size, and where

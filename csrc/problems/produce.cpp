@@ -18,21 +18,21 @@ Producer check_producer(const std::string& wanted) {
 }
 
 // A tensor of x's rows [..., cols] and dtype: its rows, the columns side by side.
-Matrix<const void> rows_of(const Tensor& t, Checked<ProduceProblem>& checked) {
+Matrix<const void> rows_of(const Tensor& t, std::vector<Tensor>& copies) {
   const int64_t cols = t.size(t.dim() - 1);
   const bool side_by_side = t.stride(t.dim() - 1) == 1 || cols <= 1;
-  const Tensor& whole = side_by_side ? t : checked.inputs.emplace_back(row_major_copy(t));
-  Matrix<const void> rows = fold_rows(whole, checked.inputs);
+  const Tensor& whole = side_by_side ? t : copies.emplace_back(row_major_copy(t));
+  Matrix<const void> rows = fold_rows(whole, copies);
   rows.col_stride = 1;
   return rows;
 }
 
 Matrix<const void> check_like(const char* argument, const Tensor& t, const Tensor& x,
-                              Checked<ProduceProblem>& checked) {
+                              std::vector<Tensor>& copies) {
   must_be(argument, t, x.scalar_type());
   must_share_device(argument, t, "x", x);
   if (!t.sizes().equals(x.sizes())) refuse(argument, "have x's " + shape(x), shape(t));
-  return rows_of(t, checked);
+  return rows_of(t, copies);
 }
 
 EpilogueOperand check_per_column(const char* argument, const std::optional<Tensor>& t,
@@ -60,7 +60,7 @@ void check_x(const ProduceArguments& given, Checked<ProduceProblem>& checked) {
   if (x.dim() < 1) refuse("x", "have at least one dimension [..., K]", shape(x));
   p.rows = count_rows(x);
   p.cols = x.size(x.dim() - 1);
-  p.x = rows_of(x, checked);
+  p.x = rows_of(x, checked.inputs);
   if (!given.halves) return;
   if (p.cols % 2) refuse("x", "have an even number of columns, both factors'", shape(x));
   p.cols /= 2;
@@ -74,7 +74,7 @@ void check_operands(const ProduceArguments& given, Checked<ProduceProblem>& chec
   const bool norm = is_norm(p.producer);
   const std::optional<Tensor>& other = norm ? given.residual : given.times;
   const char* argument = norm ? "residual" : "times";
-  if (other) p.other = check_like(argument, *other, given.x, checked);
+  if (other) p.other = check_like(argument, *other, given.x, checked.inputs);
   if (given.normed && !norm) {
     refuse("normed", "be False where the producer is no norm", "True");
   }
@@ -94,6 +94,14 @@ void check_operands(const ProduceArguments& given, Checked<ProduceProblem>& chec
 }
 
 }  // namespace
+
+void take_function(ProduceProblem& p, const std::string& producer, const Tensor& x,
+                   const std::optional<Tensor>& times, std::vector<Tensor>& copies) {
+  p.producer = check_producer(producer);
+  if (is_norm(p.producer)) refuse("producer", "be a function", producer);
+  p.x = rows_of(x, copies);
+  if (times) p.other = check_like("times", *times, x, copies);
+}
 
 Checked<ProduceProblem> check_produce(const ProduceArguments& given) {
   Checked<ProduceProblem> checked;

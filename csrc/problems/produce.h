@@ -18,7 +18,7 @@ enum class Producer : uint8_t {
   silu,
   gelu,
   gelu_tanh,
-  none  // x itself, of a smoothed layer on CUDA; no call names it
+  none  // x itself; no call names it
 };
 inline constexpr const char* kProducerNames[] = {"rms_norm", "layer_norm", "relu",
                                                  "silu",     "gelu",       "gelu_tanh"};
@@ -55,7 +55,7 @@ inline constexpr int kSumLanes = 4096;
 
 // Everything in x's dtype lies in rows whose columns stand side by side.
 struct ProduceProblem : QuantizeProblem {
-  Producer producer = Producer::relu;
+  Producer producer = Producer::none;
   // Norms: added to x first. Functions: the second factor. Of x's dtype; or absent.
   Matrix<const void> other;
   void* sum = nullptr;            // x + other, rounded to x's dtype, row-major; or absent
@@ -79,6 +79,10 @@ struct ProduceArguments {
 
 // outputs: q; then, where there are such, scale, azp (of a dynamic quantiser), sum and normed.
 Checked<ProduceProblem> check_produce(const ProduceArguments& given);
+
+// A function of p's rows, x, and its second factor, in front of the quantiser.
+void take_function(ProduceProblem& p, const std::string& producer, const Tensor& x,
+                   const std::optional<Tensor>& times, std::vector<Tensor>& copies);
 
 // The op, for a backend whose kernels `run(problem, q)` runs.
 using Produced = std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>,

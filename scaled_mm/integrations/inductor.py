@@ -41,6 +41,7 @@ from .patterns import find, patterns
 _ATEN = torch.ops.aten
 _OPS = torch.ops.scaled_mm
 _LINEAR = _OPS.scaled_linear.default
+_PRODUCTS = (_LINEAR, _OPS.scaled_mm.default)
 _QUANTIZERS = (_OPS.quantize_int8.default, _OPS.quantize_int8_static.default)
 _PRODUCE = _OPS.produce_int8.default
 _PARTS = 5  # that it returns; the last is the norm as floats
@@ -58,6 +59,7 @@ class InductorPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         _part_layers(graph)
+        _free_strides(graph)
         _share(graph, _QUANTIZERS)
         for node in list(graph.nodes):
             if node.target in _QUANTIZERS:
@@ -94,7 +96,8 @@ def _part_layers(graph: fx.Graph) -> None:
     groups: dict[Any, list[fx.Node]] = {}
     for node in list(graph.nodes):
         given = _arguments(node) if node.target is _LINEAR else {}
-        if given and given["input_smooth"] is None:  # of a smoothed layer x' is its own
+        own = ("input_smooth", "producer")  # of which what is quantised is the layer's own
+        if given and all(given[name] is None for name in own):
             how = tuple(given[name] for name in ("x", "input_scale", "input_azp", *_SCHEME))
             groups.setdefault(how, []).append(node)
     for alike in groups.values():
@@ -197,6 +200,20 @@ def _join(
     for node in layers:
         graph.erase_node(node)
     return whole
+
+
+def _free_strides(graph: fx.Graph) -> None:
+    """Ops of ours that read columns of one product, anew: for those of the trace, where each layer
+    had an output of its own, inductor copies operands to the strides that they had there."""
+    for columns in graph.find_nodes(op="call_function", target=_ATEN.slice.Tensor):
+        if columns.args[0].target not in _PRODUCTS:
+            continue
+        for node in list(columns.users):
+            if getattr(node.target, "namespace", None) != _OPS.name:
+                continue
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_added(graph, node.target, *node.args, **node.kwargs))
+            graph.erase_node(node)
 
 
 def _part_layer(graph: fx.Graph, node: fx.Node) -> None:

@@ -69,10 +69,10 @@ def readable(linear: nn.Module) -> TypeGuard[ScaledLinear]:
     return not (torch.is_grad_enabled() and wants_gradient(linear.bias))
 
 
-def _multiply(x: Tensor, times: Tensor | None, options: Options, linear: ScaledLinear) -> Tensor:
-    """The layer's product with what a producer makes of x."""
+def _normed(x: Tensor, options: Options, linear: ScaledLinear) -> Tensor:
+    """The layer's product with what a norm's producer makes of x."""
     buffers = linear._buffers
-    given: Options = {} if times is None else {"times": times}
+    given: Options = {}
     if (smooth := buffers["input_smooth"]) is not None:
         given["smooth"] = smooth
     if linear.rotate:
@@ -121,7 +121,7 @@ class FusedGatedMLP(nn.Module):
         fits = producer is not None and readable(down) and unhooked(activation, down)
         takes = fits and _takes(gated, {}) and not wants_gradient(times)
         if takes and gated.dtype == times.dtype:
-            return _multiply(gated, times, {"producer": producer}, down)
+            return down.activated(gated, producer, times)
         y: Tensor = down(activation(gated) * times)
         return y
 
@@ -136,7 +136,9 @@ class FusedSequential(nn.Sequential):
             first = parts.pop(0)
             options = pair_of(first, parts[0]) if parts else None
             if options is not None and _takes(x, options):
-                x = _multiply(x, None, options, parts.pop(0))  # type: ignore[arg-type]
+                layer: Any = parts.pop(0)
+                known = options["producer"] in ACTIVATIONS
+                x = layer.activated(x, **options) if known else _normed(x, options, layer)
             else:
                 x = first(x)
         return x

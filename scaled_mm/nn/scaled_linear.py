@@ -280,6 +280,20 @@ class ScaledLinear(Int8Layer):
         rest += scheme[:2] if self._by_default else scheme
         return lambda x: scaled_linear(x, *rest)
 
+    def activated(self, x: Tensor, producer: str, times: Tensor | None = None) -> Tensor:
+        """`forward` of function(x) [* times] by one op, the function one of `produce_int8`'s; for x
+        and times of one shape and dtype, without gradients."""
+        buffers = self._buffers
+        weight, settled = self._memory(buffers["kernel_weight"])
+        bias = buffers["bias"] if len(buffers) == _ENTRIES else self.bias
+        own = weight, buffers["weight_scale"], bias, self.in_features
+        op = torch.ops.scaled_mm.scaled_linear.default if is_compiling() else scaled_linear
+        try:
+            y: Tensor = op(x, *own, *self._scheme(settled, buffers.__getitem__), producer, times)
+            return y
+        except (MemoryError, RuntimeError) as error:
+            raise explained(error, {"x": x, "times": times}) from None
+
     def _at_length(self, x: Any) -> Tensor:
         """`forward` for traces, for gradients, and of layers that somebody has put other buffers
         into."""

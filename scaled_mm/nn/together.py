@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ _PANEL = 16  # columns that lie together in the CPU's layout
 _JOINED = ("weight_scale", "bias", "azp_adj", "azp_with_adj")
 _SHARED = ("input_scale", "input_zero_point", "input_smooth")
 _PARTS = ("kernel_weight", *_JOINED)
+_NAMES = {*_PARTS, *_SHARED}
 
 
 @dataclass(eq=False)
@@ -75,7 +77,7 @@ class Together:
             return None
         assert self.product is not None
         whole = self.product(x)
-        parts = dict(zip(self.layers, whole.split(self.widths, dim=-1), strict=True))
+        parts = dict(zip(self.layers, whole.split_with_sizes(self.widths, -1), strict=True))
         y = parts.pop(layer)
         self.held = Held(x, x._version, stream, parts)
         return y
@@ -90,10 +92,9 @@ class Together:
         for layer, part in zip(self.layers, self.parts, strict=False):  # without any, no product
             if layer.part is not part:
                 return False
-            buffers = layer._buffers
-            for name, tensor in part.buffers.items():
-                if buffers[name] is not tensor:
-                    return False
+            own = map(layer._buffers.get, part.buffers)
+            if not all(map(operator.is_, own, part.buffers.values())):
+                return False
         for tensor, version in self.versions:
             if tensor._version != version:
                 return False
@@ -196,6 +197,8 @@ def fit(layers: Sequence[ScaledLinear]) -> bool:
     for layer in layers:
         packed = layer.packed
         if packed is None or packed.data.device != first.weight_scale.device:
+            return False
+        if not layer._buffers.keys() >= _NAMES:  # a bias has become a parameter
             return False
         if layer is not layers[-1] and packed.data.is_cpu and layer.out_features % _PANEL:
             return False

@@ -1,4 +1,5 @@
-"""`scaled_linear`: a layer's product in one op, `quantize_int8` of x and `scaled_mm` of that."""
+"""`scaled_linear`: a layer's product in one op, `quantize_int8` of x, or of a function of it, and
+`scaled_mm` of that."""
 
 from __future__ import annotations
 
@@ -27,12 +28,16 @@ def _(
     input_azp: Tensor | None = None,
     azp_term: Tensor | None = None,
     rotate: int = 0,
+    producer: str | None = None,
+    times: Tensor | None = None,
 ) -> Tensor:
     must_have_shape("x", x, x.dim() >= 1, "have at least one dimension [..., K]")
     must_share_device("x", x, weight=weight, weight_scale=weight_scale, bias=bias)
     must_share_device("x", x, input_scale=input_scale, input_azp=input_azp, azp_term=azp_term)
-    must_share_device("x", x, input_smooth=input_smooth)
+    must_share_device("x", x, input_smooth=input_smooth, times=times)
     must_have_shape("x", x, x.shape[-1] == k, f"have K={k} columns")
+    if times is not None:
+        must_have_shape("times", times, times.shape == x.shape, "have x's shape")
     must_rotate(rotate, k)
     must_have_shape("weight", weight, weight.dim() in (1, 2), "be packed or have shape [N, K]")
     must_have_shape("weight_scale", weight_scale, weight_scale.dim() == 2, "have shape [N, 1]")

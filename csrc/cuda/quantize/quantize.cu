@@ -319,22 +319,21 @@ void run(const QuantizeProblem& p, const Scope& scope) {
   quantize(rotated(p, nullptr, scope), scope);
 }
 
-void run_smoothed(const QuantizeProblem& p, const float* smooth, const Scope& scope) {
+void run_smoothed(const ProduceProblem& p, const Scope& scope) {
   const bool by_rows = p.given || p.per_token;
-  if (!by_rows || p.x.col_stride != 1) return quantize(rotated(p, smooth, scope), scope);
-  ProduceProblem product{p};
-  product.producer = Producer::none;
-  product.smooth = smooth;
-  produce(product, scope);
+  if (!by_rows || p.x.col_stride != 1) return quantize(rotated(p, p.smooth, scope), scope);
+  produce(p, scope);
 }
 
 void linear(LinearProblem& p, const Tensor& x) {
-  const QuantizeProblem& activation = p.activation;
+  const ProduceProblem& activation = p.activation;
   if (p.product.problem.size.m == 0 || p.product.problem.size.n == 0) return;
   const Scope scope(x);
   p.place(scope.allocate(p.scratch_bytes()));
-  if (p.smooth && activation.cols > 0) {
-    run_smoothed(activation, p.smooth, scope);
+  if (activation.producer != Producer::none) {
+    if (!activation.given || activation.cols > 0) produce(activation, scope);
+  } else if (activation.smooth && activation.cols > 0) {
+    run_smoothed(activation, scope);
   } else {
     run(activation, scope);
   }
