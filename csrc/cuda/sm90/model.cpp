@@ -186,8 +186,8 @@ double busy_us(const Stream& tile, const LowbitProblem::Size& size, const Plan& 
              chunk_us;
 }
 
-constexpr double kShareReduceUs = 1.1;       // of adding up the parts of packed kernels' tiles
-constexpr double kSharePartUs = 0.04;        // of each part of a tile
+constexpr double kShareReduceUs = 1.4;       // of adding up the parts of packed kernels' tiles
+constexpr double kSharePartUs = 0.04;        // of each part of a tile beyond eight
 constexpr double kShareBytesPerUs = 3.3e6;   // what those go to L2 and back at
 constexpr double kTwoTilesUs = 1.4;          // of a share of two tiles, where tokens are few
 constexpr double kExchangeUs = 2.5;          // of a cluster's blocks adding up their sums
@@ -212,8 +212,8 @@ double busy_us(const Packed& tile, const LowbitProblem::Size& size, const Packed
   const double whole = double(ceil_div(plan.whole, plan.blocks)) * plan.chunks * chunk_us;
   if (plan.cut() == 0) return whole;
   const double second = tile.live == 2 && one_tile_shares(plan) ? 0 : kTwoTilesUs;
-  const double parts = double(plan.slots()) / plan.cut();  // of a tile
-  return whole + kShareReduceUs + parts * kSharePartUs + second +
+  const double more = std::max(double(plan.slots()) / plan.cut() - 8, 0.0);
+  return whole + kShareReduceUs + more * kSharePartUs + second +
          2 * plan.slots() * sums / kShareBytesPerUs +
          double(ceil_div(plan.units(), plan.blocks)) * chunk_us;
 }
