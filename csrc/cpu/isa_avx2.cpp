@@ -75,7 +75,7 @@ struct Micro {
 
     int64_t pair = 0;  // of the even plane; its odd twin is 8 pairs on
     for (int64_t g = 0; g < groups(k); ++g, pair += g % 8 ? 1 : 9) {
-      _mm_prefetch(b + g * kGroupBytes + 2048, _MM_HINT_T0);
+      _mm_prefetch(b + g * kGroupBytes + 8192, _MM_HINT_T0);
       const V w0 = load(b + g * kGroupBytes), w1 = load(b + g * kGroupBytes + 32);
       const V even0 = even_bytes(w0), even1 = even_bytes(w1);
       const V odd0 = odd_bytes(w0), odd1 = odd_bytes(w1);

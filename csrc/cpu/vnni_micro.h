@@ -6,7 +6,8 @@
 // with load, store, broadcast, dpbusd, flip_sign, horizontal_sum, and the constants kTileRows,
 // kTilePanels, kDotTileRows, kDotTileCols that fill its register file.
 
-inline constexpr int kPrefetchBytes = 2048;  // ahead in each panel, of those that memory brings
+// Ahead in each of a tile's panels, of those that memory brings: 8 KiB in all.
+inline constexpr int kPrefetchBytes = 8192 / kTilePanels;
 
 #define SCALED_MM_HAS_DPBUSD
 
