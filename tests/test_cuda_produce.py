@@ -88,7 +88,10 @@ def test_bits_of_every_16_bit_input(producer: str) -> None:
     assert_case(case, {"producer": producer, "x": x, "symmetric": False})
 
 
-@pytest.mark.parametrize("producer", ["gelu", "gelu_tanh"])
+LOOKED_UP = ["silu", "gelu", "gelu_tanh"]
+
+
+@pytest.mark.parametrize("producer", LOOKED_UP)
 def test_every_bfloat16_where_values_are_looked_up(producer: str) -> None:
     """So many rows that a table pays; a row of one value has its bits in its scale."""
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
@@ -98,12 +101,13 @@ def test_every_bfloat16_where_values_are_looked_up(producer: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [96, 1024, 3072, 11008, 16384])
-@pytest.mark.parametrize("producer", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("producer", LOOKED_UP)
 def test_rows_whose_values_are_looked_up(producer: str, columns: int) -> None:
     shape = (2**23 // columns + 5, columns)
     given = {"scale": Vector(), "azp": Vector("int8")}
     for data, more in (
         ("scaled", {}),
+        ("scaled", {"other": True}),
         ("normal", {}),
         ("normal", given | {"symmetric": False}),
         ("one-nan", {}),

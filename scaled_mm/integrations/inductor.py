@@ -96,8 +96,7 @@ def _part_layers(graph: fx.Graph) -> None:
     groups: dict[Any, list[fx.Node]] = {}
     for node in list(graph.nodes):
         given = _arguments(node) if node.target is _LINEAR else {}
-        own = ("input_smooth", "producer")  # of which what is quantised is the layer's own
-        if given and all(given[name] is None for name in own):
+        if given and all(given[name] is None for name in _OWN):
             how = tuple(given[name] for name in ("x", "input_scale", "input_azp", *_SCHEME))
             groups.setdefault(how, []).append(node)
     for alike in groups.values():
@@ -115,6 +114,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 
 _SCHEME = ("symmetric", "per_token", "rotate")
+_OWN = ("input_smooth", "producer")  # with one, what is quantised is the layer's own
 
 
 _COLUMNS = ("weight", "weight_scale", "bias", "azp_term")  # that have a part for each column

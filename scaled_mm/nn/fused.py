@@ -72,16 +72,16 @@ def readable(linear: nn.Module) -> TypeGuard[ScaledLinear]:
 def _normed(x: Tensor, options: Options, linear: ScaledLinear) -> Tensor:
     """The layer's product with what a norm's producer makes of x."""
     buffers = linear._buffers
-    given: Options = {}
-    if (smooth := buffers["input_smooth"]) is not None:
-        given["smooth"] = smooth
-    if linear.rotate:
-        given["rotate"] = linear.rotate
-    scale, azp = buffers["input_scale"], buffers["input_zero_point"]
-    q, scale, azp = produce_int8(
-        x, scale=scale, azp=azp, symmetric=linear.symmetric, **given, **options
+    made = produce_int8(
+        x,
+        scale=buffers["input_scale"],
+        azp=buffers["input_zero_point"],
+        symmetric=linear.symmetric,
+        smooth=buffers["input_smooth"],
+        rotate=linear.rotate or None,
+        **options,
     )
-    return linear.multiply(q, scale, azp, x.dtype)
+    return linear.multiply(*made, x.dtype)
 
 
 def _takes(x: Any, options: Options) -> bool:
