@@ -5,6 +5,8 @@
 // F is where the operations come from. It is a type of the namespace that includes this, so that
 // what one instruction set makes of a template is never linked into another:
 //   F::fma(x, y, z), F::bits(float) and F::from_bits(uint32_t)
+//   F::size(x), F::with_sign(x, of)               |x|, and an x >= 0 with the sign of `of`
+//   F::choose(first, x, y)                        first ? x : y, both of which are computed
 //   F::at_least(x, least), F::at_most(x, most)    the bound for a NaN
 //   F::reciprocal(x)                              RN(1 / x) for 1 <= x <= 2
 #pragma once
@@ -76,11 +78,11 @@ constexpr float kLog2E = 0x1.715476p+0f, kLog2ERest = 0x1.4ae0c0p-26f;  // their
 // exponent is, are 64 more than that integer.
 constexpr float kShift = 12582912.0f + 64.0f;
 
-// 2^(n + f) for an integer -150 <= n <= 0, which comes as n + kShift, and |f| <= 1/2.
+// 2^(64 + n + f) for an integer -150 <= n <= 0, which comes as n + kShift, and |f| <= 1/2.
 template <class F>
-SCALED_MM_FUNCTION float power_of_two(float shifted, float f) {
+SCALED_MM_FUNCTION float power_of_two_by_64(float shifted, float f) {
   const float power = F::fma(exp2_slope<F>(f), f, 1.0f);
-  return F::from_bits(F::bits(power) + (F::bits(shifted) << 23)) * 0x1p-64f;
+  return F::from_bits(F::bits(power) + (F::bits(shifted) << 23));
 }
 
 // e^x for x <= 0; a NaN counts as -104.
@@ -88,27 +90,26 @@ template <class F>
 SCALED_MM_FUNCTION float exp_down(float x) {
   x = F::at_least(x, -104.0f);
   const float shifted = F::fma(x, kLog2E, kShift), n = shifted - kShift;
-  return power_of_two<F>(shifted, F::fma(x, kLog2ERest, F::fma(x, kLog2E, -n)));
+  return power_of_two_by_64<F>(shifted, F::fma(x, kLog2ERest, F::fma(x, kLog2E, -n))) * 0x1p-64f;
 }
 
 // A NaN gives 1.
 template <class F>
 SCALED_MM_FUNCTION float erf(float z) {
-  const uint32_t sign = F::bits(z) & 0x80000000u;
-  const float size = F::from_bits(F::bits(z) & 0x7fffffffu);
+  const float size = F::size(z);
   const float near = F::fma(erf_near<F>(z * z), z, z);
   const float log = log2_erfc<F>(F::at_most(size, 4.0f) - 1.0f);
   const float shifted = log + kShift, n = shifted - kShift;
-  const float far = 1.0f - power_of_two<F>(shifted, log - n);
-  return size < 0.9375f ? near : F::from_bits(F::bits(far) | sign);
+  const float far = F::fma(power_of_two_by_64<F>(shifted, log - n), -0x1p-64f, 1.0f);
+  return F::choose(size < 0.9375f, near, F::with_sign(far, z));
 }
 
 // x / (1 + e^-t): e = e^-|t| is at most 1, and where t is negative multiplies x.
 template <class F>
 SCALED_MM_FUNCTION float logistic_times(float x, float t) {
-  const float e = exp_down<F>(F::from_bits(F::bits(t) | 0x80000000u));
+  const float e = exp_down<F>(-F::size(t));
   const float scaled = x * e;
-  return (t < 0.0f ? scaled : x) * F::reciprocal(1.0f + e);
+  return F::choose(t < 0.0f, scaled, x) * F::reciprocal(1.0f + e);
 }
 
 // max(x, +0); a NaN stays.
@@ -167,12 +168,12 @@ SCALED_MM_FUNCTION float tanh_near(float square) {
 // Far from 0, (1 - e) / (1 + e) with e = e^(-2 |x|).
 template <class F>
 SCALED_MM_FUNCTION float tanh(float x) {
-  const float size = F::from_bits(F::bits(x) & 0x7fffffffu), square = x * x;
+  const float size = F::size(x), square = x * x;
   const float near = F::fma(tanh_near<F>(square) * square, size, size);
   const float e = exp_down<F>(-2.0f * size);
   const float far = (1.0f - e) * F::reciprocal(1.0f + e);
   const float made = size < 0.625f ? near : far;
-  return x == x ? F::from_bits(F::bits(made) | (F::bits(x) & 0x80000000u)) : x;
+  return x == x ? F::with_sign(made, x) : x;
 }
 
 template <class F, Function function>

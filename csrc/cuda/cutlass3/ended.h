@@ -1,9 +1,14 @@
 // The epilogue of a CUTLASS 3.x kernel that ends in an activation, a gate or a quantiser.
 //
 // A visitor tree is written out for every subtile of D, and the code of all functions in each of
-// eight subtiles does not stay in the instruction cache. So the sums are ended where they are, in
-// their registers, by a loop that has this code once. CUTLASS's epilogue then stores what they have
-// become. A gate leaves half as many columns: it is stored as what a tile of that width is.
+// eight subtiles does not stay in the instruction cache. So a loop ends some sums at a time, has
+// the functions' code once, and puts what they have become into shared memory, from where TMA
+// stores it. A gate leaves half as many columns.
+//
+// In a ping-pong kernel one warpgroup ends its tile while the other multiplies. An ending that
+// takes longer than a tile's products holds the tensor cores up, and each of its instructions takes
+// registers' ports from them: so loads are under way early, and ptxas must find registers to
+// interleave elements (a division anywhere in the loop keeps it from that).
 //
 // wgmma leaves a thread two neighbouring columns of every eight, of two rows (kRows):
 //
@@ -13,27 +18,13 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 
 #include "cuda/cutlass3/rounding.h"
 
 namespace scaled_mm::cuda::cutlass3 {
 
 using cutlass::epilogue::fusion::Sm90AccFetch;
-using cutlass::epilogue::fusion::Sm90Compute;
-using cutlass::epilogue::fusion::Sm90EVT;
-
-// use(constant) with index as an integral_constant, of kFirst <= index < kFirst + kCount. Registers
-// have no index: this is how a loop that is not unrolled takes some of them in turn.
-template <int kFirst, int kCount, class Use>
-CUTLASS_DEVICE void with_index(int index, const Use& use) {
-  if constexpr (kCount == 1) {
-    use(cute::Int<kFirst>{});
-  } else if (index < kFirst + kCount / 2) {
-    with_index<kFirst, kCount / 2>(index, use);
-  } else {
-    with_index<kFirst + kCount / 2, kCount - kCount / 2>(index, use);
-  }
-}
 
 // Of eight columns, lane l of a quad has l (`low`) and 4 + l (`high`), and gets 2 l and 2 l + 1.
 CUTLASS_DEVICE void make_neighbours(float& low, float& high, int lane) {
@@ -51,24 +42,22 @@ struct EndedEpilogue {
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
   static constexpr int kColumns = epilogue::columns_of(E::form);
   static constexpr int kThreads = kPingpong ? 128 : 256;
-  static constexpr int kPerWord = 4 / sizeof(Out);
-  using OutTile =
-      cute::Shape<cute::Int<kTileM>, cute::Int<kTileN / kColumns>, decltype(cute::get<2>(Tile{}))>;
-  // What CUTLASS would multiply by in tiles of that width.
-  using OutMma = decltype(cute::make_tiled_mma(
-      cute::SM90::GMMA::ss_op_selector<
-          int8_t, int8_t, int32_t,
-          cute::Shape<cute::_64, cute::Int<kTileN / kColumns>, cute::_32>>(),
-      cute::Layout<cute::Shape<cute::Int<kThreads / 128>, cute::_1, cute::_1>>{}));
+  static constexpr int kOutN = kTileN / kColumns;
+  using OutTile = cute::Shape<cute::Int<kTileM>, cute::Int<kOutN>, decltype(cute::get<2>(Tile{}))>;
+  // What is stored at a time: so many rows, of 32 elements or more and as many bytes as have room.
+  static constexpr int kStoredRows = kThreads / 2;
+  static constexpr int kStored =
+      std::gcd(std::max<int>((kPingpong ? 128 : 64) / sizeof(Out), 32), kOutN);
   using Schedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
                                       cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  // Of CUTLASS's epilogue its shared memory, and its tensor map of D.
   using Store = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, OutTile, Cluster,
-      cute::Shape<cute::Int<kThreads / 2>, cute::_32>, int32_t, int32_t, void,
+      cute::Shape<cute::Int<kStoredRows>, cute::Int<kStored>>, int32_t, int32_t, void,
       cutlass::layout::RowMajor, 8, Out, cutlass::layout::RowMajor, 16 / sizeof(Out), Schedule,
-      Sm90EVT<Sm90Compute<Unpack<Out>::template Function, Out, int32_t,
-                          cutlass::FloatRoundStyle::round_to_nearest>,
-              Sm90AccFetch>>::CollectiveOp;
+      Sm90AccFetch>::CollectiveOp;
+  static constexpr int kSubtile = kStoredRows * kStored;
+  static constexpr int kStages = Store::DispatchPolicy::StagesD;
   using Operands = StagedOperands<typename Lower<E>::List, kTileM, kTileN>;
   static constexpr bool kHasMatrix = Lower<E>::List::has_full;
 
@@ -110,7 +99,7 @@ struct EndedEpilogue {
     }
 
     CUTLASS_HOST_DEVICE type(const Params& params, TensorStorage& shared)
-        : Store(params, shared), ending_(params.ending) {}
+        : Store(params, shared), params_(params) {}
 
     template <class LoadPipeline, class LoadState, class StorePipeline, class StoreState,
               class Problem, class TileShape, class Coord, class Engine, class Layout, class Mma>
@@ -120,15 +109,14 @@ struct EndedEpilogue {
                               int thread, TensorStorage& shared, int subtile = -1) {
       cutlass::arch::wait_on_dependent_grids();  // the kernel before may have written operands
       // All have read the tile before's: they have met while storing it.
-      shared.operands.load(ending_.operands, cute::get<0>(coord) * kTileM,
+      shared.operands.load(params_.ending.operands, cute::get<0>(coord) * kTileM,
                            cute::get<1>(coord) * kTileN, cute::get<0>(problem),
                            cute::get<1>(problem), thread, kThreads);
-      cutlass::arch::NamedBarrier::sync(kThreads,
-                                        cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
+      if (thread == 0) cute::tma_store_wait<0>();
+      meet();
       auto words = cute::recast<int32_t>(sums);
-      end(words, mma, thread, shared.operands, problem, coord);
-      return Store::store(load_pipeline, load_state, store_pipeline, store_state, stored(problem),
-                          OutTile{}, coord, ended(words), OutMma{}, thread, shared, subtile);
+      end(words, mma, thread, shared, problem, coord);
+      return cute::make_tuple(load_state, store_state);
     }
 
    private:
@@ -138,30 +126,48 @@ struct EndedEpilogue {
                               cute::get<2>(problem), cute::get<3>(problem));
     }
 
+    CUTLASS_DEVICE static void meet() {
+      cutlass::arch::NamedBarrier::sync(kThreads,
+                                        cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
+    }
+
     // A thread's sums are (((column of two, row of two, eight columns), 64 rows, 1)).
     template <class Engine, class Layout, class Mma, class Problem, class Coord>
-    CUTLASS_DEVICE void end(cute::Tensor<Engine, Layout>& sums, const Mma& mma, int thread,
-                            const Operands& operands, const Problem& problem,
+    CUTLASS_DEVICE void end(const cute::Tensor<Engine, Layout>& sums, const Mma& mma, int thread,
+                            TensorStorage& shared, const Problem& problem,
                             const Coord& coord) const {
       using namespace cute;
       static_assert(size<0, 0>(Layout{}) == 2 && size<0, 1>(Layout{}) == 2);
       constexpr int kEights = size<0, 2>(Layout{}), kBlocks = size<1>(Layout{});
-      constexpr int kTogether = kEights * kBlocks > 32 ? 2 : 4;  // registers are left for so many
+      constexpr int kTogether = 4;  // so many have registers
       constexpr int kTurns = kEights / kTogether, kSums = 4 * kTogether;
-      static_assert(kEights % kTogether == 0 && size<2>(Layout{}) == 1);
+      constexpr int kMade = kSums / kColumns, kWidth = 8 * kTogether / kColumns;  // columns of D
+      static_assert(kEights % kTogether == 0 && size<2>(Layout{}) == 1 && kStored % kWidth == 0);
+      const Operands& operands = shared.operands;
       const auto places =
           mma.get_thread_slice(thread).partition_C(make_identity_tensor(take<0, 2>(Tile{})));
+      HeldOperands<typename Lower<E>::List, 2, 2 * kTogether> held;
+      const auto first_column = [&](int turn) -> int {
+        return get<1>(places(make_coord(make_coord(0, 0, turn * kTogether), 0, 0)));
+      };
+      const auto hold_columns = [&](int turn) {
+        held.template load<epilogue::Axis::Row>(
+            operands, [&](int i) { return first_column(turn) + i / 2 * 8 + i % 2; });
+      };
+      hold_columns(0);
+      int stage = 0;
       CUTLASS_PRAGMA_NO_UNROLL
       for (int block = 0; block < kBlocks; ++block) {
         const int first_row = get<0>(places(make_coord(make_coord(0, 0, 0), block, 0)));
+        held.template load<epilogue::Axis::Col>(operands, [&](int i) { return first_row + 8 * i; });
 #ifdef SCALED_MM_COMPILED
-        const CompiledRounding<typename E::program> rounding(ending_.to, operands, first_row);
+        const CompiledRounding<typename E::program> rounding(params_.ending.to, operands,
+                                                             first_row);
 #else
-        const Rounding<Out> rounding(ending_.to, operands, first_row);
+        const Rounding<Out> rounding(params_.ending.to, operands, first_row);
 #endif
         CUTLASS_PRAGMA_NO_UNROLL
         for (int turn = 0; turn < kTurns; ++turn) {
-          const int first = get<1>(places(make_coord(make_coord(0, 0, turn * kTogether), 0, 0)));
           // In the order of the registers: two columns, two rows, eights.
           const auto with_sums = [&](const auto& use) {
             with_index<0, kBlocks * kTurns>(block * kTurns + turn, [&](auto index) {
@@ -174,61 +180,146 @@ struct EndedEpilogue {
               }
             });
           };
+          const auto operand_at = [&](auto leaf, int i) {
+            return held.at(leaf, i / 2 % 2, i / 4 * 2 + i % 2);
+          };
+          float made[kMade];
 #ifdef SCALED_MM_COMPILED
           int32_t word[kSums];
-          with_sums([&](int i, int32_t& sum) { word[i] = sum; });
-          float made[kSums / kColumns];
-          compute(word, made, first_row, first, operands, problem, coord);
+          with_sums([&](int i, int32_t sum) { word[i] = sum; });
+          compute(word, made, first_row, first_column(turn), operand_at, problem, coord);
 #else
-          float value[kSums];
-          int32_t word[kSums];
-          with_sums([&](int i, int32_t& sum) { word[i] = sum; });
           float matrix[kSums];
           if constexpr (kHasMatrix) {
-            load_matrix(matrix, get<0>(coord) * kTileM + first_row, get<1>(coord) * kTileN + first,
-                        get<0>(problem), get<1>(problem));
+            load_matrix(matrix, get<0>(coord) * kTileM + first_row,
+                        get<1>(coord) * kTileN + first_column(turn), get<0>(problem),
+                        get<1>(problem));
           }
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kSums; ++i) {
-            value[i] = Lower<E>::at(sum_of(word[i]), [&](auto leaf) {
-              if constexpr (decltype(leaf)::axis == epilogue::Axis::Full) {
-                return matrix[i];
-              } else {
-                return operands.at(leaf, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2);
-              }
+          float value[kSums];
+          const auto evaluate = [&](auto has_azp) {
+            with_sums([&](int i, int32_t sum) {
+              value[i] = Lower<E>::at(sum_of(sum), [&](auto leaf) {
+                using L = decltype(leaf);
+                if constexpr (L::axis == epilogue::Axis::Full) {
+                  return matrix[i];
+                } else if constexpr (L::id == Operand::azp_adj && !has_azp) {
+                  return typename L::value(0);
+                } else {
+                  return operand_at(leaf, i);
+                }
+              });
             });
+          };
+          // Without one, a third of the operations in front of the function is left out.
+          if (params_.ending.operands[static_cast<int>(Operand::azp_adj)].data == nullptr) {
+            evaluate(std::false_type{});
+          } else if constexpr ((E::reads & bit(Operand::azp_adj)) != 0) {
+            evaluate(std::true_type{});
           }
-          float made[kSums / kColumns];
-          activate<E>(ending_.to.function, value, made);
+          activate<E>(params_.ending.to.function, value, made);
 #endif
+          hold_columns(turn + 1 < kTurns ? turn + 1 : 0);  // of the next: they come meanwhile
           if constexpr (kColumns == 2) {
-            float pairs[kSums / 2];  // in the order of registers, of half as many eights
+            float pairs[kMade];  // in the order of registers, of half as many eights
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kSums / 2; i += 2) {
+            for (int i = 0; i < kMade; i += 2) {
               const int at = i / 4 * 4 + i / 2 % 2;
               pairs[i] = made[at], pairs[i + 1] = made[at + 2];
               make_neighbours(pairs[i], pairs[i + 1], thread % 4);
             }
-            rounding(pairs, word);
-            // Into the registers of every other eight.
             CUTLASS_PRAGMA_UNROLL
-            for (int i = kSums / 2 - 1; i >= 0; --i) word[i / 4 * 8 + i % 4] = word[i];
-          } else {
-            rounding(made, word);
+            for (int i = 0; i < kMade; ++i) made[i] = pairs[i];
           }
-          with_sums([&](int i, int32_t& sum) {
-            if (i % kPerWord == 0 && i / 4 % kColumns == 0) sum = word[i];
-          });
+          int32_t rounded[kMade];
+          rounding(made, rounded);
+          constexpr int kTurnsStored = kStored / kWidth;
+          put(rounded, shared, first_row % kStoredRows, turn % kTurnsStored * kWidth, stage,
+              thread);
+          if ((turn + 1) % kTurnsStored == 0) {
+            store_subtile(shared, stage, problem, coord, block, turn / kTurnsStored, thread);
+            stage = (stage + 1) % kStages;
+          }
         }
+      }
+    }
+
+    using SubtileLayout = decltype(cute::tile_to_shape(
+        typename Store::SmemLayoutAtomD{},
+        cute::Shape<cute::Int<kStoredRows>, cute::Int<kStored>, cute::Int<kStages>>{}));
+
+    // The byte at which a stage has an element: chunks of 16 bytes are swizzled within a row.
+    CUTLASS_HOST_DEVICE static constexpr int place(int row, int column) {
+      constexpr int kRowBytes = kStored * sizeof(Out);
+      const int turned = row * kRowBytes / 128 % (kRowBytes / 16) * 16;
+      return row * kRowBytes + (column * static_cast<int>(sizeof(Out)) ^ turned);
+    }
+    static_assert(place(13, kStored - 8) / sizeof(Out) ==
+                  decltype(cute::as_position_independent_swizzle_layout(SubtileLayout{})(
+                      cute::Int<13>{}, cute::Int<kStored - 8>{}, cute::_0{}))::value);
+
+    // Elements of `row` and row + 8, the thread's first being in that row, in the order of the
+    // registers, from a turn's first column on.
+    template <int kMade>
+    CUTLASS_DEVICE static void put(const int32_t (&rounded)[kMade], TensorStorage& shared, int row,
+                                   int column, int stage, int thread) {
+      auto* const to =
+          reinterpret_cast<uint8_t*>(shared.collective.smem_D.begin() + stage * kSubtile);
+      const int lane = thread % 32;
+      if constexpr (sizeof(Out) == 2) {
+        // Words are 8 x 8 matrices, a row of which each lane says the place of.
+        static_assert(kMade % 8 == 0);
+        const int own_row = row - lane / 4 + lane / 8 % 2 * 8 + lane % 8;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kMade; i += 8) {
+          auto* const at = to + place(own_row, column + (i / 4 + lane / 16) * 8);
+          cute::SM90_U32x4_STSM_N::copy(rounded[i], rounded[i + 2], rounded[i + 4], rounded[i + 6],
+                                        *reinterpret_cast<cute::uint128_t*>(at));
+        }
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kMade; i += 2) {
+          auto* const at = to + place(row, column + lane % 4 * 2 + i / 4 * 8) +
+                           i / 2 % 2 * 8 * kStored * sizeof(Out);
+          if constexpr (sizeof(Out) == 4) {
+            *reinterpret_cast<int2*>(at) = {rounded[i], rounded[i + 1]};
+          } else {
+            *reinterpret_cast<uint16_t*>(at) =
+                static_cast<uint16_t>(rounded[i / 4 * 4] >> i / 2 % 2 * 16);
+          }
+        }
+      }
+    }
+
+    // Meanwhile the threads fill the next one, which has been stored by then.
+    template <class Problem, class Coord>
+    CUTLASS_DEVICE void store_subtile(TensorStorage& shared, int stage, const Problem& problem,
+                                      const Coord& coord, int block, int part, int thread) const {
+      using namespace cute;
+      static_assert(kStages > 1 || (kStoredRows == kTileM && kStored == kOutN));
+      cutlass::arch::fence_view_async_shared();
+      if (thread == 0) tma_store_wait<0>();
+      meet();
+      if (thread == 0) {
+        const auto& map = params_.tma_store_d;
+        const auto [m, n, k, l] = coord;
+        const auto d = map.get_tma_tensor(select<0, 1, 3>(stored(problem)));
+        const auto tile = local_tile(d, take<0, 2>(OutTile{}), make_coord(m, n, l));
+        const auto parts = flat_divide(tile, cute::Shape<Int<kStoredRows>, Int<kStored>>{});
+        const auto all = map.get_slice(Int<0>{});
+        const auto from =
+            make_tensor(make_smem_ptr(shared.collective.smem_D.begin()), SubtileLayout{});
+        copy(map, all.partition_S(from)(_, _, _, stage),
+             all.partition_D(parts)(_, _, _, block, part));
+        tma_store_arrive();
       }
     }
 
 #ifdef SCALED_MM_COMPILED
     // What a program makes of sums in the order of the registers.
-    template <int kSums, class Problem, class Coord>
+    template <int kSums, class OperandAt, class Problem, class Coord>
     CUTLASS_DEVICE void compute(const int32_t (&sums)[kSums], float (&made)[kSums / kColumns],
-                                int row, int col, const Operands& operands, const Problem& problem,
-                                const Coord& coord) const {
+                                int row, int col, const OperandAt& operand_at,
+                                const Problem& problem, const Coord& coord) const {
       using Program = typename E::program;
       // Those of two columns at a time; of few operands all are on their way together.
       constexpr int kAhead = Program::Direct::count <= 2 ? kSums / 2 : 1;
@@ -236,7 +327,7 @@ struct EndedEpilogue {
       const auto load = [&](int pair) {
         const int m = static_cast<int>(cute::get<0>(coord)) * kTileM + row + pair % 2 * 8,
                   n = static_cast<int>(cute::get<1>(coord)) * kTileN + col + pair / 2 * 8;
-        direct[pair % kAhead].load(ending_.operands, m, n,
+        direct[pair % kAhead].load(params_.ending.operands, m, n,
                                    m < cute::get<0>(problem) ? cute::get<1>(problem) - n : 0);
       };
       CUTLASS_PRAGMA_UNROLL
@@ -244,12 +335,11 @@ struct EndedEpilogue {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kSums; i += kColumns) {
         if (kAhead == 1 && i % 2 == 0) load(i / 2);
-        const int m = row + i / 2 % 2 * 8, n = col + i / 4 * 8 + i % 2;
         const auto get = [&](auto leaf, int c) {
           if constexpr (is_direct<decltype(leaf)>) {
             return direct[i / 2 % kAhead].at(leaf, i % 2 + c);
           } else {
-            return operands.at(leaf, m, n + c);
+            return operand_at(leaf, i + c);
           }
         };
         uint32_t bits;
@@ -263,7 +353,7 @@ struct EndedEpilogue {
     template <int kSums>
     CUTLASS_DEVICE void load_matrix(float (&value)[kSums], int64_t row, int64_t column, int64_t m,
                                     int64_t n) const {
-      const EpilogueOperand& operand = ending_.operands[static_cast<int>(Operand::residual)];
+      const EpilogueOperand& operand = params_.ending.operands[static_cast<int>(Operand::residual)];
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kSums; i += 2) {
         const int64_t at_row = row + i / 2 % 2 * 8, at = column + i / 4 * 8;
@@ -284,26 +374,7 @@ struct EndedEpilogue {
       }
     }
 
-    // What CUTLASS stores: all of them, or every other eight.
-    template <class Engine, class Layout>
-    CUTLASS_DEVICE static auto ended(const cute::Tensor<Engine, Layout>& sums) {
-      using namespace cute;
-      if constexpr (kColumns == 1) {
-        return sums;
-      } else {
-        constexpr int kEights = size<0, 2>(Layout{}), kBlocks = size<1>(Layout{});
-        auto half = make_tensor<int32_t>(
-            cute::Shape<cute::Shape<_2, _2, Int<kEights / 2>>, Int<kBlocks>, _1>{});
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size(half); ++i) {
-          half(i) = sums(make_coord(make_coord(i % 2, i / 2 % 2, i / 4 % (kEights / 2) * 2),
-                                    i / (2 * kEights), 0));
-        }
-        return half;
-      }
-    }
-
-    const Ending& ending_;
+    const Params& params_;
   };
 
   static typename type::Arguments arguments(const GemmArguments& args) {

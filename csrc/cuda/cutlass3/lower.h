@@ -27,6 +27,8 @@
 
 namespace scaled_mm::cuda::cutlass3 {
 
+using cutlass::epilogue::fusion::Sm90Compute;
+using cutlass::epilogue::fusion::Sm90EVT;
 using cutlass::epilogue::fusion::Sm90SrcFetch;
 using cutlass::epilogue::fusion::detail::ConsumerStoreArgs;
 using cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks;

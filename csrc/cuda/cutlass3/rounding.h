@@ -1,5 +1,4 @@
-// Ended sums of a CUTLASS 3.x kernel (ended.h) as elements of D: their rounding, in the registers
-// that the sums had, and how CUTLASS's epilogue takes them from there.
+// The rounding of ended sums of a CUTLASS 3.x kernel (ended.h) to elements of D.
 //
 // Include after CUTLASS's collective builders.
 #pragma once
@@ -11,27 +10,22 @@
 
 namespace scaled_mm::cuda::cutlass3 {
 
-// What the fragments of ended sums hold: of the two columns of two rows of a thread, narrow
-// elements lie in the place of the first column, those of both rows together where they have 8
-// bits.
-template <class Out>
-struct Unpack {
-  template <class>
-  struct Function {
-    template <int kSize>
-    CUTLASS_DEVICE auto operator()(const cutlass::Array<int32_t, kSize>& ended) const {
-      cutlass::Array<Out, kSize> all;
-      auto* const words = reinterpret_cast<int32_t*>(all.data());
-      constexpr int kPerWord = 4 / sizeof(Out);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSize / kPerWord; ++i) words[i] = ended[kPerWord * i];
-      return all;
-    }
-  };
-};
+// use(constant) with index as an integral_constant, of kFirst <= index < kFirst + kCount. Registers
+// have no index: this is how a loop that is not unrolled takes some of them in turn.
+template <int kFirst, int kCount, class Use>
+CUTLASS_DEVICE void with_index(int index, const Use& use) {
+  if constexpr (kCount == 1) {
+    use(cute::Int<kFirst>{});
+  } else if (index < kFirst + kCount / 2) {
+    with_index<kFirst, kCount / 2>(index, use);
+  } else {
+    with_index<kFirst + kCount / 2, kCount - kCount / 2>(index, use);
+  }
+}
 
-// The rounding to D's dtype of elements of two rows, as Unpack takes them. Out: the storage type of
-// D.
+// To D's dtype, of which Out is the storage type: elements of two rows, two columns of each row and
+// then the next eight columns. Narrow elements lie in the word of the first column, those of both
+// rows together where they have 8 bits.
 template <class Out>
 struct Rounding {
   DType dtype;
@@ -84,23 +78,36 @@ struct Rounding<uint8_t> {
       for (int i = 0; i < kSize; ++i) poison = __fmaf_rn(x[i], 0.0f, poison);
       return poison == 0.0f;
     };
-    if (to_int8 && quick && symmetric && all_finite()) {
+    const auto limited = [](float x, const Quantizer& by) {
+      return fminf(fmaxf(x, -by.limit), by.limit);
+    };
+    const bool at_once = to_int8 && quick && all_finite();
+    if (at_once && symmetric) {
       each([&](float x0, float x1, float x2, float x3) {
-        const auto of = [](float x, const Quantizer& by) {
-          return by.low_byte(fminf(fmaxf(x, -by.limit), by.limit));
-        };
+        const auto of = [&](float x, const Quantizer& by) { return by.low_byte(limited(x, by)); };
         return __byte_perm(__byte_perm(of(x0, by[0]), of(x1, by[0]), 0x0040),
                            __byte_perm(of(x2, by[1]), of(x3, by[1]), 0x0040), 0x5410);
       });
-    } else if (to_int8 && quick) {
+    } else if (at_once) {
       each([&](float x0, float x1, float x2, float x3) {
-        return pack(by[0].quick_limited(x0), by[0].quick_limited(x1), by[1].quick_limited(x2),
-                    by[1].quick_limited(x3));
+        const auto of = [&](float x, const Quantizer& by) { return by.quick(limited(x, by)); };
+        return pack(of(x0, by[0]), of(x1, by[0]), of(x2, by[1]), of(x3, by[1]));
       });
     } else if (to_int8) {
-      each([&](float x0, float x1, float x2, float x3) {
-        return pack(by[0].exact(x0), by[0].exact(x1), by[1].exact(x2), by[1].exact(x3));
-      });
+      // Seldom, and a division each: in a loop, so that they do not take all registers.
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int four = 0; four < kSize / 4; ++four) {
+        float some[4];
+        with_index<0, kSize / 4>(four, [&](auto index) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < 4; ++i) some[i] = x[4 * decltype(index)::value + i];
+        });
+        const uint32_t packed = pack(by[0].exact(some[0]), by[0].exact(some[1]),
+                                     by[1].exact(some[2]), by[1].exact(some[3]));
+        with_index<0, kSize / 4>(four, [&](auto index) {
+          word[4 * decltype(index)::value] = static_cast<int32_t>(packed);
+        });
+      }
     } else {
       each([&](float x0, float x1, float x2, float x3) {
         const auto of = [](float x, float r) { return within_e4m3(__fmul_rn(x, r)); };

@@ -4,6 +4,7 @@
 // CUTLASS is in its own lower.h.
 #pragma once
 
+#include <iterator>
 #include <type_traits>
 
 #include "cuda/common/formats.cuh"
@@ -242,31 +243,58 @@ struct StagedOperands<Leaves<Ls...>, kRows, kCols> {
   // Every thread of `threads` takes part; they must meet before the operands are read. All loads
   // of a thread are under way before the first is stored. element(leaf, row): the number that a
   // row of D has in the operand.
-#ifdef SCALED_MM_COMPILED  // a program's operands, by their ids
   template <class Operands, class Element = SameRow>
   __device__ void load(const Operands& operands, int64_t row, int64_t col, int64_t m, int64_t n,
-                       int thread, int threads, const Element& element = {}){
-#else
-  template <class Element = SameRow>
-  __device__ void load(const EpilogueOperand (&operands)[kNumOperands], int64_t row, int64_t col,
-                       int64_t m, int64_t n, int thread, int threads, const Element& element = {}) {
-#endif
-      constexpr int longest = kRows > kCols ? kRows : kCols;
-  for (int i = thread; i < longest; i += threads) {
-    const auto fetch = [&](auto leaf) {
-      using L = decltype(leaf);
-      const bool inside =
-          i < length<L> && i + Along<L::axis>::pick(row, col) < Along<L::axis>::pick(m, n);
-      return inside ? load_operand<L>(operands[static_cast<int>(L::id)], element(leaf, row + i),
-                                      col + i)
-                    : outside<L>();
-    };
-    const auto store = [&](auto leaf, auto value) {
-      if (i < length<decltype(leaf)>) of(leaf)[i] = value;
-    };
-    [&](auto... values) { (store(Ls{}, values), ...); }(fetch(Ls{})...);
+                       int thread, int threads, const Element& element = {}) {
+    constexpr int longest = kRows > kCols ? kRows : kCols;
+    for (int i = thread; i < longest; i += threads) {
+      const auto fetch = [&](auto leaf) {
+        using L = decltype(leaf);
+        const bool inside =
+            i < length<L> && i + Along<L::axis>::pick(row, col) < Along<L::axis>::pick(m, n);
+        return inside ? load_operand<L>(operands[static_cast<int>(L::id)], element(leaf, row + i),
+                                        col + i)
+                      : outside<L>();
+      };
+      const auto store = [&](auto leaf, auto value) {
+        if (i < length<decltype(leaf)>) of(leaf)[i] = value;
+      };
+      [&](auto... values) { (store(Ls{}, values), ...); }(fetch(Ls{})...);
+    }
   }
-}
-};  // namespace scaled_mm::cuda
+};
+
+// Staged operands of a few elements of a tile, in registers: those of kRows rows and kCols columns.
+template <class L, int kRows, int kCols>
+struct HeldOperand {
+  static constexpr epilogue::Axis axis = L::axis;
+  typename L::value value[axis == epilogue::Axis::Row ? kCols : kRows];
+
+  // place(i): the row or the column that the i-th of them is.
+  template <class Staged, class Place>
+  __device__ void load(const Staged& staged, const Place& place) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(std::size(value)); ++i) {
+      value[i] = staged.of(L{})[place(i)];
+    }
+  }
+};
+template <class List, int kRows, int kCols>
+struct HeldOperands;
+template <class... Ls, int kRows, int kCols>
+struct HeldOperands<Leaves<Ls...>, kRows, kCols> : HeldOperand<Ls, kRows, kCols>... {
+  // Those along an axis.
+  template <epilogue::Axis kAxis, class Staged, class Place>
+  __device__ void load(const Staged& staged, const Place& place) {
+    const auto load_one = [&](auto& held) {
+      if constexpr (std::decay_t<decltype(held)>::axis == kAxis) held.load(staged, place);
+    };
+    (load_one(static_cast<HeldOperand<Ls, kRows, kCols>&>(*this)), ...);
+  }
+  template <class L>
+  __device__ typename L::value at(L, int row, int col) const {
+    return HeldOperand<L, kRows, kCols>::value[Along<L::axis>::pick(row, col)];
+  }
+};
 
 }  // namespace scaled_mm::cuda

@@ -32,8 +32,6 @@ constexpr double kOutsideUs = 17e-6;        // of a byte of a tile's rows that l
 constexpr double kStreamEndingUs = 1.8e-6;  // in a streaming kernel
 constexpr double kExposedEndingUs =
     1.5e-4;  // besides, of one of a warpgroup's tile that is exposed
-// Of one that goes through a function into 8 bits, in a warpgroup that ends its tile alone.
-constexpr double kLongEndingUs = 1.56e-3;
 
 }  // namespace
 
@@ -111,11 +109,6 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
     const bool hidden = schedule == pingpong;  // but for the last round's
     const double exposed = hidden ? double(tile_m) * tile_n : rounds * tile_m * tile_n / 2;
     us += kTileEndingUs * double(size.m) * double(size.n) + kExposedEndingUs * exposed;
-    if (hidden && has_long_ending(size)) {
-      // Two warpgroups take turns: one ends its tile while the other multiplies, and waits for it.
-      const double products = operations / (rate * machine.products_per_us);
-      us += rounds * std::max(kLongEndingUs * tile_m * tile_n - products, 0.0) / 2;
-    }
   }
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
                        std::max(pace * operations / machine.products_per_us,

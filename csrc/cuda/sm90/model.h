@@ -30,12 +30,6 @@ inline bool is_plain(const Int8Problem::Size& size) {
   return !size.has_ending() && !epilogue::entry(size.epilogue).has_residual;
 }
 
-// A function of many operations for every sum, and a quantiser behind it.
-inline bool has_long_ending(const Int8Problem::Size& size) {
-  return size.form() == Form::activated && size.function != Function::none &&
-         size.function != Function::relu && is_8_bit(size.out_dtype);
-}
-
 inline std::string tile_text(int tile_m, int tile_n) {
   return cat("tiles of ", tile_m, " tokens x ", tile_n, " channels");
 }
