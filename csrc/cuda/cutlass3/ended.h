@@ -10,7 +10,7 @@
 // registers' ports from them: so loads are under way early, and ptxas must find registers to
 // interleave elements (a division anywhere in the loop keeps it from that).
 //
-// wgmma leaves a thread two neighbouring columns of every eight, of two rows (kRows):
+// wgmma leaves a thread two neighbouring columns of every eight, of two rows:
 //
 //     columns    0 1 | 2 3 | 4 5 | 6 7 || 8 9 | ...     of lane 0 | 1 | 2 | 3 || 0 | ...
 //

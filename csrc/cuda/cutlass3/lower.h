@@ -219,12 +219,13 @@ struct ColVector : OperandNode<L, NothingShared> {
 
 // --- the tree ------------------------------------------------------------------------------------
 
-// Tree<E, Tile>::type is the tree, value the type of its elements, and arguments() its arguments.
-template <class E, class Tile>
+// Tree<E, Tile, C>::type is the tree, value the type of its elements, and arguments() its
+// arguments. C: the storage type of a matrix operand.
+template <class E, class Tile, class C>
 struct Tree;
 
-template <class T, class Tile>
-struct Tree<epilogue::Accumulator<T>, Tile> {
+template <class T, class Tile, class C>
+struct Tree<epilogue::Accumulator<T>, Tile, C> {
   using value = T;
   using type = Sm90AccFetch;
   static typename type::Arguments arguments(const EpilogueOperand*) { return {}; }
@@ -240,8 +241,8 @@ template <class L, class Tile>
 struct LeafNode<epilogue::Axis::Col, L, Tile> : ColVector<L, Tile> {
   using ColVector<L, Tile>::ColVector;
 };
-template <Operand Id, class T, epilogue::Axis A, bool ScalarOk, class Tile>
-struct Tree<epilogue::Leaf<Id, T, A, ScalarOk>, Tile> {
+template <Operand Id, class T, epilogue::Axis A, bool ScalarOk, class Tile, class C>
+struct Tree<epilogue::Leaf<Id, T, A, ScalarOk>, Tile, C> {
   using value = T;
   using type = LeafNode<A, epilogue::Leaf<Id, T, A, ScalarOk>, Tile>;
   static typename type::Arguments arguments(const EpilogueOperand* operands) {
@@ -249,9 +250,15 @@ struct Tree<epilogue::Leaf<Id, T, A, ScalarOk>, Tile> {
   }
 };
 
-// A matrix of 16-bit floats: C, which CUTLASS loads by TMA.
+// A matrix: C, which CUTLASS loads by TMA.
 template <Operand Id, class T, bool ScalarOk, class Tile>
-struct Tree<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>, Tile> {
+struct Tree<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>, Tile, float> {
+  using value = T;
+  using type = Sm90SrcFetch<float>;
+  static typename type::Arguments arguments(const EpilogueOperand*) { return {}; }
+};
+template <Operand Id, class T, bool ScalarOk, class Tile>
+struct Tree<epilogue::Leaf<Id, T, epilogue::Axis::Full, ScalarOk>, Tile, uint16_t> {
   using value = T;
   using type =
       Sm90EVT<Sm90Compute<Widen, float, uint16_t, cutlass::FloatRoundStyle::round_to_nearest>,
@@ -277,15 +284,16 @@ struct Elementwise {
   };
 };
 
-template <class Op, class First, class... Rest, class Tile>
-struct Tree<epilogue::Apply<Op, First, Rest...>, Tile> {
-  using computes_in = typename Tree<First, Tile>::value;
-  using value = decltype(apply(Op{}, computes_in{}, typename Tree<Rest, Tile>::value{}...));
+template <class Op, class First, class... Rest, class Tile, class C>
+struct Tree<epilogue::Apply<Op, First, Rest...>, Tile, C> {
+  using computes_in = typename Tree<First, Tile, C>::value;
+  using value = decltype(apply(Op{}, computes_in{}, typename Tree<Rest, Tile, C>::value{}...));
   using type = Sm90EVT<Sm90Compute<Elementwise<Op>::template Function, value, computes_in,
                                    cutlass::FloatRoundStyle::round_to_nearest>,
-                       typename Tree<First, Tile>::type, typename Tree<Rest, Tile>::type...>;
+                       typename Tree<First, Tile, C>::type, typename Tree<Rest, Tile, C>::type...>;
   static typename type::Arguments arguments(const EpilogueOperand* operands) {
-    return {Tree<First, Tile>::arguments(operands), Tree<Rest, Tile>::arguments(operands)..., {}};
+    return {
+        Tree<First, Tile, C>::arguments(operands), Tree<Rest, Tile, C>::arguments(operands)..., {}};
   }
 };
 
@@ -330,8 +338,8 @@ struct ProgramTree<P, Leaves<Ls...>, Tile> {
     return {{}, operands[Ls::place]..., {}};
   }
 };
-template <class P, class Tile>
-struct Tree<CompiledEpilogue<P>, Tile> : ProgramTree<P, typename P::Staged, Tile> {};
+template <class P, class Tile, class C>
+struct Tree<CompiledEpilogue<P>, Tile, C> : ProgramTree<P, typename P::Staged, Tile> {};
 #endif
 
 }  // namespace scaled_mm::cuda::cutlass3

@@ -9,17 +9,17 @@
 namespace scaled_mm::cuda::cutlass3 {
 
 // E with its activation, if it has one.
-template <class E, class Tile>
+template <class E, class Tile, class C>
 struct ActivatedTree {
-  using type = typename Tree<E, Tile>::type;
+  using type = typename Tree<E, Tile, C>::type;
   static typename type::Arguments arguments(const EpilogueOperand* operands, const Destination&) {
-    return Tree<E, Tile>::arguments(operands);
+    return Tree<E, Tile, C>::arguments(operands);
   }
 };
-template <class E, class Tile>
+template <class E, class Tile, class C>
   requires(E::form == Form::activated)
-struct ActivatedTree<E, Tile> {
-  using Inner = Tree<epilogue::Body<E>, Tile>;
+struct ActivatedTree<E, Tile, C> {
+  using Inner = Tree<epilogue::Body<E>, Tile, C>;
   using Root = Sm90Compute<Activate, float, float, cutlass::FloatRoundStyle::round_to_nearest>;
   using type = Sm90EVT<Root, typename Inner::type>;
   static typename type::Arguments arguments(const EpilogueOperand* operands,
@@ -29,12 +29,12 @@ struct ActivatedTree<E, Tile> {
 };
 
 // The whole epilogue: where D has 16 or 8 bits, their rounding is the root.
-template <class E, class Tile, class Out>
-struct RoundedTree : ActivatedTree<E, Tile> {};
-template <class E, class Tile, class Out>
+template <class E, class Tile, class Out, class C>
+struct RoundedTree : ActivatedTree<E, Tile, C> {};
+template <class E, class Tile, class Out, class C>
   requires(sizeof(Out) == 2)
-struct RoundedTree<E, Tile, Out> {
-  using Inner = ActivatedTree<E, Tile>;
+struct RoundedTree<E, Tile, Out, C> {
+  using Inner = ActivatedTree<E, Tile, C>;
   using Root = Sm90Compute<Narrow, Out, float, cutlass::FloatRoundStyle::round_to_nearest>;
   using type = Sm90EVT<Root, typename Inner::type>;
   static typename type::Arguments arguments(const EpilogueOperand* operands,
@@ -42,12 +42,12 @@ struct RoundedTree<E, Tile, Out> {
     return {Inner::arguments(operands, to), {to.out.dtype}};
   }
 };
-template <class E, class Tile, class Out>
+template <class E, class Tile, class Out, class C>
   requires(sizeof(Out) == 1)
-struct RoundedTree<E, Tile, Out> {
-  using Inner = ActivatedTree<E, Tile>;
-  using Scale = Tree<epilogue::OutScale, Tile>;
-  using Azp = Tree<epilogue::OutAzp, Tile>;
+struct RoundedTree<E, Tile, Out, C> {
+  using Inner = ActivatedTree<E, Tile, C>;
+  using Scale = Tree<epilogue::OutScale, Tile, C>;
+  using Azp = Tree<epilogue::OutAzp, Tile, C>;
   using Root = Sm90Compute<Quantise, Out, float, cutlass::FloatRoundStyle::round_to_nearest>;
   using type = Sm90EVT<Root, typename Inner::type, typename Scale::type, typename Azp::type>;
   static typename type::Arguments arguments(const EpilogueOperand* operands,
@@ -59,16 +59,16 @@ struct RoundedTree<E, Tile, Out> {
   }
 };
 
-// E: the epilogue. Tile: the block's tile of sums. Out: the storage type of D. The tree, but
-// that it waits for the kernel before, which may have written operands.
-template <class E, class Tile, class Out>
-struct Visitor : RoundedTree<E, Tile, Out>::type {
-  using Root = typename RoundedTree<E, Tile, Out>::type;
+// E: the epilogue. Tile: the block's tile of sums. Out, C: the storage types of D and of a
+// residual. The tree, but that it waits for the kernel before, which may have written operands.
+template <class E, class Tile, class Out, class C = uint16_t>
+struct Visitor : RoundedTree<E, Tile, Out, C>::type {
+  using Root = typename RoundedTree<E, Tile, Out, C>::type;
   using Root::Root;
 
   static typename Root::Arguments arguments(const EpilogueOperand* operands,
                                             const Destination& to) {
-    return RoundedTree<E, Tile, Out>::arguments(operands, to);
+    return RoundedTree<E, Tile, Out, C>::arguments(operands, to);
   }
 
   template <bool kReferenceSrc, class... Args>

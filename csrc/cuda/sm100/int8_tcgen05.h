@@ -11,9 +11,9 @@
 namespace scaled_mm::cuda::sm100::int8 {
 namespace {
 
-// D = E of A B, stored as Out. A multiprocessor's part of a tile is what the leaves of E's visitor
-// tree see.
-template <const Tcgen05& kTile, class E, class Out>
+// D = E of A B, stored as Out, with a residual that is stored as C. A multiprocessor's part of a
+// tile is what the leaves of E's visitor tree see.
+template <const Tcgen05& kTile, class E, class Out, class C>
 struct Gemm {
   static constexpr bool kTwo = kTile.sms == 2, kHasC = Lower<E>::List::has_full;
   using Tile =
@@ -21,14 +21,15 @@ struct Gemm {
   using Part = cute::Shape<cute::Int<kTile.tile_m / kTile.sms>, cute::Int<kTile.tile_n>,
                            cute::Int<kTile.tile_k>>;
   using Cluster = cute::Shape<cute::Int<kTile.sms>, cute::_1, cute::_1>;
-  using Visitor = cutlass3::Visitor<E, Part, Out>;
-  using C = std::conditional_t<kHasC, uint16_t, void>;
+  using Visitor = cutlass3::Visitor<E, Part, Out, C>;
+  using Source = std::conditional_t<kHasC, C, void>;
   // Beside elements of C there are registers for fewer sums at a time.
   using Subtile = std::conditional_t<kHasC, cute::Shape<cute::_128, cute::_32>,
                                      cutlass::epilogue::collective::EpilogueTileAuto>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, Tile, Cluster, Subtile, int32_t, float,
-      C, cutlass::layout::RowMajor, 8, Out, cutlass::layout::RowMajor, 16 / sizeof(Out),
+      Source, cutlass::layout::RowMajor, 16 / sizeof(C), Out, cutlass::layout::RowMajor,
+      16 / sizeof(Out),
       std::conditional_t<kTwo, cutlass::epilogue::TmaWarpSpecialized2Sm,
                          cutlass::epilogue::TmaWarpSpecialized1Sm>,
       Visitor>::CollectiveOp;
@@ -45,18 +46,18 @@ struct Gemm {
   static void run(const Int8Problem& p, const Destination& to, const Scope& scope) {
     const auto [m, n, k, epilogue, out_dtype, function] = p.size;
     const auto& residual = p.operands[static_cast<int>(Operand::residual)];
-    Matrix<const uint16_t> c = {nullptr, to.ldd, 1};
+    Matrix<const C> c = {nullptr, to.ldd, 1};
     if constexpr (kHasC) {
-      c = aligned_rows<uint16_t>(
-          {static_cast<const uint16_t*>(residual.data), residual.row_stride, residual.col_stride},
-          m, n, scope);
+      c = aligned_rows<C>(
+          {static_cast<const C*>(residual.data), residual.row_stride, residual.col_stride}, m, n,
+          scope);
     }
     typename Kernel::Arguments args{
         cutlass::gemm::GemmUniversalMode::kGemm,
         {static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1},
         {p.a.data, cutlass3::stride<typename Kernel::StrideA>(p.a.row_stride), p.b.plain.data,
          cutlass3::stride<typename Kernel::StrideB>(p.b.plain.col_stride)},
-        {Visitor::arguments(p.operands, to), static_cast<const C*>(c.data),
+        {Visitor::arguments(p.operands, to), static_cast<const Source*>(c.data),
          cutlass3::stride<typename Kernel::StrideC>(c.row_stride), static_cast<Out*>(to.out.d),
          cutlass3::stride<typename Kernel::StrideD>(to.ldd)}};
     args.hw_info.device_id = scope.device.index;
@@ -72,23 +73,16 @@ struct Gemm {
   }
 };
 
-template <const Tcgen05& kTile, class E, class Out>
+template <const Tcgen05& kTile, class E, class Out, class C = uint16_t>
 void launch(const Int8Problem& p, const Scope& scope) {
   Destination to = destination<E>(p);
   with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
     to.out.d = d, to.ldd = ldd;
-    Gemm<kTile, E, Out>::run(p, to, scope);
+    Gemm<kTile, E, Out, C>::run(p, to, scope);
   });
 }
 
-// Whether TMA can load the residual as C, whose element type is compiled: of 16 bits, beside such a
-// D.
-bool is_c(const Int8Problem& p) {
-  return size_of(p.size.out_dtype) == 2 &&
-         size_of(p.operands[static_cast<int>(Operand::residual)].dtype) == 2;
-}
-
-// A gate, whose D has half as many columns as the tile, and a wide residual end sums in memory.
+// A gate, whose D has half as many columns as the tile, ends sums in memory.
 template <const Tcgen05& kTile>
 void launch_in_two(const Int8Problem& p, const Scope& scope) {
   Int8Problem sums = p;
@@ -109,8 +103,14 @@ void run(const Int8Problem& p, const Scope& scope) {
       launch<kTile, E, int32_t>(p, scope);
     } else if constexpr (E::form == Form::gated) {
       launch_in_two<kTile>(p, scope);
-    } else if constexpr (epilogue::has_residual<E>) {
-      is_c(p) ? launch<kTile, E, uint16_t>(p, scope) : launch_in_two<kTile>(p, scope);
+    } else if constexpr (epilogue::has_residual<E>) {  // float32, or as D
+      if (size_of(p.size.out_dtype) == 4) {
+        launch<kTile, E, float, float>(p, scope);
+      } else if (p.operands[static_cast<int>(Operand::residual)].dtype == DType::float32) {
+        launch<kTile, E, uint16_t, float>(p, scope);
+      } else {
+        launch<kTile, E, uint16_t>(p, scope);
+      }
     } else if (size_of(p.size.out_dtype) == 4) {
       launch<kTile, E, float>(p, scope);
     } else if (size_of(p.size.out_dtype) == 1) {
