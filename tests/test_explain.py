@@ -149,7 +149,7 @@ def test_kernels_have_activations_or_refuse_them(activation):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 def test_endings_hide_behind_the_other_warpgroup(activation: str, dtype: str):
-    """Two warpgroups together would show each of theirs."""
+    """A cooperative kernel's two end their tiles together, and nothing hides that."""
     found = explain(
         1024, 14336, 4096, activation=activation, out_dtype=dtype, device=DEVICES["H100"]
     )
