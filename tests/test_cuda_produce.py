@@ -10,7 +10,6 @@ import pytest
 import torch
 from cuda_support import DEVICE, GPU, assert_outputs, assert_unchanged, on_device, streams_only
 from helpers import assert_bits
-from operands import Vector
 from produce_cases import FUNCTIONS, PRODUCE_CASES, PRODUCERS, ProduceCase, random_produce_case
 from test_produce import OUTPUTS, every_16_bit_float, produce
 from torch import Tensor
@@ -86,34 +85,6 @@ def test_bits_of_every_16_bit_input(producer: str) -> None:
     x = every_16_bit_float().reshape(-1, 1)
     case = ProduceCase("every", producer, shape=tuple(x.shape))
     assert_case(case, {"producer": producer, "x": x, "symmetric": False})
-
-
-LOOKED_UP = ["silu", "gelu", "gelu_tanh"]
-
-
-@pytest.mark.parametrize("producer", LOOKED_UP)
-def test_every_bfloat16_where_values_are_looked_up(producer: str) -> None:
-    """So many rows that a table pays; a row of one value has its bits in its scale."""
-    bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    x = bits[:, None].expand(-1, 8).repeat(40, 1)
-    case = ProduceCase("table", producer, shape=tuple(x.shape), dtype=torch.bfloat16)
-    assert_case(case, {"producer": producer, "x": x, "symmetric": False})
-
-
-@pytest.mark.parametrize("columns", [96, 1024, 3072, 11008, 16384])
-@pytest.mark.parametrize("producer", LOOKED_UP)
-def test_rows_whose_values_are_looked_up(producer: str, columns: int) -> None:
-    shape = (2**23 // columns + 5, columns)
-    given = {"scale": Vector(), "azp": Vector("int8")}
-    for data, more in (
-        ("scaled", {}),
-        ("scaled", {"other": True}),
-        ("normal", {}),
-        ("normal", given | {"symmetric": False}),
-        ("one-nan", {}),
-    ):
-        case = ProduceCase("table", producer, data, shape, torch.bfloat16, smooth=True, **more)
-        assert_case(case, case.build())
 
 
 @streams_only

@@ -107,8 +107,12 @@ def test_half_integers_at_every_width() -> None:
         assert_quantized(case, {**widest, "x": widest["x"][:, :k].contiguous()})
 
 
-# Rows longer than a block of threads reads at once, and more rows than blocks run at once.
-SHAPES = ((3, 100_000), (1, 1_000_003), (200_000, 8), (200_000, 1), (70_001, 33), (700, 4096))
+# Rows longer than a block of threads reads at once, and more rows than blocks run at once; rows so
+# few that several blocks have each, and so many that the next come while one is quantised.
+SHAPES = (
+    *((3, 100_000), (1, 1_000_003), (200_000, 8), (200_000, 1), (70_001, 33), (700, 4096)),
+    *((1, 14_336), (5, 1024), (17, 4104), (33, 2048), (133, 16_384), (150, 14_320), (2000, 1040)),
+)
 
 
 @pytest.mark.parametrize("dtype", IN_DTYPES, ids=lambda dtype: str(dtype)[6:])

@@ -215,16 +215,15 @@ def test_within_one_ulp(name: str) -> None:
 
 @pytest.mark.parametrize("producer", FUNCTIONS)
 def test_functions_are_near_the_true_ones(producer: str) -> None:
-    """Within 3.5 ulp of x, or of the result where that is larger."""
+    """Within 2 ulp of x."""
     x = inputs()
-    x = x[np.abs(x) < 1e18]
     wide = torch.from_numpy(np.float64(x))
     tanh = {"approximate": "tanh"} if producer == "gelu_tanh" else {}
     exact = getattr(torch.nn.functional, producer.removesuffix("_tanh"))(wide, **tanh).numpy()
     with np.errstate(all="ignore"):
         got = functions.ACTIVATIONS[producer](x)
     _, exponent = np.frexp(x)
-    assert (np.abs(got - exact) <= 3.5 * np.ldexp(1.0, np.maximum(exponent - 24, -149))).all()
+    assert (np.abs(got - exact) <= 2 * np.ldexp(1.0, np.maximum(exponent - 24, -149))).all()
 
 
 @pytest.mark.parametrize("producer", FUNCTIONS)

@@ -11,12 +11,8 @@ struct FunctionOps {
   static uint32_t bits(float x) { return to_bits(x); }
   static float from_bits(uint32_t x) { return float_of(x); }
   static float size(float x) { return float_of(to_bits(x) & 0x7fffffffu); }
-  static float with_sign(float x, float of) {
-    return float_of(to_bits(x) | (to_bits(of) & 0x80000000u));
-  }
-  static float choose(bool first, float x, float y) { return first ? x : y; }
   static float at_least(float x, float least) { return x > least ? x : least; }
-  static float at_most(float x, float most) { return x < most ? x : most; }
+  static float at_most(float x, float most) { return x > most ? most : x; }
   static float reciprocal(float x) { return 1.0f / x; }
 };
 

@@ -219,16 +219,16 @@ inline void Rows::evaluate(int index, int64_t m, int rows) {
     case Op::at_most: return whole([](float p, float q) { return p <= q; }, x, y);
     case Op::equal: return whole([](float p, float q) { return p == q; }, x, y);
     case Op::where: return real([](int32_t t, float p, float q) { return t ? p : q; }, a, y, z);
-#define FUNCTION(name, function) \
-  case Op::name: return real([](float p) { return functions::function<FunctionOps>(p); }, x)
-      FUNCTION(relu, relu);
-      FUNCTION(silu, silu);
-      FUNCTION(gelu, gelu);
-      FUNCTION(gelu_tanh, gelu_tanh);
-      FUNCTION(exp, exp);
-      FUNCTION(erf, erf_of);
-      FUNCTION(sigmoid, sigmoid);
-      FUNCTION(tanh, tanh);
+#define FUNCTION(name) \
+  case Op::name: return real([](float p) { return functions::name<FunctionOps>(p); }, x)
+      FUNCTION(relu);
+      FUNCTION(silu);
+      FUNCTION(gelu);
+      FUNCTION(gelu_tanh);
+      FUNCTION(exp);
+      FUNCTION(erf);
+      FUNCTION(sigmoid);
+      FUNCTION(tanh);
 #undef FUNCTION
     case Op::to_bfloat16: return round_through<Format<DType::bfloat16>>(x, f, rows);
     case Op::to_float16: return round_through<Format<DType::float16>>(x, f, rows);

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..ops.int8 import pack_weight_int8, scaled_mm
+from ..ops.int8 import interleave_gate_up, pack_weight_int8, scaled_mm
 from ..ops.produce import (
     gelu_quantize_int8,
     layer_norm_quantize_int8,
@@ -126,16 +126,20 @@ def torch_weight(w: Tensor) -> Any:
 # --- the layer, of ours: every quantiser but o's is behind what makes its input -------------------
 
 
-def ours(quantized: Any, weight: Any) -> Tensor:
+def ours(quantized: Any, weight: Any, activation: str | None = None) -> Tensor:
     (q, scale, *_), (b, scale_b) = quantized, weight
-    return scaled_mm(q, b, scale, scale_b, out_dtype=DTYPE)
+    return scaled_mm(q, b, scale, scale_b, activation=activation, out_dtype=DTYPE)
 
 
-def our_llama(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
+def our_llama(shape: Shape, gated: bool, w: Weights, x: Tensor, other: Tensor) -> Pair:
     rows = our_rms_norm(x, other, w["norm1"])
     o = ours(quantize_int8(ours(rows, w["qkv"])[:, : shape.heads]), w["o"])
     rows = our_rms_norm(o, rows.residual, w["norm2"])
-    return ours(silu_mul_quantize_int8(ours(rows, w["up"])), w["down"]), rows.residual
+    if gated:
+        inner = quantize_int8(ours(rows, w["up"], "swiglu"))
+    else:
+        inner = silu_mul_quantize_int8(ours(rows, w["up"]))
+    return ours(inner, w["down"]), rows.residual
 
 
 def our_bert(shape: Shape, w: Weights, x: Tensor, other: Tensor) -> Pair:
@@ -173,12 +177,15 @@ class Contender:
     weight: Callable[[Tensor], Any]
     product: Product | None = None  # None: ours
     compiled: bool = False
+    gated: bool = False  # the gate is in the product
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtype: torch.dtype = DTYPE
 
     def layer(self, shape: Shape) -> Callable[[Weights, Tensor, Tensor], Pair]:
         if self.product is None:
-            run: Any = partial(our_llama if shape.llama else our_bert, shape)
+            run: Any = (
+                partial(our_llama, shape, self.gated) if shape.llama else partial(our_bert, shape)
+            )
         else:
             run = partial(llama if shape.llama else bert, shape, self.product)
         return torch.compile(run, dynamic=False) if self.compiled else run
@@ -187,7 +194,8 @@ class Contender:
 FLOAT32: dict[str, Any] = {"devices": CPU, "dtype": torch.float32}
 CONTENDERS = [
     Contender("ours", "int8 per token, quantisers fused, eager", our_weight),
-    Contender("ours compiled", "the same under torch.compile", our_weight, compiled=True),
+    Contender("ours gated", "the same, but the gate is in the product", our_weight, gated=True),
+    Contender("ours compiled", "ours under torch.compile", our_weight, compiled=True),
     Contender("float32", "torch, eager", Tensor.float, dense, **FLOAT32),
     Contender(
         "float32 compiled", "under torch.compile", Tensor.float, dense, compiled=True, **FLOAT32
@@ -237,6 +245,8 @@ def prepare(
     given = [t.to(contender.dtype) for t in tokens(shape, m, settings.device)]
     size = sum(t.nbytes for t in given)
     xs = [[t.clone() for t in given] for _ in range(min(copies, clock.activation_copies(size)))]
+    if contender.gated:
+        made["up"] = interleave_gate_up(*made["up"].t().chunk(2, 1)).t()
     calls = []
     for i in range(copies):
         weights = {name: contender.weight(w) for name, w in made.items()} | norms
@@ -267,11 +277,12 @@ def exact_of(settings: LayerSettings, m: int) -> Tensor:
 def measure(settings: LayerSettings, m: int, clock: Clock) -> list[dict[str, Any]]:
     """A row per contender, in the table's order: microseconds, and the relative distance of the
     output from the float32 layer's."""
-    exact = exact_of(settings, m)
+    exact, is_llama = exact_of(settings, m), LAYERS[settings.layer].llama
     contenders = {
         contender.name: partial(prepare, contender, settings, m, clock, exact)
         for contender in CONTENDERS
         if settings.device in contender.devices and contender.name not in settings.without
+        if is_llama or not contender.gated
     }
     return timed_rows(contenders, settings.rounds, clock.budget_seconds)
 

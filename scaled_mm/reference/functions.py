@@ -1,5 +1,5 @@
-"""The transcendental functions of the producers, each a written sequence of float32 operations
-(docs/numerics.md, section 6); csrc/functions.h has the same for the kernels."""
+"""The transcendental functions of activations and programs, each a written sequence of float32
+operations (docs/numerics.md, section 6); csrc/functions.h has the same for the kernels."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ EXP2 = _hex(  # (2^f - 1) / f for |f| <= 1/2
     *("0x1.417284p-13", "0x1.5f0976p-10", "0x1.3b2ddap-7"),
     *("0x1.c6af7ap-5", "0x1.ebfbdcp-3", "0x1.62e430p-1"),
 )
+EXP2_OF_TAILS = _hex(  # the same, not as near
+    *("0x1.5bda40p-10", "0x1.3ce8acp-7", "0x1.c6b6d8p-5", "0x1.ebf9c2p-3", "0x1.62e42ap-1"),
+)
+GELU_TAIL = _hex(  # log2(1 - erf(t / sqrt 2)) / t in t, for 0 <= t <= 5.5
+    *("-0x1.c59e5ep-20", "0x1.c1ff26p-16", "-0x1.163992p-13", "-0x1.06601ap-12"),
+    *("0x1.d72bf6p-8", "-0x1.aea2b4p-5", "-0x1.d635dcp-2", "-0x1.26aeeep+0"),
+)
+TANH_TAIL = _hex("-0x1.a5a7d0p-4", "-0x1.26aec2p+1")  # -2 u log2(e) / t in t^2
 ERF_NEAR = _hex(  # erf(z) / z - 1 in z^2, for |z| < 15/16
     *("0x1.4f8e58p-14", "-0x1.a6126ep-11", "0x1.544aa8p-8", "-0x1.b80120p-6"),
     *("0x1.ce2d64p-4", "-0x1.812740p-2", "0x1.06eba8p-3"),
@@ -40,15 +48,12 @@ TANH_NEAR = _hex(  # (tanh(x) / x - 1) / x^2 in x^2, for |x| < 5/8
     *("-0x1.b9ee90p-5", "0x1.111066p-3", "-0x1.555554p-2"),
 )
 LOG2_E, LOG2_E_REST = _hex("0x1.715476p+0", "0x1.4ae0c0p-26")  # their sum is log2(e)
-SHIFT = F32(12582912 + 64)  # 1.5 2^23 + 64: the last bit of a sum with it is worth 1
+SHIFT = F32(12582912)  # 1.5 2^23: the last bit of a sum with it is worth 1
 LEAST_EXPONENT = F32(-104)  # e to that is below half the least float
 MOST_EXPONENT = F32(89)  # e to that is above the largest
 TANH_IS_NEAR = F32(0.625)
 ERF_IS_ONE = F32(4)  # 1 - erf(4) is below 2^-25
 NEAR_ZERO = F32(0.9375)
-SQRT_HALF = _hex("0x1.6a09e6p-1")[0]
-TANH_LINEAR, TANH_CUBIC = _hex("0x1.988454p+0", "0x1.2444f2p-4")
-"""2 sqrt(2 / pi), and that times 0.044715."""
 
 
 def polynomial(coefficients: tuple[np.float32, ...], x: Array) -> Array:
@@ -59,34 +64,19 @@ def polynomial(coefficients: tuple[np.float32, ...], x: Array) -> Array:
     return value
 
 
-def power_of_two(n: Array, f: Array) -> Array:
-    """2^(n + f) for integers -150 <= n <= 0 and |f| <= 1/2, subnormals rounded once."""
-    power = fma(polynomial(EXP2, f), f, F32(1))
-    return np.ldexp(power, n.astype(np.int32) + 64) * F32(2.0**-64)
+def power_of_two(x: Array, y: Number, c: int = 0) -> Array:
+    """2^(x y + c), where that is at least 2^-126."""
+    shift = SHIFT + F32(c)
+    n = fma(x, y, shift) - shift
+    f = fma(x, y, -n)
+    power = fma(polynomial(EXP2_OF_TAILS, f), f, F32(1))
+    return np.ldexp(power, np.nan_to_num(n).astype(np.int32) + c)
 
 
-def exp_down(x: Array) -> Array:
-    """e^x for x <= 0; within 1 ulp. A NaN counts as -104: it comes back in what the result is
-    multiplied by."""
-    x = np.fmax(x, LEAST_EXPONENT)
-    n = fma(x, LOG2_E, SHIFT) - SHIFT
-    return power_of_two(n, fma(x, LOG2_E_REST, fma(x, LOG2_E, -n)))
-
-
-def erf(z: Array) -> Array:
-    """erf(z); within 1 ulp. A NaN gives 1."""
-    size = np.abs(z)
-    near = fma(polynomial(ERF_NEAR, z * z), z, z)
-    log = polynomial(LOG2_ERFC, np.fmin(size, ERF_IS_ONE) - F32(1))
-    n = (log + SHIFT) - SHIFT
-    far = F32(1) - power_of_two(n, log - n)
-    return np.where(size < NEAR_ZERO, near, np.copysign(far, z))
-
-
-def logistic_times(x: Array, t: Array) -> Array:
-    """x / (1 + e^-t): e = e^-|t| is at most 1, and where t is negative multiplies x."""
-    e = exp_down(-np.abs(t))
-    return np.where(t < 0, x * e, x) * (F32(1) / (F32(1) + e))
+def without_tail(x: Array, size: Array, tail: Array) -> Array:
+    """max(x, 0) - |x| s(-|x|), which is x s(x) where s(x) + s(-x) = 1; `size` is |x| up to where
+    the tail s(-|x|) no longer counts, or a NaN."""
+    return fma(-size, tail, np.where(x > 0, x, F32(0)))
 
 
 def relu(x: Array) -> Array:
@@ -95,26 +85,46 @@ def relu(x: Array) -> Array:
 
 
 def silu(x: Array) -> Array:
-    return logistic_times(x, x)
+    """x / (1 + e^-x)."""
+    size = np.minimum(np.abs(x), F32(87))
+    e = power_of_two(size, -LOG2_E)
+    return without_tail(x, size, e * (F32(1) / (F32(1) + e)))
 
 
 def gelu(x: Array) -> Array:
     """x (1 + erf(x / sqrt 2)) / 2."""
-    half = F32(0.5) * x
-    return fma(half, erf(x * SQRT_HALF), half)
+    size = np.minimum(np.abs(x), F32(10))
+    return without_tail(x, size, power_of_two(size, polynomial(GELU_TAIL, size), -1))
 
 
 def gelu_tanh(x: Array) -> Array:
     """x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2u)."""
-    return logistic_times(x, x * fma(x * x, TANH_CUBIC, TANH_LINEAR))
+    size = np.minimum(np.abs(x), F32(10))
+    e = power_of_two(size, polynomial(TANH_TAIL, size * size))
+    return without_tail(x, size, e * (F32(1) / (F32(1) + e)))
+
+
+# The functions below are of programs alone. A NaN stays.
+
+
+def exp_down(x: Array) -> Array:
+    """e^x for x <= 0, subnormals rounded once; within 1 ulp. A NaN counts as -104."""
+    x = np.fmax(x, LEAST_EXPONENT)
+    n = fma(x, LOG2_E, SHIFT) - SHIFT
+    return _two_to(n, fma(x, LOG2_E_REST, fma(x, LOG2_E, -n)))
+
+
+def _two_to(n: Array, f: Array) -> Array:
+    """2^(n + f) for integers -150 <= n <= 0 and |f| <= 1/2, subnormals rounded once."""
+    power = fma(polynomial(EXP2, f), f, F32(1))
+    return np.ldexp(power, n.astype(np.int32) + 64) * F32(2.0**-64)
 
 
 def exp(x: Array) -> Array:
-    """e^x; within 1 ulp. A NaN stays, here and below."""
+    """e^x; within 1 ulp."""
     up = x > 0
     at = np.fmin(np.fmax(x, LEAST_EXPONENT), MOST_EXPONENT)
-    shift = np.where(up, SHIFT - F32(128), SHIFT)
-    n = fma(at, LOG2_E, shift) - shift
+    n = fma(at, LOG2_E, SHIFT) - SHIFT
     f = fma(at, LOG2_E_REST, fma(at, LOG2_E, -n))
     power = fma(polynomial(EXP2, f), f, F32(1))
     half = np.where(up, F32(64), F32(-64))
@@ -122,13 +132,20 @@ def exp(x: Array) -> Array:
     return np.where(np.isnan(x), x, scaled)
 
 
-def erf_of(x: Array) -> Array:
-    return np.where(np.isnan(x), x, erf(x))
+def erf(z: Array) -> Array:
+    """erf(z); within 1 ulp."""
+    size = np.abs(z)
+    near = fma(polynomial(ERF_NEAR, z * z), z, z)
+    log = polynomial(LOG2_ERFC, np.fmin(size, ERF_IS_ONE) - F32(1))
+    n = (log + SHIFT) - SHIFT
+    far = F32(1) - _two_to(n, log - n)
+    return np.where(np.isnan(z), z, np.where(size < NEAR_ZERO, near, np.copysign(far, z)))
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^-x)."""
-    return np.where(np.isnan(x), x, logistic_times(np.ones_like(x), x))
+    """1 / (1 + e^-x): e = e^-|x| is at most 1."""
+    e = exp_down(-np.abs(x))
+    return np.where(np.isnan(x), x, np.where(x < 0, e, F32(1)) * (F32(1) / (F32(1) + e)))
 
 
 def tanh(x: Array) -> Array:

@@ -25,9 +25,9 @@ E4M3 = Format("float8_e4m3fn", 4, -9, 448.0)
 # (docs/numerics.md, section 3).
 ROUNDINGS: dict[str | None, int] = {
     "relu": 4,
-    **dict.fromkeys(("silu", "gelu", "gelu_tanh"), 12),
+    **dict.fromkeys(("silu", "gelu", "gelu_tanh"), 9),
     "reglu": 8,
-    **dict.fromkeys(("swiglu", "geglu", "geglu_tanh"), 16),
+    **dict.fromkeys(("swiglu", "geglu", "geglu_tanh"), 13),
 }
 
 

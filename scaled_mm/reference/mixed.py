@@ -19,7 +19,7 @@ from .float_mode import ieee
 
 SLOPES = {None: 1.0, "relu": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
 """How much an activation may enlarge an error of its argument, at most."""
-OWN_ERROR = 2.0**-21
+OWN_ERROR = 2.0**-22
 """Of an activation's float32 sequence, relative to its argument's size, at most."""
 
 

@@ -63,7 +63,7 @@ MEANING: dict[str, Callable[..., Array]] = {
     "where": _where,
     **functions.ACTIVATIONS,
     "exp": functions.exp,
-    "erf": functions.erf_of,
+    "erf": functions.erf,
     "sigmoid": functions.sigmoid,
     "tanh": functions.tanh,
     "to_bfloat16": _through(torch.bfloat16),

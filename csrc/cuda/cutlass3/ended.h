@@ -59,7 +59,7 @@ struct EndedEpilogue {
   static constexpr int kSubtile = kStoredRows * kStored;
   static constexpr int kStages = Store::DispatchPolicy::StagesD;
   using Operands = StagedOperands<typename Lower<E>::List, kTileM, kTileN>;
-  static constexpr bool kHasMatrix = Lower<E>::List::has_full;
+  static_assert(!Lower<E>::List::has_full);
 
   struct type : Store {
     struct TensorStorage : Store::TensorStorage {
@@ -88,14 +88,6 @@ struct EndedEpilogue {
     static Params to_underlying_arguments(const Shape& problem, const Arguments& args,
                                           void* workspace) {
       return {Store::to_underlying_arguments(stored(problem), args, workspace), args.ending};
-    }
-    template <class TileShape>
-    CUTLASS_HOST_DEVICE static constexpr int get_load_pipe_increment(TileShape) {
-      return Store::get_load_pipe_increment(OutTile{});
-    }
-    template <class TileShape>
-    CUTLASS_HOST_DEVICE static constexpr int get_store_pipe_increment(TileShape) {
-      return Store::get_store_pipe_increment(OutTile{});
     }
 
     CUTLASS_HOST_DEVICE type(const Params& params, TensorStorage& shared)
@@ -189,20 +181,12 @@ struct EndedEpilogue {
           with_sums([&](int i, int32_t sum) { word[i] = sum; });
           compute(word, made, first_row, first_column(turn), operand_at, problem, coord);
 #else
-          float matrix[kSums];
-          if constexpr (kHasMatrix) {
-            load_matrix(matrix, get<0>(coord) * kTileM + first_row,
-                        get<1>(coord) * kTileN + first_column(turn), get<0>(problem),
-                        get<1>(problem));
-          }
           float value[kSums];
           const auto evaluate = [&](auto has_azp) {
             with_sums([&](int i, int32_t sum) {
               value[i] = Lower<E>::at(sum_of(sum), [&](auto leaf) {
                 using L = decltype(leaf);
-                if constexpr (L::axis == epilogue::Axis::Full) {
-                  return matrix[i];
-                } else if constexpr (L::id == Operand::azp_adj && !has_azp) {
+                if constexpr (L::id == Operand::azp_adj && !has_azp) {
                   return typename L::value(0);
                 } else {
                   return operand_at(leaf, i);
@@ -211,10 +195,12 @@ struct EndedEpilogue {
             });
           };
           // Without one, a third of the operations in front of the function is left out.
-          if (params_.ending.operands[static_cast<int>(Operand::azp_adj)].data == nullptr) {
+          constexpr bool kReadsAzp = (E::reads & bit(Operand::azp_adj)) != 0;
+          const auto& azp_adj = params_.ending.operands[static_cast<int>(Operand::azp_adj)];
+          if (!kReadsAzp || azp_adj.data == nullptr) {
             evaluate(std::false_type{});
-          } else if constexpr ((E::reads & bit(Operand::azp_adj)) != 0) {
-            evaluate(std::true_type{});
+          } else {
+            evaluate(std::bool_constant<kReadsAzp>{});
           }
           activate<E>(params_.ending.to.function, value, made);
 #endif
@@ -347,23 +333,6 @@ struct EndedEpilogue {
         made[i / kColumns] = __uint_as_float(bits);
       }
     }
-
-#else
-    // A residual's elements for those sums; `row` and `column` are the first's.
-    template <int kSums>
-    CUTLASS_DEVICE void load_matrix(float (&value)[kSums], int64_t row, int64_t column, int64_t m,
-                                    int64_t n) const {
-      const EpilogueOperand& operand = params_.ending.operands[static_cast<int>(Operand::residual)];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSums; i += 2) {
-        const int64_t at_row = row + i / 2 % 2 * 8, at = column + i / 4 * 8;
-        float pair[2];
-        load_elements<epilogue::Residual>(operand, at_row, at,
-                                          at_row < m ? static_cast<int>(n - at) : 0, pair);
-        value[i] = pair[0], value[i + 1] = pair[1];
-      }
-    }
-
 #endif
 
     CUTLASS_DEVICE static Accumulator sum_of(int32_t word) {

@@ -62,35 +62,39 @@ Stride stride(int64_t ld) {
 namespace scaled_mm::cuda::cutlass3 {
 
 // CUTLASS's epilogue, which stores by TMA: E as a visitor tree.
-template <class E, class Tile, class Cluster, class Accumulator, class Out, bool kPingpong>
+template <class E, class Tile, class Cluster, class Accumulator, class Out, bool kPingpong, class C>
 struct TmaEpilogue {
   using Schedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
                                       cutlass::epilogue::TmaWarpSpecializedCooperative>;
-  // More than 128 accumulators to a thread leave few registers: a smaller subtile at a time.
   static constexpr int kThreads = kPingpong ? 128 : 256;
   static constexpr bool has_c = Lower<E>::List::has_full;
-  using C = std::conditional_t<has_c, uint16_t, void>;
+  using Source = std::conditional_t<has_c, C, void>;
   static constexpr int kSums = cute::size<0>(Tile{}) * cute::size<1>(Tile{}) / kThreads;
-  using EpilogueTile = cute::Shape<cute::Int<kThreads / 2>, cute::Int<(kSums > 128) ? 16 : 32>>;
+  // A smaller subtile at a time where more than 128 accumulators to a thread leave few registers,
+  // or four stages of C, of which none becomes D's, little of the shared memory.
+  static constexpr bool is_small =
+      kSums > 128 || (has_c && sizeof(C) == 4 && sizeof(Out) < 4 && !kPingpong);
+  using EpilogueTile = cute::Shape<cute::Int<kThreads / 2>, cute::Int<is_small ? 16 : 32>>;
+  using Fusion = Visitor<E, Tile, Out, C>;
   using type = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, EpilogueTile, Accumulator,
       float,  // float: computes
-      C, cutlass::layout::RowMajor, 8, Out, cutlass::layout::RowMajor, 16 / sizeof(Out), Schedule,
-      Visitor<E, Tile, Out>>::CollectiveOp;
+      Source, cutlass::layout::RowMajor, 16 / sizeof(C), Out, cutlass::layout::RowMajor,
+      16 / sizeof(Out), Schedule, Fusion>::CollectiveOp;
   static typename type::Arguments arguments(const GemmArguments& args) {
     const EpilogueOperand none, *const operands = args.operands;
     const EpilogueOperand& c = has_c ? operands[static_cast<int>(Operand::residual)] : none;
     const int64_t ldd = args.to.ldd;
-    return {Visitor<E, Tile, Out>::arguments(operands, args.to), static_cast<const C*>(c.data),
+    return {Fusion::arguments(operands, args.to), static_cast<const Source*>(c.data),
             stride<typename type::StrideC>(has_c ? c.row_stride : ldd),
             static_cast<Out*>(args.to.out.d), stride<typename type::StrideD>(ldd)};
   }
 };
 
-// Out: the storage type of D. E: the epilogue. Pointers and strides of A, B, a matrix operand and D
-// are multiples of 16 bytes.
+// Out, C: the storage types of D and of a matrix operand. E: the epilogue. Pointers and strides of
+// A, B, a matrix operand and D are multiples of 16 bytes.
 template <class A, class LayoutA, class B, class LayoutB, class Accumulator, class Out, class E,
-          class Tile, class Cluster, bool kPingpong>
+          class Tile, class Cluster, bool kPingpong, class C = uint16_t>
 struct Gemm {
   using MainloopSchedule =
       std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
@@ -98,7 +102,7 @@ struct Gemm {
   using Epilogue = typename std::conditional_t<
       epilogue::has_ending<E>,
       std::type_identity<EndedEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>,
-      std::type_identity<TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong>>>::type;
+      std::type_identity<TmaEpilogue<E, Tile, Cluster, Accumulator, Out, kPingpong, C>>>::type;
   using CollectiveEpilogue = typename Epilogue::type;
   using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, A, LayoutA, 16 / sizeof(A), B, LayoutB,

@@ -41,7 +41,7 @@ __device__ inline float silu(float x) { return functions::silu<FunctionOps>(x); 
 __device__ inline float gelu(float x) { return functions::gelu<FunctionOps>(x); }
 __device__ inline float gelu_tanh(float x) { return functions::gelu_tanh<FunctionOps>(x); }
 __device__ inline float exp(float x) { return functions::exp<FunctionOps>(x); }
-__device__ inline float erf(float x) { return functions::erf_of<FunctionOps>(x); }
+__device__ inline float erf(float x) { return functions::erf<FunctionOps>(x); }
 __device__ inline float sigmoid(float x) { return functions::sigmoid<FunctionOps>(x); }
 __device__ inline float tanh(float x) { return functions::tanh<FunctionOps>(x); }
 

@@ -12,21 +12,15 @@ struct FunctionOps {
   static __device__ uint32_t bits(float x) { return __float_as_uint(x); }
   static __device__ float from_bits(uint32_t x) { return __uint_as_float(x); }
   static __device__ float size(float x) { return fabsf(x); }
-  static __device__ float with_sign(float x, float of) {
-    float both;
-    asm("lop3.b32 %0, %1, %2, 0x80000000, 0xf8;" : "=f"(both) : "f"(x), "f"(of));  // x | of & sign
-    return both;
-  }
-  // Never a branch around what one of them is made by.
-  static __device__ float choose(bool first, float x, float y) {
-    float chosen;
-    asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; selp.f32 %0, %1, %2, p; }"
-        : "=f"(chosen)
-        : "f"(x), "f"(y), "r"(static_cast<int>(first)));
-    return chosen;
-  }
   static __device__ float at_least(float x, float least) { return fmaxf(x, least); }
-  static __device__ float at_most(float x, float most) { return fminf(x, most); }
+  static __device__ float at_most(float x, float most) {
+#if __CUDA_ARCH__ >= 800
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(most));
+    return x;
+#else
+    return x > most ? most : x;
+#endif
+  }
   // The approximation is within 1 ulp, and one step makes it RN(1 / x): tried for all 2^23 + 1 x.
   static __device__ float reciprocal(float x) {
     float r;

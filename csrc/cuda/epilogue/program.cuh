@@ -47,15 +47,15 @@ __device__ __forceinline__ void slowly(Op op, Slot& x, const Slot& y, const Slot
   switch (op) {
     case Op::div: real([](float p, float q) { return __fdiv_rn(p, q); }); break;
     case Op::sqrt: real([](float p, float) { return __fsqrt_rn(p); }); break;
-#define FUNCTION(name, function) \
-  case Op::name: real([](float p, float) { return functions::function<FunctionOps>(p); }); break
-      FUNCTION(silu, silu);
-      FUNCTION(gelu, gelu);
-      FUNCTION(gelu_tanh, gelu_tanh);
-      FUNCTION(exp, exp);
-      FUNCTION(erf, erf_of);
-      FUNCTION(sigmoid, sigmoid);
-      FUNCTION(tanh, tanh);
+#define FUNCTION(name) \
+  case Op::name: real([](float p, float) { return functions::name<FunctionOps>(p); }); break
+      FUNCTION(silu);
+      FUNCTION(gelu);
+      FUNCTION(gelu_tanh);
+      FUNCTION(exp);
+      FUNCTION(erf);
+      FUNCTION(sigmoid);
+      FUNCTION(tanh);
 #undef FUNCTION
     case Op::to_int8:
       bits([](float p, float q, int32_t) { return to_int8(p, q, 0, -127.0f); });

@@ -8,11 +8,9 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "cuda/common/device.h"
 #include "cuda/common/launch.cuh"
-#include "cuda/quantize/produce_table.cuh"
 #include "cuda/quantize/produce_team_row.cuh"
 #include "integers.h"
 #include "ops/namespace.h"
@@ -102,37 +100,6 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
   quantize_row<producer>(p, from, team, exchange, index, row);
 }
 
-// Rows of an activation by its table: teams (y) with rows of their own, one after the other. The
-// next row's inputs are on their way while one is quantised.
-template <Producer producer>
-__global__ void __launch_bounds__(kTabledThreads) produce_tabled(const ProduceProblem p) {
-  __shared__ float table[kTableFloats];
-  __shared__ alignas(Extremes) uint8_t memory[kMostTeams][2][sizeof(TeamOfBlock::Exchange)];
-  using A = Access<DType::bfloat16, DType::bfloat16, kTabledHeld>;
-  using P = TabledRow<A, producer>;
-  P::fill(table);
-  __syncthreads();
-  wait_for_dependencies();
-  launch_dependents();
-  const P from(p, table);
-  const TeamOfBlock team;
-  const int64_t step = int64_t{gridDim.x} * blockDim.y;
-  int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  Inputs<A::dtype> given[kTabledHeld];
-  const auto fetch = [&] {
-    if (index >= p.rows) return;
-    from.template fetch<kTabledHeld>(given, index, team.thread(), team.size());
-  };
-  fetch();
-  for (int turn = 0; index < p.rows; turn ^= 1) {
-    auto& exchange = *reinterpret_cast<TeamOfBlock::Exchange*>(memory[threadIdx.y][turn]);
-    TeamRow<P, A, TeamOfBlock> row(from, team, exchange, index, given);
-    const int64_t own = std::exchange(index, index + step);
-    fetch();
-    quantize_row<producer>(p, from, team, exchange, own, row);
-  }
-}
-
 // --- launches ----------------------------------------------------------------------------------
 
 // Whether every group of every input is whole and begins at a multiple of 16 bytes.
@@ -191,34 +158,10 @@ Teams teams_for(const ProduceProblem& p, const Device& device) {
   return {threads, each <= 1 ? 1 : each <= 4 ? 4 : 8};
 }
 
-// Whose sequence is long enough for its values to be looked up.
-template <Producer producer, DType dtype>
-constexpr bool has_table =
-    dtype == DType::bfloat16 && producer >= Producer::silu && producer <= Producer::gelu_tanh;
-
-// Whether there are many elements for each multiprocessor to fill a table for.
-bool is_many(const ProduceProblem& p, const Device& device) {
-  return is_aligned(p) && !p.rotate && p.cols <= kTabledHeld * kMaxTeam * kSumGroup &&
-         p.rows * p.cols >= kElementsOfTable * device.sms;
-}
-
-template <Producer producer>
-void launch_tabled(const ProduceProblem& p, const Scope& scope) {
-  LaunchShape shape;
-  shape.block.x = warps_for(p.cols / kSumGroup, kTabledHeld);
-  shape.block.y = std::min<int>(kTabledThreads / shape.block.x, kMostTeams);
-  const int64_t blocks = ceil_div(p.rows, shape.block.y);
-  shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(scope.device.sms, blocks)));
-  launch_early(produce_tabled<producer>, shape, scope, p);
-}
-
 template <Producer producer, DType dtype, DType weights>
 void launch(const ProduceProblem& p, const Scope& scope) {
   const Teams teams = teams_for(p, scope.device);
   LaunchShape shape;
-  if constexpr (has_table<producer, dtype>) {
-    if (is_many(p, scope.device)) return launch_tabled<producer>(p, scope);
-  }
   if (teams.blocks > 1) {
     if constexpr (!is_norm(producer)) {
       shape.block = dim3(teams.threads);
@@ -247,6 +190,11 @@ void launch(const ProduceProblem& p, const Scope& scope) {
 }
 
 }  // namespace
+
+// Whether rows are so few and wide that several blocks have each.
+bool takes_clusters(const ProduceProblem& p, const Device& device) {
+  return teams_for(p, device).blocks > 1;
+}
 
 void produce(const ProduceProblem& p, const Scope& scope) {
   must_fit("x", "rows", p.rows);

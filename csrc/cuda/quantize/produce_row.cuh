@@ -134,22 +134,14 @@ class FunctionRow : public RowBase<A> {
   __device__ void keep(int) {}
   __device__ void take(int64_t, int, const Inputs<A::dtype>& inputs, Floats& v) const {
 #pragma unroll
-    for (int e = 0; e < kSumGroup; ++e) v[e] = function(inputs.x[e]);
-    times_other(inputs, v);
+    for (int e = 0; e < kSumGroup; ++e) {
+      v[e] = functions::value<FunctionOps, function_of(producer)>(inputs.x[e]);
+      if (this->p_.other.data) v[e] *= inputs.other[e];
+    }
   }
   template <class Row>
   __device__ auto finisher(Row&) const {
     return [](int, Floats&) {};
-  }
-
- protected:
-  static __device__ float function(float x) {
-    return functions::value<FunctionOps, function_of(producer)>(x);
-  }
-  __device__ void times_other(const Inputs<A::dtype>& inputs, Floats& v) const {
-    if (!this->p_.other.data) return;
-#pragma unroll
-    for (int e = 0; e < kSumGroup; ++e) v[e] *= inputs.other[e];
   }
 };
 

@@ -16,13 +16,6 @@ class TeamRow {
   static constexpr int kHeld = A::kHeld;
   using Exchange = typename T::Exchange;
 
-  // Of inputs that were fetched.
-  __device__ TeamRow(const P& producer, const T& team, Exchange& exchange, int64_t row,
-                     const Inputs<A::dtype>* inputs)
-      : producer_(producer), team_(team), exchange_(exchange), row_(row) {
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) producer_.take(row, group(i), inputs[i], held_[i]);
-  }
   __device__ TeamRow(const P& producer, const T& team, Exchange& exchange, int64_t row)
       : producer_(producer), team_(team), exchange_(exchange), row_(row) {
     // Loads in flight together: of more the registers would spill, from 10.0 on sooner.

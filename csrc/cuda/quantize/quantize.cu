@@ -24,7 +24,9 @@
 
 namespace scaled_mm::cuda {
 
-void produce(const ProduceProblem& p, const Scope& scope);  // produce.cu
+// produce.cu
+void produce(const ProduceProblem& p, const Scope& scope);
+bool takes_clusters(const ProduceProblem& p, const Device& device);
 namespace {
 
 // Blocks are teams (threadIdx.y) of threads (threadIdx.x), whole warps. A team has a row, or a tile
@@ -302,6 +304,12 @@ QuantizeProblem rotated(QuantizeProblem p, const float* smooth, const Scope& sco
 
 void quantize(const QuantizeProblem& p, const Scope& scope) {
   const bool dynamic_rows = !p.given && p.per_token;
+  if (dynamic_rows && is_held(p)) {
+    if (is_for_ring(p, scope.device)) return launch_ring(p, scope);
+    ProduceProblem few;
+    static_cast<QuantizeProblem&>(few) = p;
+    if (takes_clusters(few, scope.device)) return produce(few, scope);
+  }
   if (dynamic_rows && (p.cols > kLongestRow || (p.cols >= kLongRow && p.rows <= kFewRows))) {
     for (int64_t row = 0; row < p.rows; ++row) dispatch(row_of(p, row), scope);
   } else {

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(32 * kRingWarps, 2) quantize_ring(const Quanti
     }
     __syncwarp();
     if (lane == 0) load(stage, index + kRingStages * step);
-    slots.rotate(v);
+    if constexpr (kBlock > 1) slots.rotate(v);
     const Quantizer by = quantizer_of_row(p, index, v, found[turn % 2]);
     if (lane == 0) BulkCopies::wait_for_stores();
     __syncwarp();
@@ -178,8 +178,9 @@ __global__ void __launch_bounds__(32 * kRingWarps, 2) quantize_ring(const Quanti
 // Whether quantize_ring takes them: rows of 16 bits, enough to keep every multiprocessor busy.
 constexpr int kRingWarpsOfAnSm = 16;  // as their registers allow
 inline bool is_for_ring(const QuantizeProblem& p, const Device& device) {
-  return device.launches_early && p.x_dtype != DType::float32 && p.rows >= 4 * device.sms &&
-         p.cols >= kRingColumns / 2 && p.cols <= kRingWarps * kRingColumns &&
+  return device.launches_early && p.x_dtype != DType::float32 &&
+         p.rows > (p.rotate ? 4 : 1) * device.sms && p.cols >= kRingColumns / 2 &&
+         p.cols <= kRingWarps * kRingColumns && p.cols % 16 == 0 &&
          reinterpret_cast<uintptr_t>(p.q) % 16 == 0;
 }
 
@@ -194,6 +195,7 @@ inline void launch_ring(const QuantizeProblem& p, const Scope& scope) {
   };
   const auto with_block = [&]<DType dtype>() {
     switch (p.rotate) {
+      case 0: return launch.template operator()<dtype, 1>();
       case 16: return launch.template operator()<dtype, 16>();
       case 32: return launch.template operator()<dtype, 32>();
       case 64: return launch.template operator()<dtype, 64>();

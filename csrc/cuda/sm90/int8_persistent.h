@@ -10,16 +10,17 @@
 namespace scaled_mm::cuda::sm90::int8 {
 namespace {
 
-template <const Persistent& kTile, class E, class Out>
+// With D stored as Out and a residual as C.
+template <const Persistent& kTile, class E, class Out, class C = uint16_t>
 void launch(const Int8Problem& p, const Scope& scope) {
   const auto [m, n, k, epilogue, out_dtype, function] = p.size;
   EpilogueOperand operands[kNumOperands];
   std::copy(std::begin(p.operands), std::end(p.operands), operands);
-  if constexpr (epilogue::has_residual<E> && !epilogue::has_ending<E>) {
+  if constexpr (epilogue::has_residual<E>) {
     auto& residual = operands[static_cast<int>(Operand::residual)];
-    const auto rows = aligned_rows<uint16_t>(
-        {static_cast<const uint16_t*>(residual.data), residual.row_stride, residual.col_stride}, m,
-        n, scope);
+    const auto rows = aligned_rows<C>(
+        {static_cast<const C*>(residual.data), residual.row_stride, residual.col_stride}, m, n,
+        scope);
     residual.data = rows.data, residual.row_stride = rows.row_stride;
   }
   cutlass3::GemmArguments args{.m = m,
@@ -36,23 +37,8 @@ void launch(const Int8Problem& p, const Scope& scope) {
   with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
     args.to.out.d = d;
     args.to.ldd = ldd;
-    PersistentGemm<kTile, E, Out>::run(args, scope.device, scope);
+    PersistentGemm<kTile, E, Out, C>::run(args, scope.device, scope);
   });
-}
-
-// Into a D that is stored as Out. What a tile does not end, refuse() has kept away.
-template <const Persistent& kTile, class E, class Out>
-void launch_ended(const Int8Problem& p, const Scope& scope) {
-  if constexpr (ends(kTile, epilogue::has_ending<E> || epilogue::has_residual<E>)) {
-    launch<kTile, E, Out>(p, scope);
-  }
-}
-
-// TMA loads a residual as C, whose element type is compiled: of 16 bits, beside such a D. Any other
-// is read where the sums are ended, as it is before an activation.
-bool has_wide_residual(const Int8Problem& p) {
-  return size_of(p.size.out_dtype) != 2 ||
-         size_of(p.operands[static_cast<int>(Operand::residual)].dtype) != 2;
 }
 
 }  // namespace
@@ -62,23 +48,24 @@ void run(const Int8Problem& p, const Scope& scope) {
   epilogue::with_epilogue(p.size.epilogue, [&](auto e) {
     using E = typename decltype(e)::type;
     const int bytes = size_of(p.size.out_dtype);
-    if constexpr (epilogue::is_raw<E>) {
+    if constexpr (!ends(kTile, epilogue::has_ending<E> || epilogue::has_residual<E>)) {
+      // refuse() has kept it away
+    } else if constexpr (epilogue::is_raw<E>) {
       launch<kTile, E, int32_t>(p, scope);
-    } else if constexpr (epilogue::has_residual<E>) {
-      using Read = epilogue::Activated<E>;
-      if (!has_wide_residual(p)) {
-        launch_ended<kTile, E, uint16_t>(p, scope);
-      } else if (bytes == 4) {
-        launch_ended<kTile, Read, float>(p, scope);
+    } else if constexpr (epilogue::has_residual<E>) {  // float32, or as D
+      if (bytes == 4) {
+        launch<kTile, E, float, float>(p, scope);
+      } else if (p.operands[static_cast<int>(Operand::residual)].dtype == DType::float32) {
+        launch<kTile, E, uint16_t, float>(p, scope);
       } else {
-        launch_ended<kTile, Read, uint16_t>(p, scope);
+        launch<kTile, E, uint16_t>(p, scope);
       }
     } else if (bytes == 4) {
-      launch_ended<kTile, E, float>(p, scope);
+      launch<kTile, E, float>(p, scope);
     } else if (bytes == 2) {
-      launch_ended<kTile, E, uint16_t>(p, scope);
+      launch<kTile, E, uint16_t>(p, scope);
     } else if constexpr (epilogue::is_quantised<E>) {
-      launch_ended<kTile, E, uint8_t>(p, scope);
+      launch<kTile, E, uint8_t>(p, scope);
     }
   });
 }

@@ -8,11 +8,11 @@
 
 namespace scaled_mm::cuda::sm90::int8 {
 
-template <const Persistent& kTile, class E, class Out>
+template <const Persistent& kTile, class E, class Out, class C = uint16_t>
 using PersistentGemm = cutlass3::Gemm<
     int8_t, cutlass::layout::RowMajor, int8_t, cutlass::layout::ColumnMajor, int32_t, Out, E,
     cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>, cute::Int<kTile.tile_k>>,
     cute::Shape<cute::Int<kTile.cluster_m>, cute::Int<kTile.cluster_n>, cute::_1>,
-    kTile.schedule == pingpong>;
+    kTile.schedule == pingpong, C>;
 
 }  // namespace scaled_mm::cuda::sm90::int8

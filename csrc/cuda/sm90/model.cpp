@@ -107,7 +107,7 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   us += kOutsideUs * outside / machine.sms;
   if (!is_plain(size)) {
     const bool hidden = schedule == pingpong;  // but for the last round's
-    const double exposed = hidden ? double(tile_m) * tile_n : rounds * tile_m * tile_n / 2;
+    const double exposed = (hidden ? 1 : rounds) * tile_m * tile_n;
     us += kTileEndingUs * double(size.m) * double(size.n) + kExposedEndingUs * exposed;
   }
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),

@@ -9,8 +9,6 @@ namespace scaled_mm::cuda {
 
 struct FunctionOps : FunctionOpsByAssembly {
   static float reciprocal(float x) { return 1.0f / x; }
-  static float with_sign(float x, float of) { return std::copysign(x, of); }
-  static float choose(bool first, float x, float y) { return first ? x : y; }
 };
 
 }  // namespace scaled_mm::cuda
