@@ -29,9 +29,8 @@ constexpr double kFullBytesPerUs = 45.5e3;  // the same, where all load
 constexpr double kTokenShare = 0.77;        // of what a weight's byte costs, a token's
 constexpr double kOutsideUs = 17e-6;        // of a byte of a tile's rows that lie outside A
 // Of a sum with an activation, a residual or an 8-bit D, which a plain epilogue has not:
-constexpr double kStreamEndingUs = 1.8e-6;  // in a streaming kernel
-constexpr double kExposedEndingUs =
-    1.5e-4;  // besides, of one of a warpgroup's tile that is exposed
+constexpr double kStreamEndingUs = 1.8e-6;   // in a streaming kernel
+constexpr double kExposedEndingUs = 1.5e-4;  // besides, of one of a tile that is exposed
 
 }  // namespace
 
@@ -106,8 +105,9 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   const double outside = double(across * tile_m - size.m) * rows * double(along);
   us += kOutsideUs * outside / machine.sms;
   if (!is_plain(size)) {
-    const bool hidden = schedule == pingpong;  // but for the last round's
-    const double exposed = (hidden ? 1 : rounds) * tile_m * tile_n;
+    // Hidden, but for the last round's, by ping-pong. Beside more sums of a thread fewer elements
+    // interleave.
+    const double exposed = (schedule == pingpong ? 1 : rounds * tile_n / 192) * tile_m * tile_n;
     us += kTileEndingUs * double(size.m) * double(size.n) + kExposedEndingUs * exposed;
   }
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
