@@ -57,7 +57,7 @@ constexpr float kLog2E = 0x1.715476p+0f;
 
 // --- activations: x s(x) where s(x) + s(-x) = 1, which is max(x, 0) - |x| s(-|x|) ---
 
-// 2^(x y + c) for an integer c, where that is at least 2^-126. Off by 0.8 2^-23 of itself at most.
+// 2^(x y + c) for an integer c, where that is at least 2^-126. The polynomial is within 0.8 2^-23.
 template <class F>
 SCALED_MM_FUNCTION float power_of_two(float x, float y, float c) {
   // The last bit of a sum with 1.5 2^23 is worth 1: the integer, to be shifted to the exponent.
