@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from scaled_mm.bench import host, measure
+from scaled_mm.bench import contenders, host, measure
 from scaled_mm.bench.cases import EPILOGUES, make_case
-from scaled_mm.bench.contenders import CONTENDERS
+from scaled_mm.bench.contenders import CONTENDERS, Unsupported
 from scaled_mm.bench.measure import Measurement, Settings, best, judge
 
 VERDICTS = ("exact", "rounding", "wrong", "float", "sums")  # anything else: why there is none
@@ -36,6 +36,40 @@ def test_ours_are_exact(result):
         assert [(r["verdict"], r["off_r1"], r["checked"]) for r in ours] == [
             ("exact", 0, case["m"] * case["n"])
         ] * 2
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize(
+    "contender", [c for c in CONTENDERS if "cpu" in c.devices], ids=lambda c: c.name
+)
+def test_every_contender_computes_the_case(contender, epilogue, monkeypatch):
+    """Of small values, which no instruction set's sums saturate at."""
+    monkeypatch.setattr(contenders, "_compiled", lambda _: contenders._int_mm_linear)
+    case = make_case(3, 16, 32, epilogue, torch.bfloat16)
+    for x in (case.a, case.b):
+        x.remainder_(24)
+    adj = case.b.sum(0, dtype=torch.int32)
+    of_azp = {"azp_adj": adj, "azp_with_adj": adj if case.azp is None else case.azp * adj}
+    for name in of_azp.keys() & case.operands.keys():
+        case.operands[name].copy_(of_azp[name])
+    if contender.name == "onednn qlinear" and "azp" in case.operands:
+        with pytest.raises(Unsupported, match="^one scale and zero point per tensor only$"):
+            contender.prepare(case)
+        return
+    route = contender.prepare(case)
+    out = route.run(route.x, route.weight())
+    exact = exact_of(case)
+    assert torch.allclose(out.double(), exact, atol=0.02 * float(exact.abs().max()), rtol=0)
+    if not contender.unjudged:
+        judge(entry := Measurement(contender.name), case, out)
+        assert entry.right, entry.verdict
+
+
+def exact_of(case):
+    acc = case.a.double() @ case.b.double()
+    if case.azp is not None:
+        acc -= case.azp * case.b.double().sum(0)
+    return case.scale_a * case.scale_b * acc + case.operands.get("bias", 0)
 
 
 def test_wrong_numbers_are_shown_and_not_right():
