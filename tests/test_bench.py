@@ -53,7 +53,7 @@ def test_every_contender_computes_the_case(contender, epilogue, monkeypatch):
     for name in of_azp.keys() & case.operands.keys():
         case.operands[name].copy_(of_azp[name])
     if contender.name == "onednn qlinear" and "azp" in case.operands:
-        with pytest.raises(Unsupported, match="^one scale and zero point per tensor only$"):
+        with pytest.raises(Unsupported, match=r"^one scale and zero point per tensor only$"):
             contender.prepare(case)
         return
     route = contender.prepare(case)

@@ -83,7 +83,7 @@ def by_reference(
 def test_the_weight_is_written_by_its_methods_alone() -> None:
     ours = layer("dynamic-token")
     before = ours.weight_int8
-    with pytest.raises(AttributeError, match="set_weight or load_state_dict"):
+    with pytest.raises(AttributeError, match="by set_weight or load_state_dict"):
         ours.weight = torch.zeros(N, K)
     assert_bits(ours.weight_int8, before)
 
