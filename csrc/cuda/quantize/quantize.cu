@@ -5,8 +5,9 @@
 // (produce.cu), or rotate_rows.
 //
 // Scales of rows: quantize_rows, in which a team of threads holds a row in registers, so that x is
-// read once. Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part;
-// then quantize_tiles, each block of which joins those parts first.
+// read once. A few wide rows are the producer's, which has clusters, many are quantize_ring's.
+// Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part; then
+// quantize_tiles, each block of which joins those parts first.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
