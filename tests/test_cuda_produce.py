@@ -10,6 +10,7 @@ import pytest
 import torch
 from cuda_support import DEVICE, GPU, assert_outputs, assert_unchanged, on_device, streams_only
 from helpers import assert_bits
+from operands import Vector
 from produce_cases import FUNCTIONS, PRODUCE_CASES, PRODUCERS, ProduceCase, random_produce_case
 from test_produce import OUTPUTS, every_16_bit_float, produce
 from torch import Tensor
@@ -85,6 +86,22 @@ def test_bits_of_every_16_bit_input(producer: str) -> None:
     x = every_16_bit_float().reshape(-1, 1)
     case = ProduceCase("every", producer, shape=tuple(x.shape))
     assert_case(case, {"producer": producer, "x": x, "symmetric": False})
+
+
+@pytest.mark.parametrize("columns", [96, 1024, 3072, 11008, 16384])
+@pytest.mark.parametrize("producer", ["silu", "gelu", "gelu_tanh"])
+def test_many_smoothed_rows(producer: str, columns: int) -> None:
+    shape = (2**23 // columns + 5, columns)
+    given = {"scale": Vector(), "azp": Vector("int8"), "symmetric": False}
+    for data, more in (
+        ("scaled", {}),
+        ("scaled", {"other": True}),
+        ("normal", {}),
+        ("normal", given),
+        ("one-nan", {}),
+    ):
+        case = ProduceCase("many", producer, data, shape, torch.bfloat16, smooth=True, **more)
+        assert_case(case, case.build())
 
 
 @streams_only

@@ -19,8 +19,8 @@ from scaled_mm.ops.epilogue_mm import epilogue_mm
 
 
 def test_the_kernels_have_the_same_list() -> None:
-    text = Path(__file__).parent.parent / "csrc/epilogue/program.def"
-    found = re.findall(r'^OP\((\d+), (\w+), (\w), "(\w*)"\)', text.read_text(), re.MULTILINE)
+    text = (Path(__file__).parent.parent / "csrc/epilogue/program.def").read_text()
+    found = re.findall(r'^(?:OP|FUNCTION)\((\d+), (\w+), (\w), "(\w*)"\)', text, re.MULTILINE)
     assert [(int(number), name, (result, taken)) for number, name, result, taken in found] == [
         (number, name, types) for number, (name, types) in enumerate(OPERATIONS.items())
     ]

@@ -219,17 +219,12 @@ inline void Rows::evaluate(int index, int64_t m, int rows) {
     case Op::at_most: return whole([](float p, float q) { return p <= q; }, x, y);
     case Op::equal: return whole([](float p, float q) { return p == q; }, x, y);
     case Op::where: return real([](int32_t t, float p, float q) { return t ? p : q; }, a, y, z);
-#define FUNCTION(name) \
-  case Op::name: return real([](float p) { return functions::name<FunctionOps>(p); }, x)
-      FUNCTION(relu);
-      FUNCTION(silu);
-      FUNCTION(gelu);
-      FUNCTION(gelu_tanh);
-      FUNCTION(exp);
-      FUNCTION(erf);
-      FUNCTION(sigmoid);
-      FUNCTION(tanh);
-#undef FUNCTION
+    case Op::relu: return real([](float p) { return functions::relu<FunctionOps>(p); }, x);
+#define OP(...)
+#define FUNCTION(number, name, ...) \
+  case Op::name: return real([](float p) { return functions::name<FunctionOps>(p); }, x);
+#include "epilogue/program.def"
+#undef OP
     case Op::to_bfloat16: return round_through<Format<DType::bfloat16>>(x, f, rows);
     case Op::to_float16: return round_through<Format<DType::float16>>(x, f, rows);
     case Op::gate:

@@ -47,16 +47,11 @@ __device__ __forceinline__ void slowly(Op op, Slot& x, const Slot& y, const Slot
   switch (op) {
     case Op::div: real([](float p, float q) { return __fdiv_rn(p, q); }); break;
     case Op::sqrt: real([](float p, float) { return __fsqrt_rn(p); }); break;
-#define FUNCTION(name) \
-  case Op::name: real([](float p, float) { return functions::name<FunctionOps>(p); }); break
-      FUNCTION(silu);
-      FUNCTION(gelu);
-      FUNCTION(gelu_tanh);
-      FUNCTION(exp);
-      FUNCTION(erf);
-      FUNCTION(sigmoid);
-      FUNCTION(tanh);
-#undef FUNCTION
+#define OP(...)
+#define FUNCTION(number, name, ...) \
+  case Op::name: real([](float p, float) { return functions::name<FunctionOps>(p); }); break;
+#include "epilogue/program.def"
+#undef OP
     case Op::to_int8:
       bits([](float p, float q, int32_t) { return to_int8(p, q, 0, -127.0f); });
       break;

@@ -105,8 +105,8 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   const double outside = double(across * tile_m - size.m) * rows * double(along);
   us += kOutsideUs * outside / machine.sms;
   if (!is_plain(size)) {
-    // Hidden, but for the last round's, by ping-pong. Beside more sums of a thread fewer elements
-    // interleave.
+    // Ping-pong hides all but the last round's. Exposed, a wide tile's takes longer by more than
+    // its sums.
     const double exposed = (schedule == pingpong ? 1 : rounds * tile_n / 192) * tile_m * tile_n;
     us += kTileEndingUs * double(size.m) * double(size.n) + kExposedEndingUs * exposed;
   }
