@@ -159,10 +159,9 @@ def our_layer_norm(x: Tensor, other: Tensor, w: Weights, name: str) -> Any:
 
 
 def our_weight(w: Tensor) -> tuple[Any, Tensor]:
-    """Packed where the kernels do not read the plain weight in place (docs/api/int8.md)."""
+    """Packed, as a `ScaledLinear` has it."""
     q, scale = quantize_weight_int8(w)
-    in_place = w.is_cuda and w.shape[1] % 16 == 0
-    return (q.t() if in_place else pack_weight_int8(q.t())), scale
+    return pack_weight_int8(q.t()), scale
 
 
 # --- who takes part -------------------------------------------------------------------------------

@@ -68,6 +68,38 @@ struct Activate {
   }
 };
 
+// x = f(gate) x of neighbouring columns, gate and x in turns: half as many elements, and zeros.
+template <class>
+struct Gate {
+  using Arguments = ActivateArguments;
+  template <int kSize>
+  CUTLASS_DEVICE cutlass::Array<float, kSize> operator()(const cutlass::Array<float, kSize>& x,
+                                                         const Arguments& by) const {
+    float gate[kSize / 2];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSize / 2; ++i) gate[i] = x[2 * i];
+    apply_function(by.function, gate);
+    cutlass::Array<float, kSize> gated{};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSize / 2; ++i) gated[i] = __fmul_rn(gate[i], x[2 * i + 1]);
+    return gated;
+  }
+};
+
+// The first half of the elements, each as two of half as many bits, the low ones first.
+template <class Half>
+struct Halve {
+  template <class>
+  struct Function {
+    template <class T, int kSize>
+    CUTLASS_DEVICE cutlass::Array<Half, kSize> operator()(
+        const cutlass::Array<T, kSize>& x) const {
+      static_assert(sizeof(cutlass::Array<Half, kSize>) == sizeof(cutlass::Array<T, kSize / 2>));
+      return reinterpret_cast<const cutlass::Array<Half, kSize>&>(x);
+    }
+  };
+};
+
 struct QuantiseArguments {
   DType dtype;
   bool symmetric;

@@ -28,7 +28,19 @@ struct ActivatedTree<E, Tile, C> {
   }
 };
 
-// The whole epilogue: where D has 16 or 8 bits, their rounding is the root.
+template <class E, class Tile, class C>
+  requires(E::form == Form::gated)
+struct ActivatedTree<E, Tile, C> {
+  using Inner = Tree<epilogue::Body<E>, Tile, C>;
+  using Root = Sm90Compute<Gate, float, float, cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Inner::type>;
+  static typename type::Arguments arguments(const EpilogueOperand* operands,
+                                            const Destination& to) {
+    return {Inner::arguments(operands), {to.function}};
+  }
+};
+
+// Where D has 16 or 8 bits, their rounding comes next.
 template <class E, class Tile, class Out, class C>
 struct RoundedTree : ActivatedTree<E, Tile, C> {};
 template <class E, class Tile, class Out, class C>
@@ -59,16 +71,57 @@ struct RoundedTree<E, Tile, Out, C> {
   }
 };
 
+// What CUTLASS stores has as many columns as there are sums. Of a gate's D, which has half as many,
+// an element is stored as two of half as many bits.
+template <class Out>
+struct HalfOf;
+template <>
+struct HalfOf<float> {
+  using type = uint16_t;
+};
+template <>
+struct HalfOf<uint16_t> {
+  using type = uint8_t;
+};
+template <>
+struct HalfOf<uint8_t> {
+  using type = cutlass::float_e2m1_t;  // of 4 bits the one that TMA knows
+};
+template <class E, class Out>
+struct StoredAs {
+  using type = Out;
+};
+template <class E, class Out>
+  requires(E::form == Form::gated)
+struct StoredAs<E, Out> : HalfOf<Out> {};
+
+// The whole epilogue.
+template <class E, class Tile, class Out, class C>
+struct WholeTree : RoundedTree<E, Tile, Out, C> {};
+template <class E, class Tile, class Out, class C>
+  requires(E::form == Form::gated)
+struct WholeTree<E, Tile, Out, C> {
+  using Inner = RoundedTree<E, Tile, Out, C>;
+  using Half = typename HalfOf<Out>::type;
+  using Root = Sm90Compute<Halve<Half>::template Function, Half, Out,
+                           cutlass::FloatRoundStyle::round_to_nearest>;
+  using type = Sm90EVT<Root, typename Inner::type>;
+  static typename type::Arguments arguments(const EpilogueOperand* operands,
+                                            const Destination& to) {
+    return {Inner::arguments(operands, to), {}};
+  }
+};
+
 // E: the epilogue. Tile: the block's tile of sums. Out, C: the storage types of D and of a
 // residual. The tree, but that it waits for the kernel before, which may have written operands.
 template <class E, class Tile, class Out, class C = uint16_t>
-struct Visitor : RoundedTree<E, Tile, Out, C>::type {
-  using Root = typename RoundedTree<E, Tile, Out, C>::type;
+struct Visitor : WholeTree<E, Tile, Out, C>::type {
+  using Root = typename WholeTree<E, Tile, Out, C>::type;
   using Root::Root;
 
   static typename Root::Arguments arguments(const EpilogueOperand* operands,
                                             const Destination& to) {
-    return RoundedTree<E, Tile, Out, C>::arguments(operands, to);
+    return WholeTree<E, Tile, Out, C>::arguments(operands, to);
   }
 
   template <bool kReferenceSrc, class... Args>

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kWarpTeams = 4;      // rows of a block whose teams are warps
 constexpr int kLeastOfBlock = 64;  // groups of a block in a cluster
-constexpr int kManyGroups = 512;   // to a multiprocessor: from here on a thread holds several
+constexpr int kManyGroups = 1024;  // to a multiprocessor: from here on a thread holds several
 // A team looks for groups up to a sum's lanes beyond the row, and counts columns in 32 bits.
 constexpr int64_t kMostColumns = (int64_t{1} << 31) - kSumLanes * kSumGroup;
 
@@ -147,8 +147,7 @@ Teams teams_for(const ProduceProblem& p, const Device& device) {
   if (blocks > 1 && groups <= blocks * kMaxTeam) {
     return {warps_for(groups, blocks), 1, blocks};
   }
-  const int64_t many = (is_norm(p.producer) ? 1 : 2) * kManyGroups * sms;  // norms meet more often
-  const int most = p.rows > sms && p.rows * groups > many ? 4 : 1;
+  const int most = p.rows > sms && p.rows * groups > kManyGroups * sms ? 4 : 1;
   int threads = 32;
   while (threads < kMaxTeam && int64_t{threads} * most < groups) threads *= 2;  // sums want it
   if (!is_norm(p.producer)) threads = warps_for(std::min<int64_t>(groups, threads * most), most);

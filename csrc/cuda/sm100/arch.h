@@ -13,8 +13,7 @@ inline constexpr mma_sync::Gpus kGpus = {serves, "10.x", true};
 
 namespace int8 {
 
-// A persistent CUTLASS 3.x kernel on tcgen05 (int8_tcgen05.h). A gate, and a residual that is not
-// of 16 bits beside such a D, end its int32 sums in memory, by another kernel.
+// A persistent CUTLASS 3.x kernel on tcgen05 (int8_tcgen05.h).
 struct Tcgen05 {
   int tile_m;
   int tile_n;

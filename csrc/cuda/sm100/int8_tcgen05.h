@@ -23,13 +23,14 @@ struct Gemm {
   using Cluster = cute::Shape<cute::Int<kTile.sms>, cute::_1, cute::_1>;
   using Visitor = cutlass3::Visitor<E, Part, Out, C>;
   using Source = std::conditional_t<kHasC, C, void>;
+  using Stored = typename cutlass3::StoredAs<E, Out>::type;
   // Beside elements of C there are registers for fewer sums at a time.
   using Subtile = std::conditional_t<kHasC, cute::Shape<cute::_128, cute::_32>,
                                      cutlass::epilogue::collective::EpilogueTileAuto>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, Tile, Cluster, Subtile, int32_t, float,
-      Source, cutlass::layout::RowMajor, 16 / sizeof(C), Out, cutlass::layout::RowMajor,
-      16 / sizeof(Out),
+      Source, cutlass::layout::RowMajor, 16 / sizeof(C), Stored, cutlass::layout::RowMajor,
+      128 / cutlass::sizeof_bits<Stored>::value,
       std::conditional_t<kTwo, cutlass::epilogue::TmaWarpSpecialized2Sm,
                          cutlass::epilogue::TmaWarpSpecialized1Sm>,
       Visitor>::CollectiveOp;
@@ -58,8 +59,8 @@ struct Gemm {
         {p.a.data, cutlass3::stride<typename Kernel::StrideA>(p.a.row_stride), p.b.plain.data,
          cutlass3::stride<typename Kernel::StrideB>(p.b.plain.col_stride)},
         {Visitor::arguments(p.operands, to), static_cast<const Source*>(c.data),
-         cutlass3::stride<typename Kernel::StrideC>(c.row_stride), static_cast<Out*>(to.out.d),
-         cutlass3::stride<typename Kernel::StrideD>(to.ldd)}};
+         cutlass3::stride<typename Kernel::StrideC>(c.row_stride), static_cast<Stored*>(to.out.d),
+         cutlass3::stride<typename Kernel::StrideD>(to.ldd * epilogue::columns_of(E::form))}};
     args.hw_info.device_id = scope.device.index;
     args.hw_info.sm_count = scope.device.sms;
     allow_all_shared_memory<cutlass::device_kernel<Kernel>>(scope.device);
@@ -82,17 +83,6 @@ void launch(const Int8Problem& p, const Scope& scope) {
   });
 }
 
-// A gate, whose D has half as many columns as the tile, ends sums in memory.
-template <const Tcgen05& kTile>
-void launch_in_two(const Int8Problem& p, const Scope& scope) {
-  Int8Problem sums = p;
-  sums.size.epilogue = epilogue::Id::RawAccumulator;
-  auto* const partials = scope.allocate<int32_t>(p.size.m * p.size.n);
-  sums.d = partials;
-  launch<kTile, epilogue::RawAccumulator, int32_t>(sums, scope);
-  finish_partials(partials, 1, p, scope);
-}
-
 }  // namespace
 
 template <const Tcgen05& kTile>
@@ -101,8 +91,6 @@ void run(const Int8Problem& p, const Scope& scope) {
     using E = typename decltype(e)::type;
     if constexpr (epilogue::is_raw<E>) {
       launch<kTile, E, int32_t>(p, scope);
-    } else if constexpr (E::form == Form::gated) {
-      launch_in_two<kTile>(p, scope);
     } else if constexpr (epilogue::has_residual<E>) {  // float32, or as D
       if (size_of(p.size.out_dtype) == 4) {
         launch<kTile, E, float, float>(p, scope);

@@ -4,9 +4,8 @@
 
 namespace scaled_mm::cuda::sm100::int8 {
 
-std::string Tcgen05::describe(const Int8Problem::Size& size, const Machine&) const {
-  return cat("CUTLASS 3.x on tcgen05, tiles of ", tile_m, " tokens x ", tile_n, " channels",
-             size.form() == Form::gated ? "; its sums end in a kernel of their own" : "");
+std::string Tcgen05::describe(const Int8Problem::Size&, const Machine&) const {
+  return cat("CUTLASS 3.x on tcgen05, tiles of ", tile_m, " tokens x ", tile_n, " channels");
 }
 
 std::string Tcgen05::refuse(const Int8Problem::Size& size, const Machine& machine) const {
@@ -22,12 +21,8 @@ Prediction Tcgen05::predict(const Int8Problem::Size& size, const Machine& machin
   const int64_t tiles = ceil_div(size.m, tile_m) * ceil_div(size.n, tile_n);
   const double rounds = double(ceil_div(tiles * sms, int64_t{machine.sms}));
   const double products = rounds / sms * tile_m * tile_n * double(round_up(size.k, tile_k));
-  const double sums = 8.0 * double(size.m) * double(size.n);  // where they are written and read
   return prediction_of({fixed_us, rate}, size.bytes() / mma_sync::memory_rate(machine),
-                       products / machine.products_per_us,
-                       size.form() == Form::gated
-                           ? mma_sync::kReduceUs + sums / mma_sync::memory_rate(machine)
-                           : 0.0,
+                       products / machine.products_per_us, 0.0,
                        products / machine.most_products_per_us);
 }
 

@@ -70,8 +70,10 @@ constexpr bool ends(const Persistent& tile, bool has_more) {
 
 inline constexpr int kChunk = 128;  // bytes of K in a stage of a streaming kernel
 inline constexpr int kMaxSplit = 3;
-inline constexpr int kMaxStages = 32;    // of a ring
-inline constexpr int kBriefChunks = 16;  // of a slice, at most: launch and end take most of a call
+inline constexpr int kMaxStages = 32;  // of a ring
+// Of a settled weight, sent for before the kernel may read what others write. A kernel alone gains
+// by more; behind a short quantiser, loads of tokens then queue up behind those of the weight.
+inline constexpr int kEarlyChunks = 6;
 
 // In slices of K, kMaxSplit at most.
 StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const Machine& machine,

@@ -28,7 +28,7 @@
 
 namespace scaled_mm::cuda::sm90::int8 {
 
-inline constexpr int kPrefetch = 4;  // chunks that are sent for to L2 before the kernel may read
+inline constexpr int kPrefetch = 2;  // chunks, sent for to L2 before the kernel may read
 
 template <int kTokens>
 __device__ inline void multiply_add(int32_t (&sums)[kTokens / 2], uint64_t weight,
@@ -170,7 +170,7 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   };
   if (!kGrouped && warp == Block::kConsumers / 32 && thread % 32 == 0) {
     for (int chunk = first; chunk < ahead; ++chunk) send_weight(chunk, chunk - first);
-    for (int chunk = ahead; chunk < min(last, ahead + kPrefetch); ++chunk) {
+    for (int chunk = first; p.early == 0 && chunk < min(last, first + kPrefetch); ++chunk) {
       cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&p.weight, chunk * kChunk, col);
     }
   }

@@ -137,15 +137,7 @@ StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const 
   plan.split = 7 * kMaxSplit * whole <= 6 * machine.sms ? kMaxSplit
                : 2 * whole <= machine.sms               ? 2
                                                         : 1;
-  const bool brief = ceil_div(ceil_div(size.k, kChunk), plan.split) <= kBriefChunks;
-  // A brief call's blocks wait rather than load. Two to a multiprocessor, the next call's load when
-  // this one's do.
-  const bool sends = sends_sums(tile.tile_m);
-  if (settled && brief && sends && plan.split == 2 && kMaxSplit * whole <= 2 * machine.sms) {
-    plan.split = kMaxSplit;
-  }
-  // Loads of tokens queue up behind those of the weight, which holds a brief call up.
-  plan.early = !settled ? 0 : !brief ? kMaxStages : sends ? 8 : 4;
+  plan.early = settled ? kEarlyChunks : 0;
   plan.blocks = whole * plan.split;
   // Two blocks to a multiprocessor when there are many, so that one loads while the other ends;
   // unless their rings would be too short.
