@@ -163,8 +163,8 @@ struct SlabPlace {
   int inside;    // columns of D from the lane's first on
 };
 
-// The rows of a slab to D, kTogether of a lane's side by side in code.
-template <class Gemm, int kTogether>
+// The rows of a slab to D.
+template <class Gemm>
 __device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
                                            const typename Gemm::Operands& operands,
                                            WarpSums<Gemm>& slab, const Destination& to,
@@ -174,8 +174,10 @@ __device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
   constexpr int kQuads = WarpSums<Gemm>::kCols / 4, kStep = 32 / kQuads;  // rows at a time
   static_assert(32 % kQuads == 0);
   constexpr bool kHasMatrix = Lower<E>::List::has_full;
-  constexpr int kAhead = kHasMatrix ? 8 : 1;  // rows of a matrix that are on their way at a time
-#pragma unroll(kTogether)
+  // Rows that end together, so that a chain of operations does not wait for itself; of a matrix,
+  // that are on their way together.
+  constexpr int kAhead = kHasMatrix ? 8 : epilogue::has_ending<E> ? 4 : 1;
+#pragma unroll(kAhead > 1 ? 1 : 2)
   for (int begin = lane / kQuads; begin < at.rows; begin += kAhead * kStep) {
     float matrix[kAhead][4];
     if constexpr (kHasMatrix) {
@@ -183,11 +185,29 @@ __device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
                                            at.tile_row + at.row + begin, at.rows - begin,
                                            at.tile_col + at.col, at.inside, matrix);
     }
+    const int channel = at.tile_col + at.col;
+    if constexpr (epilogue::has_ending<E> && !kHasMatrix) {
+      float value[kAhead * 4];
+#pragma unroll
+      for (int r = 0; r < kAhead; ++r) {  // D may end before the last, the slab does not
+        const int i = begin + r * kStep;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          value[4 * r + e] = Lower<E>::at(slab.of[i][lane % kQuads * 4 + e], [&](auto leaf) {
+            return operands.at(leaf, at.row + i, at.col + e);
+          });
+        }
+      }
+      store_ended_rows<E, kStep>(
+          to, at.tile_row + at.row + begin, at.rows - begin, channel, at.inside, value,
+          [&](int r) -> const Quantizer& { return slab.quantizer(begin + r * kStep); });
+      continue;
+    }
 #pragma unroll
     for (int r = 0; r < kAhead; ++r) {
       const int i = begin + r * kStep;
       if (i >= at.rows) break;
-      const int token = at.tile_row + at.row + i, channel = at.tile_col + at.col;
+      const int token = at.tile_row + at.row + i;
       Acc four[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
@@ -223,8 +243,6 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
                            int tile_row, int end_row, int tile_col, int warp, int lane) {
   using E = typename Gemm::E;
   using Slab = WarpSums<Gemm>;
-  // The code of functions is long.
-  constexpr int kTogether = Lower<E>::List::has_full || epilogue::has_ending<E> ? 1 : 2;
   auto& slab = reinterpret_cast<Slab*>(&shared.ring)[warp];
   const int col = warp / Gemm::kWarpsM * Gemm::WarpTile::kN + lane % (Slab::kCols / 4) * 4;
 #pragma unroll
@@ -250,15 +268,7 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
     slab.put(sums, first, lane);
     __syncwarp();
     if (at.inside <= 0) continue;
-    if constexpr (epilogue::is_quantised<E>) {
-      if (to.function == Function::none && is_8_bit(to.out.dtype)) {
-        Destination without = to;
-        without.function = Function::none;  // the compiler knows it here
-        store_rows<Gemm, 2>(p, shared.operands, slab, without, at, lane);
-        continue;
-      }
-    }
-    store_rows<Gemm, kTogether>(p, shared.operands, slab, to, at, lane);
+    store_rows<Gemm>(p, shared.operands, slab, to, at, lane);
   }
 }
 

@@ -124,6 +124,49 @@ __device__ inline void store_ended(const Destination& to, int64_t at, int count,
   store_row(to.out, at, count, made);
 }
 
+// The ending of four neighbouring channels of several tokens, kStep apart from `token` on, and
+// their store: of those that are among the first `tokens`. quantizer(r): of the r-th, where D has 8
+// bits.
+template <class E, int kStep, int kValues, class QuantizerOf>
+__device__ inline void store_ended_rows(const Destination& to, int64_t token, int tokens,
+                                        int64_t channel, int inside, const float (&value)[kValues],
+                                        const QuantizerOf& quantizer) {
+  constexpr int kColumns = epilogue::columns_of(E::form), kMade = 4 / kColumns;
+  constexpr int kRows = kValues / 4;
+  float made[kRows][kMade];
+  activate<E>(to.function, value, reinterpret_cast<float (&)[kMade * kRows]>(made));
+  const auto each = [&](const auto& store) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r * kStep < tokens) store(r, (token + r * kStep) * to.ldd + channel / kColumns);
+    }
+  };
+  inside /= kColumns;
+  if constexpr (epilogue::is_quantised<E>) {
+    if (to.out.dtype == DType::int8) {
+      bool quick = true;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) quick &= quantizer(r).is_quick || r * kStep >= tokens;
+      if (quick) {
+        int32_t q[kRows][4] = {};
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+          for (int e = 0; e < kMade; ++e) q[r][e] = quantizer(r).quick_limited(made[r][e]);
+        }
+        return each([&](int r, int64_t at) {
+          const uint32_t word[] = {pack(q[r][0], q[r][1], q[r][2], q[r][3])};
+          detail::store_words<kMade>(static_cast<uint8_t*>(to.out.d) + at, word, inside,
+                                     to.out.vectors);
+        });
+      }
+    }
+  }
+  each([&](int r, int64_t at) {
+    store_ended<E>(to, at, inside, made[r], [&] { return quantizer(r); });
+  });
+}
+
 // The epilogue of four neighbouring channels of one token, and their store. `acc`: the sums of
 // channels `channel` to `channel` + 3, of which `inside` are there; `channel` is even. get(leaf,
 // e): the operand's value for the e-th of them. row_quantizer(): the token's, where D has 8 bits.

@@ -104,10 +104,8 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   double us = schedule == cooperative ? kExposedEpilogueUs * rounds : 0.0;
   const double outside = double(across * tile_m - size.m) * rows * double(along);
   us += kOutsideUs * outside / machine.sms;
-  if (!is_plain(size)) {
-    // Ping-pong hides all but the last round's. Exposed, a wide tile's takes longer by more than
-    // its sums.
-    const double exposed = (schedule == pingpong ? 1 : rounds * tile_n / 192) * tile_m * tile_n;
+  if (!is_plain(size)) {  // ping-pong hides all but the last round's
+    const double exposed = (schedule == pingpong ? 1 : rounds) * tile_m * tile_n;
     us += kTileEndingUs * double(size.m) * double(size.n) + kExposedEndingUs * exposed;
   }
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
