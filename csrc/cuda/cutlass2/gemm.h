@@ -174,8 +174,7 @@ __device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
   constexpr int kQuads = WarpSums<Gemm>::kCols / 4, kStep = 32 / kQuads;  // rows at a time
   static_assert(32 % kQuads == 0);
   constexpr bool kHasMatrix = Lower<E>::List::has_full;
-  // Rows that end together, so that a chain of operations does not wait for itself; of a matrix,
-  // that are on their way together.
+  // Rows that end together; of a matrix, that are on their way together.
   constexpr int kAhead = kHasMatrix ? 8 : epilogue::has_ending<E> ? 4 : 1;
 #pragma unroll(kAhead > 1 ? 1 : 2)
   for (int begin = lane / kQuads; begin < at.rows; begin += kAhead * kStep) {
@@ -198,9 +197,9 @@ __device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
           });
         }
       }
-      store_ended_rows<E, kStep>(
-          to, at.tile_row + at.row + begin, at.rows - begin, channel, at.inside, value,
-          [&](int r) -> const Quantizer& { return slab.quantizer(begin + r * kStep); });
+      finish_rows<E>(to, at.tile_row + at.row + begin, at.rows - begin, kStep, channel, at.inside,
+                     value,
+                     [&](int r) -> const Quantizer& { return slab.quantizer(begin + r * kStep); });
       continue;
     }
 #pragma unroll

@@ -124,13 +124,13 @@ __device__ inline void store_ended(const Destination& to, int64_t at, int count,
   store_row(to.out, at, count, made);
 }
 
-// The ending of four neighbouring channels of several tokens, kStep apart from `token` on, and
+// The ending of four neighbouring channels of several tokens, `step` apart from `token` on, and
 // their store: of those that are among the first `tokens`. quantizer(r): of the r-th, where D has 8
-// bits.
-template <class E, int kStep, int kValues, class QuantizerOf>
-__device__ inline void store_ended_rows(const Destination& to, int64_t token, int tokens,
-                                        int64_t channel, int inside, const float (&value)[kValues],
-                                        const QuantizerOf& quantizer) {
+// bits. Together, since a chain of operations waits for itself.
+template <class E, int kValues, class QuantizerOf>
+__device__ inline void finish_rows(const Destination& to, int64_t token, int tokens, int step,
+                                   int64_t channel, int inside, const float (&value)[kValues],
+                                   const QuantizerOf& quantizer) {
   constexpr int kColumns = epilogue::columns_of(E::form), kMade = 4 / kColumns;
   constexpr int kRows = kValues / 4;
   float made[kRows][kMade];
@@ -138,33 +138,65 @@ __device__ inline void store_ended_rows(const Destination& to, int64_t token, in
   const auto each = [&](const auto& store) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (r * kStep < tokens) store(r, (token + r * kStep) * to.ldd + channel / kColumns);
+      if (r * step < tokens) store(r, (token + r * step) * to.ldd + channel / kColumns);
     }
   };
   inside /= kColumns;
+  uint32_t words[kRows][kMade] = {};  // all rounded before any is stored: one branch for all
+  const auto store_as = [&](auto element) {
+    each([&](int r, int64_t at) {
+      detail::store_words<kMade>(static_cast<decltype(element)*>(to.out.d) + at, words[r], inside,
+                                 to.out.vectors);
+    });
+  };
   if constexpr (epilogue::is_quantised<E>) {
-    if (to.out.dtype == DType::int8) {
+    if (is_8_bit(to.out.dtype)) {
+      const bool to_int8 = to.out.dtype == DType::int8;
       bool quick = true;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) quick &= quantizer(r).is_quick || r * kStep >= tokens;
-      if (quick) {
-        int32_t q[kRows][4] = {};
+      for (int r = 0; r < kRows; ++r) quick &= quantizer(r).is_quick || r * step >= tokens;
+      if (to_int8 && !quick) {
+        return each(
+            [&](int r, int64_t at) { store_quantised(to, at, inside, made[r], quantizer(r)); });
+      }
+      if (to_int8) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
+          int32_t q[4] = {};
 #pragma unroll
-          for (int e = 0; e < kMade; ++e) q[r][e] = quantizer(r).quick_limited(made[r][e]);
+          for (int e = 0; e < kMade; ++e) q[e] = quantizer(r).quick_limited(made[r][e]);
+          words[r][0] = pack(q[0], q[1], q[2], q[3]);
         }
-        return each([&](int r, int64_t at) {
-          const uint32_t word[] = {pack(q[r][0], q[r][1], q[r][2], q[r][3])};
-          detail::store_words<kMade>(static_cast<uint8_t*>(to.out.d) + at, word, inside,
-                                     to.out.vectors);
-        });
+      } else {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const float by = quantizer(r).reciprocal;
+#pragma unroll
+          for (int e = 0; e < kMade; e += 2) {
+            const float x = __fmul_rn(made[r][e], by), y = __fmul_rn(made[r][e + 1], by);
+            words[r][0] |= pack_e4m3(within_e4m3(x), within_e4m3(y)) << 8 * e;
+          }
+        }
       }
+      return store_as(uint8_t());
     }
   }
-  each([&](int r, int64_t at) {
-    store_ended<E>(to, at, inside, made[r], [&] { return quantizer(r); });
+  const int bytes = with_dtype(to.out.dtype, [&](auto dtype) {
+    using To = Format<decltype(dtype)::value>;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int e = 0; e < kMade; e += To::kPerWord) {
+        if constexpr (To::kPerWord == 1) {
+          words[r][e] = __float_as_uint(made[r][e]);
+        } else {
+          words[r][e / 2] = To::narrow(made[r][e], made[r][e + 1]);
+        }
+      }
+    }
+    return 4 / To::kPerWord;
   });
+  bytes == 4 ? store_as(uint32_t()) : store_as(uint16_t());
 }
 
 // The epilogue of four neighbouring channels of one token, and their store. `acc`: the sums of
