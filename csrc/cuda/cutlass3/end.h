@@ -92,8 +92,7 @@ struct Halve {
   template <class>
   struct Function {
     template <class T, int kSize>
-    CUTLASS_DEVICE cutlass::Array<Half, kSize> operator()(
-        const cutlass::Array<T, kSize>& x) const {
+    CUTLASS_DEVICE cutlass::Array<Half, kSize> operator()(const cutlass::Array<T, kSize>& x) const {
       static_assert(sizeof(cutlass::Array<Half, kSize>) == sizeof(cutlass::Array<T, kSize / 2>));
       return reinterpret_cast<const cutlass::Array<Half, kSize>&>(x);
     }
