@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -14,10 +15,11 @@ from test_tune import FAST, GPU, NAMES, SLOW, chosen, kept_apart
 
 import scaled_mm
 from scaled_mm import _library
-from scaled_mm.tuning import cache
+from scaled_mm.bench.clocks import CpuClock, Stopwatch
+from scaled_mm.tuning import cache, measure
 from scaled_mm.tuning.cache import keep, read
 from scaled_mm.tuning.fit import Measured, fit
-from scaled_mm.tuning.measure import FAMILIES, SHAPES, ask
+from scaled_mm.tuning.measure import FAMILIES, GROUP, SHAPES, ask
 from scaled_mm_cli.main import main
 
 
@@ -145,13 +147,41 @@ def test_info_and_explain_say_it(path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("family", SHAPES)
+def test_shapes(family: str) -> None:
+    """Each once, and of whole groups and blocks, which every kernel takes."""
+    shapes = SHAPES[family]
+    assert len(set(shapes.weights)) == len(shapes.weights)
+    assert all(size % GROUP == 0 for weight in shapes.weights for size in weight)
+    assert list(shapes.tokens) == sorted(set(shapes.tokens))
+
+
+def test_times_are_of_forced_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those near the best prediction, each while it is forced."""
+    forced: list[str] = []
+
+    @contextmanager
+    def force(name: str) -> Iterator[None]:
+        forced.append(name)
+        yield
+
+    monkeypatch.setattr(measure, "forced_kernels", force)
+
+    class OfLast(CpuClock):
+        def stopwatch(self, calls: Any) -> Stopwatch:
+            seconds = {"best": 3e-6, "near": 2e-6}[forced[-1]]
+            return Stopwatch(lambda: seconds, seconds, calls)
+
+    found = measure.times({"far": 21.0, "best": 10.0, "near": 19.0}, [lambda: None], OfLast())
+    assert found == pytest.approx({"best": 3.0, "near": 2.0})
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu(
     path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Measured, kept, in force; the bits stay."""
     from scaled_mm.gpus import local_device
-    from scaled_mm.tuning import measure
 
     few = {family: measure.Shapes(((512, 512),), (1, 64)) for family in FAMILIES}
     monkeypatch.setattr(measure, "SHAPES", few)
