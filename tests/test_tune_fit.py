@@ -146,7 +146,6 @@ def test_info_and_explain_say_it(path: Path, cli: Cli) -> None:
     assert facts()["tuning"].startswith(f"{path} is ignored: Expecting")
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("family", SHAPES)
 def test_shapes(family: str) -> None:
     """Each once, and of whole groups and blocks, which every kernel takes."""
@@ -176,6 +175,7 @@ def test_times_are_of_forced_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == pytest.approx({"best": 3.0, "near": 2.0})
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu(
     path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
