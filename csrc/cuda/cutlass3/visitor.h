@@ -8,7 +8,7 @@
 
 namespace scaled_mm::cuda::cutlass3 {
 
-// E with its activation, if it has one.
+// E with its activation or gate, if it has one.
 template <class E, class Tile, class C>
 struct ActivatedTree {
   using type = typename Tree<E, Tile, C>::type;
@@ -17,22 +17,12 @@ struct ActivatedTree {
   }
 };
 template <class E, class Tile, class C>
-  requires(E::form == Form::activated)
+  requires(E::form != Form::none)
 struct ActivatedTree<E, Tile, C> {
+  template <template <class> class Function>
+  using Node = Sm90Compute<Function, float, float, cutlass::FloatRoundStyle::round_to_nearest>;
+  using Root = std::conditional_t<E::form == Form::gated, Node<Gate>, Node<Activate>>;
   using Inner = Tree<epilogue::Body<E>, Tile, C>;
-  using Root = Sm90Compute<Activate, float, float, cutlass::FloatRoundStyle::round_to_nearest>;
-  using type = Sm90EVT<Root, typename Inner::type>;
-  static typename type::Arguments arguments(const EpilogueOperand* operands,
-                                            const Destination& to) {
-    return {Inner::arguments(operands), {to.function}};
-  }
-};
-
-template <class E, class Tile, class C>
-  requires(E::form == Form::gated)
-struct ActivatedTree<E, Tile, C> {
-  using Inner = Tree<epilogue::Body<E>, Tile, C>;
-  using Root = Sm90Compute<Gate, float, float, cutlass::FloatRoundStyle::round_to_nearest>;
   using type = Sm90EVT<Root, typename Inner::type>;
   static typename type::Arguments arguments(const EpilogueOperand* operands,
                                             const Destination& to) {
