@@ -39,7 +39,6 @@ struct Persistent {
   int cluster_m;  // blocks that share loads
   int cluster_n;
   Schedule schedule;
-  int swizzle;  // width of the bands in which tiles are visited, at most
   // measured, as above:
   float fixed_us;
   float rate;
@@ -47,6 +46,8 @@ struct Persistent {
   constexpr int sums() const {  // of a thread
     return tile_m * tile_n / (schedule == pingpong ? 128 : 256);
   }
+  // Of the bands of clusters in which the kernel visits its tiles.
+  int band_width(const Int8Problem::Size& size) const;
   std::string describe(const Int8Problem::Size& size, const Machine& machine) const;
   std::string refuse(const Int8Problem::Size& size, const Machine& machine) const;
   Prediction predict(const Int8Problem::Size& size, const Machine& machine) const;

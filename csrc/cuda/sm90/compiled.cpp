@@ -2,7 +2,6 @@
 #include <string_view>
 
 #include "cuda/sm90/arch.h"
-#include "integers.h"
 
 namespace scaled_mm::cuda::sm90::int8 {
 namespace {
@@ -13,8 +12,7 @@ LinePlan plan_of(const Stream& tile, const Int8Problem::Size& size, const Machin
 }
 
 LinePlan plan_of(const Persistent& tile, const Int8Problem::Size& size, const Machine&, bool) {
-  return {.swizzle = choose_swizzle(tile.swizzle, ceil_div(size.m, tile.tile_m * tile.cluster_m),
-                                    ceil_div(size.n, tile.tile_n * tile.cluster_n))};
+  return {.swizzle = tile.band_width(size)};
 }
 
 }  // namespace

@@ -32,8 +32,7 @@ void launch(const Int8Problem& p, const Scope& scope) {
                                .ldb = p.b.plain.col_stride,
                                .operands = operands,
                                .to = destination<E>(p)};
-  args.swizzle = choose_swizzle(kTile.swizzle, ceil_div(m, kTile.tile_m * kTile.cluster_m),
-                                ceil_div(n, kTile.tile_n * kTile.cluster_n));
+  args.swizzle = kTile.band_width(p.size);
   with_aligned_output(p, scope, [&](void* d, int64_t ldd) {
     args.to.out.d = d;
     args.to.ldd = ldd;

@@ -30,7 +30,7 @@ constexpr double kTokenShare = 0.77;        // of what a weight's byte costs, a 
 constexpr double kOutsideUs = 17e-6;        // of a byte of a tile's rows that lie outside A
 // Of a sum with an activation, a residual or an 8-bit D, which a plain epilogue has not:
 constexpr double kStreamEndingUs = 1.8e-6;   // in a streaming kernel
-constexpr double kExposedEndingUs = 1.5e-4;  // besides, of one of a tile that is exposed
+constexpr double kExposedEndingUs = 5.4e-5;  // besides, of one of a tile that is exposed
 
 }  // namespace
 
@@ -74,6 +74,17 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
                        std::max(machine.latency * loads, operations / machine.products_per_us),
                        us * machine.latency, operations / machine.most_products_per_us);
+}
+
+// Where all of A stays in L2, the weight passes once, a column of tiles at a time. Else A comes
+// from memory for every band, whose part of the weight stays instead.
+int Persistent::band_width(const Int8Problem::Size& size) const {
+  constexpr double kStays = 30e6, kBandStays = 17e6;  // bytes, on an H200
+  const int columns = tile_n * cluster_n;
+  if (double(size.m) * double(size.k) <= kStays) return 1;
+  int most = 8;
+  while (most > 1 && double(most * columns) * double(size.k) > kBandStays) most /= 2;
+  return choose_swizzle(most, ceil_div(size.m, tile_m * cluster_m), ceil_div(size.n, columns));
 }
 
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
