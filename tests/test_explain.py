@@ -116,6 +116,24 @@ def test_choices_at_shapes_that_no_fit_saw():
     assert math.prod(lost) ** (1 / 60) < 1.01 and max(lost) < 1.08
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "bands"),
+    [
+        (8192, 14336, 3662, {}),  # A has 30 MB
+        (8192, 14336, 3663, {"ping_128x128_2x1": 8, "coop_128x256_1x1": 8}),
+        (4096, 4096, 14336, {"ping_128x128_2x1": 8, "coop_128x256_1x1": 4}),
+        (4096, 384, 16384, {"ping_128x128_2x1": 1}),  # three columns: two are no band of them
+    ],
+)
+def test_bands_of_tiles(m: int, n: int, k: int, bands: dict[str, int]) -> None:
+    """Where A does not stay in L2, as wide as the weight's part does."""
+    kernels = {x.name: x.what for x in explain(m, n, k, device=DEVICES["H200"]).kernels}
+    assert bands or not any("bands" in text for text in kernels.values())
+    for name, width in bands.items():
+        assert ("bands" in kernels[name]) == (width > 1)
+        assert width == 1 or f" in bands of {width}" in kernels[name]
+
+
 def test_a_forced_kernel(cli):
     with _library.forced_kernels("ping_64x128_2x1"):
         kernel = explain(1, 4096, 4096, device=DEVICES["H200"]).chosen

@@ -89,8 +89,9 @@ int Persistent::band_width(const Int8Problem::Size& size) const {
 
 std::string Persistent::describe(const Int8Problem::Size& size, const Machine&) const {
   const char* how = schedule == pingpong ? "ping-pong" : "cooperative";
+  const int width = band_width(size);
   return cat("CUTLASS, ", how, ", ", tile_text(tile_m, tile_n), ", clusters of ", cluster_m, " x ",
-             cluster_n, padded_output_text(size));
+             cluster_n, width > 1 ? cat(" in bands of ", width) : "", padded_output_text(size));
 }
 
 std::string Persistent::refuse(const Int8Problem::Size& size, const Machine& machine) const {
