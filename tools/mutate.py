@@ -33,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutate"
 OF_CSRC = ["scaled_mm", "epilogues", "quantize", "guards_int8", "awq", "mixed", "produce"]
+OF_CHOICE = ["explain", "explain_lowbit", "gpus", "archs", "tune"]  # of dispatch/ and the models
 FILES_OF_TESTS = 8
 BUILD = ["setup.py", "--quiet", "build_ext", "--inplace"]
 
@@ -85,7 +86,8 @@ def names_of(file: Path) -> set[str]:
 
 def tests_of(path: str) -> tuple[str, ...]:
     if not path.endswith(".py"):
-        return tuple(f"tests/test_{x}.py" for x in OF_CSRC)
+        chooses = path.startswith("csrc/dispatch/") or path.endswith("model.cpp")
+        return tuple(f"tests/test_{x}.py" for x in (OF_CHOICE if chooses else OF_CSRC))
     stem, package, own = Path(path).stem, Path(path).parent.name, names_of(ROOT / path)
     uses = re.compile(rf"from \S*\.{stem} import|import .*\b{stem}\b")
     users = [x for x in (ROOT / "scaled_mm").rglob("*.py") if uses.search(x.read_text())]
