@@ -119,7 +119,7 @@ def test_choices_at_shapes_that_no_fit_saw():
 @pytest.mark.parametrize(
     ("m", "n", "k", "bands"),
     [
-        (8192, 14336, 3662, {}),  # A has 30 MB
+        (8192, 14336, 3662, {"ping_128x128_2x1": 1, "coop_128x256_1x1": 1}),  # A has 30 MB
         (8192, 14336, 3663, {"ping_128x128_2x1": 8, "coop_128x256_1x1": 8}),
         (4096, 4096, 14336, {"ping_128x128_2x1": 8, "coop_128x256_1x1": 4}),
         (4096, 384, 16384, {"ping_128x128_2x1": 1}),  # three columns: two are no band of them
@@ -128,7 +128,6 @@ def test_choices_at_shapes_that_no_fit_saw():
 def test_bands_of_tiles(m: int, n: int, k: int, bands: dict[str, int]) -> None:
     """Where A does not stay in L2, as wide as the weight's part does."""
     kernels = {x.name: x.what for x in explain(m, n, k, device=DEVICES["H200"]).kernels}
-    assert bands or not any("bands" in text for text in kernels.values())
     for name, width in bands.items():
         assert ("bands" in kernels[name]) == (width > 1)
         assert width == 1 or f" in bands of {width}" in kernels[name]
