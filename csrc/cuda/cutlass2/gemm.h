@@ -229,7 +229,7 @@ __device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
                                      : DType::bfloat16;
         store_ended<kDType>(p.end, token, channel, four);
       } else {
-        finish_four<E>(to, four, token, channel, at.inside, get, [&] { return slab.quantizer(i); });
+        finish_four<E>(to, four, token, channel, at.inside, get);
       }
     }
   }

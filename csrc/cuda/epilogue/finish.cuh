@@ -201,11 +201,10 @@ __device__ inline void finish_rows(const Destination& to, int64_t token, int tok
 
 // The epilogue of four neighbouring channels of one token, and their store. `acc`: the sums of
 // channels `channel` to `channel` + 3, of which `inside` are there; `channel` is even. get(leaf,
-// e): the operand's value for the e-th of them. row_quantizer(): the token's, where D has 8 bits.
-template <class E, class Get, class RowQuantizer>
+// e): the operand's value for the e-th of them.
+template <class E, class Get>
 __device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4], int64_t token,
-                                   int64_t channel, int inside, const Get& get,
-                                   const RowQuantizer& row_quantizer) {
+                                   int64_t channel, int inside, const Get& get) {
   if constexpr (epilogue::is_raw<E>) {
     store_row(to.out, token * to.ldd + channel, inside, acc);
   } else {
@@ -216,16 +215,9 @@ __device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4
       value[e] = Lower<E>::at(acc[e], [&](auto leaf) { return get(leaf, e); });
     }
     activate<E>(to.function, value, made);
-    store_ended<E>(to, token * to.ldd + channel / kColumns, inside / kColumns, made, row_quantizer);
+    store_ended<E>(to, token * to.ldd + channel / kColumns, inside / kColumns, made,
+                   [&] { return given_quantizer(get, to.symmetric); });
   }
-}
-
-// The same, where the quantiser is made of operands that get() has.
-template <class E, class Get>
-__device__ inline void finish_four(const Destination& to, const int32_t (&acc)[4], int64_t token,
-                                   int64_t channel, int inside, const Get& get) {
-  finish_four<E>(to, acc, token, channel, inside, get,
-                 [&] { return given_quantizer(get, to.symmetric); });
 }
 
 }  // namespace scaled_mm::cuda
