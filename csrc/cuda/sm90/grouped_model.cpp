@@ -17,6 +17,8 @@ namespace {
 constexpr Fit kFit{2.1, 0.66};
 // Of tiles of 64 rows, besides: on an H200, of a few rows of Qwen3's experts (K = 768).
 constexpr double kManyRowsUs = 1.5;
+// Of a multiprocessor's power and L2, which the others have where the last round leaves it none.
+constexpr double kIdleShare = 0.15;
 
 int8::Stream ungrouped(const Stream& tile) {
   return {tile.tile_m, tile.tile_n, float(kFit.fixed_us), float(kFit.rate)};

@@ -1,7 +1,10 @@
 // The CUTLASS kernel of a persistent line of int8.table.
 #pragma once
 
-#define CUTLASS_ENABLE_GDC_FOR_SM90 1  // the kernel waits for the one before where it reads
+// wgmma of 160 and 224 columns:
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+// The kernel waits for the one before where it reads:
+#define CUTLASS_ENABLE_GDC_FOR_SM90 1
 
 #include "cuda/cutlass3/gemm.h"
 #include "cuda/sm90/arch.h"

@@ -30,7 +30,7 @@ constexpr double kTokenShare = 0.77;        // of what a weight's byte costs, a 
 constexpr double kOutsideUs = 17e-6;        // of a byte of a tile's rows that lie outside A
 // Of a sum with an activation, a residual or an 8-bit D, which a plain epilogue has not:
 constexpr double kStreamEndingUs = 1.8e-6;   // in a streaming kernel
-constexpr double kExposedEndingUs = 6.9e-5;  // besides, of one of a tile that is exposed
+constexpr double kExposedEndingUs = 7.3e-5;  // besides, of one of a tile that is exposed
 
 }  // namespace
 
@@ -68,7 +68,9 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
   const double loads = load * (live * waves / kFullBytesPerUs + last / kLoneBytesPerUs);
   const double operations = most * tile_m * tile_n * rows;
   double us = kBlockUs * blocks / machine.sms + kWaveUs * std::max(waves + (last > 0) - 1, 0.0);
-  if (tile_n > 64 && most > 1) us += kWideBlocksUs;
+  if (tile_n > 64 && most > 1) {  // of few rows nearly all are under way at once
+    us += kWideBlocksUs * std::max(0.0, 1 - kEarlyChunks * kChunk / rows);
+  }
   if (plan.split > 1) us += kExchangeUs * std::ceil(tokens) * tile_n * sizeof(int32_t);
   if (!is_plain(size)) us += kStreamEndingUs * double(size.m) * double(size.n);
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
@@ -111,8 +113,6 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
   const double loads = (double(tile_m) / cluster_n + double(tile_n) / cluster_m) * rows;
   const double operations = double(tile_m) * tile_n * rows;
   const double rounds = std::ceil(blocks / machine.sms);
-  // Multiprocessors that have no tile in the last round leave power and L2 to the others.
-  const double pace = rounds - kIdleShare * (rounds - blocks / machine.sms);
   double us = schedule == cooperative ? kExposedEpilogueUs * rounds : 0.0;
   const double outside = double(across * tile_m - size.m) * rows * double(along);
   us += kOutsideUs * outside / machine.sms;
@@ -121,7 +121,7 @@ Prediction Persistent::predict(const Int8Problem::Size& size, const Machine& mac
     us += kTileEndingUs * double(size.m) * double(size.n) + kExposedEndingUs * exposed;
   }
   return prediction_of({fixed_us, rate}, size.bytes() / rate_of(machine),
-                       std::max(pace * operations / machine.products_per_us,
+                       std::max(rounds * operations / machine.products_per_us,
                                 blocks * loads / (machine.l2_bytes_per_us * machine.sms)),
                        us * machine.latency, rounds * operations / machine.most_products_per_us);
 }

@@ -9,8 +9,7 @@ namespace scaled_mm::cuda::sm90 {
 
 // Measured on an H200; machine.latency says how much longer they are elsewhere.
 constexpr double kExposedEpilogueUs = 2.2;  // of a tile, where no other tile's products hide it
-constexpr double kIdleShare = 0.15;  // of a multiprocessor's power and L2, which others then have
-constexpr double kTileEndingUs = 3e-7;  // of a sum with an ending, in a persistent kernel
+constexpr double kTileEndingUs = 3e-7;      // of a sum with an ending, in a persistent kernel
 
 // Of device memory, at best.
 inline double rate_of(const Machine& machine) {
