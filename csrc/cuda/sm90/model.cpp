@@ -68,7 +68,7 @@ Prediction Stream::predict(const Int8Problem::Size& size, const Machine& machine
   const double loads = load * (live * waves / kFullBytesPerUs + last / kLoneBytesPerUs);
   const double operations = most * tile_m * tile_n * rows;
   double us = kBlockUs * blocks / machine.sms + kWaveUs * std::max(waves + (last > 0) - 1, 0.0);
-  if (tile_n > 64 && most > 1) {  // of few rows nearly all are under way at once
+  if (tile_n > 64 && most > 1) {  // few rows of K are all under way at once
     us += kWideBlocksUs * std::max(0.0, 1 - kEarlyChunks * kChunk / rows);
   }
   if (plan.split > 1) us += kExchangeUs * std::ceil(tokens) * tile_n * sizeof(int32_t);
