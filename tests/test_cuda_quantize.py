@@ -112,6 +112,7 @@ def test_half_integers_at_every_width() -> None:
 SHAPES = (
     *((3, 100_000), (1, 1_000_003), (200_000, 8), (200_000, 1), (70_001, 33), (700, 4096)),
     *((1, 14_336), (5, 1024), (17, 4104), (33, 2048), (133, 16_384), (150, 14_320), (2000, 1040)),
+    *((520, 768), (64, 14_336), (40, 0)),
 )
 
 
@@ -147,6 +148,18 @@ def test_one_element_decides_the_scale_of_all(value: float) -> None:
             got = named(scaled_mm.quantize_int8(x, symmetric=symmetric, per_token=False))
             flat[i] = 1
             assert_outputs("quantize_int8", {n: got[n] for n in scales}, scales, symmetric, i)
+
+
+@pytest.mark.parametrize("exponent", [0, 6, 7, 8, 127, 254])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_scale_of_every_mantissa(symmetric: bool, exponent: int) -> None:
+    """It is the range over 127 or 255, rounded once, but no less than the least normal float."""
+    bits = torch.arange(1 << 23, dtype=torch.int32, device=DEVICE) + (exponent << 23)
+    x = torch.zeros(1 << 23, 8, device=DEVICE)
+    x[:, 3] = bits.view(torch.float32)
+    scale = x.double()[:, 3] / (127 if symmetric else 255)
+    expected = scale.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    assert_bits(named(scaled_mm.quantize_int8(x, symmetric=symmetric))["scale"], expected)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

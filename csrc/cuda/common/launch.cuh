@@ -75,6 +75,22 @@ void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const Lau
   check(cudaLaunchKernelEx(&launch, kernel, Params(args)...), "cudaLaunchKernelEx");
 }
 
+// Shared memory, its fixed 1 KiB with it, of a block of the small kernels between products. A
+// product whose blocks leave as much has the next small kernel begin beside them.
+constexpr int kSmallBlock = 6 << 10;
+
+// Has a small kernel run on multiprocessors as products have them set up, with all their memory
+// shared: they change over only when they are empty. Once for each device.
+template <auto kKernel>
+void run_beside_products(const Device& device) {
+  static OncePerDevice once;
+  once(device.index, [] {
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared),
+          "cudaFuncSetAttribute");
+  });
+}
+
 // Lets a kernel have all the shared memory that a block may ask for; once for each device.
 template <auto kKernel>
 void allow_all_shared_memory(const Device& device) {

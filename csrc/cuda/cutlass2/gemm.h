@@ -78,7 +78,7 @@ struct Gemm {
   // Of stages of 64 bytes a thread copies less, and CUTLASS's own are as fast or ahead.
   using Mma = typename Mainloop<Default, Of::kRowsAlongK && Tile::kK == 128>::type;
   using Params = GemmParams<Mma>;
-  using Operands = StagedOperands<typename Lower<epilogue::Body<E>>::List, Tile::kM, Tile::kN>;
+  using Operands = StagedOperands<typename Lower<E>::List, Tile::kM, Tile::kN>;
   struct Shared {
     typename Mma::SharedStorage ring;
     Operands operands;
@@ -200,36 +200,36 @@ __device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
       finish_rows<E>(to, at.tile_row + at.row + begin, at.rows - begin, kStep, channel, at.inside,
                      value,
                      [&](int r) -> const Quantizer& { return slab.quantizer(begin + r * kStep); });
-      continue;
-    }
+    } else {
 #pragma unroll
-    for (int r = 0; r < kAhead; ++r) {
-      const int i = begin + r * kStep;
-      if (i >= at.rows) break;
-      const int token = at.tile_row + at.row + i;
-      Acc four[4];
+      for (int r = 0; r < kAhead; ++r) {
+        const int i = begin + r * kStep;
+        if (i >= at.rows) break;
+        const int token = at.tile_row + at.row + i;
+        Acc four[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
-      const auto get = [&](auto leaf, int e) {
-        using L = decltype(leaf);
-        if constexpr (L::axis == epilogue::Axis::Full) {
-          static_assert(L::id == Operand::residual);
-          return matrix[r][e];
+        for (int e = 0; e < 4; ++e) four[e] = slab.of[i][lane % kQuads * 4 + e];
+        const auto get = [&](auto leaf, int e) {
+          using L = decltype(leaf);
+          if constexpr (L::axis == epilogue::Axis::Full) {
+            static_assert(L::id == Operand::residual);
+            return matrix[r][e];
+          } else {
+            return operands.at(leaf, at.row + i, at.col + e);
+          }
+        };
+        if constexpr (std::is_same_v<Acc, float>) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
+          }
+          constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
+                                       ? DType::float16
+                                       : DType::bfloat16;
+          store_ended<kDType>(p.end, token, channel, four);
         } else {
-          return operands.at(leaf, at.row + i, at.col + e);
+          finish_four<E>(to, four, token, channel, at.inside, get);
         }
-      };
-      if constexpr (std::is_same_v<Acc, float>) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          four[e] = Lower<E>::at(four[e], [&](auto leaf) { return get(leaf, e); });
-        }
-        constexpr DType kDType = std::is_same_v<typename Gemm::Element, cutlass::half_t>
-                                     ? DType::float16
-                                     : DType::bfloat16;
-        store_ended<kDType>(p.end, token, channel, four);
-      } else {
-        finish_four<E>(to, four, token, channel, at.inside, get);
       }
     }
   }
@@ -257,11 +257,7 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
     if constexpr (epilogue::is_quantised<E>) {
       for (int i = lane; i < at.rows && is_8_bit(to.out.dtype); i += 32) {
         slab.quantizer(i) = given_quantizer(
-            [&](auto leaf, int) {
-              constexpr int kId = static_cast<int>(decltype(leaf)::id);
-              return load_operand<decltype(leaf)>(p.operands[kId], tile_row + row + i, 0);
-            },
-            to.symmetric);
+            [&](auto leaf, int) { return shared.operands.at(leaf, row + i, 0); }, to.symmetric);
       }
     }
     slab.put(sums, first, lane);

@@ -94,6 +94,12 @@ CUTLASS_DEVICE auto fragment_of(const Registers& registers, int epi_v) {
   return fragment;
 }
 
+// Whether a thread's sums of a tile leave few registers. Then an operand is sent for when the one
+// before it has come; else all are under way together.
+template <class Tile, int kThreads>
+constexpr bool leaves_few_registers =
+    cute::size<0>(Tile{}) * cute::size<1>(Tile{}) > 128 * kThreads;
+
 // One element for each column: staged in shared memory, for the columns of a subtile in registers.
 template <class L, int kCols>
 struct RowStorage {
@@ -109,28 +115,40 @@ struct RowVector : OperandNode<L, RowStorage<L, static_cast<int>(cute::size<1>(T
   template <int kThreads, class Shared, class Registers>
   struct Callbacks : EmptyConsumerStoreCallbacks {
     static constexpr int kLoads = (kCols + kThreads - 1) / kThreads;
-    // Where sums leave few registers, elements stay in shared memory until they are wanted.
-    static constexpr bool kStays = kRows * kCols > 128 * kThreads;
-    T loaded[kLoads];
+    // ... and stay in shared memory until they are wanted.
+    static constexpr bool kStays = leaves_few_registers<Tile, kThreads>;
+    const EpilogueOperand& operand;
+    Arriving<L> arriving[kLoads];
     T* values;
-    int thread;
+    int first, n, thread;
     Shared shared;        // (CPY, CPY_M, CPY_N, EPI_M, EPI_N)
     Registers registers;  // (CPY, CPY_M, CPY_N)
 
     CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, T* values, int first, int n,
                              int thread, Shared shared, Registers registers)
-        : values(values), thread(thread), shared(shared), registers(registers) {
+        : operand(operand),
+          values(values),
+          first(first),
+          n(n),
+          thread(thread),
+          shared(shared),
+          registers(registers) {
+      if constexpr (!kStays) send_for();
+    }
+
+    CUTLASS_DEVICE void send_for() {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kLoads; ++i) {
         const int at = first + thread + i * kThreads;
-        loaded[i] = at < n ? load_operand<L>(operand, 0, at) : T(0);
+        arriving[i].send_for(operand, at < n, 0, at);
       }
     }
-
     CUTLASS_DEVICE void begin() {
+      if constexpr (kStays) send_for();
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kLoads; ++i) {
-        if (thread + i * kThreads < kCols) values[thread + i * kThreads] = loaded[i];
+        const T value = arriving[i].value(operand.dtype);
+        if (thread + i * kThreads < kCols) values[thread + i * kThreads] = value;
       }
     }
     CUTLASS_DEVICE bool begin_sync_needed() const { return true; }
@@ -175,21 +193,35 @@ struct ColVector : OperandNode<L, NothingShared> {
   using T = typename L::value;
   using Base::Base;
 
-  template <class Places, class Registers>
+  template <int kThreads, class Places, class Registers>
   struct Callbacks : EmptyConsumerStoreCallbacks {
-    Registers registers;  // (CPY, CPY_M, CPY_N, EPI_M, EPI_N)
+    static constexpr int kLoads =
+        decltype(cute::size(cute::filter_zeros(std::declval<Registers&>())))::value;
+    const EpilogueOperand& operand;
+    Arriving<L> arriving[kLoads];
+    int first, m;
+    Places places;        // rows of the tile: (CPY, CPY_M, CPY_N, EPI_M, EPI_N)
+    Registers registers;  // likewise
 
-    // places: rows of the tile, likewise
-    CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, int first, int m, const Places& places,
-                             Registers all)
-        : registers(all) {
-      auto to = cute::filter_zeros(registers);
+    CUTLASS_DEVICE Callbacks(const EpilogueOperand& operand, int first, int m, Places places,
+                             Registers registers)
+        : operand(operand), first(first), m(m), places(places), registers(registers) {
+      if constexpr (!leaves_few_registers<Tile, kThreads>) send_for();
+    }
+
+    CUTLASS_DEVICE void send_for() {
       const auto rows = cute::filter_zeros(places, registers.stride());
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < cute::size(to); ++i) {
+      for (int i = 0; i < kLoads; ++i) {
         const int row = first + cute::get<0>(rows(i));
-        to(i) = row < m ? load_operand<L>(operand, row, 0) : T(0);
+        arriving[i].send_for(operand, row < m, row, 0);
       }
+    }
+    CUTLASS_DEVICE void begin() {
+      if constexpr (leaves_few_registers<Tile, kThreads>) send_for();
+      auto to = cute::filter_zeros(registers);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kLoads; ++i) to(i) = arriving[i].value(operand.dtype);
     }
 
     template <class Acc, int kSize>
@@ -212,8 +244,9 @@ struct ColVector : OperandNode<L, NothingShared> {
         partition(make_tensor(make_gmem_ptr(none), make_layout(shape, make_stride(_1{}, _0{})))));
     const int first = static_cast<int>(get<0>(args.tile_coord_mnkl)) * size<0>(Tile{});
     const int m = static_cast<int>(get<0>(args.problem_shape_mnkl));
-    return Callbacks<decltype(places), decltype(registers)>(*this->operand, first, m, places,
-                                                            registers);
+    constexpr int kThreads = decltype(size(args.tiled_copy))::value;
+    return Callbacks<kThreads, decltype(places), decltype(registers)>(*this->operand, first, m,
+                                                                      places, registers);
   }
 };
 

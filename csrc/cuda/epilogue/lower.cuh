@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/common/formats.cuh"
+#include "cuda/common/load_if.cuh"
 #include "epilogue/epilogues.h"
 
 namespace scaled_mm::cuda {
@@ -169,16 +170,48 @@ __device__ inline void load_rows(const EpilogueOperand& operand, int64_t m, int 
   }
 }
 
-// What stands for elements outside D, where a scale of 0 would take the quantiser's long way.
+// An element of an operand on its way from memory: a thread sends for all that it wants before it
+// takes the first value.
 template <class L>
-__device__ inline typename L::value outside() {
+class Arriving {
+ public:
   using T = typename L::value;
-  if constexpr (epilogue::MayBeAbsent<L::id>) {
-    return T(epilogue::Neutral<L::id>::value);
-  } else {
-    return T(0);
+
+  // Element (m, n), if it is `inside` D. The value of others is neutral: a scale of 0 would take
+  // the quantiser's long way.
+  __device__ void send_for(const EpilogueOperand& operand, bool inside, int64_t m, int64_t n) {
+    if constexpr (epilogue::MayBeAbsent<L::id>) {
+      const T neutral = T(epilogue::Neutral<L::id>::value);
+      word_ = __builtin_bit_cast(uint32_t, neutral);
+      inside = inside && operand.data != nullptr;
+    }
+    const int64_t at = m * operand.row_stride + n * operand.col_stride;
+    const bool is_half = kMayBeHalf && operand.dtype != DType::float32;
+    const void* from = static_cast<const char*>(operand.data) + (is_half ? 2 * at : 4 * at);
+    load_if<4>(inside && !is_half, from, &word_);
+    if constexpr (kMayBeHalf) load_if<2>(inside && is_half, from, &half_);
   }
-}
+
+  // Widened.
+  __device__ T value(DType dtype) const {
+    if constexpr (kMayBeHalf) {
+      if (half_ != kNone) {
+        return dtype == DType::float16 ? Format<DType::float16>::widen(half_, 0)
+                                       : Format<DType::bfloat16>::widen(half_, 0);
+      }
+    }
+    return __builtin_bit_cast(T, word_);
+  }
+
+ private:
+  static_assert(sizeof(T) == 4);
+  // Scales are float32 (check_operand_dtype).
+  static constexpr bool kMayBeHalf = std::is_same_v<T, float> && L::id != Operand::scale_a &&
+                                     L::id != Operand::scale_b && L::id != Operand::out_scale;
+  static constexpr uint32_t kNone = 1 << 16;
+
+  uint32_t word_ = 0, half_ = kNone;  // the one of them that the dtype has
+};
 
 // How many elements of an operand belong to `rows` x `cols` elements of D, and which of two
 // numbers, of a row and of a column, counts along the operand. A Full operand is a matrix: it is
@@ -240,26 +273,30 @@ struct StagedOperands<Leaves<Ls...>, kRows, kCols> {
     return of(leaf)[Along<L::axis>::pick(row, col)];
   }
 
-  // Every thread of `threads` takes part; they must meet before the operands are read. All loads
-  // of a thread are under way before the first is stored. element(leaf, row): the number that a
-  // row of D has in the operand.
+  // Every thread of `threads` takes part; they must meet before the operands are read.
+  // element(leaf, row): the number that a row of D has in the operand.
   template <class Operands, class Element = SameRow>
   __device__ void load(const Operands& operands, int64_t row, int64_t col, int64_t m, int64_t n,
                        int thread, int threads, const Element& element = {}) {
     constexpr int longest = kRows > kCols ? kRows : kCols;
+#pragma unroll 1  // or registers for several turns would be wanted at once
     for (int i = thread; i < longest; i += threads) {
-      const auto fetch = [&](auto leaf) {
+      struct : Arriving<Ls>... {
+      } arriving;
+      const auto send_for = [&](auto leaf) {
         using L = decltype(leaf);
         const bool inside =
             i < length<L> && i + Along<L::axis>::pick(row, col) < Along<L::axis>::pick(m, n);
-        return inside ? load_operand<L>(operands[static_cast<int>(L::id)], element(leaf, row + i),
-                                        col + i)
-                      : outside<L>();
+        static_cast<Arriving<L>&>(arriving).send_for(operands[static_cast<int>(L::id)], inside,
+                                                     inside ? element(leaf, row + i) : 0, col + i);
       };
-      const auto store = [&](auto leaf, auto value) {
-        if (i < length<decltype(leaf)>) of(leaf)[i] = value;
+      (send_for(Ls{}), ...);
+      const auto put = [&](auto leaf) {
+        using L = decltype(leaf);
+        const DType dtype = operands[static_cast<int>(L::id)].dtype;
+        if (i < length<L>) of(leaf)[i] = static_cast<Arriving<L>&>(arriving).value(dtype);
       };
-      [&](auto... values) { (store(Ls{}, values), ...); }(fetch(Ls{})...);
+      (put(Ls{}), ...);
     }
   }
 };

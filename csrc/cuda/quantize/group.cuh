@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/common/formats.cuh"
+#include "cuda/common/load_if.cuh"
 #include "problems/produce.h"
 
 namespace scaled_mm::cuda {
@@ -20,6 +21,13 @@ struct Words {
   __device__ Words() {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = 0;
+  }
+  // Group `group` of a row that begins at a multiple of 16 bytes, if `wanted`; else all stays.
+  __device__ void read_if(bool wanted, const void* row, int group) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      load_if<16>(wanted, static_cast<const uint4*>(row) + (group * kWords + i) / 4, word + i);
+    }
   }
   __device__ float operator[](int e) const {
     using Of = Format<dtype>;

@@ -22,8 +22,12 @@ namespace {
 constexpr int kWarpTeams = 4;      // rows of a block whose teams are warps
 constexpr int kLeastOfBlock = 64;  // groups of a block in a cluster
 constexpr int kManyGroups = 1024;  // to a multiprocessor: from here on a thread holds several
+constexpr int kFewRows = 4;        // to a multiprocessor
+constexpr int kFewElements = 1 << 15;
 // A team looks for groups up to a sum's lanes beyond the row, and counts columns in 32 bits.
 constexpr int64_t kMostColumns = (int64_t{1} << 31) - kSumLanes * kSumGroup;
+
+static_assert(sizeof(Exchange) + 1024 <= kSmallBlock);
 
 // What a team does to its row, once it has the inputs.
 template <Producer producer, class P, class A, class T>
@@ -90,8 +94,12 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
   Exchange& exchange = *reinterpret_cast<Exchange*>(memory);
   using P = typename RowOf<A, producer>::type;
   const Team<kClusters> team(!p.given);
+  // Of few elements, the next kernel may send for its weight before the kernel before this one has
+  // ended. What this one reads of more would stand in line behind that.
+  const bool is_small = !kClusters && p.rows * p.cols <= kFewElements;
+  if (is_small) launch_dependents();
   wait_for_dependencies();
-  launch_dependents();  // not before: the next kernel's blocks would crowd the one before this one
+  if (!is_small) launch_dependents();
   const int64_t index = kClusters ? blockIdx.y : int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (index >= p.rows) return;
   P from(p);
@@ -136,7 +144,7 @@ int warps_for(int64_t groups, int each) {
 // Few rows get as many threads as they have groups, in several blocks where a block is too slow or
 // too small; many rows about four groups to a thread.
 Teams teams_for(const ProduceProblem& p, const Device& device) {
-  const int64_t groups = ceil_div(p.cols, kSumGroup), sms = device.sms;
+  const int64_t groups = std::max<int64_t>(1, ceil_div(p.cols, kSumGroup)), sms = device.sms;
   // Rotating beside a row in registers would spill them.
   if (groups > 8 * kMaxTeam || !is_aligned(p) || is_mixed(p) || p.rotate) return {kMaxTeam, 0};
   int blocks = 1;
@@ -166,13 +174,17 @@ void launch(const ProduceProblem& p, const Scope& scope) {
       shape.block = dim3(teams.threads);
       shape.grid = dim3(teams.blocks, static_cast<unsigned>(p.rows));
       shape.cluster = dim3(teams.blocks);
-      return launch_early(produce_rows<producer, Access<dtype, weights, 1>, true>, shape, scope, p);
+      constexpr auto kKernel = produce_rows<producer, Access<dtype, weights, 1>, true>;
+      run_beside_products<kKernel>(scope.device);
+      return launch_early(kKernel, shape, scope, p);
     }
   }
   shape.block = dim3(teams.threads, teams.threads == 32 ? kWarpTeams : 1);
   shape.grid = dim3(static_cast<unsigned>(ceil_div(p.rows, shape.block.y)));
   const auto run = [&](auto held) {
-    launch_early(produce_rows<producer, Access<dtype, weights, held>, false>, shape, scope, p);
+    constexpr auto kKernel = produce_rows<producer, Access<dtype, weights, held>, false>;
+    if constexpr (held == 1) run_beside_products<kKernel>(scope.device);
+    launch_early(kKernel, shape, scope, p);
   };
   switch (teams.held) {
     case 1: return run(std::integral_constant<int, 1>{});
@@ -190,9 +202,9 @@ void launch(const ProduceProblem& p, const Scope& scope) {
 
 }  // namespace
 
-// Whether rows are so few and wide that several blocks have each.
-bool takes_clusters(const ProduceProblem& p, const Device& device) {
-  return teams_for(p, device).blocks > 1;
+// Whether rows are few and registers hold each.
+bool holds_few(const ProduceProblem& p, const Device& device) {
+  return p.rows <= kFewRows * device.sms && teams_for(p, device).held > 0;
 }
 
 void produce(const ProduceProblem& p, const Scope& scope) {

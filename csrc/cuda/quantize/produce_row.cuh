@@ -49,17 +49,18 @@ class RowBase {
   // Begins to read kCount groups of a row, the team's `step` apart: all are in flight together.
   template <int kCount>
   __device__ void fetch(Inputs<A::dtype>* to, int64_t row, int group, int step) const {
-    const Storage* const x = row_of<const Storage>(p_.x, row);
+    const auto read = [&](const Storage* from, auto factor) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      to[i].x = read_group<kVectors, A::dtype>(x, group + i * step, cols_);
-    }
-    if (!p_.other.data) return;
-    const Storage* const other = row_of<const Storage>(p_.other, row);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      to[i].other = read_group<kVectors, A::dtype>(other, group + i * step, cols_);
-    }
+      for (int i = 0; i < kCount; ++i) {
+        if constexpr (A::kHeld == 1) {
+          (to[i].*factor).read_if(has(group), from, group);
+        } else {
+          to[i].*factor = read_group<kVectors, A::dtype>(from, group + i * step, cols_);
+        }
+      }
+    };
+    read(row_of<const Storage>(p_.x, row), &Inputs<A::dtype>::x);
+    if (p_.other.data) read(row_of<const Storage>(p_.other, row), &Inputs<A::dtype>::other);
   }
 
   __device__ void times_smooth(int group, Floats& v) const {
@@ -173,7 +174,9 @@ class NormVector {
   static constexpr bool kKept = A::kHeld == 1;
 
   __device__ Words read(int group) const {
-    if (operand_.data) return read_group<true, A::weights>(operand_.data, group, cols_);
+    if constexpr (!kKept) {
+      if (operand_.data) return read_group<true, A::weights>(operand_.data, group, cols_);
+    }
     Words words;
     constexpr float kNeutral = __builtin_bit_cast(float, kNeutralBits);
 #pragma unroll
@@ -183,6 +186,10 @@ class NormVector {
       } else {
         words.word[i] = Format<A::weights>::narrow(kNeutral, kNeutral);
       }
+    }
+    if constexpr (kKept) {
+      const bool there = operand_.data && group * kSumGroup < cols_;
+      words.read_if(there, operand_.data, group);
     }
     return words;
   }

@@ -62,6 +62,17 @@ struct Extremes {
   __device__ Range range() const { return {-minus_lo, hi, __fmaf_rn(hi, 0.0f, minus_lo * 0.0f)}; }
 };
 
+// The sum of v by halves, which overwrites it.
+template <int kCount>
+__device__ __forceinline__ float sum_by_halves(float* v) {
+  if constexpr (kCount > 1) {
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) v[i] += v[i + kCount / 2];
+    return sum_by_halves<kCount / 2>(v);
+  }
+  return v[0];
+}
+
 // A team's shared memory; each of its parts is used once.
 struct Exchange {
   float sums[2][kMaxTeam];
@@ -154,12 +165,7 @@ class Team {
     float part[kWarps];
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) part[i] = of_lane[32 * i];
-#pragma unroll
-    for (int half = kWarps / 2; half > 0; half /= 2) {
-#pragma unroll
-      for (int i = 0; i < half; ++i) part[i] += part[i + half];
-    }
-    return part[0];
+    return sum_by_halves<kWarps>(part);
   }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -93,12 +93,7 @@ class TeamRow {
         }
       }
     }
-#pragma unroll
-    for (int half = kSlots / 2; half > 0; half /= 2) {
-#pragma unroll
-      for (int i = 0; i < half; ++i) slots[i] += slots[i + half];
-    }
-    return T::sum(slots[0], exchange_.sums[which]);
+    return T::sum(sum_by_halves<kSlots>(slots), exchange_.sums[which]);
   }
 
  private:

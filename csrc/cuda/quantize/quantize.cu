@@ -5,7 +5,7 @@
 // (produce.cu), or rotate_rows.
 //
 // Scales of rows: quantize_rows, in which a team of threads holds a row in registers, so that x is
-// read once. A few wide rows are the producer's, which has clusters, many are quantize_ring's.
+// read once. Few rows are the producer's, which registers hold, many are quantize_ring's.
 // Scales given: quantize_tiles. One scale of all: range_of_tiles, each block its part; then
 // quantize_tiles, each block of which joins those parts first.
 #include <torch/csrc/stable/library.h>
@@ -27,7 +27,7 @@ namespace scaled_mm::cuda {
 
 // produce.cu
 void produce(const ProduceProblem& p, const Scope& scope);
-bool takes_clusters(const ProduceProblem& p, const Device& device);
+bool holds_few(const ProduceProblem& p, const Device& device);
 namespace {
 
 // Blocks are teams (threadIdx.y) of threads (threadIdx.x), whole warps. A team has a row, or a tile
@@ -309,7 +309,7 @@ void quantize(const QuantizeProblem& p, const Scope& scope) {
     if (is_for_ring(p, scope.device)) return launch_ring(p, scope);
     ProduceProblem few;
     static_cast<QuantizeProblem&>(few) = p;
-    if (takes_clusters(few, scope.device)) return produce(few, scope);
+    if (holds_few(few, scope.device)) return produce(few, scope);
   }
   if (dynamic_rows && (p.cols > kLongestRow || (p.cols >= kLongRow && p.rows <= kFewRows))) {
     for (int64_t row = 0; row < p.rows; ++row) dispatch(row_of(p, row), scope);

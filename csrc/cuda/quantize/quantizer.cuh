@@ -118,6 +118,16 @@ __device__ inline bool is_moderate(float divisor) {
   return fabsf(divisor) >= 0x1p-100f && fabsf(divisor) <= 0x1p100f;  // not NaN
 }
 
+// RN(x / kBy) of x >= 0; below FLT_MIN, something that is no larger than that. One step of the
+// theorem above is enough for either divisor, with every float.
+template <int kBy>
+__device__ inline float divided(float x) {
+  static_assert(kBy == 127 || kBy == 255);
+  constexpr float kReciprocal = 1.0f / kBy;
+  const float q = x * kReciprocal;
+  return __fmaf_rn(__fmaf_rn(-q, kBy, x), kReciprocal, q);
+}
+
 // The quantiser of a whole range, for elements of that range.
 __device__ inline Quantizer quantizer_of(const Range& range, bool symmetric) {
   Quantizer by = {};
@@ -127,11 +137,12 @@ __device__ inline Quantizer quantizer_of(const Range& range, bool symmetric) {
     return by;
   }
   if (symmetric) {
-    by.scale = fmaxf(__fdiv_rn(fmaxf(range.hi, -range.lo), 127.0f), FLT_MIN);
+    by.scale = fmaxf(divided<127>(fmaxf(range.hi, -range.lo)), FLT_MIN);
   } else {
-    by.scale = __fdiv_rn(range.hi - range.lo, 255.0f);
-    if (isinf(by.scale)) by.scale = __fdiv_rn(range.hi / 2 - range.lo / 2, 127.5f);
-    by.scale = fmaxf(by.scale, FLT_MIN);
+    const float width = range.hi - range.lo;
+    by.scale =
+        fmaxf(isinf(width) ? __fdiv_rn(range.hi / 2 - range.lo / 2, 127.5f) : divided<255>(width),
+              FLT_MIN);
     const float azp = rintf(-128.0f - __fdiv_rn(range.lo, by.scale));
     by.azp = static_cast<int32_t>(fminf(fmaxf(azp, -128.0f), 127.0f));
   }

@@ -27,9 +27,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   params.chunks = static_cast<int>(ceil_div(k, int8::kChunk));
   params.token_tiles = plan.token_tiles;
   params.rows = kTile.tile_m;
-  // A multiprocessor has 1 KiB more than a block may ask for, and takes 1 KiB for every block.
-  const int alone = device.shared_memory, paired = (alone + 1024) / 2 - 1024;
-  params.stages = Block::stages(plan.paired ? paired : alone);
+  params.stages = Block::stages(device, plan.paired);
   std::copy(std::begin(product.operands), std::end(product.operands), params.operands);
   params.to = destination<E>(product);
   params.a = product.a.data;

@@ -132,8 +132,8 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   const int row = kGrouped ? place.row : tile % p.token_tiles * p.rows;  // first token
   const auto end = [&] { return kGrouped ? place.end : p.m; };           // behind the last
   const int col = tile / p.token_tiles * Block::kChannels;               // first channel
-  const int first = static_cast<int>(int64_t{p.chunks} * slice / split);
-  const int last = static_cast<int>(int64_t{p.chunks} * (slice + 1) / split);
+  const int first = p.chunks * slice / split;
+  const int last = p.chunks * (slice + 1) / split;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
 
   if (thread == 0) {
@@ -262,60 +262,66 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   }
   if (split > 1 && !sends) cluster_sync();
 
-  // --- this block's share of the tile: four channels of a token at a time ---
+  // --- this block's share of the tile: four channels of a token at a time, always the same ---
   if (warp < Block::kConsumers / 32) {
-    constexpr int kQuads = Block::kChannels / 4;
-    const int items = min(p.rows, end() - row) * kQuads;
-    const int step = (sends ? 1 : split) * Block::kConsumers;
-    for (int begin = slice * Block::kConsumers + thread; begin < items;
-         begin += Block::kTogether * step) {
-      float matrix[Block::kTogether][4];  // elements of a matrix operand: all on their way at once
-      if constexpr (Block::kHasMatrix) {
+    constexpr int kQuads = Block::kChannels / 4, kTogether = Block::kTogether;
+    static_assert(Block::kConsumers % kQuads == 0);
+    const int channel = thread % kQuads * 4, inside = p.n - col - channel;
+    const int tokens = min(p.rows, end() - row);
+    const int sharers = Block::kSends ? 1 : split, step = sharers * Block::kConsumers / kQuads;
+    struct Batch {
+      alignas(16) int32_t sums[kTogether][4];
+      float matrix[kTogether][4];  // elements of a matrix operand
+    };
+    const auto read = [&](int begin) {
+      Batch batch;
 #pragma unroll
-        for (int t = 0; t < Block::kTogether; ++t) {
-          const int i = begin + t * step, channel = col + i % kQuads * 4;
-          if (i < items) {
-            load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
-                                              row + i / kQuads, channel, p.n - channel, matrix[t]);
+      for (int t = 0; t < kTogether; ++t) {
+        const int token = min(begin + t * step, tokens - 1);
+        const int word = token * Block::kSumsPitch + channel;
+        int4 sum = sharers == 1 ? *reinterpret_cast<const int4*>(ring + 4 * word)
+                                : load_remote<int4>(sums_address + 4 * word, 0);
+#pragma unroll
+        for (int s = 1; s < kMaxSplit; ++s) {
+          if (s >= split) break;
+          int4 part;
+          if constexpr (Block::kSends) {
+            part = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
+          } else {
+            part = load_remote<int4>(sums_address + 4 * word, s);
           }
+          sum = int4{sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+        }
+        *reinterpret_cast<int4*>(batch.sums[t]) = sum;
+        if constexpr (Block::kHasMatrix) {
+          load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
+                                            row + token, col + channel, inside, batch.matrix[t]);
         }
       }
+      return batch;
+    };
+    int begin = ((Block::kSends ? 0 : slice) * Block::kConsumers + thread) / kQuads;
+    Batch next = read(begin);  // under way while the one before is ended
+    for (; begin < tokens; begin += kTogether * step) {
+      const Batch now = next;
+      next = read(begin + kTogether * step);
 #pragma unroll
-      for (int t = 0; t < Block::kTogether; ++t) {
-        const int i = begin + t * step;
-        if (i >= items) break;
-        const int token = i / kQuads, channel = i % kQuads * 4;
-        const int word = token * Block::kSumsPitch + channel;
-        int4 part[kMaxSplit];
-#pragma unroll
-        for (int s = 0; s < kMaxSplit; ++s) {
-          if (s >= split) {
-            part[s] = int4{0, 0, 0, 0};
-          } else if (sends && s > 0) {
-            part[s] = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
-          } else {
-            part[s] = load_remote<int4>(sums_address + 4 * word, s);
-          }
-        }
-        int32_t acc[4] = {};
-#pragma unroll
-        for (int s = 0; s < kMaxSplit; ++s) {
-          acc[0] += part[s].x, acc[1] += part[s].y, acc[2] += part[s].z, acc[3] += part[s].w;
-        }
+      for (int t = 0; t < kTogether; ++t) {
+        const int token = begin + t * step;
+        if (token >= tokens) break;
         const auto get = [&](auto leaf, int e) {
           using L = decltype(leaf);
           if constexpr (L::axis == epilogue::Axis::Full) {
             static_assert(L::id == Operand::residual);
-            return matrix[t][e];
+            return now.matrix[t][e];
           } else {
             return fixed.operands.at(leaf, token, channel + e);
           }
         };
 #ifdef SCALED_MM_COMPILED
-        finish_four(p.ending, p.of_program, acc, row + token, col + channel, p.n - col - channel,
-                    get);
+        finish_four(p.ending, p.of_program, now.sums[t], row + token, col + channel, inside, get);
 #else
-        finish_four<E>(p.to, acc, row + token, col + channel, p.n - col - channel, get);
+        finish_four<E>(p.to, now.sums[t], row + token, col + channel, inside, get);
 #endif
       }
     }

@@ -34,9 +34,7 @@ void launch_stream(const StreamFactors& of, const StreamPlan& plan, const Device
   params.n = static_cast<int>(of.n);
   params.chunks = static_cast<int>(ceil_div(of.k, kChunk));
   params.token_tiles = plan.token_tiles;
-  // A multiprocessor has 1 KiB more than a block may ask for, and takes 1 KiB for every block.
-  const int alone = device.shared_memory, paired = (alone + 1024) / 2 - 1024;
-  params.stages = Block::stages(plan.paired ? paired : alone);
+  params.stages = Block::stages(device, plan.paired);
   params.early = std::min(plan.early, params.stages);
 
   allow_all_shared_memory<kKernel>(device);
