@@ -301,10 +301,12 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
       return batch;
     };
     int begin = ((Block::kSends ? 0 : slice) * Block::kConsumers + thread) / kQuads;
-    Batch next = read(begin);  // under way while the one before is ended
+    // The next is under way while one is ended, but for a matrix: its elements would be waited for.
+    Batch next;
+    if constexpr (!Block::kHasMatrix) next = read(begin);
     for (; begin < tokens; begin += kTogether * step) {
-      const Batch now = next;
-      next = read(begin + kTogether * step);
+      const Batch now = Block::kHasMatrix ? read(begin) : next;
+      if constexpr (!Block::kHasMatrix) next = read(begin + kTogether * step);
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
         const int token = begin + t * step;
