@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kMaxTeam) produce_rows(const ProduceProblem p)
   const Team<kClusters> team(!p.given);
   // Of few elements, the next kernel may send for its weight before the kernel before this one has
   // ended. What this one reads of more would stand in line behind that.
-  const bool is_small = !kClusters && p.rows * p.cols <= kFewElements;
+  const bool is_small = !kClusters && A::kHeld == 1 && p.rows * p.cols <= kFewElements;
   if (is_small) launch_dependents();
   wait_for_dependencies();
   if (!is_small) launch_dependents();

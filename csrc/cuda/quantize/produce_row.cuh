@@ -49,18 +49,13 @@ class RowBase {
   // Begins to read kCount groups of a row, the team's `step` apart: all are in flight together.
   template <int kCount>
   __device__ void fetch(Inputs<A::dtype>* to, int64_t row, int group, int step) const {
-    const auto read = [&](const Storage* from, auto factor) {
+    const Storage* const x = row_of<const Storage>(p_.x, row);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if constexpr (A::kHeld == 1) {
-          (to[i].*factor).read_if(has(group), from, group);
-        } else {
-          to[i].*factor = read_group<kVectors, A::dtype>(from, group + i * step, cols_);
-        }
-      }
-    };
-    read(row_of<const Storage>(p_.x, row), &Inputs<A::dtype>::x);
-    if (p_.other.data) read(row_of<const Storage>(p_.other, row), &Inputs<A::dtype>::other);
+    for (int i = 0; i < kCount; ++i) read(to[i].x, x, group + i * step);
+    if (!p_.other.data) return;
+    const Storage* const other = row_of<const Storage>(p_.other, row);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) read(to[i].other, other, group + i * step);
   }
 
   __device__ void times_smooth(int group, Floats& v) const {
@@ -113,6 +108,14 @@ class RowBase {
   template <class T>
   static __device__ T* row_of(const Matrix<const void>& matrix, int64_t row) {
     return static_cast<T*>(matrix.data) + row * matrix.row_stride;
+  }
+
+  __device__ void read(Words<A::dtype>& to, const Storage* row, int group) const {
+    if constexpr (A::kHeld == 1) {
+      to.read_if(has(group), row, group);
+    } else {
+      to = read_group<kVectors, A::dtype>(row, group, cols_);
+    }
   }
 
   const ProduceProblem& p_;
