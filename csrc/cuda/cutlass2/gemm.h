@@ -78,7 +78,7 @@ struct Gemm {
   // Of stages of 64 bytes a thread copies less, and CUTLASS's own are as fast or ahead.
   using Mma = typename Mainloop<Default, Of::kRowsAlongK && Tile::kK == 128>::type;
   using Params = GemmParams<Mma>;
-  using Operands = StagedOperands<typename Lower<E>::List, Tile::kM, Tile::kN>;
+  using Operands = StagedOperands<typename Lower<epilogue::Body<E>>::List, Tile::kM, Tile::kN>;
   struct Shared {
     typename Mma::SharedStorage ring;
     Operands operands;
@@ -257,7 +257,11 @@ __device__ void store_sums(const typename Gemm::Params& p, typename Gemm::Shared
     if constexpr (epilogue::is_quantised<E>) {
       for (int i = lane; i < at.rows && is_8_bit(to.out.dtype); i += 32) {
         slab.quantizer(i) = given_quantizer(
-            [&](auto leaf, int) { return shared.operands.at(leaf, row + i, 0); }, to.symmetric);
+            [&](auto leaf, int) {
+              constexpr int kId = static_cast<int>(decltype(leaf)::id);
+              return load_operand<decltype(leaf)>(p.operands[kId], tile_row + row + i, 0);
+            },
+            to.symmetric);
       }
     }
     slab.put(sums, first, lane);

@@ -35,11 +35,11 @@ constexpr int ring_bytes(const Multistage<kGpus>& tile) {
   return (tile.tile_m + tile.tile_n) * tile.tile_k * tile.stages;
 }
 
-// And those of the epilogue's operands beside it, at most: four numbers for each token, three for
+// And those of the epilogue's operands beside it, at most: two numbers for each token, three for
 // each channel.
 template <const Gpus& kGpus>
 constexpr int block_bytes(const Multistage<kGpus>& tile) {
-  return ring_bytes(tile) + 4 * (4 * tile.tile_m + 3 * tile.tile_n + 4);
+  return ring_bytes(tile) + 4 * (2 * tile.tile_m + 3 * tile.tile_n + 4);
 }
 
 template <const Gpus& kGpus>
