@@ -110,6 +110,7 @@ class RowBase {
     return static_cast<T*>(matrix.data) + row * matrix.row_stride;
   }
 
+  // Of several groups, whose loads are under way together anyway, a predicate makes slower code.
   __device__ void read(Words<A::dtype>& to, const Storage* row, int group) const {
     if constexpr (A::kHeld == 1) {
       to.read_if(has(group), row, group);
