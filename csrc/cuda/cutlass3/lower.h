@@ -94,8 +94,8 @@ CUTLASS_DEVICE auto fragment_of(const Registers& registers, int epi_v) {
   return fragment;
 }
 
-// Whether a thread's sums of a tile leave few registers. Then an operand is sent for when the one
-// before it has come; else all are under way together.
+// Whether a thread's sums of a tile leave few registers. Then begin() sends for an operand, when
+// the one before it has come; else the constructor does, and all are under way together.
 template <class Tile, int kThreads>
 constexpr bool leaves_few_registers =
     cute::size<0>(Tile{}) * cute::size<1>(Tile{}) > 128 * kThreads;
@@ -115,7 +115,7 @@ struct RowVector : OperandNode<L, RowStorage<L, static_cast<int>(cute::size<1>(T
   template <int kThreads, class Shared, class Registers>
   struct Callbacks : EmptyConsumerStoreCallbacks {
     static constexpr int kLoads = (kCols + kThreads - 1) / kThreads;
-    // ... and stay in shared memory until they are wanted.
+    // Where registers are few, elements stay in shared memory until they are wanted.
     static constexpr bool kStays = leaves_few_registers<Tile, kThreads>;
     const EpilogueOperand& operand;
     Arriving<L> arriving[kLoads];

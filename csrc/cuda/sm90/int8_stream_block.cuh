@@ -110,8 +110,8 @@ struct StreamBlock {
     alignas(16) int32_t inbox[kMaxSplit - 1][kSends ? kSumsBytes / 4 : 4];
   };
 
-  // The depth of the ring of a block that is alone on its multiprocessor, or one of two. There is
-  // 1 KiB more than a block may ask for, and every block takes 1 KiB.
+  // The depth of the ring of a block that is alone on its multiprocessor, or one of two, with room
+  // for a small block beside. There is 1 KiB more than a block may ask for, and each takes 1 KiB.
   static int stages(const Device& device, bool paired) {
     const int alone = device.shared_memory - kSmallBlock;
     const int bytes = paired ? (alone + 1024) / 2 - 1024 : alone;
