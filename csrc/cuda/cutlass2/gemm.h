@@ -180,9 +180,9 @@ __device__ __forceinline__ void store_rows(const typename Gemm::Params& p,
   for (int begin = lane / kQuads; begin < at.rows; begin += kAhead * kStep) {
     float matrix[kAhead][4];
     if constexpr (kHasMatrix) {
-      load_rows<epilogue::Residual, kStep>(p.operands[static_cast<int>(Operand::residual)],
-                                           at.tile_row + at.row + begin, at.rows - begin,
-                                           at.tile_col + at.col, at.inside, matrix);
+      load_rows<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
+                                    at.tile_row + at.row + begin, at.rows - begin, kStep,
+                                    at.tile_col + at.col, at.inside, matrix);
     }
     const int channel = at.tile_col + at.col;
     if constexpr (epilogue::has_ending<E> && !kHasMatrix) {

@@ -143,11 +143,11 @@ __device__ inline void load_elements(const EpilogueOperand& operand, int64_t m, 
   });
 }
 
-// The same of kRows rows, kStep apart, `rows` rows of the matrix being there from m on. Vectors are
-// under way together; what stands for a row that is not there is unspecified.
-template <class L, int kStep, int kRows, int kSize>
-__device__ inline void load_rows(const EpilogueOperand& operand, int64_t m, int rows, int64_t n,
-                                 int count, float (&value)[kRows][kSize]) {
+// The same of kRows rows, `step` apart, `rows` rows of the matrix being there from m on. Vectors
+// are under way together; what stands for a row that is not there is unspecified.
+template <class L, int kRows, int kSize>
+__device__ inline void load_rows(const EpilogueOperand& operand, int64_t m, int rows, int step,
+                                 int64_t n, int count, float (&value)[kRows][kSize]) {
   const bool vectors = with_dtype(operand.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     using Storage = typename Format<kDType>::storage;
@@ -159,14 +159,14 @@ __device__ inline void load_rows(const EpilogueOperand& operand, int64_t m, int 
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      load_vector<kDType>(from + min(r * kStep, rows - 1) * operand.row_stride, value[r]);
+      load_vector<kDType>(from + min(r * step, rows - 1) * operand.row_stride, value[r]);
     }
     return true;
   });
   if (vectors) return;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    load_elements<L>(operand, m + min(r * kStep, rows - 1), n, count, value[r]);
+    load_elements<L>(operand, m + min(r * step, rows - 1), n, count, value[r]);
   }
 }
 

@@ -293,10 +293,11 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
           sum = int4{sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
         }
         *reinterpret_cast<int4*>(batch.sums[t]) = sum;
-        if constexpr (Block::kHasMatrix) {
-          load_elements<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
-                                            row + token, col + channel, inside, batch.matrix[t]);
-        }
+      }
+      if constexpr (Block::kHasMatrix) {
+        cuda::load_rows<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
+                                            row + begin, tokens - begin, step, col + channel,
+                                            inside, batch.matrix);
       }
       return batch;
     };
