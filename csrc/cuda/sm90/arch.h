@@ -83,10 +83,6 @@ StreamPlan plan_stream(const Stream& tile, const Int8Problem::Size& size, const 
 LinePlan plan_line(const char* name, const Int8Problem::Size& size, const Machine& machine,
                    bool settled);
 
-// A small tile's sums are sent to the cluster's first block as they come out of the registers. That
-// saves two synchronisations of the cluster; but one block alone runs the epilogue.
-constexpr bool sends_sums(int tile_m) { return tile_m <= 16; }
-
 }  // namespace int8
 
 // --- lowbit --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   params.chunks = static_cast<int>(ceil_div(k, int8::kChunk));
   params.token_tiles = plan.token_tiles;
   params.rows = kTile.tile_m;
-  params.stages = Block::stages(device, plan.paired);
+  params.stages = Block::stages(device, plan);
   std::copy(std::begin(product.operands), std::end(product.operands), params.operands);
   params.to = destination<E>(product);
   params.a = product.a.data;
@@ -38,7 +38,7 @@ void launch(const GroupedInt8Problem& p, const Scope& scope) {
   allow_all_shared_memory<kKernel>(device);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.blocks)),
                           .block = dim3(Block::kThreads),
-                          .shared_bytes = Block::shared_bytes(params.stages),
+                          .shared_bytes = Block::shared_bytes(params.stages, plan.split),
                           .cluster = static_cast<unsigned>(plan.split)};
   launch_early(kKernel, shape, scope, params);
 }

@@ -5,10 +5,10 @@
 //
 //                 kTokens                    A block owns kChannels x kTokens of D^T, over one
 //               +---------+  A^T             slice of K. The blocks of a cluster own the slices of
-//               |    |    |                  one tile: each leaves its int32 sums in its shared
-//            K  |  slice  | of block 1       memory, then every block reads its share of the tile
-//               |    |    |                  from all of them and runs the epilogue on it, once
-//               |    |    |                  (a small tile's go to the first block, which runs it).
+//               |    |    |                  one tile, and take turns to end eight tokens of it:
+//            K  |  slice  | of block 1       each sends the others the int32 sums of their tokens,
+//               |    |    |                  adds up what it has and is sent, and runs the
+//               |    |    |                  epilogue on that.
 //               +---------+                  Integer sums are associative: no bit depends on the
 //      +------+-+---------+                  cut. Nothing but D is written to memory.
 //      |slice |           |
@@ -39,14 +39,27 @@ __device__ inline void multiply_add(int32_t (&sums)[kTokens / 2], uint64_t weigh
   }(std::make_index_sequence<kTokens / 2>{});
 }
 
+// Four words to where the rank-th block of the cluster has what `to` is here. Its barrier counts
+// them by their bytes.
+__device__ inline void send_remote(int4 x, const int4* to, const uint64_t* barrier, int rank) {
+  const auto there = [&](const void* here) {
+    return cute::set_block_rank(cute::cast_smem_ptr_to_uint(here), rank);
+  };
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(there(to)),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(there(barrier))
+      : "memory");
+}
+
 // Sends for the tile's elements of a matrix operand to L2, token by token: those that lie in one of
 // the `sharers` blocks' share of the tile.
-template <class Block, class End>
-__device__ void prefetch_matrix(const StreamParams& p, int row, const End& end, int col, int share,
+template <class Block>
+__device__ void prefetch_matrix(const StreamParams& p, int row, int tokens, int col, int share,
                                 int sharers, int thread) {
   constexpr int kLine = 128;  // bytes
   const EpilogueOperand& of = p.operands[static_cast<int>(Operand::residual)];
-  const int size = of.dtype == DType::float32 ? 4 : 2, tokens = min(p.rows, end() - row);
+  const int size = of.dtype == DType::float32 ? 4 : 2;
   const int lines = (min(Block::kChannels, p.n - col) * size + kLine - 1) / kLine;
   for (int i = share * Block::kConsumers + thread; i < tokens * lines;
        i += sharers * Block::kConsumers) {
@@ -111,6 +124,7 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   using Empty = cutlass::arch::ClusterBarrier;
   extern __shared__ __align__(1024) uint8_t ring[];
   auto& fixed = *reinterpret_cast<typename Block::Fixed*>(ring + Block::ring_bytes(p.stages));
+  int4* const inbox = reinterpret_cast<int4*>(&fixed + 1);
 
   // --- which tile, which slice of K ---
   const int split = static_cast<int>(cute::cluster_shape().x);
@@ -135,21 +149,20 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
   const int first = p.chunks * slice / split;
   const int last = p.chunks * (slice + 1) / split;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  const int tokens = min(p.rows, end() - row), eights = (tokens + 7) / 8;
+  const int turns = (eights - slice + split - 1) / split;  // of this block to end eight tokens
 
   if (thread == 0) {
     for (int s = 0; s < p.stages; ++s) {
       Full::init(&fixed.full[s], kGrouped ? 1 + 32 : 1);
       Empty::init(&fixed.empty[s], 4 * kGroups);  // warps
     }
-    if (Block::kSends) {
-      Full::init(&fixed.arrived, 1);
-      Full::arrive_and_expect_tx(&fixed.arrived, (split - 1) * kTokens * Block::kChannels * 4);
-    }
+    Full::init(&fixed.arrived, 1);
+    Full::arrive_and_expect_tx(&fixed.arrived, (split - 1) * turns * 8 * Block::kChannels * 4);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  const bool sends = Block::kSends && split > 1, finishes = !sends || slice == 0;
-  if (sends) cute::cluster_arrive_relaxed();
+  if (split > 1) cute::cluster_arrive_relaxed();
   // Programmatic dependent launch: the next kernel may start now, and wait where this one waits for
   // the kernel before it. Before that, nothing in memory is written, and nothing read but a weight
   // that no kernel still running writes (Weight::settled): the ring is filled with it. Any other
@@ -175,9 +188,8 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
     }
   }
   if constexpr (!kGrouped) wait_for_dependencies();
-  if (sends) cute::cluster_wait();  // `arrived` is ready in every block
+  if (split > 1) cute::cluster_wait();  // `arrived` is ready in every block
 
-  const uint32_t sums_address = cute::cast_smem_ptr_to_uint(ring);
   if (warp == Block::kConsumers / 32) {
     // --- the loader ---
     if constexpr (kGrouped) {
@@ -198,21 +210,23 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
     __syncwarp();
   } else {
     // --- a multiplier ---
-    if constexpr (kGrouped) {
-      if (finishes) {
+    if (turns > 0) {
+      if constexpr (kGrouped) {
         fixed.operands.load(p.operands, row, col, end(), p.n, thread, Block::kConsumers,
                             ExpertElements{p.groups, place.expert});
-      }
-    } else {
-      if (finishes) {
+      } else {
         fixed.operands.load(SCALED_MM_OPERANDS_OF(p), row, col, p.m, p.n, thread,
                             Block::kConsumers);
       }
-    }
-    if constexpr (Block::kHasMatrix) {
-      if (finishes) {
-        prefetch_matrix<Block>(p, row, end, col, sends ? 0 : slice, sends ? 1 : split, thread);
+      if constexpr (epilogue::is_quantised<E>) {  // a thread reads what it has loaded itself
+        for (int i = thread; i < kTokens && is_8_bit(p.to.out.dtype); i += Block::kConsumers) {
+          fixed.quantizers[i] = given_quantizer(
+              [&](auto leaf, int) { return fixed.operands.at(leaf, i, 0); }, p.to.symmetric);
+        }
       }
+    }
+    if constexpr (Lower<E>::List::has_full) {
+      prefetch_matrix<Block>(p, row, tokens, col, slice, split, thread);
     }
     int32_t sums[kTokens / 2] = {};
     int stage = 0, phase = 0, before = -1;  // before: the stage whose wgmma may still be reading
@@ -221,11 +235,11 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
       if constexpr (kGrouped) cutlass::arch::fence_view_async_shared();  // what lanes have copied
       const uint8_t* weight = ring + stage * Block::kStageBytes;
       const uint64_t rows = descriptor(weight + thread / 128 * 64 * kChunk);
-      const uint64_t tokens = descriptor(weight + Block::kWeightBytes);
+      const uint64_t columns = descriptor(weight + Block::kWeightBytes);
       cute::warpgroup_arrive();
 #pragma unroll
       for (int k = 0; k < kChunk / 32; ++k) {
-        multiply_add<kTokens>(sums, rows + 2 * k, tokens + 2 * k);  // 32 bytes further
+        multiply_add<kTokens>(sums, rows + 2 * k, columns + 2 * k);  // 32 bytes further
       }
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();
@@ -234,102 +248,98 @@ __global__ __launch_bounds__(Block::kThreads) void stream_gemm(const __grid_cons
       if (++stage == p.stages) stage = 0, phase ^= 1;
     }
     cute::warpgroup_wait<0>();
-    cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);  // all have done with the ring
-
     // A thread holds channels 16 * warp + lane / 4 (+ 8) of tokens 8 * i + 2 * (lane % 4) (+ 1).
-    const int first_word = 16 * warp + thread % 32 / 4 + thread % 4 * 2 * Block::kSumsPitch;
-    const auto for_each_sum = [&](const auto& put) {
+    const auto held = [&](int i) {
+      return int4{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+    };
+    static_assert(kMaxSplit == 3);
+    const auto owner = [&](int i) { return split == 1 ? 0 : split == 2 ? i % 2 : i % 3; };
+    const auto in_inbox = [&](int i, int from) {  // what the from-th of the other blocks sends
+      const int turn = split == 2 ? i / 2 : i / 3;
+      return inbox + (turn * (split - 1) + from) * Block::kConsumers + thread;
+    };
+    if (split > 1) {
 #pragma unroll
-      for (int i = 0; i < kTokens / 8; ++i) {
-        const int word = first_word + 8 * i * Block::kSumsPitch;
-        put(word, sums[4 * i]);
-        put(word + Block::kSumsPitch, sums[4 * i + 1]);
-        put(word + 8, sums[4 * i + 2]);
-        put(word + Block::kSumsPitch + 8, sums[4 * i + 3]);
+      for (int i = 0; i < Block::kEights; ++i) {
+        const int to = owner(i);
+        if (to != slice && i < eights) {
+          send_remote(held(i), in_inbox(i, slice - (slice > to)), &fixed.arrived, to);
+        }
       }
-    };
-    if (!finishes) {
-      const uint32_t inbox = cute::cast_smem_ptr_to_uint(fixed.inbox[slice - 1]);
-      const uint32_t arrived = cute::cast_smem_ptr_to_uint(&fixed.arrived);
-      for_each_sum([&](int word, int32_t sum) {
-        cute::store_shared_remote(static_cast<uint32_t>(sum), inbox + 4 * word, arrived, 0);
-      });
-      return;
+      if (turns == 0) return;
+      Full::wait(&fixed.arrived, 0);
     }
-    for_each_sum([&](int word, int32_t sum) { reinterpret_cast<int32_t*>(ring)[word] = sum; });
-    if (split == 1 || sends) cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
-    if (sends) Full::wait(&fixed.arrived, 0);
-  }
-  if (split > 1 && !sends) cluster_sync();
+    cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);  // all have done with the ring
+    const int first_word = 16 * warp + thread % 32 / 4 + thread % 4 * 2 * Block::kSumsPitch;
+#pragma unroll
+    for (int i = 0; i < Block::kEights; ++i) {
+      if (owner(i) != slice) continue;
+      int4 sum = held(i);
+#pragma unroll
+      for (int from = 0; from < kMaxSplit - 1; ++from) {
+        if (from >= split - 1) break;
+        const int4 part = *in_inbox(i, from);
+        sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+      }
+      int32_t* const to = reinterpret_cast<int32_t*>(ring) + first_word + 8 * i * Block::kSumsPitch;
+      to[0] = sum.x;
+      to[Block::kSumsPitch] = sum.y;
+      to[8] = sum.z;
+      to[Block::kSumsPitch + 8] = sum.w;
+    }
+    cutlass::arch::NamedBarrier::sync(Block::kConsumers, 1);
 
-  // --- this block's share of the tile: four channels of a token at a time, always the same ---
-  if (warp < Block::kConsumers / 32) {
+    // --- this block's turns: a thread has four channels of a token in each ---
     constexpr int kQuads = Block::kChannels / 4, kTogether = Block::kTogether;
-    static_assert(Block::kConsumers % kQuads == 0);
-    const int channel = thread % kQuads * 4, inside = p.n - col - channel;
-    const int tokens = min(p.rows, end() - row);
-    const int sharers = Block::kSends ? 1 : split, step = sharers * Block::kConsumers / kQuads;
-    struct Batch {
-      alignas(16) int32_t sums[kTogether][4];
-      float matrix[kTogether][4];  // elements of a matrix operand
-    };
-    const auto read = [&](int begin) {
-      Batch batch;
+    static_assert(Block::kConsumers / kQuads == 8, "so that a step is a turn");
+    const int channel = thread % kQuads * 4, inside = p.n - col - channel, step = 8 * split;
+    for (int begin = 8 * slice + thread / kQuads; begin < tokens; begin += kTogether * step) {
+      const auto token = [&](int t) { return min(begin + t * step, tokens - 1); };
+      alignas(16) int32_t four[kTogether][4];
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
-        const int token = min(begin + t * step, tokens - 1);
-        const int word = token * Block::kSumsPitch + channel;
-        int4 sum = sharers == 1 ? *reinterpret_cast<const int4*>(ring + 4 * word)
-                                : load_remote<int4>(sums_address + 4 * word, 0);
-#pragma unroll
-        for (int s = 1; s < kMaxSplit; ++s) {
-          if (s >= split) break;
-          int4 part;
-          if constexpr (Block::kSends) {
-            part = *reinterpret_cast<const int4*>(&fixed.inbox[s - 1][word]);
-          } else {
-            part = load_remote<int4>(sums_address + 4 * word, s);
-          }
-          sum = int4{sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
-        }
-        *reinterpret_cast<int4*>(batch.sums[t]) = sum;
+        const int word = token(t) * Block::kSumsPitch + channel;
+        *reinterpret_cast<int4*>(four[t]) = *reinterpret_cast<const int4*>(ring + 4 * word);
       }
-      if constexpr (Block::kHasMatrix) {
+      float matrix[kTogether][4];  // elements of a matrix operand
+      if constexpr (Lower<E>::List::has_full) {
         cuda::load_rows<epilogue::Residual>(p.operands[static_cast<int>(Operand::residual)],
                                             row + begin, tokens - begin, step, col + channel,
-                                            inside, batch.matrix);
+                                            inside, matrix);
       }
-      return batch;
-    };
-    int begin = ((Block::kSends ? 0 : slice) * Block::kConsumers + thread) / kQuads;
-    // The next is under way while one is ended, but for a matrix: its elements would be waited for.
-    Batch next;
-    if constexpr (!Block::kHasMatrix) next = read(begin);
-    for (; begin < tokens; begin += kTogether * step) {
-      const Batch now = Block::kHasMatrix ? read(begin) : next;
-      if constexpr (!Block::kHasMatrix) next = read(begin + kTogether * step);
+      const auto get = [&](auto leaf, int t, int e) {
+        using L = decltype(leaf);
+        if constexpr (L::axis == epilogue::Axis::Full) {
+          static_assert(L::id == Operand::residual);
+          return matrix[t][e];
+        } else {
+          return fixed.operands.at(leaf, token(t), channel + e);
+        }
+      };
+#ifdef SCALED_MM_COMPILED
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
-        const int token = begin + t * step;
-        if (token >= tokens) break;
-        const auto get = [&](auto leaf, int e) {
-          using L = decltype(leaf);
-          if constexpr (L::axis == epilogue::Axis::Full) {
-            static_assert(L::id == Operand::residual);
-            return now.matrix[t][e];
-          } else {
-            return fixed.operands.at(leaf, token, channel + e);
-          }
-        };
-#ifdef SCALED_MM_COMPILED
-        finish_four(p.ending, p.of_program, now.sums[t], row + token, col + channel, inside, get);
-#else
-        finish_four<E>(p.to, now.sums[t], row + token, col + channel, inside, get);
-#endif
+        if (begin + t * step >= tokens) break;
+        finish_four(p.ending, p.of_program, four[t], row + token(t), col + channel, inside,
+                    [&](auto leaf, int e) { return get(leaf, t, e); });
       }
+#else
+      if constexpr (epilogue::is_raw<E>) {
+        static_assert(kTogether == 1);
+        store_row(p.to.out, (row + begin) * p.to.ldd + col + channel, inside, four[0]);
+      } else {
+        float value[4 * kTogether];
+#pragma unroll
+        for (int i = 0; i < 4 * kTogether; ++i) {
+          value[i] =
+              Lower<E>::at(four[i / 4][i % 4], [&](auto leaf) { return get(leaf, i / 4, i % 4); });
+        }
+        finish_rows<E>(p.to, row + begin, tokens - begin, step, col + channel, inside, value,
+                       [&](int t) -> const Quantizer& { return fixed.quantizers[token(t)]; });
+      }
+#endif
     }
   }
-  if (split > 1 && !sends) cluster_sync();  // a block's sums stay until all have read them
 }
 
 }  // namespace scaled_mm::cuda::sm90::int8

@@ -95,33 +95,41 @@ struct StreamBlock {
   static constexpr int kSumsPitch = kChannels + 4;
   static constexpr int kSumsBytes = kTokens * kSumsPitch * 4;
 
-  static constexpr bool kSends = sends_sums(kTokens);
-  // Fours of channels that a thread ends one behind the other, their elements of a matrix operand
-  // having been sent for together.
-  static constexpr bool kHasMatrix = Lower<E>::List::has_full;
-  static constexpr int kTogether = kHasMatrix ? 4 : 1;
-
   using Operands = StagedOperands<typename Lower<E>::List, kTokens, kChannels>;
-  struct Fixed {
+  // The blocks of a cluster take turns to end eight tokens of the tile; the first has most.
+  static constexpr int kEights = kTokens / 8;
+  static constexpr int most_turns(int split) { return (kEights + split - 1) / split; }
+  // Tokens, of as many turns, that a thread ends together (finish_rows).
+  static constexpr int kTogether = epilogue::is_raw<E> ? 1
+                                   : kEights >= 8      ? 4
+                                   : kEights >= 4      ? 2
+                                                       : 1;
+
+  struct alignas(16) Fixed {
     Operands operands;
+    Quantizer quantizers[epilogue::is_quantised<E> ? kTokens : 1];  // of a D of 8 bits
     alignas(8) uint64_t full[kMaxStages];
     uint64_t empty[kMaxStages];
-    uint64_t arrived;  // the other blocks' sums
-    alignas(16) int32_t inbox[kMaxSplit - 1][kSends ? kSumsBytes / 4 : 4];
+    uint64_t arrived;  // what the other blocks send
   };
+  // With what is sent behind it: four sums of each thread for eight tokens.
+  static constexpr int fixed_bytes(int split) {
+    return static_cast<int>(sizeof(Fixed) +
+                            (split - 1) * most_turns(split) * kConsumers * sizeof(int4));
+  }
 
-  // The depth of the ring of a block that is alone on its multiprocessor, or one of two, with room
-  // for a small block beside. There is 1 KiB more than a block may ask for, and each takes 1 KiB.
-  static int stages(const Device& device, bool paired) {
-    const int alone = device.shared_memory - kSmallBlock;
-    const int bytes = paired ? (alone + 1024) / 2 - 1024 : alone;
-    return std::min<int>((bytes - static_cast<int>(sizeof(Fixed))) / kStageBytes, kMaxStages);
+  // The depth of the ring of a block that is alone on its multiprocessor, or one of two, with two
+  // small blocks beside. There is 1 KiB more than a block may ask for, and each takes 1 KiB.
+  static int stages(const Device& device, const StreamPlan& plan) {
+    const int alone = device.shared_memory - 2 * kSmallBlock;
+    const int bytes = plan.paired ? (alone + 1024) / 2 - 1024 : alone;
+    return std::min((bytes - fixed_bytes(plan.split)) / kStageBytes, kMaxStages);
   }
   static constexpr int ring_bytes(int stages) {
     return std::max(stages * kStageBytes, (kSumsBytes + 1023) / 1024 * 1024);
   }
-  static constexpr int shared_bytes(int stages) {
-    return ring_bytes(stages) + static_cast<int>(sizeof(Fixed));
+  static constexpr int shared_bytes(int stages, int split) {
+    return ring_bytes(stages) + fixed_bytes(split);
   }
 };
 

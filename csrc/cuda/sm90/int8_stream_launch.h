@@ -34,13 +34,13 @@ void launch_stream(const StreamFactors& of, const StreamPlan& plan, const Device
   params.n = static_cast<int>(of.n);
   params.chunks = static_cast<int>(ceil_div(of.k, kChunk));
   params.token_tiles = plan.token_tiles;
-  params.stages = Block::stages(device, plan.paired);
+  params.stages = Block::stages(device, plan);
   params.early = std::min(plan.early, params.stages);
 
   allow_all_shared_memory<kKernel>(device);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.blocks)),
                           .block = dim3(Block::kThreads),
-                          .shared_bytes = Block::shared_bytes(params.stages),
+                          .shared_bytes = Block::shared_bytes(params.stages, plan.split),
                           .cluster = static_cast<unsigned>(plan.split)};
   launch_early(kKernel, shape, on, params);
 }

@@ -23,13 +23,13 @@ std::string padded_output_text(const Int8Problem::Size& size) {
 constexpr double kWaveUs = 0.58;            // of a wave of streaming blocks behind the first
 constexpr double kBlockUs = 0.55;           // of a streaming block on every multiprocessor
 constexpr double kWideBlocksUs = 2.2;       // where one with more than 64 channels is not alone
-constexpr double kExchangeUs = 15e-6;       // of a byte of sums that a cluster adds up
+constexpr double kExchangeUs = 13e-6;       // of a byte of sums that a cluster adds up
 constexpr double kLoneBytesPerUs = 57.6e3;  // what one multiprocessor loads, few others loading
 constexpr double kFullBytesPerUs = 45.5e3;  // the same, where all load
 constexpr double kTokenShare = 0.77;        // of what a weight's byte costs, a token's
 constexpr double kOutsideUs = 17e-6;        // of a byte of a tile's rows that lie outside A
 // Of a sum with an activation, a residual or an 8-bit D, which a plain epilogue has not:
-constexpr double kStreamEndingUs = 1.8e-6;   // in a streaming kernel
+constexpr double kStreamEndingUs = 1.4e-6;   // in a streaming kernel
 constexpr double kExposedEndingUs = 7.3e-5;  // besides, of one of a tile that is exposed
 
 }  // namespace
