@@ -76,8 +76,8 @@ void launch_early(void (*kernel)(Params...), const LaunchShape& shape, const Lau
 }
 
 // Shared memory, its fixed 1 KiB with it, of a block of the small kernels between products. A
-// product that leaves room for two on a multiprocessor has the next small kernel begin beside it:
-// with room for one, a cluster finds too few places that are close together.
+// product leaves room for two on a multiprocessor, so that the next small kernel begins beside it;
+// with room for one that is often late.
 constexpr int kSmallBlock = 6 << 10;
 
 // Has a small kernel run on multiprocessors as products have them set up, with all their memory
