@@ -52,8 +52,8 @@ __device__ inline void send_remote(int4 x, const int4* to, const uint64_t* barri
       : "memory");
 }
 
-// Sends for the tile's elements of a matrix operand to L2, token by token: those that lie in one of
-// the `sharers` blocks' share of the tile.
+// Sends for the tile's elements of a matrix operand to L2, token by token: the share-th of
+// `sharers` parts.
 template <class Block>
 __device__ void prefetch_matrix(const StreamParams& p, int row, int tokens, int col, int share,
                                 int sharers, int thread) {
